@@ -23,8 +23,7 @@ if TYPE_CHECKING:
         Stats,
         TokenLogprob,
     )
-    from .runtime.async_llm import AsyncChat, AsyncLLM
-    from .runtime.async_stream import AsyncStream
+    from .runtime.async_llm import AsyncChat, AsyncLLM, AsyncStream
     from .runtime.chat import Chat, Turn
     from .runtime.llm import LLM
     from .runtime.load import load
@@ -65,7 +64,7 @@ _HOME = (
         "Stream": "runtime.stream",
         "AsyncLLM": "runtime.async_llm",
         "AsyncChat": "runtime.async_llm",
-        "AsyncStream": "runtime.async_stream",
+        "AsyncStream": "runtime.async_llm",
     }
     | dict.fromkeys(
         [

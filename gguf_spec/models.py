@@ -233,13 +233,13 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
     from .gguf.validation import ModelFile
     from .llama.options import ContextOptions
     from .llama.own_kernels import extra_bufts_work
-    from .runtime.draft_search import candidates, head_candidate
+    from .runtime.draft_search import LoadOptions, candidates, head_candidate
 
     entry = resolve(model, models_file)
     file = ModelFile(download.local(entry))
     options = ContextOptions(extra_bufts=extra_bufts_work())
-    head = head_candidate(file, options, options)
-    found = candidates(entry, file, options, options, _path_or_none(models_file))
+    load = LoadOptions(entry, file, options, options, _path_or_none(models_file))
+    head, found = head_candidate(load), candidates(load)
     return [
         *([head] if head and head.fits else []),
         *found,

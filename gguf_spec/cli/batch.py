@@ -14,6 +14,7 @@ from ..options import SAMPLING, Sampling
 from .command import Command
 from .options import (
     SAMPLING_PARAMETERS,
+    at_once,
     load_models,
     model_options,
     sampling_options,
@@ -23,7 +24,6 @@ from .options import (
     to_sampling,
     to_speculation,
 )
-from .parallel import at_once, parallel_option, prefix_memory_option, shared_drafts_option
 from .progress import Line
 from .render import CONTROL
 
@@ -53,9 +53,9 @@ _DECIDE = ("kv_type", "lora", "flash_attention")
 @click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @partial(model_options, chat=True)
-@parallel_option
-@prefix_memory_option
-@shared_drafts_option
+@table_option("parallel")
+@table_option("prefix_memory")
+@table_option("shared_drafts")
 @speculation_options
 @sampling_options
 @click.option(
@@ -66,7 +66,7 @@ _DECIDE = ("kv_type", "lora", "flash_attention")
     "[default: by model]",
 )
 @click.option("-s", "--system", help="System message of plain lines without one; implies --chat.")
-@table_option(Sampling, "overflow")
+@table_option("overflow")
 @think_option
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors.")
 def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:

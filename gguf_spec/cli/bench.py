@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command
-from .options import load_models, model_options
-from .shared_options import json_option
+from .options import json_option, load_models, model_options
 
 if TYPE_CHECKING:
     from ..bench import Report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -10,32 +10,34 @@ import click
 from .habits import HIDDEN_NAMES, SHORT_COMMANDS, nearest_command, nearest_option
 from .lazy import LazyCommands
 
-# Group of the help -> its parameters; all others are in the group "Options".
-_GROUPS = {
-    "Prompt and answer": (
-        "file", "system", "max_tokens", "seed", "stop", "stop_token", "ignore_eos", "grammar",
-        "json_schema", "raw", "prefill", "overflow", "logprobs",
-    ),
-    "Drafting": (
-        "draft", "draft_text", "shared_drafts", "k", "drafter", "fixed", "tree", "accept",
-        "allow_near_ties", "strict",
-    ),
-    "Sampling": (
-        "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
-        "xtc_threshold", "repeat_penalty", "frequency_penalty", "presence_penalty",
-        "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-        "dry_breaker", "logit_bias",
-    ),
-    "Model and machine": (
-        "model", "models_file", "ctx", "threads", "flash_attention", "draft_flash_attention",
-        "kv_type", "draft_kv_type", "gpu_layers", "draft_gpu_layers",
-        "device", "draft_device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap", "mlock",
-        "numa", "kernels", "draft_threads", "lora", "draft_lora", "extra_bufts", "parallel",
-        "prefix_memory", "pooling", "verbose",
-    ),
-}  # fmt: skip
+# Options of an answer that the table of sampling options has, too, and of its prompt.
+_ANSWER = (
+    "file", "system", "max_tokens", "seed", "stop", "stop_token", "ignore_eos", "grammar",
+    "json_schema", "raw", "prefill", "overflow", "logprobs",
+)  # fmt: skip
 _COMMON, _REST = "Usual", "Output and other"
+_IN_REST = ("think_budget", "mmproj", "rpc")
 _SETTINGS = {"auto_envvar_prefix": "GGUF_SPEC", "show_default": True}
+
+
+def _groups() -> dict[str, Sequence[str]]:
+    """Return group of the help -> its parameters; all others are in the last group.
+
+    A parameter is in the first group that names it.
+    """
+    from ..load_options import LOADING, REQUESTS
+    from ..options import SAMPLING, SPECULATION
+    from .options import PARAMETERS
+
+    def of(table: Iterable[str]) -> list[str]:
+        return [PARAMETERS[name] for name in table if name not in _IN_REST]
+
+    return {
+        "Prompt and answer": _ANSWER,
+        "Drafting": ("draft", "draft_text", "shared_drafts", *of(SPECULATION)),
+        "Sampling": of(SAMPLING),
+        "Model and machine": ("model", "models_file", *of(LOADING), *of(REQUESTS), "verbose"),
+    }
 
 
 class UnknownNameError(click.UsageError):
@@ -135,8 +137,7 @@ class Command(_OptionHints):
             for one in self.get_params(ctx)
             if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
         }
-        groups = {_COMMON: self.usual} | _GROUPS
-        for title, names in groups.items():
+        for title, names in ({_COMMON: self.usual} | _groups()).items():
             rows = [records.pop(name) for name in names if name in records]
             if rows:
                 with formatter.section(f"{title} options"):

@@ -24,7 +24,7 @@ import click
 
 from .command import Command, CommandGroup, UnknownNameError
 from .habits import HIDDEN_NAMES, nearest_option
-from .parallel import NumberOrAuto
+from .parameters import NumberOrAuto
 
 DEFAULT = "default"
 # Options that must be typed for each command, or in the section of one command.

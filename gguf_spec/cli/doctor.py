@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..load_options import LOADING
+from ..load_options import PLACEMENT
 from .command import Command
 from .error_text import in_command
-from .options import model_options
-from .shared_options import json_option
+from .options import json_option, model_options
 from .tune import cost_lines, wrapped
 
 if TYPE_CHECKING:
@@ -55,9 +54,7 @@ def doctor(**options: Any) -> int:
         options["verbose"] > 0,
         adapters(options["lora"]),
         rpc=options["rpc"],
-        placement=read_placement(
-            **{name: options[name] for name in LOADING if "draft" not in name}
-        ),
+        placement=read_placement(**{name: options[name] for name in PLACEMENT}),
     )
     of_draft = how.for_draft(
         options["draft_flash_attention"],

@@ -13,8 +13,8 @@ import click
 from .command import Command
 from .completion import model_names
 from .error_text import in_command
+from .options import json_option, models_file_option
 from .render import CONTROL
-from .shared_options import json_option, models_file_option
 
 if TYPE_CHECKING:
     from ..models import Candidate

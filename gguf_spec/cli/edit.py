@@ -15,10 +15,9 @@ from . import ctrl_c
 from .command import Command
 from .edit_prompt import EditPrompt
 from .edit_screen import EditScreen
-from .options import load_models, model_options, table_option
+from .options import json_option, load_models, model_options, offline_option, table_option
 from .progress import PromptBar
 from .render import CONTROL, answer_json, stats_lines
-from .shared_options import json_option, offline_option
 from .text_file import TextFile
 
 if TYPE_CHECKING:
@@ -65,10 +64,10 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
     default=0.0,
     help="Sampling temperature; 0 always takes the most likely token.",
 )
-@table_option(Sampling, "seed")
+@table_option("seed")
 @partial(model_options, chat=True, download=False)
 @offline_option
-@table_option(Speculation, "k")
+@table_option("k")
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @json_option("instead of the changes")
 def edit(file: Path, instruction: str, **options: Any) -> int:

@@ -14,18 +14,16 @@ from .command import Command
 from .completion import model_names
 from .error_text import in_command
 from .missing_models import offer_download
-from .options import loading_option, read_text
-from .parameters import AdapterFile, ModelName
-from .progress import LoadBar
-from .shared_options import (
-    gpu_layers_option,
+from .options import (
     models_file_option,
     offline_option,
-    pooling_option,
-    threads_option,
+    read_text,
+    table_option,
     verbose_option,
     yes_option,
 )
+from .parameters import AdapterFile, ModelName
+from .progress import LoadBar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Embed each line of a file that is not empty. Repeatable.",
 )
-@pooling_option
+@table_option("pooling")
 @click.option(
     "--normalize/--no-normalize", default=True, help="Scale each embedding to the length 1."
 )
@@ -61,15 +59,15 @@ if TYPE_CHECKING:
 @click.option(
     "--ctx", type=int, help="Longest text in tokens.  [default: as trained, at most 4096]"
 )
-@threads_option
+@table_option("threads")
 @click.option(
     "--flash-attention",
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
     help="Flash attention. auto uses it for long texts, to save memory.",
 )
-@gpu_layers_option
-@loading_option("device")
+@table_option("gpu_layers")
+@table_option("device")
 @click.option(
     "--lora",
     type=AdapterFile(),

@@ -16,6 +16,7 @@ from . import ctrl_c
 from .command import Command
 from .images import check_images, image_option
 from .options import (
+    json_option,
     load_models,
     model_options,
     sampling_options,
@@ -28,7 +29,6 @@ from .options import (
 from .progress import PromptBar
 from .prompt import read_prompt
 from .render import Thoughts, answer_json, logprob_lines, show_chunk, stats_lines, write
-from .shared_options import json_option
 
 if TYPE_CHECKING:
     from .. import LLM, Sampling
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 )
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--prefill", default="", help="Beginning of the answer.")
-@table_option(Sampling, "overflow")
+@table_option("overflow")
 @think_options
 @click.option(
     "--echo",

@@ -1,21 +1,38 @@
-"""Question at a terminal whether models that are not on this disk shall be downloaded."""
+"""The default model of a command, and the download of models that are not on this disk.
+
+The default model is looked up once, because the search reads the headers of large files and its
+result depends on the free memory: all parts of a command must use the same model. After a download
+it is looked up again.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .default_model import default_model, look_up_again
 from .download import at_terminal, download, with_drafts
 
 if TYPE_CHECKING:
-    from ..models import Entry
+    from ..models import DefaultModel, Entry
 
+_KEY = "gguf_spec.default_model"
 # End of a file name: its quantisation and its type.
 _ENDING = re.compile(r"(?i)[-._](?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*)\.gguf$|\.gguf$")
+
+
+def default_model(models_file: Path | None) -> DefaultModel:
+    """Return the result of `models.default_model`, the same one for the whole command."""
+    from .. import models
+
+    kept = click.get_current_context().meta
+    if _KEY not in kept:
+        kept[_KEY] = models.default_model(models_file)
+    found: DefaultModel = kept[_KEY]
+    return found
 
 
 def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) -> None:
@@ -34,7 +51,7 @@ def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) ->
     wanted = _missing(model, draft, options)
     if wanted and (options["yes"] or _is_agreed(wanted)):
         download(wanted)
-        look_up_again()
+        click.get_current_context().meta.pop(_KEY, None)  # looked up again
 
 
 def _missing(model: str | None, draft: str, options: Mapping[str, Any]) -> list[Entry]:

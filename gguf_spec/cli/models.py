@@ -15,9 +15,9 @@ from .completion import model_names
 from .download import VERIFIED, download, is_agreed, with_drafts
 from .drafts import drafts
 from .model_table import table
+from .options import json_option, models_file_option
 from .quantize import quantize
 from .render import CONTROL
-from .shared_options import json_option, models_file_option
 from .trim import trim
 
 if TYPE_CHECKING:

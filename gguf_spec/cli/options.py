@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,24 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ..load_options import LOADING
+from ..load_options import LOADING, REQUESTS
 from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from . import ctrl_c
 from .completion import model_names
-from .default_model import default_model
 from .error_text import in_command
-from .missing_models import offer_download
-from .parameters import AdapterFile, Bias, Layers, ModelName
+from .missing_models import default_model, offer_download
+from .parameters import AdapterFile, Bias, Layers, ModelName, NumberOrAuto
 from .progress import LoadBar, MeasuringNote
-from .shared_options import (
-    gpu_layers_option,
-    models_file_option,
-    offline_option,
-    threads_option,
-    verbose_option,
-    yes_option,
-)
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -39,7 +30,118 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
-_ATTENTION = click.Choice(["auto", "on", "off"])
+_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+# Arguments of `click.option` for options whose text is not read as the type in the table.
+_CLICK: dict[str, dict[str, Any]] = {
+    "reference": _FILE,
+    "kv_type": {"default": "f16"},
+    "gpu_layers": {"type": Layers(), "default": -1},
+    "draft_gpu_layers": {"type": Layers()},
+    "device": {"metavar": "DEVICE"},
+    "draft_device": {"metavar": "DEVICE"},
+    "n_cpu_moe": {"metavar": "N", "default": 0},
+    "override_tensor": {"metavar": "PATTERN=DEVICE"},
+    "mmproj": _FILE,
+    "lora": {"type": AdapterFile()},
+    "draft_lora": {"type": AdapterFile()},
+    "rpc": {"metavar": "HOST:PORT"},
+    "parallel": {"type": NumberOrAuto(), "default": "auto"},
+    "prefix_memory": {"metavar": "SIZE", "default": "auto"},
+    "k": {"show_envvar": True},
+    "logit_bias": {"type": Bias()},
+    "grammar": _FILE,
+    "json_schema": {"metavar": "JSON"},
+    "logprobs": {"metavar": "N"},
+}
+_TYPES = {"number": float, "integer": int, "string": str, "any": str}
+_TABLE = LOADING | REQUESTS | SAMPLING | SPECULATION
+
+
+def table_option(name: str, **more: Any) -> Callable[[F], F]:
+    """Return the decorator that adds the command-line option of a row of the tables.
+
+    Args:
+        name: The name in Python.
+        more: Arguments of `click.option` that differ in a command.
+    """
+    rule = _TABLE[name]
+    how: dict[str, Any] = {"type": _TYPES.get(rule.type), "help": rule.help}
+    if rule.type == "boolean":
+        how |= {"default": None} if rule.optional else {"is_flag": True}
+    elif rule.shape != "one":
+        how["multiple"] = True
+    elif name in SAMPLING or name in SPECULATION:
+        how["default"] = getattr(Sampling if name in SAMPLING else Speculation, name)
+    elif rule.choices:
+        default = None if rule.optional else rule.choices[0]
+        how |= {"type": click.Choice(rule.choices), "default": default}
+    return click.option(*_flags(name, rule), **(how | _CLICK.get(name, {}) | more))
+
+
+def table_options(names: Iterable[str]) -> Callable[[F], F]:
+    """Return the decorator that adds the options of several rows of the tables."""
+
+    def add(command: F) -> F:
+        for name in reversed([*names]):
+            command = table_option(name)(command)
+        return command
+
+    return add
+
+
+def _flags(name: str, rule: Rule) -> tuple[str, ...]:
+    return rule.flags or (f"--{name.replace('_', '-')}",)
+
+
+def _parameter(name: str) -> str:
+    """Return the name of click's parameter for a row of the tables."""
+    return _flags(name, _TABLE[name])[-1].split("/")[0].lstrip("-").replace("-", "_")
+
+
+# Row of the tables -> parameter.
+PARAMETERS = {name: _parameter(name) for name in _TABLE}
+# The same for `Sampling`. `overflow` is left out: the values of `generate` and `chat` differ.
+SAMPLING_PARAMETERS = {name: PARAMETERS[name] for name in SAMPLING if name != "overflow"}
+sampling_options = table_options(SAMPLING_PARAMETERS)
+speculation_options = table_options(SPECULATION)
+
+
+models_file_option = click.option(
+    "--models-file",
+    **_FILE,
+    help="File with more model names, in the format of models.yaml.",
+)
+yes_option = click.option(
+    "-y", "--yes", is_flag=True, help="Download a missing model without a question."
+)
+offline_option = click.option("--offline", is_flag=True, help="Do not offer to download a model.")
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    help="Show llama.cpp's log; -vv also shows tracebacks of errors.",
+)
+
+
+def json_option(what: str = "") -> Callable[[F], F]:
+    """Return the option `--json`.
+
+    Args:
+        what: End of its help, such as "instead of the table"; empty where JSON replaces nothing.
+    """
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        envvar="GGUF_SPEC_JSON",
+        help=f"Print one JSON object {what}".rstrip() + ".",
+    )
+
+
+def output_options(command: F) -> F:
+    """Add the options of commands that write a GGUF file."""
+    command = click.option("-q", "--quiet", is_flag=True, help="Write only errors.")(command)
+    return click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")(command)
 
 
 def model_options(
@@ -71,77 +173,11 @@ def model_options(
         ),
         models_file_option,
         *((yes_option, offline_option) if download else ()),
-        click.option(
-            "--draft-text", type=click.Path(path_type=Path), metavar="FILE",
-            help="Text file as an additional source of drafts.",
-        ),
-        click.option(
-            "--ctx", type=int,
-            help="Context length in tokens.  [default: as trained, at most 4096]",
-        ),
-        threads_option,
-        click.option(
-            "--flash-attention", type=_ATTENTION, default="auto",
-            help="Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
-        ),
-        click.option(
-            "--draft-flash-attention", type=_ATTENTION,
-            help="The same for the draft model.  [default: as the target]",
-        ),
-        click.option(
-            "--kv-type", default="f16",
-            help="Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
-        ),
-        click.option(
-            "--draft-kv-type",
-            help="The same for the draft model.  [default: as the target]",
-        ),
-        gpu_layers_option,
-        click.option(
-            "--draft-gpu-layers", type=Layers(),
-            help="The same for the draft model.  [default: as the target]",
-        ),
-        *(loading_option(name) for name in LOADING),
-        click.option(
-            "--mmproj", type=click.Path(path_type=Path), metavar="FILE",
-            help="Projector of a vision model, for prompts with images.",
-        ),
-        click.option(
-            "--lora", type=AdapterFile(), multiple=True,
-            help="LoRA adapter of the target; the default of SCALE is 1. Repeatable.",
-        ),
-        click.option(
-            "--draft-lora", type=AdapterFile(), multiple=True,
-            help="The same for the draft model.",
-        ),
-        click.option(
-            "--extra-bufts/--no-extra-bufts", default=None,
-            help="Repack the weights for this CPU.  [default: if the self-test succeeds]",
-        ),
-        click.option(
-            "--rpc", multiple=True, metavar="HOST:PORT",
-            help="Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
-        ),
+        table_options(LOADING),
         verbose_option,
     )):  # fmt: skip
         command = option(command)
     return command
-
-
-def loading_option(name: str) -> Callable[[F], F]:
-    """Return the decorator that adds an option of the table `LOADING`."""
-    rule = LOADING[name]
-    how: dict[str, Any] = {"type": _TYPES.get(rule.type)}
-    if rule.type == "boolean":
-        how = {"default": None} if rule.optional else {"is_flag": True}
-    elif rule.shape == "sequence":
-        how = {"type": str, "multiple": True}
-    elif rule.choices:
-        default = None if rule.optional else rule.choices[0]
-        how = {"type": click.Choice(rule.choices), "default": default}
-    elif not rule.optional:
-        how["default"] = 0
-    return click.option(*_flags(name, rule), help=rule.help, **(how | _CLICK.get(name, {})))
 
 
 def load_models(
@@ -203,102 +239,27 @@ def _load(
 ) -> LLM:
     from .. import load  # importing llama.cpp is slow: only after the options are checked
 
-    given = load_arguments(options, draft, speculation)
     model, models_file = options["model"], options["models_file"]
     return load(
         default_model(models_file) if model is None else model,
         models_file=models_file,
         progress=progress,
         on_measure=on_measure,
-        **given,
+        **load_arguments(options, draft, speculation),
     )
 
 
 def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation) -> dict[str, Any]:
     """Return the arguments of `load`, except the model, the models file and callbacks."""
-    return {
-        "draft": draft,
-        "speculation": speculation,
-        "n_ctx": options["ctx"],
-        "threads": options["threads"],
-        "flash_attention": options["flash_attention"],
-        "kv_type": options["kv_type"],
-        "gpu_layers": options["gpu_layers"],
-        "draft_flash_attention": options["draft_flash_attention"],
-        "draft_kv_type": options["draft_kv_type"],
-        "draft_gpu_layers": options["draft_gpu_layers"],
-        **{name: options[name] for name in LOADING},
-        "mmproj": options["mmproj"],
-        "lora": options["lora"],
-        # The adapter belongs to the draft of the options only.
-        "draft_lora": options["draft_lora"] if draft == options["draft"] else (),
-        "extra_bufts": options["extra_bufts"],
-        "rpc": options["rpc"],
-        "reference": options["draft_text"],
-        "verbose": options["verbose"] > 0,
-        # only some commands have these
-        "parallel": options.get("parallel", 1),
-        "prefix_memory": options.get("prefix_memory", "auto"),
-        "shared_drafts": options.get("shared_drafts", False),
-        "pooling": options.get("pooling"),
+    given = {
+        name: options[PARAMETERS[name]]
+        for name in (*LOADING, *REQUESTS)
+        if PARAMETERS[name] in options  # only some commands have the options of requests
     }
-
-
-# Arguments of `click.option` for options whose text is not read as the type in the table.
-_CLICK: dict[str, dict[str, Any]] = {
-    "k": {"show_envvar": True},
-    "logit_bias": {"type": Bias()},
-    "grammar": {"type": click.Path(path_type=Path), "metavar": "FILE"},
-    "json_schema": {"metavar": "JSON"},
-    "logprobs": {"metavar": "N"},
-    "device": {"metavar": "DEVICE"},
-    "draft_device": {"metavar": "DEVICE"},
-    "n_cpu_moe": {"metavar": "N"},
-    "override_tensor": {"metavar": "PATTERN=DEVICE"},
-}
-_TYPES = {"number": float, "integer": int, "string": str, "any": str}
-
-
-def _flags(name: str, rule: Rule) -> tuple[str, ...]:
-    return rule.flags or (f"--{name.replace('_', '-')}",)
-
-
-def _parameter(name: str, rule: Rule) -> str:
-    """Return the name of click's parameter for a field."""
-    return _flags(name, rule)[-1].split("/")[0].lstrip("-").replace("-", "_")
-
-
-# Field -> parameter. `overflow` is left out: the values of `generate` and `chat` differ.
-SAMPLING_PARAMETERS = {
-    name: _parameter(name, rule) for name, rule in SAMPLING.items() if name != "overflow"
-}
-
-
-def table_option(owner: type[Sampling | Speculation], name: str) -> Callable[[F], F]:
-    """Return the decorator that adds the command-line option of a field of `owner`."""
-    rule = (SAMPLING if owner is Sampling else SPECULATION)[name]
-    how: dict[str, Any]
-    if rule.type == "boolean":
-        how = {"default": None} if rule.optional else {"is_flag": True}
-    elif rule.shape == "one":
-        how = {"type": _TYPES[rule.type], "default": getattr(owner, name)}
-    else:
-        how = {"type": _TYPES[rule.type], "multiple": True}
-    return click.option(*_flags(name, rule), help=rule.help, **(how | _CLICK.get(name, {})))
-
-
-def speculation_options(command: F) -> F:
-    """Add the options of `Speculation`."""
-    for name in reversed(SPECULATION):
-        command = table_option(Speculation, name)(command)
-    return command
-
-
-def sampling_options(command: F) -> F:
-    """Add the options of `Sampling`, except `overflow`."""
-    for name in reversed(SAMPLING_PARAMETERS):
-        command = table_option(Sampling, name)(command)
-    return command
+    if draft != options["draft"]:  # the adapter belongs to the draft of the options only
+        given["draft_lora"] = ()
+    verbose = options["verbose"] > 0
+    return given | {"draft": draft, "speculation": speculation, "verbose": verbose}
 
 
 think_option = click.option(
@@ -351,7 +312,7 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
 
 def to_speculation(options: dict[str, Any]) -> Speculation:
     """Return the speculation options; `--draft none` disables speculation."""
-    given = {name: options[_parameter(name, rule)] for name, rule in SPECULATION.items()}
+    given = {name: options[PARAMETERS[name]] for name in SPECULATION}
     given |= {name: not given[name] for name, rule in SPECULATION.items() if rule.inverted}
     asked = Speculation(**given)
     return replace(asked, k=0) if options["draft"] == "none" else asked
@@ -369,3 +330,10 @@ def read_text(file: Path) -> str:
         raise click.FileError(
             os.fspath(file), getattr(error, "strerror", None) or str(error)
         ) from error
+
+
+def at_once(llm: LLM) -> str:
+    """Return how many requests share the passes of a model, and why."""
+    n = llm.parallel
+    number = "one request at a time" if n == 1 else f"{n} requests at once"
+    return f"{number} ({llm.parallel_reason})" if llm.parallel_reason else number

@@ -75,3 +75,21 @@ class Layers(click.ParamType["int | str"]):
             return int(value)
         except (TypeError, ValueError):
             self.fail(f"{value!r} is neither a whole number nor auto.", param, ctx)
+
+
+class NumberOrAuto(click.ParamType["int | str"]):
+    """Parameter type for a whole number or the word `auto`."""
+
+    name = "N|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Parse a text such as `4`."""
+        text = str(value).strip().lower()
+        if text == "auto":
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            self.fail(f"{value!r} is not a number of requests such as 4, or auto.", param, ctx)

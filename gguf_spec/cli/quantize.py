@@ -11,7 +11,7 @@ import click
 from ..quantize import TYPES
 from .command import Command
 from .completion import model_names
-from .shared_options import json_option, models_file_option, output_options, threads_option
+from .options import json_option, models_file_option, output_options, table_option
 
 if TYPE_CHECKING:
     from ..quantize import Quantized
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("model", shell_complete=model_names)
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
 @click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
-@threads_option
+@table_option("threads")
 @output_options
 @models_file_option
 @json_option("instead of the line")

@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command
-from .default_model import default_model
-from .missing_models import offer_download
+from .missing_models import default_model, offer_download
 from .options import (
+    at_once,
     load_arguments,
     load_models,
     model_options,
     speculation_options,
+    table_option,
     to_speculation,
 )
-from .parallel import at_once, parallel_option, prefix_memory_option, shared_drafts_option
 from .render import CONTROL
-from .shared_options import pooling_option
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -109,10 +108,10 @@ class Duration(click.ParamType[float]):
     metavar="ORIGIN",
     help="Origin whose pages may use the server; * for all. Repeatable.",
 )
-@parallel_option
-@prefix_memory_option
-@shared_drafts_option
-@pooling_option
+@table_option("parallel")
+@table_option("prefix_memory")
+@table_option("shared_drafts")
+@table_option("pooling")
 @click.option(
     "--queue",
     type=int,

@@ -10,7 +10,7 @@ import click
 
 from .command import Command
 from .completion import model_names
-from .shared_options import json_option, models_file_option, output_options
+from .options import json_option, models_file_option, output_options
 
 if TYPE_CHECKING:
     from ..trim import Trimmed

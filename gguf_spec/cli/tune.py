@@ -13,9 +13,8 @@ import click
 
 from .command import Command
 from .error_text import in_command
-from .options import load_models, model_options
+from .options import json_option, load_models, model_options
 from .progress import counted
-from .shared_options import json_option
 
 if TYPE_CHECKING:
     from ..tune import Tuning

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command
-from .options import load_models, model_options, read_text
+from .options import json_option, load_models, model_options, read_text
 from .progress import counted
-from .shared_options import json_option
 
 if TYPE_CHECKING:
     from .. import LLM

@@ -7,7 +7,7 @@ import os
 import click
 
 from .command import Command
-from .shared_options import threads_option
+from .options import table_option
 
 
 @click.command(cls=Command)
@@ -17,7 +17,7 @@ from .shared_options import threads_option
     metavar="HOST:PORT",
     help="Address to listen on.",
 )
-@threads_option
+@table_option("threads")
 @click.option(
     "--insecure-listen-anywhere",
     is_flag=True,

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, in_python, written
 from ..llama.options import KV_TYPES
-from ..load_options import LOADING
 from ..options import SAMPLING
 from ..sampling.chain import CompatSampling
 
@@ -76,7 +75,16 @@ _NOT_HERE = {
     "draft_flash_attention",
     "extra_bufts",
     "reference",
-    *LOADING,
+    "draft_threads",
+    "device",
+    "draft_device",
+    "cpu_moe",
+    "n_cpu_moe",
+    "override_tensor",
+    "mmap",
+    "mlock",
+    "numa",
+    "kernels",
 }
 # Value of an argument of `load` -> value of the argument of `Llama`.
 _VALUES_HERE: dict[str, dict[object, object]] = {

@@ -28,7 +28,7 @@ from ..speculative.drafters import (
     TokenDrafter,
     failure,
 )
-from ..speculative.drafters.draft_sampler import DraftToken
+from ..speculative.drafters.model import DraftToken
 from ..speculative.pair_statistics import AcceptanceRates
 from ..speculative.vocabularies import check_vocabulary
 

@@ -14,10 +14,8 @@ from .. import __version__
 from ..errors import Text
 from ..llama.options import ContextOptions, adapters, read_placement
 from ..system.machine import format_bytes
-from . import installation, processor, registry, storage
-from .check import Check
-from .pair import PairChecks
-from .projector import projector
+from . import installation, models
+from .installation import Check
 
 if TYPE_CHECKING:
     from ..tune import Tuning
@@ -95,41 +93,41 @@ def doctor(
     features: dict[str, str] | None = None
     if checks[-1].status == "ok":
         features = installation.build_features()
-        fast = processor.fast_kernels(features, options)
+        fast = installation.fast_kernels(features, options)
         checks += [
             installation.build(features, options),
             *installation.devices(options, draft_options),
-            processor.processor(features),
+            installation.processor(features),
             fast,
-            processor.amx(features, fast),
-            processor.kernels(options),
+            installation.amx(features, fast),
+            installation.kernels(options),
+            installation.openmp(),
         ]
-        checks.append(processor.openmp())
         if options.rpc:
             checks.append(installation.workers(options.rpc))
         repack = options.extra_bufts and fast.status == "ok"
-        options, draft_options = (
-            replace(options, extra_bufts=repack),
-            replace(draft_options, extra_bufts=repack),
-        )
+        options = replace(options, extra_bufts=repack)
+        draft_options = replace(draft_options, extra_bufts=repack)
     checks += [
-        processor.threads(options),
-        storage.memory(),
-        storage.disk(),
-        storage.cache(),
-        registry.hub_cache(),
-        registry.models_file(models_file),
+        installation.threads(options),
+        installation.memory(),
+        installation.disk(),
+        installation.cache(),
+        models.hub_cache(),
+        models.models_file(models_file),
     ]
     if online:
-        checks.append(registry.hub())
+        checks.append(models.hub())
     if reference is not None:
         checks.append(_text(Path(reference)))
     if any(one.name == "devices" and one.status == "fail" for one in checks):
         features = None  # nothing can be loaded
-    with contextlib.closing(PairChecks(options, draft_options, features, models_file)) as pair:
+    with contextlib.closing(
+        models.PairChecks(options, draft_options, features, models_file)
+    ) as pair:
         checks += pair.examine(model, draft)
         if mmproj is not None:
-            checks.append(projector(Path(mmproj), model, models_file, features is not None))
+            checks.append(models.projector(Path(mmproj), model, models_file, features is not None))
         return Diagnosis(tuple(checks), pair.tuning)
 
 

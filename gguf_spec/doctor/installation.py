@@ -1,21 +1,28 @@
-"""Checks of `doctor` for the installation: Python, this package and llama.cpp.
+"""Checks of `doctor` for the installation and the machine.
 
-llama.cpp may be broken, so it is imported only in the checks that need it.
+They are about Python, this package, llama.cpp, the processor, the memory and the disk. llama.cpp
+may be broken, so it is imported only in the checks that need it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import os
 import platform
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Text
-from ..llama import openmp
+from ..llama import openmp as openmp_module
 from ..llama.backend import features_of
-from ..llama.options import ContextOptions
-from .check import Check
+from ..llama.options import ContextOptions, physical_cores
+from ..system.files import CACHE_FOLDERS, cache_file, cache_folder, read_json, write_json
+from ..system.machine import available_bytes, format_bytes, total_bytes
 
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
@@ -35,6 +42,50 @@ REBUILD = (
     "build llama-cpp-python again on this machine: in a clone, scripts/run does so; elsewhere run "
     "`pip uninstall llama-cpp-python` there, then `pip install .` in a clone."
 )
+# advice for a build whose AMX kernels crash
+_REBUILD_AMX = f"GCC needs -fno-tree-dse -fno-dse for AMX in CFLAGS and CXXFLAGS; {REBUILD}"
+# processor feature in llama.cpp -> its flag in Linux
+_FEATURES = {
+    "SSE3": "pni",
+    "SSSE3": "ssse3",
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "F16C": "f16c",
+    "FMA": "fma",
+    "BMI2": "bmi2",
+    "AVX_VNNI": "avx_vnni",
+    "AVX512": "avx512f",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AMX_INT8": "amx_int8",
+    "NEON": "asimd",
+    "DOTPROD": "asimddp",
+    "MATMUL_INT8": "i8mm",
+    "SVE": "sve",
+}
+# bytes of free disk and memory below which a check warns
+_LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
+
+
+Status: TypeAlias = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one check.
+
+    Attributes:
+        name: Subject of the check.
+        status: `ok`; `warn` if it works, but worse than possible; `fail` if it does not work.
+        found: Description of the result.
+        todo: Advice; empty if nothing is to be done.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    todo: str = ""
 
 
 def python() -> Check:
@@ -44,32 +95,30 @@ def python() -> Check:
         f"{'.'.join(map(str, version))} ({platform.python_implementation()}) "
         f"on {platform.system()} {platform.machine()}"
     )
-    return (
-        Check("Python", "ok", found)
-        if version >= _OLDEST_PYTHON
-        else Check("Python", "fail", found, f"use Python {oldest} or newer.")
-    )
+    if version < _OLDEST_PYTHON:
+        return Check("Python", "fail", found, f"use Python {oldest} or newer.")
+    return Check("Python", "ok", found)
 
 
 def package(version: str) -> Check:
     """Check that the running package is the installed one."""
+    status: Status = "ok"
+    found, todo, folder = version, "", Path(__file__).parents[2]
     try:
         installed = importlib.metadata.version("gguf-spec")
+        if installed != version:
+            status, todo = "warn", "reinstall gguf-spec, or run it outside the clone."
+            found = f"{version} runs from {folder}, but {installed} is installed"
     except importlib.metadata.PackageNotFoundError:
-        return Check("gguf-spec", "ok", f"{version}, from {Path(__file__).parents[2]}")
-    if installed != version:
-        found = f"{version} runs from {Path(__file__).parents[2]}, but {installed} is installed"
-        return Check(
-            "gguf-spec", "warn", found, "reinstall gguf-spec, or run it outside the clone."
-        )
-    return Check("gguf-spec", "ok", version)
+        found = f"{version}, from {folder}"
+    return Check("gguf-spec", status, found, todo)
 
 
 def library() -> Check:
     """Check that llama.cpp can be imported and is new enough."""
     name = "llama.cpp"
     try:
-        with openmp.spin_count_set():
+        with openmp_module.spin_count_set():
             import llama_cpp
 
     # for example, the shared library is missing or was built for another machine
@@ -100,19 +149,16 @@ def build_features() -> dict[str, str]:
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     """Check that the build can use the GPU, if there is one."""
     gpu = has(features, "GPU")
-    found = (
-        f"{'with' if gpu else 'without'} GPU offload; "
-        f"{', '.join(name for name in features if name != 'GPU' and has(features, name))}"
-    )
+    names = ", ".join(name for name in features if name != "GPU" and has(features, name))
+    found = f"{'with' if gpu else 'without'} GPU offload; {names}"
     if not gpu and options.wants_gpu:
         found = Text(
             "it has no GPU backend, which {gpu_layers=} needs", gpu_layers=options.gpu_layers
         )
         return Check("build", "fail", found, Text("omit {gpu_layers}, or {}", _GPU_BUILD))
     if not gpu and _NVIDIA.exists():
-        return Check(
-            "build", "warn", f"it does not use this machine's NVIDIA GPU; {found}", _GPU_BUILD
-        )
+        found = f"it does not use this machine's NVIDIA GPU; {found}"
+        return Check("build", "warn", found, _GPU_BUILD)
     return Check("build", "ok", found)
 
 
@@ -142,12 +188,208 @@ def workers(addresses: Sequence[str]) -> Check:
         lost = remote.unreachable(remote.parse_workers(addresses))
     except InvalidOptionError as error:
         return Check("workers", "fail", error.message, error.hint)
-    if lost:
-        port = lost[0].rpartition(":")[2]
-        return Check(
-            "workers",
-            "fail",
-            f"no worker answers at {' and '.join(lost)}",
-            f"on the other machine: gguf-spec worker; here: ssh -N -L {port}:127.0.0.1:50052 HOST.",
+    if not lost:
+        return Check("workers", "ok", f"{' and '.join(addresses)} accept connections")
+    port = lost[0].rpartition(":")[2]
+    todo = f"on the other machine: gguf-spec worker; here: ssh -N -L {port}:127.0.0.1:50052 HOST."
+    return Check("workers", "fail", f"no worker answers at {' and '.join(lost)}", todo)
+
+
+def _cpu() -> tuple[str, set[str]]:
+    """Return the processor's name and features.
+
+    The set is empty if they are unknown.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
+    except OSError:
+        return platform.processor() or platform.machine(), set()
+    pairs = (line.partition(":") for line in text.splitlines())
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = fields.get("flags") or fields.get("Features") or ""
+    return fields.get("model name", platform.machine()), set(flags.split())
+
+
+def processor(features: Mapping[str, str]) -> Check:
+    """Check that the build fits the processor."""
+    name, flags = _cpu()
+    there = {feature for feature, flag in _FEATURES.items() if flag in flags}
+    used = {feature for feature in _FEATURES if has(features, feature)}
+    unused = there - used - {"AMX_INT8"}  # AMX has its own check
+    if not flags:
+        return Check("processor", "ok", f"{name}; its features are unknown")
+    if used - there:
+        found = f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs"
+        return Check("processor", "fail", found, REBUILD)
+    if unused:
+        found = f"{name} has {_listed(unused)}, which this build of llama.cpp does not use"
+        return Check("processor", "warn", found, REBUILD)
+    return Check("processor", "ok", f"{name}; the build uses all its features")
+
+
+def _listed(features: set[str]) -> str:
+    return ", ".join(feature for feature in _FEATURES if feature in features)
+
+
+def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
+    """Check that the probe finds repacked weights correct.
+
+    A failed probe is repeated, because its result is cached until the library changes.
+    """
+    from ..llama import own_kernels
+
+    name, file = "fast kernels", own_kernels.repacking_result()
+    if not options.extra_bufts:
+        todo = Text("omit {extra_bufts=False} to use them.")
+        return Check(name, "ok", Text("not used: {extra_bufts=False}"), todo)
+    kept = read_json(file)
+    known = isinstance(kept, dict) and "ok" in kept
+    if not (known and kept["ok"]):
+        if problem := own_kernels.repacking_problem():
+            found = (
+                "repacked weights fail on this machine, so models are loaded without them, "
+                f"which is slower but correct: {problem}"
+            )
+            rebuild = _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD
+            return Check(name, "warn", found, rebuild)
+        if known:
+            found = (
+                "they work now, but are not used because an earlier self-test failed: "
+                f"{kept.get('problem')}"
+            )
+            return Check(name, "warn", found, f"remove {file} to repeat the self-test.")
+        write_json(file, {"ok": True, "problem": None})
+    how = "weights are repacked" if has(features, "REPACK") else "this build repacks no weights"
+    found = f"{how}; the self-test finds the same logits with and without repacking"
+    return Check(name, "ok", found)
+
+
+def kernels(options: ContextOptions) -> Check:
+    """Start the kernels of this package, and check that they are in use."""
+    from ..llama import own_kernels
+
+    try:
+        found = own_kernels.start(options.placement.kernels)
+    except InvalidOptionError as error:
+        return Check("kernels", "fail", error.message, error.hint)
+    if found.name:
+        return Check("kernels", "ok", f"those of gguf-spec, for {found.name}")
+    text = f"those of llama.cpp: {found.reason}"
+    return Check("kernels", "warn" if found.todo else "ok", text, found.todo)
+
+
+def amx(features: Mapping[str, str], fast: Check) -> Check:
+    """Check that the processor's matrix unit (AMX), if any, is used."""
+    if "amx_int8" not in _cpu()[1]:
+        return Check("AMX", "ok", "this processor has no AMX")
+    if not has(features, "AMX_INT8"):
+        found = "this processor has it, but llama.cpp was built without it"
+        return Check("AMX", "warn", found, REBUILD)
+    if fast.status != "ok" or fast.todo:
+        found = "this processor and llama.cpp have it, but it is not used: see fast kernels"
+        return Check("AMX", "warn", found, fast.todo)
+    return Check("AMX", "ok", "in use")
+
+
+def threads(options: ContextOptions) -> Check:
+    """Check that each core has exactly one thread."""
+    cores, quota = physical_cores(), _quota()
+    threads = options.threads or cores
+    found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
+    todo = Text("omit {threads}, or set {threads=}.", threads=cores)
+    if quota is not None and threads > quota + 0.5:
+        found += f", but this container may use {quota:.3g} of them"
+        todo = Text("set {threads=}.", threads=max(1, int(quota)))
+    elif threads == cores:
+        return Check("threads", "ok", found)
+    else:
+        found += ": they wait for each other" if threads > cores else ": the others are idle"
+    return Check("threads", "warn", found, todo)
+
+
+def openmp() -> Check:
+    """Check that threads do not spin long at barriers.
+
+    Long spinning makes passes many times slower beside another program.
+    """
+    state, count = openmp_module.state(), openmp_module.SPIN_COUNT
+    given = [f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ]
+    if state == "loaded":
+        found = (
+            "another library of this process loaded libgomp first, with a long spin count: beside "
+            "another program, passes can take many times as long"
         )
-    return Check("workers", "ok", f"{' and '.join(addresses)} accept connections")
+        todo = f"set GOMP_SPINCOUNT={count} before the program starts."
+        return Check("OpenMP", "warn", found, todo)
+    found = {
+        "set": f"threads spin {count:,} times at a barrier, then sleep (set by gguf-spec)",
+        "user": f"the environment sets how long threads spin at a barrier: {', '.join(given)}",
+        "absent": "this build does not use libgomp: the spin count is not set",
+    }.get(state, "the spin count is set on Linux only")
+    return Check("OpenMP", "ok", found)
+
+
+def _quota() -> float | None:
+    """Return the processor limit of the container; None without a limit."""
+    try:
+        most, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(most) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def memory() -> Check:
+    """Check that some memory is free."""
+    free, total = available_bytes(), total_bytes()
+    if free is None or not total:
+        return Check("memory", "ok", "unknown")
+    found = f"{format_bytes(free)} of {format_bytes(total)} are free"
+    if free < _LITTLE_MEMORY:
+        return Check("memory", "warn", found, "close other programs.")
+    return Check("memory", "ok", found)
+
+
+def disk() -> Check:
+    """Check that the disk has space for the caches."""
+    folder = cache_folder()
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        found = f"{there} cannot be examined: {error.strerror}"
+        return Check("disk", "warn", found, "set XDG_CACHE_HOME to another folder.")
+    found = f"{format_bytes(free)} are free in {folder}"
+    if free < _LITTLE_DISK:
+        todo = "free disk space, or set XDG_CACHE_HOME to a folder on another disk."
+        return Check("disk", "warn", found, todo)
+    return Check("disk", "ok", found)
+
+
+def cache() -> Check:
+    """Check that measurements can be cached."""
+    failed = []
+    for kind in CACHE_FOLDERS:
+        file = cache_file(kind, ["doctor", os.getpid()])
+        if not write_json(file, kind) or read_json(file) != kind:
+            failed.append(str(cache_file(kind, []).parent))
+        with contextlib.suppress(OSError):
+            file.unlink()
+    if failed:
+        found = f"nothing can be saved in {' and '.join(failed)}: each load measures again"
+        todo = "change its permissions, or set XDG_CACHE_HOME to another folder."
+        return Check("cache", "warn", found, todo)
+    folder = cache_folder()
+    size = format_bytes(sum(file_sizes(folder / kind for kind in CACHE_FOLDERS)))
+    return Check("cache", "ok", f"{folder} can be written and read; it contains {size}")
+
+
+def file_sizes(folders: Iterable[Path]) -> Iterator[int]:
+    """Yield the sizes of the files in folders, without subfolders."""
+    for folder in folders:
+        if folder.is_dir():
+            with os.scandir(folder) as there:
+                yield from (
+                    one.stat(follow_symlinks=False).st_size
+                    for one in there
+                    if one.is_file(follow_symlinks=False)
+                )

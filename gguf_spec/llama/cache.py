@@ -1,26 +1,58 @@
-"""The cache of a model: the tokens that it holds, and how the last ones are dropped."""
+"""The cache of one sequence: the tokens that it holds, how the last ones are dropped, its state.
+
+A state is the cache as bytes in host memory. It has the bits of the cache, so a sequence that is
+put back continues as if it had stayed. Two things need care:
+
+- llama.cpp copies one sequence to another with the next pass. A state that is taken earlier would
+  have the old contents, and a state that is put back earlier would be overwritten. A pass over one
+  token is run first where a copy is pending.
+- Of layers with sliding-window attention a state has only the tokens in the window of the last one.
+  A shorter prefix would miss tokens there, so such a cache is cut to nothing or not at all.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import Logits
 from ..errors import RollbackError
 from .bindings import C
 from .native_head import HiddenRows
 from .recurrent_state import RecurrentState, RollbackCounts
-from .sequence_state import least_cut, put_state, state_bytes, take_state
 from .weights import Weights
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+class Part(NamedTuple):
+    """Part of a common pass: what one sequence decodes.
+
+    Attributes:
+        slot: The sequence.
+        tokens: Token ids.
+        n_rows: Number of last tokens whose logits are returned; 0 only reads.
+    """
+
+    slot: Model
+    tokens: Sequence[int]
+    n_rows: int
 
 
 class Cache(Weights):
-    """A model with the tokens in the first sequence of its context.
+    """A model with one sequence of its context, which is the slot of a request.
 
     Attributes:
+        index: Id of the sequence in llama.cpp.
+        run: Decodes tokens in a pass with other sequences; None if passes are of this one only.
+        most_read: Most prompt tokens that one prefill pass may decode, because other sequences are
+            decoded meanwhile; 0 without a limit.
         n_ctx: Capacity, in positions; that of each sequence if there are several.
         n_read: Length of the prefix that was decoded by prefill passes, on the grid.
         least_cut: Shortest prefix, above 0, to which the cache can be cut.
@@ -32,7 +64,11 @@ class Cache(Weights):
     """
 
     n_ctx: int
+    grid: int
     threads: int
+    index = 0
+    run: Callable[[Part], Logits] | None = None
+    most_read = 0
     n_read = least_cut = 0
     busy_s = 0.0
     recurrent: RecurrentState | None = None
@@ -68,7 +104,8 @@ class Cache(Weights):
         """Ids of the tokens in the cache, position by position."""
         if self._cached is None:
             self._start_over()
-        return self._cached or []
+        assert self._cached is not None
+        return self._cached
 
     @property
     def n_past(self) -> int:
@@ -85,7 +122,7 @@ class Cache(Weights):
         return n
 
     def adopt(self, cached: Sequence[int], n_read: int, least_cut: int) -> None:
-        """Take over the first sequence, which other code has changed.
+        """Take over the sequence, which other code has changed.
 
         Args:
             cached: Ids of its cached tokens.
@@ -113,13 +150,13 @@ class Cache(Weights):
         self._cached = []
 
     def _clear(self, data: bool) -> None:
-        """Empty the first sequence, or the whole cache if the first is the only one."""
+        """Empty the sequence, or the whole cache if it is the only one."""
         if self.recurrent:
             self.recurrent.reset(0)
         if self.hidden:
             self.hidden.cut(0)
         if self.options.parallel > 1:
-            self.native.cache(C.llama_memory_seq_rm, 0, -1, -1)
+            self.native.cache(C.llama_memory_seq_rm, self.index, -1, -1)
         else:
             self.native.cache(C.llama_memory_clear, data)
 
@@ -145,13 +182,23 @@ class Cache(Weights):
             self._clear(data=False)
             self.least_cut = 0
         elif n < self.least_cut or not (
-            recurrent or native.cache(C.llama_memory_seq_rm, 0, at, -1)
+            recurrent or native.cache(C.llama_memory_seq_rm, self.index, at, -1)
         ):
             self._cached = cached
             raise RollbackError(self.path.name, len(cached), n)
         self.n_read = min(self.n_read, n)
         del cached[n:]
         self._cached = cached
+
+    def forget(self) -> None:
+        """Empty the sequence, whatever is in it."""
+        self._start_over()
+
+    def copy_from(self, other: Cache) -> None:
+        """Replace the cache by a copy of another sequence's."""
+        self.rollback(0)
+        self.native.copy_sequence(other.index, self.index)
+        self.adopt(other.cached, other.n_read, other.least_cut)
 
     def hold(self, lasting: bool = False) -> None:
         """Make it possible to roll back to the present number of tokens.
@@ -190,12 +237,12 @@ class Cache(Weights):
     def state_bytes(self) -> int:
         """Return the approximate size of `state`, in bytes."""
         self._settle()
-        return state_bytes(self, 0) if self.cached else 0
+        return state_bytes(self, self.index) if self.cached else 0
 
     def state(self) -> NDArray[np.uint8]:
         """Return the serialised cache of llama.cpp; an empty array for an empty cache."""
         self._settle()
-        return take_state(self, 0) if self.state_bytes() else np.empty(0, dtype=np.uint8)
+        return take_state(self, self.index) if self.cached else np.empty(0, dtype=np.uint8)
 
     def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
         """Restore the cache from a serialised state.
@@ -212,10 +259,63 @@ class Cache(Weights):
         if not tokens or len(tokens) > self.n_ctx:
             return not tokens
         self._in_doubt()
-        if put_state(self, 0, state, self.position(len(tokens))):
+        if put_state(self, self.index, state, self.position(len(tokens))):
             if self.recurrent:
                 self.recurrent.reset(len(tokens))
             self.adopt(tokens, n_read, least_cut(self, len(tokens)))
             return True
         self._start_over(data=True)
         return False
+
+
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+
+def state_bytes(model: Cache, sequence: int) -> int:
+    """Return the approximate size of the state of a sequence, in bytes; 0 if it has none."""
+    if not model.finish_copies():
+        return 0
+    return int(model.native.context(C.llama_state_seq_get_size, sequence))
+
+
+def take_state(model: Cache, sequence: int) -> NDArray[np.uint8]:
+    """Return the state of a sequence; an empty array if llama.cpp cannot give it.
+
+    Raises:
+        MemoryError: There is not enough memory for it.
+    """
+    state: NDArray[np.uint8] = np.empty(state_bytes(model, sequence), dtype=np.uint8)
+    if len(state):
+        pointer = state.ctypes.data_as(_BYTES)
+        n = model.native.context(C.llama_state_seq_get_data, pointer, len(state), sequence)
+        state = state[:n]
+    return state
+
+
+def put_state(model: Cache, sequence: int, state: Any, n_tokens: int) -> bool:
+    """Put a state into a sequence, whose cache is empty.
+
+    Args:
+        model: The model.
+        sequence: Id of the sequence in llama.cpp.
+        state: The state, as bytes or an array.
+        n_tokens: Number of its tokens.
+
+    Returns:
+        Whether llama.cpp accepted it. If not, the cache has unknown contents.
+    """
+    if not model.finish_copies():
+        return False
+    native, buffer = model.native, np.frombuffer(state, dtype=np.uint8)
+    pointer = buffer.ctypes.data_as(_BYTES)
+    n = native.context(C.llama_state_seq_set_data, pointer, len(buffer), sequence)
+    return bool(n) and native.cache(C.llama_memory_seq_pos_max, sequence) == n_tokens - 1
+
+
+def least_cut(model: Cache, n_tokens: int) -> int:
+    """Return the shortest prefix, above 0, to which a state can be cut after it was put back.
+
+    It is 0 where a state has all its tokens in all layers.
+    """
+    n_window = model.native.model(C.llama_model_n_swa)
+    return n_tokens if 0 < n_window < n_tokens else 0

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, UnsupportedModelError
 from ..gguf.adapters import check_adapter
@@ -21,7 +23,7 @@ from ..results import PassCounts
 from . import own_kernels
 from .backend import build_features, offloads, start_backend, uses_gpu
 from .bindings import C
-from .cache import Cache
+from .cache import Cache, Part
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
 from .memory import cpu_batch, fit_layers
@@ -62,7 +64,6 @@ class Model(Cache):
         weight_bytes: Size of the weights, adapters included.
         cached_bytes: Size of one token in the cache.
         flash_attention: `on` or `off`; `auto` on a GPU build.
-        reads_at_once: Tokens of a prompt that one prefill pass decodes.
         grid: Prefill passes end at multiples of this number of tokens. 0 if the ends do not matter,
             because rows have the same bits in passes of any width.
         exact_attention: Whether attention gives a row the same bits in passes of all widths and at
@@ -81,7 +82,6 @@ class Model(Cache):
             with llama.cpp's flash attention, unless it is a draft model.
     """
 
-    depth_costs: Mapping[int, float] = MappingProxyType({})
     n_ctx: int
     cached_bytes: float
     _rows: LastRows | LayerInputs | None = None
@@ -117,6 +117,7 @@ class Model(Cache):
             options.flash_attention if uses_gpu(options) else flash_on_cpu(header, options)
         )
         self._cached = []
+        self.depth_costs: Mapping[int, float] = MappingProxyType({})
         self.counts = PassCounts()
         self._owner = next(_OWNERS)
         self.threads: int = options.threads or physical_cores()
@@ -240,6 +241,37 @@ class Model(Cache):
         """Number of sequences of the context."""
         return self.options.parallel
 
+    def check_room(self, tokens: Sequence[int]) -> None:
+        """Reject tokens on which llama.cpp would abort.
+
+        Raises:
+            DecodeError: The context is full.
+            InvalidOptionError: A token id is out of range.
+        """
+        if self.n_past + len(tokens) > self.n_ctx:
+            what = f"the context holds {self.n_ctx}"
+            raise DecodeError(1, self.n_past, len(tokens), what)
+        if not 0 <= min(tokens, default=0) <= max(tokens, default=0) < self.n_vocab:
+            raise InvalidOptionError("tokens", list(tokens), f"ids from 0 to {self.n_vocab - 1}")
+
+    @property
+    def model(self) -> Model:
+        """The model that owns the context."""
+        return self
+
+    @property
+    def reads_at_once(self) -> int:
+        """Prompt tokens that one prefill pass decodes.
+
+        Where the bits of a row depend on the width of its pass, the width is always the same.
+        """
+        whole = self._widest_read
+        return min(self.most_read, whole) if self.most_read and not self.grid else whole
+
+    @reads_at_once.setter
+    def reads_at_once(self, n: int) -> None:
+        self._widest_read = n
+
     def read(self, tokens: Sequence[int]) -> None:
         """Prefill tokens, `reads_at_once` per pass.
 
@@ -247,8 +279,11 @@ class Model(Cache):
         """
         # evaluated before the loop: `n_past` empties a cache with unknown contents
         on_grid = self.n_past == self.n_read
-        for i in range(0, len(tokens), self.reads_at_once):
-            self._decode(tokens[i : i + self.reads_at_once], 0)
+        at = 0
+        while at < len(tokens):  # other requests change `reads_at_once`
+            end = at + self.reads_at_once
+            self._decode(tokens[at:end], 0)
+            at = end
         if on_grid:
             self.n_read = self.n_past
 
@@ -278,31 +313,34 @@ class Model(Cache):
                 f"{K_MAX + 1}",
             )
         if branches:
+            if self.run:
+                allowed = "empty in a context of several requests"
+                raise InvalidOptionError("branches", branches, allowed)
             check_branches(branches, len(tokens))
-        elif len(tokens) > self._n_batch:
+        elif len(tokens) > (K_MAX + 1 if self.run else self._n_batch):
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
-        self._decode(tokens, n_rows, branches)
-        return self.native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
+        return self._decode(tokens, n_rows, branches)
 
-    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> None:
+    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> Logits:
+        if self.run:
+            return self.run(Part(self, tokens, n_rows))
         native, n_past = self.native, self.n_past
         ids = [*tokens, *(token for _, token in branches)]
-        if n_past + len(ids) > self.n_ctx:
-            raise DecodeError(1, n_past, len(ids), f"the context holds {self.n_ctx}")
-        if ids and not 0 <= min(ids) <= max(ids) < self.n_vocab:
-            raise InvalidOptionError("tokens", ids, f"ids from 0 to {self.n_vocab - 1}")
+        self.check_room(ids)
         at = self.position(n_past)
         native.batch.fill(tokens, n_rows, at)
         cached = self._in_doubt()
         if self.recurrent:
             self._prepare(self.recurrent, n_past, n_rows)
         kind = self._follow_machine(native, n_past, len(ids), n_rows)
+        started = time.perf_counter()
         if branches:
             with added_branches(native, branches, len(tokens), at):
-                code = self._timed_pass(native, kind)
+                code = self._observed_pass(native, kind)
         else:
-            code = self._timed_pass(native, kind)
+            code = self._observed_pass(native, kind)
+        self.busy_s += time.perf_counter() - started
         if code != 0:
             self._start_over(data=True)
             raise DecodeError(code, n_past, len(ids), log.last)
@@ -313,6 +351,9 @@ class Model(Cache):
         cached.extend(tokens)
         self._cached = cached
         self.counts = self.counts.plus(n_rows and n_rows + len(branches))
+        if not n_rows:
+            return np.empty((0, self.n_vocab), np.float32)
+        return native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
 
     def _prepare(self, recurrent: RecurrentState, n_past: int, n_rows: int) -> None:
         """Carry out a postponed rollback, and prepare one that drops all but the first row.
@@ -331,14 +372,13 @@ class Model(Cache):
         n = sum(len(part.tokens) for part in parts)
         n_rows = sum(sum(part.outputs) for part in parts)
         kind = self._follow_machine(native, sum(part.n_past for part in parts), n, n_rows)
-        return self._timed_pass(native, kind)
+        return self._observed_pass(native, kind)
 
-    def _timed_pass(self, native: Native, kind: PassKind) -> int:
-        """Decode the batch and return llama.cpp's code."""
+    def _observed_pass(self, native: Native, kind: PassKind) -> int:
+        """Decode the batch, tell the governor the time, and return llama.cpp's code."""
         started = time.perf_counter()
         code = native.decode()
         seconds = time.perf_counter() - started
-        self.busy_s += seconds
         if self._governor and code == 0:
             self._governor.observe(kind, self.threads, seconds)
         return code

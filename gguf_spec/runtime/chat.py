@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol
 from ..errors import InvalidOptionError, NoQuestionError, PromptTooLongError, SessionError
 from ..options import Sampling, Speculation
 from ..results import Chunk, Completion, OnProgress, Stats
-from .image_parts import are_parts, images_of, text_of, with_image_parts
-from .images import GivenImage
+from .images import GivenImage, are_parts, images_of, text_of, with_image_parts
 from .stream import Stream
 
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer

@@ -46,7 +46,7 @@ def default_model(models_file: Path | None = None) -> DefaultModel:
     """
     known = entries(models_file)
     default = known[DEFAULT]
-    least = _least_bytes(default)
+    least = default.size_bytes or 0  # a better model is larger
     sized = [(entry, path, _size(path)) for entry, path in _on_this_disk(known)]
     seen: set[Path] = set()
     for entry, path, size in sorted(sized, key=lambda one: -one[2]):
@@ -79,24 +79,19 @@ def chosen_model(
     """
     chosen = chosen or default_model(models_file)
     if chosen.path is None:
-        raise _no_model(chosen)
+        entry = chosen.entry
+        size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
+        raise NotDownloadedError(
+            entry.name,
+            "there is no chat model on this disk.",
+            Text(
+                "to download {}, use {}[; {model=} takes a bundled test model].",
+                f"{entry.name}{size}",
+                Pull(entry.name),
+                model=_FIXTURE,
+            ),
+        )
     return chosen
-
-
-def _no_model(chosen: DefaultModel) -> NotDownloadedError:
-    """Return the error for a disk without a chat model."""
-    entry = chosen.entry
-    size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
-    return NotDownloadedError(
-        entry.name,
-        "there is no chat model on this disk.",
-        Text(
-            "to download {}, use {}[; {model=} takes a bundled test model].",
-            f"{entry.name}{size}",
-            Pull(entry.name),
-            model=_FIXTURE,
-        ),
-    )
 
 
 def _on_this_disk(known: dict[str, Entry]) -> Iterator[tuple[Entry, Path]]:
@@ -108,11 +103,6 @@ def _on_this_disk(known: dict[str, Entry]) -> Iterator[tuple[Entry, Path]]:
     for one in local_models():
         if split_names(one.path.name)[0] == one.path.name:
             yield Entry(one.name, None, None, (), one.path), one.path
-
-
-def _least_bytes(default: Entry) -> int:
-    """Return the size that a better model exceeds."""
-    return default.size_bytes or 0
 
 
 def _size(path: Path) -> int:

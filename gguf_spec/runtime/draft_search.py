@@ -9,11 +9,13 @@ measured on this machine, then the others by the speed-up that their size sugges
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from ..errors import GgufSpecError, Pull, Text, VocabularyMismatchError
+from ..gguf.header import Header
 from ..gguf.heads import (
     described,
     head_bytes,
@@ -27,11 +29,12 @@ from ..gguf.heads import (
 from ..gguf.validation import ModelFile, trimmed
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
-from ..options import K_MAX
+from ..options import K_MAX, Speculation
 from ..registry import download
 from ..registry.references import local_models
 from ..registry.resolve import Entry, entries
-from ..speculative.profile import ModelKey, Profile, read_profile
+from ..results import OnProgress
+from ..speculative.profile import ModelKey, read_profile
 from ..speculative.vocabularies import check_vocabulary, common_share
 from ..system.files import cache_file, read_json, write_json
 from ..system.machine import format_bytes
@@ -43,6 +46,50 @@ _LIKELY, _SIZE_OF_LIKELY = (0.85, 0.04)
 # Factor of the acceptance rate of a draft with another tokenizer; largest share of its common
 # tokens, because 1 stands for the same vocabulary.
 _TRANSLATED, _NOT_ALL = (0.7, 0.99)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """A target on this disk, and the options with which it is loaded.
+
+    Attributes:
+        entry: The target's entry.
+        file: The target's file.
+        target: Options of the target; saved measurements are looked up by them.
+        of_draft: The same for a draft model, or for a prediction head in a file of its own.
+        models_file: As for `load`.
+        draft: As for `load`.
+        parallel: As for `load`.
+        speculation: As for `load`.
+        projector: Header of the projector, or None.
+        text: Text as an additional source of drafts, or None.
+        shared_drafts: As for `load`.
+        prefix_memory: As for `load`.
+        progress: As for `load`.
+        on_measure: As for `load`.
+        notes: Explanations of the choice of the target.
+    """
+
+    entry: Entry
+    file: ModelFile
+    target: ContextOptions
+    of_draft: ContextOptions
+    models_file: Path | None = None
+    draft: str | Path | None = "auto"
+    parallel: int | Literal["auto"] = 1
+    speculation: Speculation | None = None
+    projector: Header | None = None
+    text: str | None = None
+    shared_drafts: bool = False
+    prefix_memory: int | str = "auto"
+    progress: OnProgress | None = None
+    on_measure: Callable[[], object] | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no draft is wanted."""
+        return self.draft in (None, "none")
 
 
 @dataclass(frozen=True)
@@ -81,49 +128,30 @@ class Candidate:
         return self.gain > 0
 
 
-def choose(
-    target: Entry,
-    file: ModelFile,
-    options: ContextOptions,
-    draft_options: ContextOptions,
-    models_file: Path | None = None,
-) -> tuple[Candidate | None, str]:
+def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
     """Return the best draft on this disk, or None, and a sentence that explains the choice.
 
     The sentence is empty if models.yaml names the chosen draft.
-
-    Args:
-        target: The target's entry.
-        file: The target's file.
-        options: Options of the target; saved measurements are looked up by them.
-        draft_options: The same for the draft.
-        models_file: As for `resolve`.
     """
+    target = load.entry
     if target.draft in ("ngram", "none"):
         return (
             None,
             f"models.yaml names no draft model for {target.name}: drafts come from the text only.",
         )
     opened: dict[Path, ModelFile] = {}
-    declared = entries(models_file).get(target.draft or "")
+    declared = entries(load.models_file).get(target.draft or "")
     if declared and (found := download.find(declared)):
         opened[found] = ModelFile(found, as_draft=True)
-        one = _judge(declared.name, opened[found], file, options, draft_options, declared=True)
+        one = _judge(load, declared.name, opened[found], declared=True)
         if one.fits and not one.head:
             return one, ""
-    all_of_them = candidates(target, file, options, draft_options, models_file, opened)
-    here = [
-        one
-        for one in all_of_them
-        if one.file
-        and not one.head
-        and (one.gain > 1 or (one.fits and one.declared))
+    all_of_them = candidates(load, opened)
+    for one in all_of_them:
         # A guess from the size is worth too little if texts must be translated.
-        and (not one.translated or one.measured or one.declared)
-    ]
-    if here:
-        best = here[0]
-        return best, f"the draft is {best.name}: {best.why}."
+        is_known = one.declared or one.measured or not one.translated
+        if one.file and not one.head and is_known and (one.gain > 1 or (one.fits and one.declared)):
+            return one, f"the draft is {one.name}: {one.why}."
     absent = next((one for one in all_of_them if one.gain > 1 and not one.file), None)
     fact = "no draft on this disk makes {} faster: drafts come from the text only."
     if absent:
@@ -133,42 +161,33 @@ def choose(
 
 
 def candidates(
-    target: Entry,
-    file: ModelFile,
-    options: ContextOptions,
-    draft_options: ContextOptions,
-    models_file: Path | None = None,
-    opened: Mapping[Path, ModelFile] | None = None,
+    load: LoadOptions, opened: Mapping[Path, ModelFile] | None = None
 ) -> list[Candidate]:
     """Return all possible drafts for a target, best first; unusable ones are last.
 
     Args:
-        target: As for `choose`.
-        file: As for `choose`.
-        options: As for `choose`.
-        draft_options: As for `choose`.
-        models_file: As for `resolve`.
+        load: The target.
         opened: Files whose headers may have been read already.
 
     Raises:
         ModelError: The target's own file is invalid.
     """
-    _ = file.header  # raises the target's own error, before any candidate is judged
+    _ = load.file.header  # raises the target's own error, before any candidate is judged
     judged: list[Candidate] = []
-    seen = {file.identity}
+    seen = {load.file.identity}
 
     def judge(name: str, path: Path, declared: bool = False) -> None:
         one = (opened or {}).get(path) or ModelFile(path, as_draft=True)
         if one.identity not in seen:
             seen.add(one.identity)
-            judged.append(_judge(name, one, file, options, draft_options, declared))
+            judged.append(_judge(load, name, one, declared))
 
-    for entry in entries(models_file).values():
+    for entry in entries(load.models_file).values():
         if path := download.find(entry):
-            judge(entry.name, path, declared=entry.name == target.draft)
+            judge(entry.name, path, declared=entry.name == load.entry.draft)
         else:
-            judged.append(_absent(entry, target))
-    for path in _files(file.path):
+            judged.append(_absent(entry, load.entry))
+    for path in _files(load.file.path):
         judge(path.name, path)
     return sorted(
         judged,
@@ -185,86 +204,81 @@ def candidates(
     )
 
 
-def head_candidate(
-    target: ModelFile, options: ContextOptions, draft_options: ContextOptions
-) -> Candidate | None:
-    """Return the candidate for the prediction head in a target's file, or None without one.
-
-    Args:
-        target: As for `choose`.
-        options: As for `choose`.
-        draft_options: As for `choose`.
-    """
+def head_candidate(load: LoadOptions) -> Candidate | None:
+    """Return the candidate for the prediction head in a target's file, or None without one."""
+    target = load.file
     if not n_heads(target.header):
         return None
     if why_not := why_no_head(target.header):
         return Candidate("mtp", target, 0.0, why_not, head="mtp")
-    profile = read_profile(
-        ModelKey(target, replace(options, head="own")),
-        ModelKey(target, replace(draft_options, head="self")),
-    )
-    if profile:
-        return replace(_measured("mtp", target, profile, declared=False), head="mtp")
     share = head_bytes(target.header) / target.header.file_bytes
+    gain, measured = _gain(
+        ModelKey(target, replace(load.target, head="own")),
+        ModelKey(target, replace(load.of_draft, head="self")),
+        share,
+    )
     why = f"prediction head in the target's file; a pass reads {share:.0%} of its weights"
-    return Candidate("mtp", target, _promise(share), why, head="mtp")
+    return Candidate("mtp", target, gain, measured or why, measured=bool(measured), head="mtp")
 
 
-def _judge_head(
-    name: str,
-    file: ModelFile,
-    target: ModelFile,
-    options: ContextOptions,
-    draft_options: ContextOptions,
-    declared: bool,
-) -> Candidate:
+def _judge_head(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Candidate:
     """Return the candidate for a head in a file of its own, by the metadata of both files."""
-    header, kind = file.header, head_kind(file.header)
-    what = f"it is {described(header)}"
+    header, target = file.header, load.file
+    kind, what = head_kind(header), f"it is {described(header)}"
     why_not = why_no_head(header) or why_misfit(header, target.header)
     if why_not:
         return Candidate(name, file, 0.0, f"{what}: {why_not}", declared, head=kind)
-    use = "to use it, name its file as the draft"
-    profile = read_profile(
-        ModelKey(target, replace(options, head="file", head_layers=target_layers(header))),
-        ModelKey(file, replace(draft_options, head="self")),
-    )
-    if profile:
-        one = _measured(name, file, profile, declared)
-        return replace(one, why=f"{what}, {one.why}; {use}", head=kind)
     share = head_bytes(header) / target.header.file_bytes
-    why = f"{what}, and fits the target; a pass reads {share:.0%} of the target's size; {use}"
-    return Candidate(name, file, _promise(share), why, declared, head=kind)
+    gain, measured = _gain(
+        ModelKey(target, replace(load.target, head="file", head_layers=target_layers(header))),
+        ModelKey(file, replace(load.of_draft, head="self")),
+        share,
+    )
+    why = f"and fits the target; a pass reads {share:.0%} of the target's size"
+    why = f"{what}, {measured or why}; to use it, name its file as the draft"
+    return Candidate(name, file, gain, why, declared, measured=bool(measured), head=kind)
 
 
-def _measured(name: str, file: ModelFile, profile: Profile, declared: bool) -> Candidate:
+def _gain(
+    target: ModelKey, draft: ModelKey, size: float, quality: float = 1.0
+) -> tuple[float, str]:
+    """Return the expected speed-up, and how it was measured; empty if it was not.
+
+    Args:
+        target: The target.
+        draft: The draft.
+        size: Size of the draft divided by the size of the target.
+        quality: Factor of the acceptance rate that the size suggests.
+    """
+    profile = read_profile(target, draft)
+    if not profile:
+        return _promise(size, quality), ""
     gain, k = profile.best(profile.agreement)
-    why = f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round"
-    return Candidate(name, file, gain, why, declared, measured=True)
+    return (
+        gain,
+        f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round",
+    )
 
 
-def _judge(
-    name: str,
-    file: ModelFile,
-    target: ModelFile,
-    options: ContextOptions,
-    draft_options: ContextOptions,
-    declared: bool,
-) -> Candidate:
+def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Candidate:
     """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""
+    target = load.file
     try:
         if is_head_alone(file.header):
-            return _judge_head(name, file, target, options, draft_options, declared)
+            return _judge_head(load, name, file, declared)
+        why_not, share = _why_not(file, target)
     except GgufSpecError as error:
-        return Candidate(name, file, 0.0, str(error).rstrip("."), declared)
-    why_not, share = _why_not(file, target)
+        why_not = str(error).rstrip(".")
     if why_not:
         return Candidate(name, file, 0.0, why_not, declared)
     translated = share < 1
-    profile = read_profile(ModelKey(target, options), ModelKey(file, draft_options))
-    if profile:
-        return replace(_measured(name, file, profile, declared), translated=translated)
     size = file.header.file_bytes / target.header.file_bytes
+    gain, measured = _gain(
+        ModelKey(target, load.target),
+        ModelKey(file, load.of_draft),
+        size,
+        share * _TRANSLATED if translated else 1.0,
+    )
     why = "it has the same vocabulary"
     if declared:
         why = "models.yaml names it"
@@ -272,56 +286,44 @@ def _judge(
         why = f"it has another tokenizer, with {share:.0%} common tokens,"
     elif kept := trimmed(file.header):
         why = f"it has {len(kept.ids):,} of the target's tokens"
-    why += f" and has {size:.0%} of the target's size"
-    gain = _promise(size, share * _TRANSLATED if translated else 1.0)
-    return Candidate(name, file, gain, why, declared, translated=translated)
+    why = measured or f"{why} and has {size:.0%} of the target's size"
+    return Candidate(name, file, gain, why, declared, bool(measured), translated)
 
 
 def _why_not(file: ModelFile, target: ModelFile) -> tuple[str, float]:
     """Return the reason why a file cannot draft for the target, and the share of common tokens.
 
     The reason is empty if it can; the share is 1 if it has the target's vocabulary.
+
+    Raises:
+        GgufSpecError: A file is invalid; the message is the reason.
     """
-    try:
-        sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
-        if file.header.file_bytes >= target.header.file_bytes:
-            return f"it is not smaller than the target ({sizes[0]} against {sizes[1]})", 0.0
-        why_not, share = _difference(target, file)
-        is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
-        if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
-            return "it is recurrent or hybrid, and has other token ids than the target", 0.0
-        return why_not, share
-    except GgufSpecError as error:
-        return str(error).rstrip("."), 0.0
+    sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
+    if file.header.file_bytes >= target.header.file_bytes:
+        return f"it is not smaller than the target ({sizes[0]} against {sizes[1]})", 0.0
+    why_not, share = _difference(target, file)
+    is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
+    if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
+        return "it is recurrent or hybrid, and has other token ids than the target", 0.0
+    return why_not, share
 
 
 def _absent(entry: Entry, target: Entry) -> Candidate:
     """Return the candidate for a model that is not on this disk, by its models.yaml entry."""
+    gain, tokenizers = 0.0, (target.tokenizer, entry.tokenizer)
     if entry.name == target.name:
-        return Candidate(entry.name, None, 0.0, "it is the target itself")
-    if not (target.tokenizer and entry.tokenizer):
-        return Candidate(
-            entry.name, None, 0.0, "it is not on this disk, so its vocabulary cannot be compared"
-        )
-    if entry.tokenizer != target.tokenizer:
-        return Candidate(
-            entry.name,
-            None,
-            0.0,
-            f"it is not on this disk; by models.yaml it has another tokenizer, {entry.tokenizer}",
-        )
-    if not (entry.size_bytes and target.size_bytes and entry.size_bytes < target.size_bytes):
-        return Candidate(
-            entry.name, None, 0.0, "it is not on this disk, and not smaller than the target"
-        )
-    why = Text("it is not on this disk; to download it, use {}", Pull(entry.name))
-    return Candidate(
-        entry.name,
-        None,
-        _promise(entry.size_bytes / target.size_bytes),
-        why,
-        declared=entry.name == target.draft,
-    )
+        why = "it is the target itself"
+    elif not all(tokenizers):
+        why = "it is not on this disk, so its vocabulary cannot be compared"
+    elif entry.tokenizer != target.tokenizer:
+        why = f"it is not on this disk; by models.yaml it has another tokenizer, {entry.tokenizer}"
+    elif not (entry.size_bytes and target.size_bytes and entry.size_bytes < target.size_bytes):
+        why = "it is not on this disk, and not smaller than the target"
+    else:
+        gain = _promise(entry.size_bytes / target.size_bytes)
+        why = Text("it is not on this disk; to download it, use {}", Pull(entry.name))
+    is_declared = gain > 0 and entry.name == target.draft
+    return Candidate(entry.name, None, gain, why, is_declared)
 
 
 def _difference(target: ModelFile, draft: ModelFile) -> tuple[str, float]:

@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from ..errors import GgufSpecError
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BusyError, ClosedError, GgufSpecError, NoGenerationError
+from ..gguf.validation import pooling_of
+from ..llama.embedder import Embedder
+from ..llama.head import Head
+from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Completion, OnProgress
-from ..speculative.pair import ModelPair
-from ..text.chat_template import Tools
-from ..text.template_values import no_reasoning
+from ..results import Completion, OnProgress, PassCounts, PrefixMemory, SlotState
+from ..speculative.pair import ModelPair, Snapshot
+from ..speculative.profile import Profile
+from ..speculative.translation import Translation
+from ..text.chat_template import Message, Tools
+from ..text.infill import encode_infill
+from ..text.reasoning import reasoning_format
+from ..text.template_values import names_read, no_reasoning, read_options
 from .chat import Chat
-from .generation import Generation
+from .embedding import embed, encode_texts, rank_prompts
+from .generation import Generation, Prompt, Request, build_request, check_request, encode
 from .images import GivenImage
 from .many import generate_many
-from .request import Prompt, Request, build_request, check_request
-from .restorable_model import RestorableModel
+from .prefix_cache import PrefixStore
+from .request_queue import Line, ParallelRunner, Ticket
+from .session_file import restore as restore_session
+from .session_file import save as save_session
 from .stream import Stream
-from .text_embedder import TextEmbedder
-from .turns import Ticket
+
+T = TypeVar("T")
 
 
-class LLM(RestorableModel, TextEmbedder):
+class LLM:
     """A loaded model that runs one request at a time, or several with `load(parallel=...)`.
 
     It may be called from any thread. Requests beyond those that run wait in order of arrival.
@@ -56,10 +72,19 @@ class LLM(RestorableModel, TextEmbedder):
         prefix_memory: int = 0,
         parallel_reason: str = "",
     ) -> None:
-        super().__init__(name, pair, prefix_memory)
+        self.name = name
+        self.draft_name = pair.draft.label if pair.draft else None
         self.prompt, self.speculation, self.notes = prompt, speculation, tuple(notes)
         self.sampling = sampling or Sampling()
         self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason
+        self._pair, self._target, self._draft = pair, pair.target, pair.draft
+        self._embedder: Embedder | None = None  # created with the first texts
+        self._closed = False
+        self._line = Line()  # only the ticket that has the turn may use the models
+        self._kept = PrefixStore(prefix_memory)
+        self._runner = ParallelRunner(pair, self._line, self._kept) if self.parallel > 1 else None
+
+    # ---- text
 
     def generate(
         self,
@@ -110,7 +135,21 @@ class LLM(RestorableModel, TextEmbedder):
             ImageError, NoVisionError: An image cannot be read, or there is no projector.
             BusyError: This thread has an open stream of this LLM.
         """
-        return self._complete(LLM._request(**locals()))
+        self._check_generates()
+        request = build_request(
+            self.vocabulary,
+            prompt,
+            sampling or self.sampling,
+            speculation or self.speculation,
+            read_options(prefill, tools, think, chat_template_kwargs),
+            images=images,
+            echo=echo,
+            stop_tokens=stop_tokens,
+            on_token=on_token,
+            on_prompt=on_prompt,
+            reasoning=reasoning,
+        )
+        return self._complete(request)
 
     def stream(
         self,
@@ -133,7 +172,21 @@ class LLM(RestorableModel, TextEmbedder):
 
         The LLM is reserved until the stream ends or is closed.
         """
-        return self._stream(LLM._request(**locals()))
+        self._check_generates()
+        request = build_request(
+            self.vocabulary,
+            prompt,
+            sampling or self.sampling,
+            speculation or self.speculation,
+            read_options(prefill, tools, think, chat_template_kwargs),
+            images=images,
+            echo=echo,
+            stop_tokens=stop_tokens,
+            on_token=on_token,
+            on_prompt=on_prompt,
+            reasoning=reasoning,
+        )
+        return self._stream(request)
 
     def generate_many(
         self,
@@ -205,14 +258,332 @@ class LLM(RestorableModel, TextEmbedder):
             self, system, sampling=sampling or self.sampling, overflow=overflow, think=think
         )
 
-    def _request(
-        self, sampling: Sampling | None, speculation: Speculation | None, **given: Any
-    ) -> Request:
-        """Return the request that the arguments of `generate` or `stream` describe."""
+    # ---- facts and vocabulary
+
+    @property
+    def n_ctx(self) -> int:
+        """Number of tokens that the context holds, prompt and answer together."""
+        return self._target.n_ctx
+
+    @property
+    def parallel(self) -> int:
+        """Number of requests that can share passes; more wait."""
+        return self._target.parallel
+
+    @property
+    def pass_counts(self) -> PassCounts:
+        """Passes and rows of the target since it was loaded, those of measurements included."""
+        return self._target.counts
+
+    @property
+    def translation(self) -> Translation | None:
+        """Translation for a draft model with other token ids; None if they are the same."""
+        return self._pair.translation
+
+    @property
+    def path(self) -> Path:
+        """File of the target."""
+        return self._target.path
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory of the weights and caches, in bytes."""
+        parts = (self._target, self._draft, self._embedder)
+        return sum(one.memory_bytes for one in parts if one)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text; without that it only computes embeddings."""
+        return not self._target.file.embeds_only
+
+    @property
+    def chat_template(self) -> str | None:
+        """The file's Jinja template, which formats messages as a prompt, or None."""
+        return self._target.chat_template
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the target has a chat template."""
+        return self._target.chat_template is not None
+
+    @property
+    def can_see(self) -> bool:
+        """Whether prompts may have images: the model was loaded with a projector."""
+        return getattr(self._target, "sees", False)
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the chat template has reasoning parts, which are separated from the answers."""
+        return reasoning_format(self.vocabulary) is not None
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads and a request may set."""
+        return names_read(self.vocabulary.chat_template or "")
+
+    def tokenize(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        images: Sequence[GivenImage] = (),
+        prefill: str = "",
+        special: bool = True,
+        tools: Tools | None = None,
+        think: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a text, or of messages in the model's chat template.
+
+        Args:
+            prompt: A text, or messages.
+            images: As for `generate`. The ids of an image are above those of all tokens. They are
+                valid while the returned list, or another one with the image, is in memory.
+            prefill: Beginning of the answer.
+            special: Parse `<|im_end|>` and similar strings in a text as special tokens. In messages
+                they are never parsed.
+            tools: Functions that the model may call, for the template, in OpenAI's format.
+            think: As for `generate`.
+            chat_template_kwargs: As for `generate`.
+        """
+        options = read_options(prefill, tools, think, chat_template_kwargs)
+        return encode(self.vocabulary, prompt, options, special=special, images=images)
+
+    def tokenize_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Return the prompt for the text between `prefix` and `suffix`.
+
+        The order is prefix, suffix, middle. Special tokens in the texts are not parsed.
+
+        Raises:
+            NoInfillError: The vocabulary has no tokens for it.
+        """
+        return encode_infill(self.vocabulary, prefix, suffix)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token; empty for a token without text."""
+        return self.vocabulary.piece(token)
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token, with replacement characters for incomplete characters."""
+        target = self.vocabulary
+        return target.piece(token).decode("utf-8", errors="replace") or target.token_text(token)
+
+    @property
+    def vocabulary(self) -> Model:
+        """The target, for vocabulary lookups only: they are possible while a request runs."""
+        if self._closed:
+            raise ClosedError
+        return self._target
+
+    # ---- embeddings
+
+    @property
+    def pooling(self) -> str:
+        """How `embed` makes one vector of a text: `mean`, `cls`, `last`, `rank` or `none`."""
+        model = self.vocabulary
+        return model.options.pooling or pooling_of(model.file.header)
+
+    def embed(
+        self,
+        texts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        normalize: bool = True,
+        special: bool = True,
+        on_pass: OnProgress | None = None,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Return the embeddings of texts, several of them computed in one pass.
+
+        The caches and the texts of generations do not change. The first call creates a context of
+        its own, and so does the first longer text.
+
+        Args:
+            texts: Texts, or token ids of each; one text alone counts as a list of one.
+            normalize: Scale each vector to the length 1; scores of `rank` never are.
+            special: Parse `[SEP]` and similar strings in a text as special tokens.
+            on_pass: Called after each pass with the finished texts. An exception of it ends the
+                call.
+
+        Returns:
+            An array of shape `(n, n_embd)`; with the pooling `rank` of shape `(n, n_scores)`. With
+            the pooling `none` a list of arrays, one row for each token of a text.
+
+        Raises:
+            EmptyPromptError, TextTooLongError, InvalidOptionError: A text has no token, has too
+                many, or contains an id that is not in the vocabulary. Raised before any pass runs.
+            NotEnoughMemoryError: The context does not fit; raised before it is created.
+            NoRankingError: `load` was called with `pooling="rank"`, and the file has no head for
+                it.
+            BusyError, ClosedError: As for a generation.
+        """
+        ids = encode_texts(self.vocabulary, texts, special)
+
+        def run(_: Ticket) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+            if self._embedder is None:
+                self._embedder = Embedder(self._target)
+            # `close` of another thread waits for the turn
+            return embed(self._embedder, ids, normalize, lambda: self.vocabulary, on_pass)
+
+        return self._in_turn(run)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
+    ) -> list[float]:
+        """Return the relevance of each document for a query, as the model scores it.
+
+        Args:
+            query: The query.
+            documents: The documents.
+            on_pass: As for `embed`.
+
+        Raises:
+            NoRankingError: The model is no reranker.
+            TextTooLongError: A document with the query is too long.
+            NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
+        """
+        scores = self.embed(self.rank_tokens(query, documents), on_pass=on_pass)
+        return [float(row[0]) for row in scores]
+
+    def rank_tokens(self, query: str, documents: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of a query with each document, which `rerank` embeds.
+
+        Raises:
+            NoRankingError: The model is no reranker.
+        """
+        return rank_prompts(self.vocabulary, self.pooling, query, documents)
+
+    # ---- state
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return the state of each slot, of which there are `parallel`.
+
+        It does not wait for running requests.
+
+        Raises:
+            ClosedError: The LLM is closed.
+        """
+        target = self.vocabulary
+        if self._runner:
+            return self._runner.slots()
+        first = self._line.first
+        stream = first.stream() if first and first.stream else None
+        if not (first and stream):
+            return (SlotState(0, target.n_ctx, target.n_cached, None),)
+        stats = stream.stats
+        n_tokens = min(stats.n_prompt + stats.n_generated, target.n_ctx)
+        return (SlotState(0, target.n_ctx, n_tokens, first.number),)
+
+    @property
+    def prefix_memory(self) -> PrefixMemory:
+        """Memory for earlier texts whose caches were given to other texts, and its use.
+
+        A request that begins like one of them needs not read that part. The text does not change.
+        """
+        return self._kept.memory()
+
+    @contextmanager
+    def models(self) -> Iterator[tuple[Model, Model | Head | None]]:
+        """Reserve the LLM and yield `(target, draft)` for checks of the models' internals.
+
+        The second item is a prediction head if one drafts, and None without a draft model.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
         self._check_generates()
-        return build_request(
-            self.vocabulary, sampling or self.sampling, speculation or self.speculation, **given
-        )
+        ticket = Ticket()
+        try:
+            self._take(ticket)
+            yield self._target, self._draft
+        finally:
+            self._line.leave(ticket)
+
+    def forget(self) -> None:
+        """Clear the caches and the kept texts: the next prompt is prefilled from its start.
+
+        The texts do not change; only the cost of the next prompt does.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+
+        def empty(_: Ticket) -> None:
+            for slot in (slot for pair in self._pair.slots for slot in pair.slots):
+                slot.rollback(0)
+            self._kept.forget()
+
+        self._in_turn(empty)
+
+    def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
+        """Write both caches and the given data to a file, completely or not at all.
+
+        Raises:
+            SessionError: The file cannot be written.
+            BusyError, ClosedError: As for a generation.
+        """
+        self._in_turn(lambda _: save_session(Path(path), data, self._target, self._draft))
+
+    def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
+        """Restore both caches from a file that `save_session` wrote, and return its data.
+
+        Returns:
+            The data, and the reason why the caches could not be restored, so that the models must
+            prefill again; empty if they were restored.
+
+        Raises:
+            SessionError: The file is missing, damaged, or not a session file.
+            BusyError, ClosedError: As for a generation.
+        """
+        return self._in_turn(lambda _: restore_session(Path(path), self._target, self._draft))
+
+    def logit_noise(self, k: int, exact: bool = True) -> float:
+        """Return the largest logit shift that the pass width causes on this machine, in logits.
+
+        The profile measures it over a few rows and doubles it. A decision with a smaller margin is
+        a near tie. It is 0 if k is 0, and if the passes in use give rows that are bit-identical to
+        those of single-token passes.
+
+        Args:
+            k: Maximum number of draft tokens per round.
+            exact: As in `Speculation`.
+        """
+        return self._pair.logit_noise(Speculation(k, exact=exact))
+
+    @property
+    def profile(self) -> Profile:
+        """Costs and agreement measured for the models on this machine."""
+        return self._pair.profile
+
+    def use_profile(self, profile: Profile) -> None:
+        """Use other costs from now on, and forget the statistics learned with the old ones.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._in_turn(lambda _: self._pair.use_profile(profile))
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of what was learned during use: costs, acceptance rates, correction.
+
+        It changes the speed of later requests, not their texts.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        return self._in_turn(lambda _: self._pair.snapshot())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to the learned state of a `snapshot`, which may be used again.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._in_turn(lambda _: self._pair.restore(snapshot))
+
+    # ---- requests
+
+    def _check_generates(self) -> None:
+        """Reject requests for text from a model that only computes embeddings."""
+        if not self.generates:
+            raise NoGenerationError(self.path, self._target.file.header.architecture)
 
     def _complete(self, request: Request) -> Completion:
         if self._runner:
@@ -246,13 +617,85 @@ class LLM(RestorableModel, TextEmbedder):
         if request.speculation.k:
             self._pair.measure()
         generation = Generation(request, self._pair, self._kept)
-        stream = Stream(generation, generation.run(), partial(self._line.leave, ticket))
+        stream = Stream(
+            generation, generation.run(self._pair.slots[0]), partial(self._line.leave, ticket)
+        )
         ticket.stream = weakref.ref(stream)
         return stream
 
     def _check(self, request: Request) -> None:
         check_request(request, self._target)
         self._pair.check(request.speculation)
+
+    # ---- turns and the end
+
+    def close(self) -> None:
+        """Free the native memory; repeated calls have no effect.
+
+        An open stream is closed first. A round in progress is finished first.
+
+        Raises:
+            BusyError: This thread is inside a round, or has reserved the models.
+        """
+        self._end_stream()
+        self._closed = True  # waiting threads raise ClosedError on their turn
+        if self._runner:
+            self._runner.is_closed = True
+        ticket = Ticket()
+        try:
+            try:
+                self._line.join(ticket, self._end_stream)
+                self._kept.forget()
+                if self._embedder:
+                    self._embedder.close()
+                self._pair.close()
+            finally:
+                self._line.leave(ticket)
+        except BaseException:
+            self._line.leave(ticket)
+            raise
+
+    def _end_stream(self) -> None:
+        """Close an open stream; a stream of another thread ends after its current round."""
+        if self._runner:
+            self._runner.cancel()
+        first = self._line.first
+        stream = first.stream() if first and first.stream else None
+        if first and first.thread == threading.get_ident():
+            if stream:
+                stream.close()
+            if self._line.first is first:
+                raise BusyError
+        elif stream:
+            stream.abort()
+
+    def _in_turn(self, do: Callable[[Ticket], T]) -> T:
+        """Call `do` with a ticket that has the turn, and release the turn on any exception."""
+        ticket = Ticket()
+        try:
+            try:
+                self._take(ticket)
+                return do(ticket)
+            finally:
+                self._line.leave(ticket)
+        except BaseException:
+            self._line.leave(ticket)  # Ctrl-C may arrive just before the first call
+            raise
+
+    def _take(self, ticket: Ticket) -> None:
+        """Wait for the turn. If this raises, the caller must remove the ticket from the line."""
+        self._check_thread(ticket.thread)
+        self._line.join(ticket)
+        if self._closed:
+            raise ClosedError
+
+    def _check_thread(self, thread: int) -> None:
+        """Check that a thread would not wait for a stream of its own."""
+        first = self._line.first
+        if first and first.thread == thread:
+            raise BusyError
+        if self._runner:
+            self._runner.check_thread()
 
     def __enter__(self) -> LLM:
         return self

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias, cast
 
-from ..errors import InvalidOptionError, Text
+from ..errors import (
+    GgufSpecError,
+    InvalidOptionError,
+    NoGenerationError,
+    NotEnoughMemoryError,
+    Text,
+)
+from ..gguf.adapters import read_projector
 from ..gguf.validation import Header, ModelFile
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
 from ..llama.backend import start_backend
 from ..llama.devices import check_placement
-from ..llama.head import Head
-from ..llama.memory import check_room, fit_layers, prefix_memory_in_room
+from ..llama.embedder import Embedder
+from ..llama.head import Head, open_head
+from ..llama.memory import check_room, check_room_to_embed, prefix_memory_in_room
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters, read_placement
 from ..llama.own_kernels import extra_bufts_work
@@ -30,13 +39,14 @@ from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
-from ..system.machine import parse_bytes
+from ..system.machine import available_bytes, format_bytes, parse_bytes
 from .default_model import DefaultModel, chosen_model
-from .draft_choice import Drafts, drafts_of
-from .embedding_model import embedding_llm
-from .head_choice import NOT_WITH_PARALLEL, load_head
+from .draft_search import LoadOptions
 from .llm import LLM
-from .vision_choice import choose_projector, load_beside, load_target
+from .plan import Plan, plan
+
+OnShare: TypeAlias = "Callable[[float], object] | None"
+"""Called with the loaded share of a model, 0 to 1; returning False cancels."""
 
 
 def load(
@@ -161,9 +171,8 @@ def load(
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
     named = Path(models_file) if models_file is not None else None
-    entry, why_model = _target_of(model, named)
+    entry, notes = _target_of(model, named)
     file = ModelFile(local(entry), may_embed=True)
-    plain = draft in (None, "none")
     text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(
         n_ctx,
@@ -188,90 +197,225 @@ def load(
         checked("draft_threads", draft_threads),
         checked("draft_device", draft_device),
     )
-    header = file.header  # reads and checks the file, before the self-test and the search
-    _check_placements(header, options, of_draft)
-    own_kernels.start(options.placement.kernels)
-    if extra_bufts is None and not extra_bufts_work():
-        options = replace(options, extra_bufts=False)
-        of_draft = replace(of_draft, extra_bufts=False)
-    projector = choose_projector(mmproj, file, options, parallel)
-    if file.embeds_only:
-        return embedding_llm(entry, file, options, _Steps(progress, [header.file_bytes]).next())
-    use = drafts_of(
+    options, of_draft = _on_this_machine(file.header, options, of_draft, extra_bufts)
+    given = LoadOptions(
         entry,
         file,
-        draft,
         options,
         of_draft,
         named,
-        parallel=parallel,
-        speculation=speculation,
-        has_projector=projector is not None,
+        draft,
+        parallel,
+        speculation,
+        choose_projector(mmproj, file, options, parallel),
+        text,
+        shared_drafts,
+        prefix_memory,
+        progress,
+        on_measure,
+        notes,
     )
-    models, notes = fit_layers(use.models), [*why_model, *use.notes]
-    options, of_draft = models[0][1], models[-1][1]
-    check_room(models)
-    n_kept_bytes = _prefix_memory(prefix_memory, models)
-    check_workers(options.rpc)
+    return _open_embedder(given) if file.embeds_only else _open(plan(given))
+
+
+def _on_this_machine(
+    header: Header, options: ContextOptions, of_draft: ContextOptions, extra_bufts: bool | None
+) -> tuple[ContextOptions, ContextOptions]:
+    """Check devices and patterns, start the kernels, and return the options that work here.
+
+    Args:
+        header: The target's header.
+        options: Options of the target.
+        of_draft: Options of a draft.
+        extra_bufts: As for `load`.
+    """
+    check_placement(options.placement)
+    check_placement(of_draft.placement, "draft_device")
+    options.placement.check_header(header)
+    own_kernels.start(options.placement.kernels)
+    if extra_bufts is not None or extra_bufts_work():
+        return options, of_draft
+    return replace(options, extra_bufts=False), replace(of_draft, extra_bufts=False)
+
+
+def choose_projector(
+    mmproj: str | Path | None,
+    file: ModelFile,
+    options: ContextOptions,
+    parallel: int | Literal["auto"],
+) -> Header | None:
+    """Return the header of the projector, after all tests of it; None without one.
+
+    Raises:
+        ModelError: The file is missing or damaged, or does not fit the model.
+        InvalidOptionError: Other options exclude a projector, or this build has no libmtmd.
+        NotEnoughMemoryError: It does not fit into memory.
+    """
+    if mmproj is None:
+        return None
+    from ..llama.projector import check_projector
+    from ..llama.vision import check_images_possible
+
+    if file.embeds_only:
+        raise NoGenerationError(file.path, file.header.architecture)
+    check_images_possible(parallel, options.rpc)
+    header = read_projector(Path(mmproj))
+    free = available_bytes()
+    if free is not None and header.file_bytes > free:
+        raise NotEnoughMemoryError(
+            f"the projector {header.path.name} needs {format_bytes(header.file_bytes)} of memory; "
+            f"{format_bytes(free)} are free.",
+            header.file_bytes,
+            free,
+        )
+    check_projector(header.path, file.path)
+    return header
+
+
+def _open(plan: Plan) -> LLM:
+    """Load the models of a plan, and measure their costs if that was not done before."""
+    given = plan.load
+    check_room(plan.headers)
+    n_kept_bytes = _prefix_memory(given.prefix_memory, plan.headers)
+    check_workers(given.target.rpc)
     start_backend()
-    costs = depth_costs(header, options)
-    steps = _Steps(progress, [one.file_bytes for one, _ in models])
-    drafter: Model | Head | None = None
-    translation: Translation | None = None
-    target = load_target(file, options, projector, steps.next())
-    try:
+    costs = depth_costs(given.file.header, plan.target)
+    shares = _shares(given.progress, [file.header.file_bytes for file, _ in plan.files])
+    with ExitStack() as opened:
+        target = _load_target(plan, next(shares))
+        opened.callback(target.close)
         target.depth_costs = costs
-        if target.why_plain and not plain:
-            notes, draft_notes = [_plainly(target)], []
+        drafter: Model | Head | None = None
+        translation: Translation | None = None
+        if target.why_plain and not given.is_plain:
+            notes, draft_notes = [_plainly(target)], list[str]()
         else:
-            drafter, translation, about = _open_draft(use, target, of_draft, steps)
-            notes += about
-            # the user may choose between parallel requests and the head
-            of_head = use.head.why_not if use.head.why_not == NOT_WITH_PARALLEL else None
-            draft_notes = [note for note in notes if not (of_head and note.startswith(of_head))]
+            drafter, translation, about = _load_drafter(plan, target, shares)
+            if drafter:
+                opened.callback(drafter.close)
+            notes = [*plan.notes, *about]
+            draft_notes = plan.draft_notes(notes)
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
-                f"{entry.name} was trained for {target.n_ctx_train:,} tokens: after these, the "
-                f"text gets worse. The context holds {target.n_ctx:,}."
+                f"{given.entry.name} was trained for {target.n_ctx_train:,} tokens: after these, "
+                f"the text gets worse. The context holds {target.n_ctx:,}."
             )
         pair = ModelPair(
             target,
             drafter,
-            partial(profile_of, on_measure=on_measure, translation=translation),
-            None if text is None else _suffixes(target, text),
-            SharedTexts() if shared_drafts else None,
+            partial(profile_of, on_measure=given.on_measure, translation=translation),
+            None if given.text is None else _suffixes(target, given.text),
+            SharedTexts() if given.shared_drafts else None,
             translation,
         )
-        prompt = entry.prompt or ("chat" if target.chat_template else "text")
-        speculation = speculation or Speculation(k=0 if plain else K_MAX)
         llm = LLM(
-            entry.name,
+            given.entry.name,
             pair,
-            prompt=prompt,
-            speculation=speculation,
-            sampling=Sampling(**entry.sampling),
+            prompt=given.entry.prompt or ("chat" if target.chat_template else "text"),
+            speculation=given.speculation or Speculation(k=0 if given.is_plain else K_MAX),
+            sampling=Sampling(**given.entry.sampling),
             notes=notes,
             draft_notes=draft_notes,
             prefix_memory=n_kept_bytes,
-            parallel_reason=use.parallel_reason,
+            parallel_reason=plan.parallel_reason,
         )
         # Now, so that the first answer is not delayed. Common passes must not be wider than exact.
         if llm.speculation.k or llm.parallel > 1:
-            _measure(pair, llm)
+            _measure(llm, pair)
+        opened.pop_all()
         return llm
-    except BaseException:
-        target.close()
-        if drafter:
-            drafter.close()
-        raise
 
 
-def _measure(pair: ModelPair, llm: LLM) -> None:
+def _measure(llm: LLM, pair: ModelPair) -> None:
     """Measure the costs; note what that shows about the target."""
     before = pair.target.why_plain
     pair.measure()
     if pair.target.why_plain != before:
         llm.notes = (*llm.notes, _plainly(pair.target))
+
+
+def _open_embedder(given: LoadOptions) -> LLM:
+    """Load a model that only computes embeddings; options of drafts and slots have no effect."""
+    file, options = given.file, given.target
+    if not options.rpc:  # the memory of workers is not known
+        check_room_to_embed(file.header, options)
+    target = Model(file, options, next(_shares(given.progress, [file.header.file_bytes])))
+    with ExitStack() as opened:
+        opened.callback(target.close)
+        Embedder(target)  # checks the pooling
+        notes = []
+        if options.n_ctx and target.n_ctx < options.n_ctx:
+            notes.append(f"{given.entry.name} reads at most {target.n_ctx:,} tokens of a text.")
+        llm = LLM(
+            given.entry.name,
+            ModelPair(target, None),
+            prompt="text",
+            speculation=Speculation(k=0),
+            sampling=Sampling(**given.entry.sampling),
+            notes=notes,
+        )
+        opened.pop_all()
+        return llm
+
+
+def _load_target(plan: Plan, progress: OnShare) -> Model:
+    """Load the target, with its projector if there is one."""
+    if plan.load.projector is None:
+        return Model(plan.load.file, plan.target, progress)
+    from ..llama.vision import VisionModel
+
+    return VisionModel(plan.load.file, plan.target, plan.load.projector, progress)
+
+
+def _load_drafter(
+    plan: Plan, target: Model, shares: Iterator[OnShare]
+) -> tuple[Model | Head | None, Translation | None, list[str]]:
+    """Load what drafts; return it with its translation, and notes on it.
+
+    Raises:
+        VocabularyMismatchError: The vocabularies have too few common tokens.
+    """
+    if plan.head.kind:
+        try:
+            options = replace(plan.load.of_draft, n_ctx=target.n_ctx, head="self")
+            return open_head(target, options, plan.head.file), None, []
+        except GgufSpecError as error:
+            target.without_head()
+            why = str(error).rstrip(".")
+            return (
+                None,
+                None,
+                [f"the prediction head is not used ({why}): drafts come from the text."],
+            )
+    if not plan.draft:
+        return None, None, []
+    (_, (file, options)) = plan.files
+    costs = depth_costs(file.header, options)
+    options = replace(options, n_ctx=target.n_ctx)
+    draft = _load_beside(target, file, options, next(shares))
+    with ExitStack() as opened:
+        opened.callback(draft.close)
+        draft.depth_costs = costs
+        translation = translation_of(target, draft)
+        if not (draft.why_plain or (translation and not draft.can_roll_back)):
+            opened.pop_all()
+            return draft, translation, [f"{translation.note}."] if translation else []
+        why = draft.why_plain or (
+            f"{draft.path.name} is recurrent or hybrid, and has other token ids than the target"
+        )
+        return None, None, [f"the draft {why}: drafts come from the text only."]
+
+
+def _load_beside(
+    target: Model, file: ModelFile, options: ContextOptions, progress: OnShare
+) -> Model:
+    """Load a draft model for a target, which may see images."""
+    if not getattr(target, "sees", False):
+        return Model(file, options, progress)
+    from ..llama.vision import BlindModel, VisionModel
+
+    pictures = cast(VisionModel, target).pictures
+    return BlindModel(file, options, pictures, progress)
 
 
 def _plainly(target: Model) -> str:
@@ -296,13 +440,6 @@ def _prefix_memory(given: int | str, models: Sequence[tuple[Header, ContextOptio
     return n_bytes
 
 
-def _check_placements(header: Header, options: ContextOptions, of_draft: ContextOptions) -> None:
-    """Check devices and patterns before anything is loaded."""
-    check_placement(options.placement)
-    check_placement(of_draft.placement, "draft_device")
-    options.placement.check_header(header)
-
-
 def _target_of(
     model: str | Path | DefaultModel | None, models_file: Path | None
 ) -> tuple[Entry, list[str]]:
@@ -317,21 +454,14 @@ def _target_of(
     return chosen.entry, [chosen.note] if chosen.note else []
 
 
-class _Steps:
-    """Combines the loading progress of several models, weighted by size."""
+def _shares(progress: OnProgress | None, sizes: Sequence[int]) -> Iterator[OnShare]:
+    """Yield the progress callbacks of several models, whose shares are weighted by size."""
+    for i, size in enumerate(sizes):
+        yield progress and partial(_tell, progress, sum(sizes[:i]), size, sum(sizes))
 
-    def __init__(self, progress: OnProgress | None, sizes: Sequence[int]) -> None:
-        self._progress = progress
-        self._starts, self._total = [sum(sizes[:i]) for i in range(len(sizes) + 1)], sum(sizes)
 
-    def next(self) -> Callable[[float], object] | None:
-        """Return the progress callback of the next model."""
-        if self._progress is None:
-            return None
-        tell, start, end = self._progress, self._starts.pop(0), self._starts[0]
-        return lambda share: tell(
-            Progress("load", round(start + share * (end - start)), self._total, "bytes")
-        )
+def _tell(progress: OnProgress, start: int, size: int, total: int, share: float) -> object:
+    return progress(Progress("load", round(start + share * size), total, "bytes"))
 
 
 def _read_reference(path: Path) -> str:
@@ -347,44 +477,3 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
     suffixes = SuffixAutomaton()
     suffixes.extend(target.tokenize(text, special=False, start=False))
     return suffixes
-
-
-def _open_draft(
-    use: Drafts, target: Model, options: ContextOptions, steps: _Steps
-) -> tuple[Model | Head | None, Translation | None, list[str]]:
-    """Load what drafts; return it with its translation, and notes on it."""
-    if use.head.kind:
-        head, why_not = load_head(target, use.head, use.of_head)
-        return head, None, why_not
-    if use.file:
-        return _load_draft(use.file, target, options, steps.next())
-    return None, None, []
-
-
-def _load_draft(
-    file: ModelFile,
-    target: Model,
-    options: ContextOptions,
-    progress: Callable[[float], object] | None,
-) -> tuple[Model | None, Translation | None, list[str]]:
-    """Load a draft, and return it with its translation and notes; None without rollback.
-
-    Raises:
-        VocabularyMismatchError: The vocabularies have too few common tokens.
-    """
-    costs = depth_costs(file.header, options)
-    options = replace(options, n_ctx=target.n_ctx)
-    draft = load_beside(target, file, options, progress)
-    try:
-        draft.depth_costs = costs
-        translation = translation_of(target, draft)
-    except BaseException:
-        draft.close()
-        raise
-    if not (draft.why_plain or (translation and not draft.can_roll_back)):
-        return draft, translation, [f"{translation.note}."] if translation else []
-    why = draft.why_plain or (
-        f"{draft.path.name} is recurrent or hybrid, and has other token ids than the target"
-    )
-    draft.close()
-    return None, None, [f"the draft {why}: drafts come from the text only."]

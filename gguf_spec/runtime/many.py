@@ -15,7 +15,7 @@ from .stream import Stream
 
 if TYPE_CHECKING:
     from .llm import LLM
-from .request import Prompt
+from .generation import Prompt
 
 J = TypeVar("J")
 R = TypeVar("R")

@@ -14,7 +14,7 @@ class Stream:
     """A running generation: an iterator over `Chunk`s and a context manager.
 
     It can be cancelled from any thread. A stream that is garbage-collected releases the LLM: its
-    ticket leaves the queue (`runtime/turns.py`).
+    ticket leaves the queue (`runtime/request_queue.py`).
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from ..arrays import Logits
 from ..options import K_MAX
 from ..sampling.chain import Distribution
 from .acceptance import Draft
-from .company import Companies
+from .batch_costs import Batches
 from .draft_length import LEAST_REACH, Prices, best_length
 from .draft_model_use import DraftModelUse
 from .drafters import MODELS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
@@ -51,7 +51,7 @@ class DraftController(DraftTeam):
         tree: Choice of the branches; None for drafts without branches.
         widest: Largest number of rows of a pass, pending tokens and branches included. Plain
             decoding is possible with any value.
-        company: The requests that share passes with this one.
+        batches: The requests that share passes with this one.
         forecast: Predicted seconds of the generation so far.
         counts: Name of a drafter -> its draft tokens, and how many of them were accepted.
     """
@@ -66,19 +66,19 @@ class DraftController(DraftTeam):
         fixed: bool = False,
         tree: Tree | None = None,
         widest: int = K_MAX + 1,
-        company: Companies | None = None,
+        batches: Batches | None = None,
     ) -> None:
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
         self.n_left, self.fixed, self.tree, self.widest = n_left, fixed, tree, widest
-        self.company = company = company or Companies()
+        self.batches = batches = batches or Batches()
         self.forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, {*MODELS, SECOND})
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
         self._use = (
             DraftModelUse(
-                model, known.draft, known, self._chances, n_left, fixed, widest, company, _now
+                model, known.draft, known, self._chances, n_left, fixed, widest, batches, _now
             )
             if model and known.draft
             else None
@@ -134,7 +134,7 @@ class DraftController(DraftTeam):
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Index the prompt, and let the draft model read it if it is expected to be used."""
-        if self.company.target.is_alone:
+        if self.batches.target.is_alone:
             self.known.target.learn_reading(
                 self.target.n_past - self._kept_at,
                 self._kept_at,
@@ -159,7 +159,7 @@ class DraftController(DraftTeam):
             return Draft([], [])
         started_s, model_busy_s = time.perf_counter(), self._model_busy_s()
         draft, one = self._search(tokens, k), self._round
-        if self.company.target.is_alone and self._model_busy_s() == model_busy_s:
+        if self.batches.target.is_alone and self._model_busy_s() == model_busy_s:
             self.known.per_search.learn(one.returned_s - started_s)
         one.search_s = self.known.per_search.seconds
         self._budget.charge(one.search_s, one.gain_s)
@@ -171,7 +171,7 @@ class DraftController(DraftTeam):
         self._count(len(tokens))
         if one.is_skipped:
             return
-        if self.company.target.is_alone:
+        if self.batches.target.is_alone:
             passed_s = self.target.busy_s - one.busy_s
             self.known.target.learn(one.n_rows, one.n_past, passed_s)
             self._exploration.charge(one, passed_s)
@@ -198,7 +198,7 @@ class DraftController(DraftTeam):
     def _plain_round(self, start: int) -> RoundState:
         """Return a new round that does not look for a draft."""
         n_past, target = self.target.n_past, self.known.target
-        pass_s = self.company.target.seconds(target, start - n_past, n_past)
+        pass_s = self.batches.target.seconds(target, start - n_past, n_past)
         prices = Prices(1.0, [pass_s], self.known.per_token.seconds)
         return RoundState(start, n_past, prices, prices, is_skipped=True)
 
@@ -209,7 +209,7 @@ class DraftController(DraftTeam):
         use = self.model_use
         if use and not self.fixed:
             self.attempt(use.model, use.probe, tokens, one.prices.rate)
-        alone = self.company.target.is_alone
+        alone = self.batches.target.is_alone
         if k and (self.fixed or not alone or not self._exploration.is_plain_due(one.prices)):
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if self.fixed else self._length()
@@ -220,16 +220,16 @@ class DraftController(DraftTeam):
 
     def _begin_round(self, start: int, k: int) -> RoundState:
         """Return a new round with its expected and optimistic costs."""
-        n_past, target, company = self.target.n_past, self.known.target, self.company.target
+        n_past, target, batch = self.target.n_past, self.known.target, self.batches.target
         pending, n = start - n_past, k + 1 + (self.tree.n_more if self.tree else 0)
         python_s = self.known.per_token.seconds
         rate = max(
-            self._tokens / self._seconds if self._seconds and company.is_alone else 0.0,
-            1 / (company.seconds(target, 1, n_past) + python_s),
+            self._tokens / self._seconds if self._seconds and batch.is_alone else 0.0,
+            1 / (batch.seconds(target, 1, n_past) + python_s),
         )
-        passes_s = company.passes_s(target, pending, n, n_past)
+        passes_s = batch.passes_s(target, pending, n, n_past)
         prices = Prices(rate, passes_s, python_s, *self._replay(pending, k, n_past))
-        explores = self._exploration.is_due() and k > 0 and not self.fixed and company.is_alone
+        explores = self._exploration.is_due() and k > 0 and not self.fixed and batch.is_alone
         hopeful = (
             prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
         )
@@ -240,10 +240,10 @@ class DraftController(DraftTeam):
         free = self.target.free_rollback
         if free >= k:
             return (), 0
-        company, target = self.company.target, self.known.target
+        batch, target = self.batches.target, self.known.target
         # The next pass has the pending tokens of this round, too, and the accepted ones.
-        passes_s = company.passes_s(target, pending + 1, k, n_past)
-        alone_s = company.seconds(target, 1, n_past)
+        passes_s = batch.passes_s(target, pending + 1, k, n_past)
+        alone_s = batch.seconds(target, 1, n_past)
         return [max(0.0, one - alone_s) for one in passes_s], free
 
     def _propose(self, tokens: Sequence[int], k: int) -> None:
@@ -284,7 +284,7 @@ class DraftController(DraftTeam):
         """Return the number of draft tokens to check, agreed with the requests beside this one."""
         n = self._cut()
         drawn = any(step.proposal.q for step in self._round.steps)
-        return n if drawn else self.company.target.agreed(self._round.reaches, n)
+        return n if drawn else self.batches.target.agreed(self._round.reaches, n)
 
     def _cut(self) -> int:
         """Return the number of draft tokens to check.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..options import K_MAX
-from .company import Companies
+from .batch_costs import Batches
 from .cost_model import CostModel
 from .draft_length import Outlook, drafting_gain, token_seconds
 from .drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, Proposal
@@ -55,7 +55,7 @@ class DraftModelUse:
         n_left: int,
         fixed: bool,
         widest: int,
-        company: Companies,
+        batches: Batches,
         now: Callable[[], float],
     ) -> None:
         """Begin a request.
@@ -68,12 +68,12 @@ class DraftModelUse:
             n_left: Largest length of the answer, in tokens.
             fixed: Let the draft model propose whatever it costs.
             widest: Largest number of rows of a pass.
-            company: The requests that share passes with this one.
+            batches: The requests that share passes with this one.
             now: Returns the clock, in seconds.
         """
         self.model, self.costs, self.known = model, costs, known
         self.n_left, self.fixed, self.widest = n_left, fixed, widest
-        self._chances, self._company, self._now = chances, company, now
+        self._chances, self._batches, self._now = chances, batches, now
         self._n_emitted = 0
         # Tokens since the draft model was used or probed.
         self._since_used = 0
@@ -149,7 +149,7 @@ class DraftModelUse:
         passed_s = self.model.busy_s - busy_s
         if not proposal:
             return None
-        if self._company.draft.is_alone:
+        if self._batches.draft.is_alone:
             self.costs.learn(n, n_past, passed_s)
             self.known.per_proposal.learn(self._now() - started - passed_s)
         self._since_used = 0
@@ -158,7 +158,7 @@ class DraftModelUse:
 
     def _propose_s(self, n: int, n_past: int) -> float:
         """Return the seconds of a proposal if the draft model has `n` unread tokens."""
-        pass_s = self._company.draft.seconds(self.costs, n, n_past)
+        pass_s = self._batches.draft.seconds(self.costs, n, n_past)
         return pass_s + self.known.per_proposal.seconds
 
     def _confidences(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -179,12 +179,12 @@ class DraftModelUse:
     def _reading_offset(self, n_tokens: int) -> int | None:
         """Return the position from which to read a text of `n_tokens` tokens.
 
-        Return None if reading costs more than it saves. Each request in company waits until all of
+        Return None if reading costs more than it saves. Each request of a batch waits until all of
         them have read.
         """
         usual = max(self.known.answer - self._n_emitted, self._n_emitted, _PROBE)
         left = min(self.n_left - self._n_emitted, usual)
-        pass_s = self._company.target.seconds(self.known.target, 1, n_tokens)
+        pass_s = self._batches.target.seconds(self.known.target, 1, n_tokens)
         plain_s = pass_s + self.known.per_token.seconds
         best_s, best = left * plain_s, None
         for offset, n_unread, n_cached, acceptance in self._ways_to_read(n_tokens):
@@ -192,7 +192,7 @@ class DraftModelUse:
             chance = acceptance * self.mean_chance()
             seconds = (
                 left * self._token_s(chance, n_tokens, n_cached + n_unread)
-                + _READING_MARGIN * self._company.draft.n * reading_s
+                + _READING_MARGIN * self._batches.draft.n * reading_s
             )
             if seconds < best_s:
                 best_s, best = seconds, offset
@@ -218,7 +218,7 @@ class DraftModelUse:
             self.model.begin_at(offset)
         n_cached, busy_s = self.model.n_cached, self.model.busy_s
         self.model.read(tokens, cancelled)
-        if self._company.draft.is_alone:
+        if self._batches.draft.is_alone:
             self.costs.learn_reading(
                 self.model.n_cached - n_cached,
                 n_cached,
@@ -231,8 +231,8 @@ class DraftModelUse:
 
         The other requests count as drafting too: each of them decides by the same rule.
         """
-        company, n = self._company.target, max(1, min(K_MAX + 1, self.widest))
-        passes_s = company.passes_s(self.known.target, 1, n, n_past)
+        batch, n = self._batches.target, max(1, min(K_MAX + 1, self.widest))
+        passes_s = batch.passes_s(self.known.target, 1, n, n_past)
         return token_seconds(
             chance, passes_s, self._propose_s(1, n_draft_past), self.known.per_token.seconds
         )
@@ -246,7 +246,7 @@ class DraftModelUse:
             tokens: The text before the round.
             rate: Reachable throughput, in tokens per second.
         """
-        if self._since_used < _PROBE or not self._company.draft.is_alone:
+        if self._since_used < _PROBE or not self._batches.draft.is_alone:
             return
         if not self.model.can_review:
             return

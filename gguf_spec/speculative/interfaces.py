@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import RollbackError
-from .prefixes import same_bits
+from ..llama.cache import Cache
 
 
 class LanguageModel(Protocol):
@@ -194,3 +194,33 @@ def decode_last(model: LanguageModel, tokens: Sequence[int], one_by_one: bool = 
     else:
         read_on(model, tokens[:-1], lambda: False)
     return np.array(model.logits(tokens[-1:], 1)[0])
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the common prefix."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # comparing slices is faster than comparing items
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+def same_bits(cached: Sequence[int], n_read: int, grid: int, tokens: Sequence[int]) -> int:
+    """Return the length of the longest prefix of `tokens` whose cache equals that of a new prefill.
+
+    Where the bits of a row depend on the width of its pass (`grid` is not 0), tokens cached by
+    decode passes do not count. The last part of a prompt with another continuation does not either,
+    because it was read in a pass of another width.
+    """
+    same = common(cached, tokens)
+    if grid and not same == len(tokens) == n_read:
+        same = min(same, n_read)
+        same -= same % grid
+    return same
+
+
+def reusable(cache: Cache, tokens: Sequence[int]) -> int:
+    """Return how many tokens of a text need not be read with this cache."""
+    same = same_bits(cache.cached, cache.n_read, cache.grid, tokens)
+    can_cut = cache.can_roll_back and same >= cache.least_cut
+    return same if can_cut or same == len(cache.cached) else 0

@@ -12,12 +12,10 @@ from ..llama.model import Model
 from ..llama.slots import Slots
 from ..options import HEADS, K_MAX, Speculation
 from ..sampling.chain import Sampler
-from .common_passes import Side
 from .controller import DraftController
 from .drafters import (
     CoupledDraftSampler,
     DraftCorrection,
-    FirstRead,
     NgramDrafter,
     NoDrafter,
     RetryDrafter,
@@ -29,11 +27,9 @@ from .drafters import (
     failure,
     name_of,
 )  # fmt: skip
-from .interfaces import LanguageModel
 from .pair_statistics import PairStatistics
 from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
-from .scheduler import Scheduler
-from .task import SlotPair
+from .scheduler import Scheduler, Side, SlotPair
 from .translated_model import in_target_ids
 from .translation import Translation
 from .tree import Tree
@@ -64,7 +60,7 @@ class ModelPair:
             private.
         translation: Translation for a draft model with other token ids; None if they are the same.
         calibration: Correction of the draft's logits, learned from the target.
-        draft_first: What the draft model's own cache has of a text.
+        slots: The sequences of both contexts, one pair for each request that runs at once.
         experiences: Cost models and acceptance rates, updated during use; one each for texts that
             are `greedy`, `sampled` and `drawn`.
     """
@@ -92,7 +88,12 @@ class ModelPair:
         self.target, self.draft, self.reference = target, draft, reference
         self.shared, self.translation = shared, translation
         self.calibration = DraftCorrection(target.n_vocab)
-        self.draft_first = FirstRead()
+        several = [target, draft] if target.parallel > 1 else []
+        self._common = [Slots(one) for one in several if isinstance(one, Model)]
+        targets, *drafts = [one.all for one in self._common] or [[target]]
+        self.slots = [SlotPair(one, None) for one in targets]
+        for pair, one in zip(self.slots, drafts[0] if drafts else [draft], strict=False):
+            pair.draft = one
         self._measure = measure
         self.use_profile(DEFAULT_PROFILE)
 
@@ -123,7 +124,7 @@ class ModelPair:
             # If the target caused the failure, this fails again.
             profile = measure(self.target, None)
             failure(self._name_of_draft, error)
-            self.draft_first.failed = True
+            self.slots[0].first.failed = True
             share = self.draft.weight_bytes / self.target.weight_bytes
             return replace(
                 profile, draft={width: share * seconds for width, seconds in profile.target.items()}
@@ -197,14 +198,14 @@ class ModelPair:
         widest = self.profile.widest(exact=True)
         if not self.target.can_roll_back:
             widest = min(widest, self.target.most_exact_rows)
-        target = Side(Slots(self.target, max(1, widest)), known.target)
-        model = self.draft if isinstance(self.draft, Model) else None
-        draft = Side(Slots(model), known.draft) if model and known.draft else None
-        scheduler = Scheduler(target, draft)
-        for pair in scheduler.pairs[1:]:
+        targets, *drafts = self._common
+        targets.widest = max(1, widest)
+        target = Side(targets, known.target)
+        draft = Side(drafts[0], known.draft) if drafts and known.draft else None
+        for pair in self.slots[1:]:
             for slot in pair.slots:
                 slot.forget()
-        return scheduler
+        return Scheduler(self.slots, target, draft)
 
     def most_drafted(self, speculation: Speculation) -> int:
         """Return the largest draft length of a round.
@@ -280,15 +281,16 @@ class ModelPair:
         counted.
         """
         counts = self.target.exact_branches or self.logit_noise(speculation) > 0
-        return Tree.of(speculation) if self.target.can_roll_back and counts else None
+        alone = self.target.parallel == 1 and self.target.can_roll_back
+        return Tree.of(speculation) if alone and counts else None
 
     def drafter(
         self,
         speculation: Speculation,
         sampler: Sampler,
         n_left: int,
+        slots: SlotPair,
         before: DraftController | NoDrafter | None = None,
-        slots: SlotPair | None = None,
     ) -> DraftController | NoDrafter:
         """Return the drafter of one request.
 
@@ -296,16 +298,13 @@ class ModelPair:
             speculation: Options of the request.
             sampler: The target's chain.
             n_left: Largest length of the answer, in tokens.
+            slots: Slots of the request.
             before: Drafter of the first part of the same request; the new one continues its counts.
-            slots: Slots of the request, if the contexts have several; None for the models' own.
         """
         if not speculation.k:
             return NoDrafter()
         if self.target.why_plain:
             return NoDrafter(self.target.why_plain)
-        target: LanguageModel = slots.target if slots else self.target
-        draft: LanguageModel | None = slots.draft if slots else self.draft
-        first = slots.first if slots else self.draft_first
         coupled, who = speculation.accept == "coupled", speculation.drafter
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
@@ -316,12 +315,12 @@ class ModelPair:
         )
         model = (
             drafter_of(
-                in_target_ids(draft, self.target, self.translation),
+                in_target_ids(slots.draft, self.target, self.translation),
                 guess,
                 self.target.n_vocab,
-                first,
+                slots.first,
             )
-            if draft and who != "ngram"
+            if slots.draft and who != "ngram"
             else None
         )
         texts: list[TokenDrafter] = (
@@ -331,15 +330,15 @@ class ModelPair:
         )
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         controller = DraftController(
-            target,
+            slots.target,
             texts,
             model,
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            tree=None if slots else self._tree(speculation),
+            tree=self._tree(speculation),
             widest=self.profile.widest(speculation.exact),
-            company=slots.company if slots else None,
+            batches=slots.batches,
         )
         if isinstance(before, DraftController):
             controller.go_on_from(before)

@@ -19,18 +19,219 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..arrays import Logits
+from ..errors import DecodeError
+from ..llama.cache import Part
 from ..llama.head import Head
 from ..llama.model import Model
-from ..llama.slots import Part
-from .common_passes import Side
-from .company import ALONE, Offer, common_rows
+from ..llama.slots import Slots
+from .batch_costs import ALONE, Batch, BatchCosts, Batches, Offer, common_rows
 from .cost_model import CostModel
+from .drafters import FirstRead
 from .neighbours import moves, pays, runs
-from .task import SlotPair, Task, mean_depth
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+
+@dataclass
+class SlotPair:
+    """The slots of one request.
+
+    Attributes:
+        target: Slot of the target.
+        draft: Slot of the draft model, or None.
+        batches: The requests that share passes with this one.
+        first: What the draft model reads of a text.
+        task: The task that uses them, or None.
+        used_at: Number of the last task that used them.
+    """
+
+    target: Model
+    draft: Model | Head | None
+    batches: Batches = field(default_factory=Batches)
+    first: FirstRead = field(default_factory=FirstRead)
+    task: Task | None = None
+    used_at: int = 0
+
+    @property
+    def slots(self) -> list[Model | Head]:
+        """Both slots, the target's first."""
+        return [self.target, *([self.draft] if self.draft else [])]
+
+
+class Task:
+    """One request in the scheduler.
+
+    Attributes:
+        number: Position in the order of arrival.
+        pair: Its slots.
+        body: The greenlet of the request.
+        waits_for: What it waits for: a part of a pass, or the length of its draft; None if it can
+            be resumed.
+        is_parked: It has nothing to do until this is cleared.
+        rests: It may compute long between two passes, and then calls `Scheduler.rest`.
+        is_resting: It goes on with its work in its next turn.
+        turn: Number of its last turn among the tasks that rest.
+        answer: What it is resumed with.
+        error: Raised in it when it is resumed; None for an answer.
+    """
+
+    def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
+        self.number, self.pair, self.body = number, pair, body
+        self.waits_for: Part | Offer | None = None
+        self.is_parked = self.rests = self.is_resting = False
+        self.turn = 0
+        self.answer: Any = None
+        self.error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request has ended."""
+        return bool(self.body.dead)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be resumed."""
+        return self.waits_for is None and not self.is_parked and not self.is_done
+
+    @property
+    def part(self) -> Part:
+        """The part of a pass that it waits for."""
+        assert isinstance(self.waits_for, Part)
+        return self.waits_for
+
+    @property
+    def offer(self) -> Offer:
+        """What it can decode: its draft, or the part that it waits for."""
+        one = self.waits_for
+        return one if isinstance(one, Offer) else Offer((), len(self.part.tokens))
+
+    @property
+    def reads(self) -> bool:
+        """Whether it waits for a pass of the target over a piece of its prompt."""
+        part = self.waits_for
+        return isinstance(part, Part) and part.n_rows == 0 and part.slot is self.pair.target
+
+    def suspend(self) -> Any:
+        """Switch from its body to the scheduler; return what it is resumed with, or raise that."""
+        parent = self.body.parent
+        assert parent
+        parent.switch()
+        error, self.error = self.error, None
+        if error:
+            raise error
+        answer, self.answer = self.answer, None
+        return answer
+
+    def set_answer(self, answer: Any = None, error: Exception | None = None) -> None:
+        """Set what it is resumed with; it can be resumed from now on.
+
+        Rows are copied for a task that rests, because others have passes before it has read them.
+        """
+        if self.rests and isinstance(answer, np.ndarray):
+            answer = np.array(answer)
+        self.waits_for, self.answer, self.error = None, answer, error
+
+
+def mean_depth(tasks: Sequence[Task]) -> int:
+    """Return the mean number of tokens that the target has cached for each task."""
+    return sum(task.pair.target.n_past for task in tasks) // max(1, len(tasks))
+
+
+class Side:
+    """One of the two models: its slots, the costs of its passes, and the passes of several tasks.
+
+    Attributes:
+        slots: The slots.
+        base: Cost model of one sequence.
+        costs: Costs of common passes.
+    """
+
+    def __init__(self, slots: Slots, base: CostModel) -> None:
+        self.slots, self.base = slots, base
+        most = len(slots.all) if slots.model.can_roll_back else 0
+        self.costs = BatchCosts(slots.widest, most)
+
+    def n_sequences(self, tasks: Sequence[Task]) -> int:
+        """Return the number of sequences with which a pass of these tasks is fastest."""
+        width = max(len(task.part.tokens) for task in tasks)
+        return self.costs.best_n(self.base, len(tasks), width, mean_depth(tasks))
+
+    def seconds(self, n: int, rows: int, n_past: int) -> float:
+        """Return the seconds to decode `rows` tokens of each of `n` sequences."""
+        return self.costs.seconds(self.base, n, rows, n_past)
+
+    def move_s(self) -> float:
+        """Return the seconds to move a sequence: llama.cpp copies its whole cache.
+
+        Copying reads and writes; a pass over one token reads the weights.
+        """
+        model = self.slots.model
+        share: float = 2 * model.cached_bytes * model.n_ctx / model.weight_bytes
+        return share * self.base.seconds(1, 0)
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Run the passes that tasks wait for, as common ones, and answer the tasks."""
+        groups = self._groups(tasks)
+        for group in groups:
+            self.run_one(group)
+            # The next pass overwrites the rows.
+            for task in group if group is not groups[-1] else ():
+                task.answer = None if task.answer is None else np.array(task.answer)
+
+    def _groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
+        """Divide tasks into common passes: all together, or each number of tokens by itself."""
+        depth, by_width = mean_depth(tasks), dict[int, list[Task]]()
+        for task in tasks:
+            by_width.setdefault(len(task.part.tokens), []).append(task)
+        apart = sum(self.seconds(len(one), width, depth) for width, one in by_width.items())
+        widest = max(by_width)
+        if len(by_width) > 1 and self.seconds(len(tasks), widest, depth) < apart:
+            by_width = {widest: list(tasks)}
+        groups = []
+        for width, some in by_width.items():
+            at_once = max(1, self.costs.widest // width)
+            groups += [some[i : i + at_once] for i in range(0, len(some), at_once)]
+        return groups
+
+    def run_one(self, tasks: Sequence[Task]) -> None:
+        """Run one pass and answer its tasks; if it fails, run each of them alone."""
+        parts = [task.part for task in tasks]
+        lost = [([*part.slot.cached], part.slot.n_read) for part in parts]
+        started = time.perf_counter()
+        try:
+            answers = self.slots.decode(parts, self.n_sequences(tasks) if len(tasks) > 1 else 0)
+        except DecodeError as error:
+            for task, cache in zip(tasks, lost, strict=True):
+                self._retry(task, *cache, error if len(tasks) == 1 else None)
+            return
+        seconds = time.perf_counter() - started
+        if any(part.n_rows for part in parts):
+            widest = max(len(part.tokens) for part in parts)
+            n = self.slots.n_decoded
+            self.costs.learn(self.base, n, widest, mean_depth(tasks), seconds)
+        for task, rows in zip(tasks, answers, strict=True):
+            task.set_answer(rows)
+
+    def _retry(self, task: Task, lost: list[int], n_read: int, error: DecodeError | None) -> None:
+        """Read the tokens of a lost cache again and run a pass of one task alone."""
+        part = task.part
+        if error:
+            task.set_answer(error=error)
+            return
+        try:
+            self.slots.refill(part.slot, lost, n_read)
+            rows = self.slots.decode([part])[0]
+            task.set_answer(np.array(rows))
+        except DecodeError as alone:
+            task.set_answer(error=alone)
+
 
 # Tokens; smallest piece of a prompt that is read between two passes of the requests that decode.
 _PIECE = 64
@@ -42,8 +243,8 @@ _MOST_DELAY, _MOST_PIECES = 0.2, 4
 _COMPUTING, _COMPUTING_S = 0.5, 0.02
 
 
-class _InCompany:
-    """Company of the tasks while there are several."""
+class _SharedBatch(Batch):
+    """Batch of the tasks while there are several."""
 
     is_alone = False
 
@@ -51,11 +252,11 @@ class _InCompany:
         self._scheduler, self._costs, self.n = scheduler, side.costs, max(1, n)
 
     def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
-        """As of `Company`."""
+        """Return the seconds of a pass over `n` tokens of each sequence."""
         return self._costs.seconds(costs, self.n, n, n_past)
 
     def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
-        """As of `Company`.
+        """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values.
 
         The requests that draft share the time of the further rows.
         """
@@ -63,8 +264,9 @@ class _InCompany:
         share = self._costs.drafting_share
         return [passes_s[0] + (one - passes_s[0]) / share for one in passes_s]
 
-    def agreed(self, reaches: Sequence[float], _n: int) -> int:
-        """As of `Company`."""
+    def agreed(self, reaches: Sequence[float], n: int) -> int:
+        """Return the draft length on which the scheduler decides for all tasks."""
+        del n
         return self._scheduler.agree(reaches)
 
 
@@ -77,17 +279,18 @@ class Scheduler:
         on_lost: Called with free slots before their caches are overwritten.
     """
 
-    def __init__(self, target: Side, draft: Side | None) -> None:
+    def __init__(self, pairs: Sequence[SlotPair], target: Side, draft: Side | None) -> None:
         """Prepare the slots.
 
         Args:
+            pairs: The slots.
             target: Slots and costs of the target.
             draft: Those of the draft model, with as many slots; None without one.
         """
         self._target, self._draft = target, draft
-        drafts = draft.slots.all if draft else [None] * len(target.slots.all)
-        self.pairs = [SlotPair(a, b) for a, b in zip(target.slots.all, drafts, strict=True)]
+        self.pairs = sorted(pairs, key=lambda one: one.target.index)
         for pair in self.pairs:
+            pair.task, pair.used_at = None, 0
             for slot in pair.slots:
                 slot.run = self._wait_for
         self.tasks: list[Task] = []
@@ -111,18 +314,6 @@ class Scheduler:
         """Empty the caches of all slots."""
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             slot.forget()
-
-    def take_over(self, target: Model, draft: Model | Head | None) -> None:
-        """Begin to use the caches, the first of which the models have used by themselves."""
-        for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
-            if model:
-                slot.adopt(model.cached, model.n_read, model.least_cut)
-
-    def hand_back(self, target: Model, draft: Model | Head | None) -> None:
-        """Leave the first cache to the models, for use without the scheduler."""
-        for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
-            if model:
-                model.adopt(slot.cached, slot.n_read, slot.least_cut)
 
     def start(self, pair: SlotPair, body: Callable[[], object]) -> Task:
         """Start a task on free slots; it runs with the next step.
@@ -165,8 +356,13 @@ class Scheduler:
 
     def _wait_for(self, part: Part) -> Logits:
         """Return the rows of a part of a pass; called by the slots of the running task."""
-        task = self._the_running
-        part.slot.check(part)
+        task = self._running
+        if task is None:  # not in a task: the caller has the turn
+            model = part.slot.model
+            side = self._target if model is self._target.slots.model else self._draft
+            assert side
+            return side.slots.decode_one(part)
+        part.slot.check_room(part.tokens)
         task.waits_for = part
         rows: Logits = task.suspend()
         return rows
@@ -184,13 +380,13 @@ class Scheduler:
         piece = self._piece(len(active) - len(decoding), decoding) if decoding else 0
         of_target, of_draft = (
             # Those that read now decode soon, and wait for the same passes then.
-            _InCompany(self, side, len(active)) if together and side else ALONE
+            _SharedBatch(self, side, len(active)) if together and side else ALONE
             for side in (self._target, self._draft)
         )
         for pair in self.pairs:
-            pair.company.target, pair.company.draft = of_target, of_draft
+            pair.batches.target, pair.batches.draft = of_target, of_draft
             for slot in pair.slots:
-                slot.piece = piece if together else 0
+                slot.most_read = piece if together else 0
 
     def _piece(self, n_read: int, decoding: Sequence[Task]) -> int:
         """Return the most tokens that are read between two passes of the tasks that decode.
@@ -277,11 +473,9 @@ class Scheduler:
 
     def _move(self, pair: SlotPair, free: SlotPair) -> None:
         self.on_lost(free)
-        for side, slot, to in zip(
-            (self._target, self._draft), pair.slots, free.slots, strict=False
-        ):
-            if side:
-                side.slots.move(slot, to)
+        self._target.slots.move(pair.target, free.target)
+        if self._draft and isinstance(pair.draft, Model) and isinstance(free.draft, Model):
+            self._draft.slots.move(pair.draft, free.draft)
         self.pairs = sorted(self.pairs, key=lambda one: one.target.index)
 
     def _waiting(self, side: Side | None, rows: bool) -> list[Task]:

@@ -31,7 +31,7 @@ WAYS = {
 
 
 class _Job(NamedTuple):
-    """A text to be generated in company, and the plain text of the same request alone."""
+    """A text to be generated beside others, and the plain text of the same request alone."""
 
     place: int
     ids: Sequence[int]

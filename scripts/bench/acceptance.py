@@ -13,7 +13,7 @@ import numpy as np
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.speculative.drafters.draft_sampler import CANDIDATES, DraftCorrection
+from gguf_spec.speculative.drafters.model import CANDIDATES, DraftCorrection
 from gguf_spec.verify import bundled_prompts
 
 TUNED = CANDIDATES

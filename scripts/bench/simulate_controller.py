@@ -28,7 +28,7 @@ from gguf_spec.speculative.drafters import (
     NgramDrafter,
     RetryDrafter,
 )
-from gguf_spec.speculative.drafters.draft_sampler import DraftToken
+from gguf_spec.speculative.drafters.model import DraftToken
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import Profile
 

@@ -93,7 +93,7 @@ def test_chat(folder, run, tmp_path):
 
 @needs_mtmd
 def test_doctor(folder):
-    from gguf_spec.doctor.projector import projector
+    from gguf_spec.doctor.models import projector
 
     check = projector(folder / "mmproj.gguf", folder / "model.gguf", None, True)
     assert (check.status, check.name) == ("ok", "projector")

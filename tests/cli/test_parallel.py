@@ -6,7 +6,7 @@ import pytest
 from gguf_spec.cli import config_file
 from gguf_spec.cli.batch import batch
 from gguf_spec.cli.error_text import option_name
-from gguf_spec.cli.parallel import NumberOrAuto
+from gguf_spec.cli.parameters import NumberOrAuto
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import Option
 from tests.batch.conftest import read, write

@@ -7,6 +7,7 @@ import inspect
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from llama_cpp import llama_cpp as C
 
@@ -29,6 +30,7 @@ GIVEN = {
     "kind": [None], "error": [None], "trace": [None], "input_ids": [], "profile": [DEFAULT_PROFILE], "snapshot": [None],
     "prompts": [["ab"]], "cached": [[1]], "parts": [[]], "prefix": ["a"], "suffix": ["b"], "llm": [],
     "texts": ["ab", [[1, 2]]], "query": ["a"], "documents": [["b"]], "least_cut": [0], "why": ["planted"], "n": [0],
+    "other": [SimpleNamespace(index=0, cached=[1], n_read=0, least_cut=0)],
 }  # fmt: skip
 PASSED_ON = {"create_chat_completion_openai_v1": (MESSAGES,)}  # as they are, to another member
 SPECIAL = ["__iter__", "__next__", "__enter__", "__exit__", "__call__"]

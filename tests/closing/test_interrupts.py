@@ -111,9 +111,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
     way = Bytecodes(
         [
             "runtime/llm.py",
-            "runtime/shared_model.py",
-            "runtime/loaded_model.py",
-            "runtime/turns.py",
+            "runtime/request_queue.py",
             "speculative/pair.py",
             "llama/model.py",
             "llama/cache.py",

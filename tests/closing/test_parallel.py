@@ -15,7 +15,7 @@ import pytest
 import gguf_spec
 from gguf_spec.errors import BusyError, ClosedError, DecodeError
 from gguf_spec.llama.slots import Slots
-from gguf_spec.runtime import parallel
+from gguf_spec.runtime import request_queue
 from gguf_spec.speculative.scheduler import Scheduler
 from tests.closing.interrupted import in_another_thread
 from tests.closing.together import ENDLESS, LONG, OPTIONS, PLAIN, PROMPTS, SHORT
@@ -25,13 +25,10 @@ from tests.support.bytecodes import Bytecodes, described, spread
 from tests.closing.together import Beside, free, texts  # isort: skip
 
 FILES = (
-    "runtime/parallel.py",
+    "runtime/request_queue.py",
     "runtime/stream.py",
     "runtime/generation.py",
     "runtime/llm.py",
-    "runtime/shared_model.py",
-    "runtime/loaded_model.py",
-    "runtime/restorable_model.py",
     "runtime/many.py",
 )
 
@@ -367,7 +364,7 @@ def test_an_unexpected_error_ends_the_requests_and_leaves_nothing_wrong(llm, rig
 def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch, function):
     """Those that run go on, and what they wrote is right; nothing half copied is left in a cache."""
     texts(llm)  # there are caches to lose
-    real, bad = getattr(parallel, function), llm.tokenize(PROMPTS[3])
+    real, bad = getattr(request_queue, function), llm.tokenize(PROMPTS[3])
 
     def failing(*given):
         found = real(*given)
@@ -375,7 +372,7 @@ def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch,
             raise RuntimeError("planted")
         return found
 
-    monkeypatch.setattr(parallel, function, failing)
+    monkeypatch.setattr(request_queue, function, failing)
     with Beside(llm, 2) as beside:
         with pytest.raises(RuntimeError, match="planted"):
             in_another_thread(lambda: llm.generate(PROMPTS[3], SHORT))
@@ -494,7 +491,7 @@ def test_two_minutes_of_requests_of_all_kinds():
 def test_a_reader_waits_in_pieces(llm, monkeypatch):
     """On Windows, Ctrl-C arrives only between two waits."""
     waits, get = [], queue.SimpleQueue.get
-    monkeypatch.setattr(parallel, "_WAIT_S", 1e-4)
+    monkeypatch.setattr(request_queue, "_WAIT_S", 1e-4)
 
     class Queue:
         def __init__(self):
@@ -505,7 +502,7 @@ def test_a_reader_waits_in_pieces(llm, monkeypatch):
             waits.append(timeout)
             return get(self._queue, timeout=timeout)
 
-    monkeypatch.setattr(parallel, "SimpleQueue", Queue)
+    monkeypatch.setattr(request_queue, "SimpleQueue", Queue)
     llm.generate(PROMPTS[0], SHORT)
     assert len(waits) > 2
     assert set(waits) == {1e-4}

@@ -7,7 +7,7 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import BusyError, ClosedError, InvalidOptionError
-from gguf_spec.runtime.turns import Line, Ticket
+from gguf_spec.runtime.request_queue import Line, Ticket
 from tests.support.bytecodes import Bytecodes, described
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -78,7 +78,7 @@ def test_a_ticket_that_leaves_before_its_turn_and_one_that_nobody_calls():
 
 
 def test_an_interrupt_at_any_bytecode_of_taking_and_leaving():
-    way = Bytecodes(["runtime/turns.py"])
+    way = Bytecodes(["runtime/request_queue.py"])
 
     def use(line):
         ticket = Ticket()

@@ -12,7 +12,7 @@ from gguf_spec.llama.head import EagleHead
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.own_kernels import extra_bufts_work
 from gguf_spec.options import HEADS
-from gguf_spec.runtime import head_choice
+from gguf_spec.runtime import plan as plan_module
 from tests.exactness.with_heads import (
     GREEDY,
     PROMPTS,
@@ -171,11 +171,11 @@ def test_heads_that_cannot_be_used(folder, monkeypatch):
             assert llm.generate(PROMPTS[0], GREEDY).tokens
         with pytest.raises(NoSpeculationError, match=why):
             loaded(folder, head, name, speculation=FIXED, **options)
-    monkeypatch.setattr(head_choice, "layer_functions", lambda: None)
+    monkeypatch.setattr(plan_module, "layer_functions", lambda: None)
     with loaded(folder) as llm:
         assert "has no functions for prediction heads" in llm.notes[0]
     monkeypatch.undo()
-    monkeypatch.setattr(head_choice, "why_head_fails", lambda *_: "a test failed")
+    monkeypatch.setattr(plan_module, "why_head_fails", lambda *_: "a test failed")
     with loaded(folder) as llm:
         assert llm.notes[0] == "a test failed: drafts come from elsewhere."
 

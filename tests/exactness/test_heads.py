@@ -12,8 +12,9 @@ from gguf_spec.llama import native_head
 from gguf_spec.llama.head import Head
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.resolve import resolve
-from gguf_spec.runtime import draft_choice, head_choice
-from gguf_spec.runtime.kept_prefixes import PrefixStore
+from gguf_spec.runtime import plan as plan_module
+from gguf_spec.runtime.draft_search import LoadOptions
+from gguf_spec.runtime.prefix_cache import PrefixStore
 from gguf_spec.speculative.drafters import HeadDrafter
 from tests.exactness.with_heads import (
     GREEDY,
@@ -259,16 +260,16 @@ def test_heads_that_cannot_be_used_are_left_out_with_a_note(folder, monkeypatch)
         assert "not used with parallel requests" in llm.notes[0]
     with loaded(folder, "other", folder / "alone.gguf") as llm:
         assert "is for the architecture qwen35, and other.gguf is of llama" in llm.notes[0]
-    monkeypatch.setattr(head_choice, "why_head_fails", lambda *_: "a test failed")
+    monkeypatch.setattr(plan_module, "why_head_fails", lambda *_: "a test failed")
     with loaded(folder) as llm:
         assert llm.notes[0] == "a test failed: drafts come from elsewhere."
-    monkeypatch.setattr(head_choice, "extensions", lambda: None)
+    monkeypatch.setattr(plan_module, "extensions", lambda: None)
     with loaded(folder) as llm:
         assert "has no functions for prediction heads" in llm.notes[0]
 
 
 def test_a_head_that_does_not_fit_is_left_out(folder, monkeypatch):
-    monkeypatch.setattr(draft_choice, "has_room", lambda models: not models[0][1].head)
+    monkeypatch.setattr(plan_module, "has_room", lambda models: not models[0][1].head)
     with loaded(folder, "random") as llm:
         assert llm.notes[0] == (
             "the prediction head does not fit into memory: drafts come from the text."
@@ -358,10 +359,8 @@ def test_what_models_yaml_says_of_drafts(folder, declared, kind):
     """`ngram` means that there is no draft model; the head in the file is none."""
     path = folder / "trained.gguf"
     entry, options = replace(resolve(path), draft=declared), ContextOptions(256, 1)
-    use = draft_choice.drafts_of(
-        entry, ModelFile(path), "auto", options, options.for_draft(), None, parallel=1, speculation=None
-    )  # fmt: skip
-    assert use.head.kind == kind
+    planned = plan_module.plan(LoadOptions(entry, ModelFile(path), options, options.for_draft()))
+    assert planned.head.kind == kind
 
 
 def test_a_head_is_there_for_requests_that_want_it(folder):

@@ -11,7 +11,7 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.llama.model import Model
 from gguf_spec.quantize import quantize
-from gguf_spec.runtime.parallel import ParallelRunner
+from gguf_spec.runtime.request_queue import ParallelRunner
 from tests.gguf.test_near_ties import TALES
 from tests.support.batch_requests import outcome, together
 

@@ -10,7 +10,8 @@ import gguf_spec
 from gguf_spec.cli import cli
 from gguf_spec.cli import verify as command
 from gguf_spec.errors import DecodeError, InvalidOptionError, NotEnoughMemoryError
-from gguf_spec.llama.slots import Slot, Slots
+from gguf_spec.llama.cache import Cache
+from gguf_spec.llama.slots import Slots
 from gguf_spec.verify import verify
 
 SAID = "Running requests together changes this model's output: "
@@ -71,9 +72,9 @@ def copies_of_another_text(monkeypatch):
     def copy(self, other):
         self.rollback(0)
         # nothing is copied
-        self.cached, self.n_read = [*other.cached], other.n_read
+        self.adopt(other.cached, other.n_read, 0)
 
-    monkeypatch.setattr(Slot, "copy_from", copy)
+    monkeypatch.setattr(Cache, "copy_from", copy)
 
 
 BUGS = {

@@ -20,7 +20,7 @@ from gguf_spec.registry import download
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import draft_search
-from gguf_spec.runtime.draft_search import candidates, choose
+from gguf_spec.runtime.draft_search import LoadOptions, candidates, choose
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.profile import ModelKey, Profile, write_profile
 from gguf_spec.system.files import cache_file
@@ -62,7 +62,8 @@ def put(path, *model, **changes):
 
 def names(target):
     return {
-        one.name: one for one in candidates(resolve(target), ModelFile(target), OPTIONS, OPTIONS)
+        one.name: one
+        for one in candidates(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
     }
 
 
@@ -130,7 +131,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     monkeypatch.setattr(
         model_module.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded")
     )
-    found, why = choose(resolve(target), ModelFile(target), OPTIONS, OPTIONS)
+    found, why = choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
     assert (found.path, found.name) == (right, "right.gguf")
     assert (
         why
@@ -162,7 +163,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
 
 def test_ollamas_blobs_have_no_names(home, target):
     blob = put(home / ".ollama/models/blobs/sha256-abc", zoo.llama(n_layer=4))
-    assert choose(resolve(target), ModelFile(target), OPTIONS, OPTIONS)[0].path == blob
+    assert choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))[0].path == blob
 
 
 def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
@@ -172,14 +173,14 @@ def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
     (target.parent / "nowhere.gguf").symlink_to(home / "nothing.gguf")
     assert [
         one.path.resolve()
-        for one in candidates(resolve(target), ModelFile(target), OPTIONS, OPTIONS)
+        for one in candidates(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
         if one.fits and not one.translated
     ] == [real]
     assert "itself.gguf" not in names(target)
 
 
 def test_nothing_to_find(home, target):
-    found, why = choose(resolve(target), ModelFile(target), OPTIONS, OPTIONS)
+    found, why = choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
     assert found is None
     assert (
         why
@@ -196,10 +197,14 @@ def test_drafts_of_models_yaml_are_first_and_marked(home, target, tmp_path):
     overlay.write_text(
         f"models:\n  big: {{path: {target}, draft: small}}\n  small: {{path: {small}}}\n"
     )
-    found, why = choose(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    found, why = choose(
+        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    )
     assert (found.path, found.declared, why) == (small, True, "")
     small.unlink()
-    found, why = choose(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    found, why = choose(
+        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    )
     assert (found.path, found.declared) == (smaller, False)
     assert why
 
@@ -211,7 +216,9 @@ def test_what_is_not_on_the_disk_is_named(home, target, tmp_path):
         f"models:\n  big: {{path: {target}, draft: away, tokenizer: zoo}}\n"
         f"  away: {{repo: a/b, file: c.gguf, revision: '{pin}', size_bytes: 1000, sha256: null, license: mit, tokenizer: zoo}}\n"
     )
-    found, why = choose(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    found, why = choose(
+        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    )
     assert found is None
     assert why.endswith("To download one, use gguf_spec.pull('away').")
 
@@ -222,7 +229,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
         put(target.parent / "light.gguf", zoo.llama(n_layer=2)),
         put(target.parent / "heavy.gguf", zoo.llama(n_layer=20)),
     )
-    assert choose(resolve(target), ModelFile(target), plain, OPTIONS)[0].path == light
+    assert choose(LoadOptions(resolve(target), ModelFile(target), plain, OPTIONS))[0].path == light
 
     def measured(draft, right):
         profile = Profile(
@@ -240,7 +247,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
 
     measured(light, 0.05)
     measured(heavy, 0.9)
-    found, why = choose(resolve(target), ModelFile(target), plain, OPTIONS)
+    found, why = choose(LoadOptions(resolve(target), ModelFile(target), plain, OPTIONS))
     assert found.path == heavy
     assert "measured on this machine" in why
 
@@ -317,7 +324,9 @@ def test_a_declared_draft_that_does_not_fit_is_read_once(home, target, tmp_path,
     overlay.write_text(
         f"models:\n  big: {{path: {target}, draft: wrong}}\n  wrong: {{path: {wrong}}}\n"
     )
-    found, _ = choose(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    found, _ = choose(
+        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
+    )
     assert found is None
     assert steps.count("header of wrong.gguf") == 1
 

@@ -12,9 +12,8 @@ from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative import scheduler as scheduler_module
-from gguf_spec.speculative.common_passes import Side
-from gguf_spec.speculative.company import ALONE, CompanyCosts
-from gguf_spec.speculative.scheduler import Scheduler
+from gguf_spec.speculative.batch_costs import ALONE, BatchCosts
+from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support.fakes import Clock
 
 N_SLOTS, N_CTX = 4, 256
@@ -43,7 +42,9 @@ class Costs:
 
 
 def scheduler_of(model, widest=65, costs=None):
-    scheduler = Scheduler(Side(Slots(model, widest), costs or Costs()), None)
+    slots = Slots(model, widest)
+    pairs = [SlotPair(slot, None) for slot in slots.all]
+    scheduler = Scheduler(pairs, Side(slots, costs or Costs()), None)
     scheduler.forget()
     return scheduler
 
@@ -147,7 +148,7 @@ def test_pieces_are_longer_where_passes_would_delay_first_tokens(models, a_token
     while not first.rows:
         scheduler.step()
     Task(scheduler, 0, PROMPT, 2)
-    assert scheduler.pairs[0].target.piece == piece
+    assert scheduler.pairs[0].target.most_read == piece
     run(scheduler)
 
 
@@ -156,15 +157,15 @@ def test_alone_prompts_are_read_in_large_passes(models):
     task = Task(scheduler, 1, PROMPT, 3)
     scheduler.step()
     slot = task.slot
-    assert (slot.piece, slot.reads_at_once) == (0, models[0].reads_at_once)
-    assert scheduler.pairs[0].company.target is ALONE
+    assert (slot.most_read, slot.reads_at_once) == (0, models[0].reads_at_once)
+    assert scheduler.pairs[0].batches.target is ALONE
     run(scheduler)
 
 
 @pytest.mark.parametrize("a_token", [1e-6, 1e-1])
 def test_groups_of_unequal_width_keep_their_rows(models, passes, a_token, monkeypatch):
     """Joined where that is cheap, apart where a token is dear; each task has the rows of its own pass."""
-    monkeypatch.setattr(CompanyCosts, "learn", lambda *_: None)
+    monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
     scheduler = scheduler_of(models[0], costs=Costs(a_token))
     tasks = [Task(scheduler, i, [1 + i, 9], 6, at_once) for i, at_once in enumerate((1, 4, 1, 3))]
     run(scheduler)
@@ -203,7 +204,7 @@ def test_a_failed_pass_does_not_affect_a_task_between_passes(models, passes, mon
     """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
     monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
     # Pieces of 64 tokens, whatever the passes take on a busy machine.
-    monkeypatch.setattr(CompanyCosts, "learn", lambda *_: None)
+    monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
     scheduler = scheduler_of(models[0], costs=Costs(1e-3))
     tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 2, 3)]
     while not tasks[2].rows:
@@ -340,15 +341,12 @@ def test_first_slots_are_shared_with_the_model(models):
     """Tokens read without tasks are not read again, and the cache of a task stays with the model."""
     model = models[0]
     scheduler = scheduler_of(model)
-    model.adopt([], 0, 0)
     model.read([4, 5, 6])
-    scheduler.take_over(model, None)
     assert scheduler.pairs[0].target.cached == [4, 5, 6]
     rows = []
     slot = scheduler.pairs[0].target
     scheduler.start(scheduler.pairs[0], lambda: rows.append(np.array(slot.logits([7], 1))))
     run(scheduler)
-    scheduler.hand_back(model, None)
     assert (model.cached, model.n_read) == ([4, 5, 6, 7], 3)
     models[1].rollback(0)
     models[1].read([4, 5, 6])

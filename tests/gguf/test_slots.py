@@ -170,7 +170,7 @@ def test_long_inputs_are_read_before_their_rows(pair, slots):
     tokens = some_tokens(random.Random(2), 150)
     rows = np.array(slots.all[3].logits(tokens, 3))
     assert np.array_equal(rows, alone(pair, tokens[:-3], tokens[-3:], 3))
-    slots.all[2].piece = 64
+    slots.all[2].most_read = 64
     assert slots.all[2].reads_at_once == 64
     slots.all[2].read(tokens)
     assert slots.all[2].cached == tokens

@@ -8,7 +8,7 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.cli.render import stats_lines
 from gguf_spec.server import serve_in_thread
-from gguf_spec.speculative.prefixes import common
+from gguf_spec.speculative.interfaces import common
 from tests.server.conftest import ask, metrics
 
 QUESTION = [{"role": "user", "content": "Go on."}]

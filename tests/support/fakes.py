@@ -79,7 +79,7 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
-    parallel = 1
+    parallel, index = 1, 0
     free_rollback, why_plain = 10**6, ""
     grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
     exact_branches = True

@@ -12,7 +12,7 @@ import pytest
 import gguf_spec
 from gguf_spec import AsyncLLM, Sampling, Speculation
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, EventLoopError
-from gguf_spec.runtime import async_stream
+from gguf_spec.runtime import async_llm
 from gguf_spec.runtime.stream import Stream
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -146,10 +146,10 @@ def test_cancelling_a_waiting_task(llm, rounds):
 def test_a_reader_that_does_not_read_stops_the_generation(llm, rounds):
     async def main():
         stream = AsyncLLM(llm).stream("ab", replace(LONG, max_tokens=300))
-        await until(lambda: len(rounds) > async_stream._CHUNKS)
+        await until(lambda: len(rounds) > async_llm._CHUNKS)
         await asyncio.sleep(0.15)
         n = len(rounds)
-        assert n <= async_stream._CHUNKS + 2
+        assert n <= async_llm._CHUNKS + 2
         for _ in range(10):
             await stream.__anext__()
         await until(lambda: len(rounds) >= n + 10)
@@ -274,7 +274,7 @@ def test_closing_ends_an_unread_stream(rounds):
     async def main():
         async with AsyncLLM(llm) as a:
             stream = a.stream("ab", LONG)
-            await until(lambda: len(rounds) > async_stream._CHUNKS)
+            await until(lambda: len(rounds) > async_llm._CHUNKS)
         assert [chunk.finish_reason async for chunk in stream][-1] == "cancelled"
 
     run(main())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.company import ALONE, CompanyCosts, Offer, common_rows
+from gguf_spec.speculative.batch_costs import ALONE, BatchCosts, Offer, common_rows
 
 reaches = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda some: sorted(some, reverse=True))
 offers = st.lists(st.builds(Offer, reaches, st.integers(1, 4)), min_size=1, max_size=8)
@@ -62,7 +62,7 @@ def test_many_sequences_draft_less_than_one():
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 65))
 def test_groups_are_as_large_as_the_widest_pass_allows(n, rows, widest):
-    costs, base = CompanyCosts(widest), Straight()
+    costs, base = BatchCosts(widest), Straight()
     if rows > widest:
         assert costs.seconds(base, n, rows, 0) == math.inf
         return
@@ -75,7 +75,7 @@ def test_groups_are_as_large_as_the_widest_pass_allows(n, rows, widest):
 
 
 def test_a_factor_is_learned_quickly_then_slowly_and_clipped():
-    costs, base = CompanyCosts(64), Straight()
+    costs, base = BatchCosts(64), Straight()
     alone = base.seconds(8, 0)
     costs.learn(base, 4, 2, 0, 1.5 * alone)
     first = 0.7 * math.log(1.5)
@@ -91,14 +91,14 @@ def test_a_factor_is_learned_quickly_then_slowly_and_clipped():
 
 
 def test_each_further_sequence_costs_the_reading_of_its_cache():
-    costs, base = CompanyCosts(64), Straight()
+    costs, base = BatchCosts(64), Straight()
     of_cache = base.seconds(1, 500) - base.seconds(1, 0)
     expected = base.seconds(8, 500) + 3 * of_cache
     assert costs.seconds(base, 4, 2, 500) == pytest.approx(expected)
 
 
 def test_a_single_sequence_has_no_factor():
-    costs, base = CompanyCosts(64), Straight()
+    costs, base = BatchCosts(64), Straight()
     costs.learn(base, 1, 3, 0, 9.0)
     costs.learn(base, 4, 3, 0, 0.0)
     assert costs.seconds(base, 1, 3, 7) == base.seconds(3, 7)
@@ -107,7 +107,7 @@ def test_a_single_sequence_has_no_factor():
 
 
 def test_passes_with_as_many_rows_have_one_factor_and_unknown_ones_the_median():
-    costs, base = CompanyCosts(64), Straight()
+    costs, base = BatchCosts(64), Straight()
     factors = {2: 1.2, 6: 1.5, 16: 1.9}
     for rows, factor in factors.items():
         for _ in range(60):

@@ -16,9 +16,8 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from gguf_spec.doctor import Diagnosis, doctor, installation, processor, storage
-from gguf_spec.doctor import pair as pair_module
-from gguf_spec.doctor.check import Check
+from gguf_spec.doctor import Check, Diagnosis, doctor, installation
+from gguf_spec.doctor import models as models_module
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import openmp, own_kernels
 from gguf_spec.llama.memory import needs
@@ -34,7 +33,7 @@ FOLDER = hub_module.folder
 OPTIONS = ContextOptions(n_ctx=64, threads=1)
 GB = 10**9
 AVX2 = {"AVX", "AVX2", "FMA"}
-FLAGS = {processor._FEATURES[name] for name in AVX2}
+FLAGS = {installation._FEATURES[name] for name in AVX2}
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +45,9 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "")
     monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx2")])
     monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: True)
-    monkeypatch.setattr(processor, "_cpu", lambda: ("A processor", FLAGS))
-    monkeypatch.setattr(processor, "physical_cores", lambda: 1)
-    monkeypatch.setattr(processor, "_quota", lambda: None)
+    monkeypatch.setattr(installation, "_cpu", lambda: ("A processor", FLAGS))
+    monkeypatch.setattr(installation, "physical_cores", lambda: 1)
+    monkeypatch.setattr(installation, "_quota", lambda: None)
     monkeypatch.setattr(openmp, "_state", "set")
     monkeypatch.setattr(installation, "_NVIDIA", tmp_path / "no driver")
     monkeypatch.setattr(
@@ -57,7 +56,7 @@ def machine(monkeypatch, tmp_path):
         lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ",
     )
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
-    for where in (storage, pair_module):
+    for where in (installation, models_module):
         monkeypatch.setattr(where, "available_bytes", lambda: 4 * GB)
         monkeypatch.setattr(where, "total_bytes", lambda: 8 * GB)
 
@@ -223,7 +222,7 @@ def test_kernels_that_cannot_be_had_any_more():
 
 
 def test_a_processor_without_what_the_build_needs(monkeypatch):
-    monkeypatch.setattr(processor, "_cpu", lambda: ("Old", {"avx"}))
+    monkeypatch.setattr(installation, "_cpu", lambda: ("Old", {"avx"}))
     assert check("processor") == Check(
         "processor",
         "fail",
@@ -233,22 +232,22 @@ def test_a_processor_without_what_the_build_needs(monkeypatch):
 
 
 def test_a_processor_that_can_more(monkeypatch):
-    monkeypatch.setattr(processor, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
+    monkeypatch.setattr(installation, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
     assert check("processor").status == "warn"
     assert "New has AVX512, AVX512_VNNI, which" in check("processor").found
 
 
 def test_a_processor_that_is_not_known(monkeypatch):
-    monkeypatch.setattr(processor, "_cpu", lambda: ("arm", set()))
+    monkeypatch.setattr(installation, "_cpu", lambda: ("arm", set()))
     assert check("processor").status == "ok"
 
 
 def test_the_processor_of_this_machine(monkeypatch):
     monkeypatch.undo()
-    name, flags = processor._cpu()
+    name, flags = installation._cpu()
     assert name
     if sys.platform == "linux":
-        assert flags & set(processor._FEATURES.values())
+        assert flags & set(installation._FEATURES.values())
 
 
 def test_kernels_that_fail(monkeypatch):
@@ -287,7 +286,7 @@ def test_kernels_that_are_not_wanted():
 )  # fmt: skip
 def test_amx(monkeypatch, has, built, problem, wanted, status):
     monkeypatch.setattr(
-        processor, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
+        installation, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
     )
     monkeypatch.setattr(own_kernels, "repacking_problem", lambda: problem)
     info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
@@ -307,7 +306,7 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
 def test_the_spin_count(monkeypatch, state, status, said):
     monkeypatch.setattr(openmp, "_state", state)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    one = processor.openmp()
+    one = installation.openmp()
     assert one.status == status
     assert said in one.found
     assert ("GOMP_SPINCOUNT=10000 before" in one.todo) is (state == "loaded")
@@ -321,9 +320,9 @@ def test_the_spin_count(monkeypatch, state, status, said):
     ],
 )  # fmt: skip
 def test_threads(monkeypatch, threads, cores, quota, status, said):
-    monkeypatch.setattr(processor, "physical_cores", lambda: cores)
-    monkeypatch.setattr(processor, "_quota", lambda: quota)
-    got = processor.threads(ContextOptions(threads=threads))
+    monkeypatch.setattr(installation, "physical_cores", lambda: cores)
+    monkeypatch.setattr(installation, "_quota", lambda: quota)
+    got = installation.threads(ContextOptions(threads=threads))
     assert got.status == status
     assert said in got.found
     assert bool(got.todo) is (status == "warn")
@@ -333,14 +332,14 @@ def test_threads(monkeypatch, threads, cores, quota, status, said):
 
 
 def test_little_memory(monkeypatch):
-    monkeypatch.setattr(storage, "available_bytes", lambda: 200_000_000)
+    monkeypatch.setattr(installation, "available_bytes", lambda: 200_000_000)
     assert check("memory") == Check(
         "memory", "warn", "191 MiB of 7.5 GiB are free", "close other programs."
     )
 
 
 def test_memory_that_is_not_known(monkeypatch):
-    for where in (storage, pair_module):
+    for where in (installation, models_module):
         monkeypatch.setattr(where, "available_bytes", lambda: None)
         monkeypatch.setattr(where, "total_bytes", lambda: None)
     assert check("memory").status == check("room").status == "ok"
@@ -381,7 +380,7 @@ def test_the_size_of_the_cache_is_that_of_all_its_folders(tmp_path):
 
 
 def test_a_cache_that_cannot_be_read(monkeypatch):
-    monkeypatch.setattr(storage, "read_json", lambda path: None)
+    monkeypatch.setattr(installation, "read_json", lambda path: None)
     assert check("cache").status == "warn"
 
 
@@ -624,7 +623,7 @@ def test_a_file_that_is_no_model(files, role, file, said):
 )
 def test_models_that_are_too_large(monkeypatch, of, more, status):
     wanted = bundled()
-    monkeypatch.setattr(pair_module, "available_bytes", lambda: getattr(wanted, of) + more)
+    monkeypatch.setattr(models_module, "available_bytes", lambda: getattr(wanted, of) + more)
     diagnosis = doctor(options=OPTIONS)
     room = found("room", diagnosis)
     assert room.status == status
@@ -637,14 +636,14 @@ def test_models_that_are_too_large(monkeypatch, of, more, status):
 
 
 def test_a_machine_that_is_too_small(monkeypatch):
-    monkeypatch.setattr(pair_module, "total_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(models_module, "total_bytes", lambda: 1_000_000)
     assert check("room").status == "fail"
     assert check("room").todo.startswith("the weights alone do not fit: ")
 
 
 def test_a_context_that_is_too_long(monkeypatch):
     wanted = bundled(ContextOptions(n_ctx=200_000, threads=1))
-    monkeypatch.setattr(pair_module, "available_bytes", lambda: wanted.own // 2)
+    monkeypatch.setattr(models_module, "available_bytes", lambda: wanted.own // 2)
     room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
     assert room.status == "fail"
     n_ctx = int(re.fullmatch(r"set n_ctx=(\d+), which would fit\.", room.todo)[1])

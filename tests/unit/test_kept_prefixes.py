@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_spec.errors import RollbackError
-from gguf_spec.runtime import slot_choice
-from gguf_spec.runtime.kept_prefixes import LEAST_COPIED, PrefixStore
+from gguf_spec.runtime import prefix_cache
+from gguf_spec.runtime.prefix_cache import LEAST_COPIED, PrefixStore
 from gguf_spec.speculative.drafters import FirstRead
-from gguf_spec.speculative.prefixes import common
-from gguf_spec.speculative.task import SlotPair
+from gguf_spec.speculative.interfaces import common
+from gguf_spec.speculative.scheduler import SlotPair
 from gguf_spec.system.machine import parse_bytes
 
 A, B, C = ([*range(start, start + 300)] for start in (1000, 2000, 3000))
@@ -265,34 +265,34 @@ def pairs_of(*texts):
 
 def test_slots_give_their_text_to_the_store_and_get_it_back():
     store, pairs = store_of(), pairs_of(A, B)
-    assert slot_choice.choose_slots(pairs, [*C, 1], store) is pairs[0]
+    assert prefix_cache.choose_slots(pairs, [*C, 1], store) is pairs[0]
     pairs[0].target.read(C)
     pairs[0].used_at = 1
-    assert slot_choice.choose_slots(pairs, [*A, 1], store) is pairs[1]
+    assert prefix_cache.choose_slots(pairs, [*A, 1], store) is pairs[1]
     assert pairs[1].target.cached == A
     assert store.find(B).n == 300
     pairs[1].task = object()  # a copy of a busy slot is better than nothing, and saves the rest
-    assert slot_choice.choose_slots(pairs, [*A[:280], 1], store) is pairs[0]
+    assert prefix_cache.choose_slots(pairs, [*A[:280], 1], store) is pairs[0]
     assert pairs[0].target.cached == A[:280]
     assert store.find(C).n == 300
 
 
 def test_the_longest_of_slots_and_store_wins():
     store, pairs = store_of(), pairs_of(A)
-    slot_choice.choose_slots(pairs, [*B, 1], store)
+    prefix_cache.choose_slots(pairs, [*B, 1], store)
     pairs = pairs_of(A[:200], C, B)
     pairs[2].used_at = pairs[0].used_at = 5
-    assert slot_choice.choose_slots(pairs, [*A, 1], store) is pairs[1], "100 tokens more"
+    assert prefix_cache.choose_slots(pairs, [*A, 1], store) is pairs[1], "100 tokens more"
     assert pairs[1].target.cached == A
     pairs = pairs_of(A[:250], C)
-    assert slot_choice.choose_slots(pairs, [*A, 1], store) is pairs[0], "50 are not worth a copy"
+    assert prefix_cache.choose_slots(pairs, [*A, 1], store) is pairs[0], "50 are not worth a copy"
 
 
 def test_a_kept_text_is_not_waited_for():
     store, pairs = store_of(), pairs_of(A)
-    assert slot_choice.reads_prefix(pairs_of([]), [[*A, 1]], [*A, 2], store)
-    slot_choice.choose_slots(pairs, [*B, 1], store)
-    assert not slot_choice.reads_prefix(pairs_of([]), [[*A, 1]], [*A, 2], store)
+    assert prefix_cache.reads_prefix(pairs_of([]), [[*A, 1]], [*A, 2], store)
+    prefix_cache.choose_slots(pairs, [*B, 1], store)
+    assert not prefix_cache.reads_prefix(pairs_of([]), [[*A, 1]], [*A, 2], store)
 
 
 @pytest.mark.parametrize(

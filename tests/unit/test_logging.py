@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec.runtime import stats_recorder
+from gguf_spec.runtime import generation
 from tests.support import children
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -78,8 +78,8 @@ def test_plain_decoding_is_logged_too(llm, caplog):
 
 def test_without_debug_the_level_is_read_once_a_request(llm, monkeypatch):
     asked = []
-    monkeypatch.setattr(stats_recorder, "_log_round", lambda *_: pytest.fail("logged"))
-    monkeypatch.setattr(stats_recorder._LOG, "isEnabledFor", asked.append)
+    monkeypatch.setattr(generation, "_log_round", lambda *_: pytest.fail("logged"))
+    monkeypatch.setattr(generation._LOG, "isEnabledFor", asked.append)
     for _ in range(2):
         llm.generate("ab", SAMPLING)
     assert asked == [logging.DEBUG] * 2

@@ -8,8 +8,7 @@ from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.draft_model_use import _LAST_PART
 from gguf_spec.speculative.drafters import CoupledDraftSampler, FirstRead, ModelDrafter
-from gguf_spec.speculative.drafters.draft_sampler import DraftCorrection
-from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT
+from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT, DraftCorrection
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, costing, random_table, sampler

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gguf_spec.options import Speculation
-from gguf_spec.runtime import parallel_choice
-from gguf_spec.runtime.parallel_choice import choose_parallel
+from gguf_spec.runtime import plan as plan_module
+from gguf_spec.runtime.draft_search import LoadOptions
+from gguf_spec.runtime.plan import choose_parallel
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 
@@ -18,10 +19,11 @@ def chosen(monkeypatch, target=None, room=16, speculation=None, **profile):
     """The choice for a table of seconds by rows of a pass; None where nothing was measured."""
     found = target and replace(DEFAULT_PROFILE, target=target, **profile)
     monkeypatch.setattr(
-        parallel_choice, "parallel_in_room", lambda models, most: room and min(room, most)
+        plan_module, "parallel_in_room", lambda models, most: room and min(room, most)
     )
-    monkeypatch.setattr(parallel_choice, "read_profile", lambda *keys: found)
-    return choose_parallel([(File(), None)], speculation)
+    monkeypatch.setattr(plan_module, "read_profile", lambda *keys: found)
+    load = LoadOptions(None, None, None, None, parallel="auto", speculation=speculation)
+    return choose_parallel(load, [(File(), None)])
 
 
 # Pass times of a 1.7B Q4_0 model on AMX, in ms: several rows cost more than one, then nearly nothing.
@@ -38,35 +40,35 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_tables(monkeypatch, name):
     table, n = TABLES[name]
-    choice = chosen(monkeypatch, table)
-    assert choice.n == n
-    assert choice.reason.startswith("as measured, ")
+    n_slots, reason = chosen(monkeypatch, table)
+    assert n_slots == n
+    assert reason.startswith("as measured, ")
 
 
 def test_the_depth_counts(monkeypatch):
     """Where attention is most of the time, rows of several sequences gain little."""
     flat = {1: 0.04, 65: 0.04}
     deep = {n: n * 0.001 for n in (1, 8, 16, 65)}
-    assert chosen(monkeypatch, flat, target_depth=deep).n == 1
+    assert chosen(monkeypatch, flat, target_depth=deep)[0] == 1
 
 
 def test_passes_are_not_wider_than_the_exact_ones(monkeypatch):
     """Beyond that width further sequences need passes of their own."""
-    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3).n == 3
+    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3)[0] == 3
 
 
 @pytest.mark.parametrize(("room", "n"), [(3, 3), (1, 1), (16, 16)])
 def test_memory_is_the_limit(monkeypatch, room, n):
-    choice = chosen(monkeypatch, {1: 0.04, 65: 0.04}, room=room)
-    assert choice.n == n
-    assert ("a quarter of the free memory" in choice.reason) == (room < 16)
+    n_slots, reason = chosen(monkeypatch, {1: 0.04, 65: 0.04}, room=room)
+    assert n_slots == n
+    assert ("a quarter of the free memory" in reason) == (room < 16)
 
 
 @pytest.mark.parametrize(("room", "n"), [(3, 3), (16, 4)])
 def test_nothing_measured(monkeypatch, room, n):
-    choice = chosen(monkeypatch, None, room=room)
-    assert choice.n == n
-    assert choice.reason.startswith("the caches" if room == 3 else "no costs")
+    n_slots, reason = chosen(monkeypatch, None, room=room)
+    assert n_slots == n
+    assert reason.startswith("the caches" if room == 3 else "no costs")
 
 
 def test_one_for_what_needs_passes_of_its_own(monkeypatch):

@@ -1,11 +1,14 @@
 """Devices and tensors with a place of their own: what is refused, and how many layers fit; no GPU is needed."""
 
+import inspect
 import re
 from types import SimpleNamespace
 
 import pytest
 
+import gguf_spec
 from gguf_spec.cli import cli
+from gguf_spec.cli.options import PARAMETERS
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import devices, memory
@@ -19,7 +22,7 @@ from gguf_spec.llama.options import (
     read_placement,
 )
 from gguf_spec.llama.sizes import offloaded
-from gguf_spec.load_options import LOADING
+from gguf_spec.load_options import LOADING, REQUESTS
 from tests.support import zoo
 
 GIB = 1 << 30
@@ -281,12 +284,21 @@ def test_files_that_are_read_or_locked_are_memory_of_their_own(tmp_path):
 # ---- the table
 
 
-def test_the_command_line_has_the_table():
-    options = {one.name: one for one in cli.commands["generate"].params}
-    shown = {name: options[name] for name in LOADING}
+@pytest.mark.parametrize(
+    ("command", "table"), [("generate", LOADING), ("serve", LOADING | REQUESTS)]
+)
+def test_the_command_line_has_the_table(command, table):
+    options = {one.name: one for one in cli.commands[command].params}
+    shown = {name: options[PARAMETERS[name]] for name in table}
     assert {name: one.help for name, one in shown.items()} == {
-        name: rule.help for name, rule in LOADING.items()
+        name: rule.help for name, rule in table.items()
     }
     assert {name for name, one in shown.items() if one.multiple} == {
-        name for name, rule in LOADING.items() if rule.shape == "sequence"
+        name for name, rule in table.items() if rule.shape == "sequence"
     }
+
+
+def test_the_tables_have_every_argument_of_load():
+    """Beside the models, the callbacks and the draft options, which have a table of their own."""
+    others = {"model", "draft", "models_file", "speculation", "progress", "on_measure", "verbose"}
+    assert {*LOADING, *REQUESTS} == {*inspect.signature(gguf_spec.load).parameters} - others

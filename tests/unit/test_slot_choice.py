@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.runtime import slot_choice
-from gguf_spec.runtime.kept_prefixes import PrefixStore
-from gguf_spec.speculative.prefixes import common
-from gguf_spec.speculative.task import SlotPair
+from gguf_spec.runtime import prefix_cache
+from gguf_spec.runtime.prefix_cache import PrefixStore
+from gguf_spec.speculative.interfaces import common
+from gguf_spec.speculative.scheduler import SlotPair
 
 TEXT = list(range(100, 400))
 
@@ -31,11 +31,11 @@ class Books:
 
 
 def choose_slots(pairs, prompt):
-    return slot_choice.choose_slots(pairs, prompt, PrefixStore(0))
+    return prefix_cache.choose_slots(pairs, prompt, PrefixStore(0))
 
 
 def reads_prefix(pairs, others, prompt):
-    return slot_choice.reads_prefix(pairs, others, prompt, PrefixStore(0))
+    return prefix_cache.reads_prefix(pairs, others, prompt, PrefixStore(0))
 
 
 def made(*caches, drafts=False, can_roll_back=True):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec.runtime import generation, stats_recorder
-from gguf_spec.runtime.request import Request
+from gguf_spec.runtime import generation
+from gguf_spec.runtime.generation import Request
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.profile import Profile
@@ -23,7 +23,7 @@ PASS_S, DRAFT_S, TOKEN_S = 2.0, 0.25, 0.5
 @pytest.fixture
 def clock(monkeypatch):
     one = Clock()
-    monkeypatch.setattr(stats_recorder, "time", one)
+    monkeypatch.setattr(generation, "time", one)
     monkeypatch.setattr(controller, "time", one)
     return one
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from .base import Drafter, Kind, NoDrafter, Proposal, TokenDrafter
-from .draft_sampler import (
+from .base import Drafter, DraftTeam, Kind, NoDrafter, Proposal, TokenDrafter, failure
+from .model import (
+    MODELS,
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
     DraftCorrection,
     DraftSampler,
+    EagleDrafter,
+    FirstRead,
+    HeadDrafter,
+    ModelDrafter,
     StochasticDraftSampler,
+    drafter_of,
+    name_of,
+    needs_rows,
 )
-from .head import MODELS, EagleDrafter, HeadDrafter, drafter_of, name_of, needs_rows
-from .model import FirstRead, ModelDrafter
-from .ngram import NgramDrafter, RetryDrafter
-from .shared_texts import SharedTexts
-from .suffix_automaton import SuffixAutomaton
-from .team import DraftTeam, failure
+from .ngram import NgramDrafter, RetryDrafter, SharedTexts, SuffixAutomaton
 
 __all__ = [
     "MODELS",

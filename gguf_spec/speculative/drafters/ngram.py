@@ -1,20 +1,214 @@
-"""Drafts from the text: earlier continuations of its end, and the rest of a rejected draft."""
+"""Drafts from the text: earlier continuations of its end, and the rest of a rejected draft.
+
+A suffix automaton counts the tokens that followed the longest earlier match of a text's end; the
+time for each token is constant.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ...arrays import Logits
 from ...options import IMAGE_IDS
 from .base import Proposal
-from .shared_texts import SharedTexts
-from .suffix_automaton import SuffixAutomaton
 
+# Number of contexts, from the longest on, that count each new token.
+_CONTEXTS = 4
+# Most tokens of all texts, and the pages that they are in. A token takes about 1 KiB.
+_MOST, _N_PAGES = 32_768, 8
 # Bucket edges of the length of a match, in tokens.
 _LENGTHS = (2, 3, 4, 6, 9, 16, 32)
 # Number of buckets for the share of the most frequent next token.
 _SHARES = 4
+
+
+class SuffixAutomaton:
+    """All substrings of a growing text, with counts of the tokens that followed them.
+
+    Each state stands for substrings that end at the same positions. `state` is that of the longest
+    suffix of the text that occurred before, and `length` gives the length of a state in tokens.
+
+    Source: Blumer et al. 1985, The smallest automaton recognizing the subwords of a text.
+    """
+
+    def __init__(self) -> None:
+        self._next: list[dict[int, int]] = [{}]
+        self._link, self._length = [-1], [0]
+        self._counts: list[dict[int, int]] = [{}]
+        self._last = 0
+        self.n_tokens = 0
+
+    @property
+    def state(self) -> int:
+        """State of the longest suffix of the text that occurred before."""
+        return max(self._link[self._last], 0)
+
+    def length(self, state: int) -> int:
+        """Return the length of the longest substring of a state, in tokens."""
+        return self._length[state]
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the text, in constant time for each on average."""
+        for token in tokens:
+            self._count(token)
+            self._append(token)
+            self.n_tokens += 1
+
+    def follow(self, state: int) -> tuple[int, int, int] | None:
+        """Return the token that followed `state` most often, its count, and the total count.
+
+        Of equally frequent tokens the one counted last is returned. Return None if no token
+        followed.
+        """
+        counts = self._counts[state] or self._known(state)
+        if not counts:
+            return None
+        token, most, total = -1, 0, 0
+        for other, n in counts.items():
+            total += n
+            if n >= most:
+                token, most = other, n
+        return token, most, total
+
+    def shorter(self, state: int) -> int:
+        """Return the state of the longest suffix of `state` with more occurrences; -1 if none."""
+        return self._link[state]
+
+    def step(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """Return the longest suffix of `state` + `token` that occurred, and its length.
+
+        Args:
+            state: State of the match so far.
+            length: Length of the match so far, in tokens.
+            token: The next token.
+        """
+        while state >= 0:
+            after = self._next[state].get(token)
+            if after is not None:
+                return after, min(length, self._length[state]) + 1
+            state = self._link[state]
+        return 0, 0
+
+    def _count(self, token: int) -> None:
+        """Count `token` after the longest contexts that occurred before."""
+        state = self.state
+        for _ in range(_CONTEXTS):
+            counts = self._counts[state]
+            if not counts:
+                counts.update(self._known(state))
+            # The token counted last stands last.
+            counts[token] = counts.pop(token, 0) + 1
+            state = self._link[state]
+            if state < 0:
+                return
+
+    def _known(self, state: int) -> dict[int, int]:
+        """Return a count of 1 for each token that followed a state without counts.
+
+        Such a state occurred once, or as a suffix of contexts that were counted instead.
+        """
+        return dict.fromkeys(self._next[state], 1)
+
+    def _append(self, token: int) -> None:
+        after, link, length = self._next, self._link, self._length
+        new, at = len(after), self._last
+        after.append({})
+        self._counts.append({})
+        length.append(length[at] + 1)
+        link.append(0)
+        while at >= 0 and token not in after[at]:
+            after[at][token] = new
+            at = link[at]
+        if at >= 0:
+            known = after[at][token]
+            if length[known] > length[at] + 1:
+                known = self._split(known, at, token)
+            link[new] = known
+        self._last = new
+
+    def _split(self, state: int, at: int, token: int) -> int:
+        """Move the short substrings of `state` to a new state, and return it.
+
+        They now end at one more position than the long ones.
+        """
+        after, link, length = self._next, self._link, self._length
+        clone = len(after)
+        after.append(dict(after[state]))
+        self._counts.append(dict(self._counts[state]))
+        length.append(length[at] + 1)
+        link.append(link[state])
+        link[state] = clone
+        while at >= 0 and after[at].get(token) == state:
+            after[at][token] = clone
+            at = link[at]
+        return clone
+
+
+class SharedTexts:
+    """Earlier answers, in pages; the least recently used page makes room for new ones.
+
+    An automaton cannot remove a text, so a page does so as a whole. One thread at a time uses them.
+
+    Attributes:
+        pages: The pages, the one that grows last.
+    """
+
+    def __init__(self, most: int = _MOST, n_pages: int = _N_PAGES) -> None:
+        """Begin without texts.
+
+        Args:
+            most: Most tokens of all texts.
+            n_pages: Most pages.
+        """
+        self._of_page, self._n_pages = most // n_pages, n_pages
+        self.pages = [SuffixAutomaton()]
+        self._used_at: dict[SuffixAutomaton, int] = {}
+        self._n_used = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens of all texts."""
+        return sum(page.n_tokens for page in self.pages)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Add an answer, unless a page has all of it."""
+        for page in self.pages:
+            if _has(page, tokens):
+                self.use(page)
+                return
+        while tokens:
+            page = self.pages[-1]
+            n_free = self._of_page - page.n_tokens
+            if n_free > 0:
+                page.extend(tokens[:n_free])
+                self.use(page)
+                tokens = tokens[n_free:]
+            else:
+                self._turn()
+
+    def use(self, page: SuffixAutomaton) -> None:
+        """Count a use of a page."""
+        self._n_used += 1
+        self._used_at[page] = self._n_used
+
+    def _turn(self) -> None:
+        """Begin a page, and drop the least recently used one if there are too many."""
+        if len(self.pages) == self._n_pages:
+            oldest = min(self.pages, key=lambda page: self._used_at.get(page, 0))
+            self.pages.remove(oldest)
+            self._used_at.pop(oldest, None)
+        self.pages.append(SuffixAutomaton())
+
+
+def _has(page: SuffixAutomaton, tokens: Sequence[int]) -> bool:
+    """Return whether a page contains a text."""
+    state, length = 0, 0
+    for n, token in enumerate(tokens, 1):
+        state, length = page.step(state, length, token)
+        if length < n:
+            return False
+    return True
 
 
 class NgramDrafter:

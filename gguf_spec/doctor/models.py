@@ -1,30 +1,127 @@
-"""Checks of `doctor` for a target and a draft model: their files, then the loaded models."""
+"""Checks of `doctor` for models: the downloaded ones, and a target with a draft and a projector."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import GgufSpecError, Option, Text, less_memory
+from ..errors import GgufSpecError, Text, less_memory
+from ..gguf.adapters import read_projector
 from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
 from ..llama.options import ContextOptions
 from ..llama.sizes import state_bytes
-from ..options import K_MAX
+from ..registry import hub as hub_module
 from ..registry.download import local
-from ..registry.resolve import Entry, resolve
+from ..registry.resolve import Entry, entries, resolve, user_file
 from ..system.machine import available_bytes, format_bytes, total_bytes
-from .check import Check
-from .installation import REBUILD, has
+from .installation import REBUILD, Check, Status, file_sizes, has
 
 if TYPE_CHECKING:
     from ..llama.head import Head
     from ..llama.model import Model
-    from ..runtime.head_choice import HeadChoice
+    from ..runtime.plan import HeadChoice
     from ..tune import Tuning
+
+# seconds to wait for a response of the hub
+_PATIENCE_S = 10
+_NO_HUB = "huggingface_hub cannot be imported"
+_REINSTALL_HUB = "reinstall it: pip install --force-reinstall huggingface_hub."
+
+Files = list[tuple[ModelFile, ContextOptions]]
+
+
+def hub_cache() -> Check:
+    """Check that downloaded models can be read and more can be downloaded."""
+    name, todo = "hub cache", "change its permissions, or set HF_HOME to another folder."
+    try:
+        folder = hub_module.folder()
+    except ImportError as error:
+        return Check(name, "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
+    if not os.path.lexists(folder):
+        return Check(name, "ok", f"no model was downloaded yet; the folder is {folder}")
+    try:
+        with os.scandir(folder) as there:
+            models = [Path(one.path) for one in there if one.name.startswith("models--")]
+        n_bytes = sum(file_sizes(model / "blobs" for model in models))
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        found = f"{folder} cannot be read, so no downloaded model is found: {error.strerror}"
+        return Check(name, "fail", found, todo)
+    found = (
+        f"{folder} contains {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
+        f"{format_bytes(n_bytes)}; {format_bytes(free)} are free there"
+    )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        found += ", but no model can be downloaded because the folder is read-only"
+        return Check(name, "warn", found, todo)
+    return Check(name, "ok", found)
+
+
+def models_file(given: Path | None) -> Check:
+    """Check that model names can be resolved.
+
+    The user's models.yaml, if any, and the given one must be valid.
+    """
+    name, own = "models file", user_file()
+    try:
+        known = entries(given)
+    except GgufSpecError as error:
+        return Check(name, "fail", error.message, error.hint)
+    read = [str(file) for file in (own, given) if file and os.path.lexists(file)]
+    more = f"with {' and '.join(read)}" if read else f"there is no file of your own at {own}"
+    return Check(name, "ok", f"{len(known)} models have names; {more}")
+
+
+def hub() -> Check:
+    """Check that the hub responds.
+
+    No other check makes a request.
+    """
+    todo = (
+        "check the network, HTTPS_PROXY and HF_ENDPOINT; "
+        "local files and downloaded models work without the hub."
+    )
+    try:
+        where = hub_module.endpoint()
+        status = hub_module.status(_PATIENCE_S)
+    except ImportError as error:
+        return Check("hub", "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
+    # the HTTP library depends on the version of huggingface_hub and has its own exceptions
+    except Exception as error:
+        found = f"{where} cannot be reached: {error or type(error).__name__}"
+        return Check("hub", "fail", found, todo)
+    if status >= 400:
+        return Check("hub", "fail", f"{where} responds with HTTP status {status}", todo)
+    return Check("hub", "ok", f"{where} responds")
+
+
+def projector(path: Path, model: str | Path, models_file: Path | None, works: bool) -> Check:
+    """Check that a projector fits its model.
+
+    Args:
+        path: The projector.
+        model: The model, as for `load`.
+        models_file: As for `load`.
+        works: Whether llama.cpp can be used.
+    """
+    try:
+        header = read_projector(path)
+        if works:
+            from ..llama.projector import check_projector
+
+            check_projector(path, local(resolve(model, models_file)))
+    except GgufSpecError as error:
+        return Check("projector", "fail", error.message, error.hint)
+    data, size = header.metadata, format_bytes(header.file_bytes)
+    kind = data.get("clip.projector_type") or data.get("clip.vision.projector_type")
+    side = data["clip.vision.image_size"]
+    return Check("projector", "ok", f"{path.name}: {kind}, images of {side:,} pixels, {size}")
 
 
 class PairChecks:
@@ -51,14 +148,9 @@ class PairChecks:
             models_file: As for `load`.
         """
         self.tuning: Tuning | None = None
-        self._options, self._draft_options, self._features, self._models_file = (
-            options,
-            draft_options,
-            features,
-            models_file,
-        )
+        self._options, self._draft_options = options, draft_options
+        self._features, self._models_file = features, models_file
         self._loaded: list[Model | Head] = []
-        self._head: HeadChoice | None = None
 
     def close(self) -> None:
         """Free the models."""
@@ -79,33 +171,82 @@ class PairChecks:
                 yield from self._embeds(target)
                 return
             role = "draft"
-            other, why_not = self._draft(entry, target, draft, str(model))
-            yield _file(role, other.header) if other else why_not
-            of_head = self._options_with_head()
+            files, head, notes = self._plan(entry, target, draft)
+            yield self._draft(entry, draft, files, head, notes, str(model))
         except GgufSpecError as error:
             yield Check(role, "fail", error.message, error.hint)
             return
         n_ctx = max(2, self._options.positions(_trained(target.header)))
-        models = [(target, replace(self._options, n_ctx=n_ctx))]
-        models += [(file, replace(one, n_ctx=n_ctx)) for file, one in of_head]
-        if other:
-            models.append((other, replace(self._draft_options, n_ctx=n_ctx)))
-        models = self._with_snapshots(models)
-        room = self._room(models)
+        files = [(file, replace(options, n_ctx=n_ctx)) for file, options in files]
+        room = self._room(files)
         yield room
         if self._features is not None and room.status != "fail":
-            yield from self._inside(entry.name, models)
+            yield from self._inside(entry.name, files, head)
 
-    def _with_snapshots(
-        self, models: list[tuple[ModelFile, ContextOptions]]
-    ) -> list[tuple[ModelFile, ContextOptions]]:
-        """Return the models with the snapshots of a load with drafts."""
+    def _plan(
+        self, entry: Entry, target: ModelFile, draft: str | Path | None
+    ) -> tuple[Files, HeadChoice | None, tuple[str, ...]]:
+        """Return what `load` opens: files with options, the prediction head, and notes.
+
+        Without llama.cpp no draft is searched, and there is no head.
+        """
         if self._features is None:
-            return models
-        from ..llama.memory import with_snapshots
+            files = [(target, self._options)]
+            if draft not in (None, "none", "ngram", "auto", "mtp"):
+                path = local(resolve(draft, self._models_file))
+                files.append((ModelFile(path, as_draft=True), self._draft_options))
+            return files, None, ()
+        from ..runtime.draft_search import LoadOptions
+        from ..runtime.plan import plan
 
-        options = with_snapshots([(file.header, options) for file, options in models], K_MAX)
-        return [(file, one) for (file, _), (_, one) in zip(models, options, strict=True)]
+        planned = plan(
+            LoadOptions(
+                entry,
+                target,
+                self._options,
+                self._draft_options,
+                self._models_file,
+                "ngram" if draft in (None, "none") else draft,  # which has snapshots for drafts
+                self._options.parallel,
+            )
+        )
+        return planned.files, planned.head, planned.notes
+
+    def _draft(
+        self,
+        entry: Entry,
+        draft: str | Path | None,
+        files: Files,
+        head: HeadChoice | None,
+        notes: tuple[str, ...],
+        model: str,
+    ) -> Check:
+        """Return the check that explains what drafts."""
+        by_text = "drafts come from the text only"
+        status: Status = "ok"
+        todo = ""
+        if len(files) > 1 and not (head and head.kind):
+            return _file("draft", files[1][0].header)
+        if head and head.kind:
+            header = (head.file or files[0][0]).header
+            found = (
+                f"the prediction head in {header.path.name} drafts ({head_kind(header)}), unless "
+                "requests run in parallel"
+            )
+        elif draft in (None, "none", "ngram"):
+            found = by_text if draft == "ngram" else "none: plain decoding"
+        elif head and head.why_not and draft != "auto":
+            status, found = "warn", f"{head.why_not}: drafts come from elsewhere"
+            todo = Text("to name another draft, set {draft}.")
+        elif entry.draft in ("ngram", "none"):
+            found = f"models.yaml names none for {entry.name}: {by_text}"
+        elif self._features is None:
+            status, found = "warn", "no draft was searched, because llama.cpp does not work"
+            todo = "see the check llama.cpp above."
+        else:
+            status, found = "warn", notes[-1]
+            todo = f"see `gguf-spec models drafts {model}`."
+        return Check("draft", status, found, todo)
 
     def _embeds(self, file: ModelFile) -> Iterator[Check]:
         """Yield the checks of a model that only computes embeddings."""
@@ -128,80 +269,7 @@ class PairChecks:
         found = f"llama.cpp loads it, for embeddings with the pooling {pooling}"
         yield Check("loading", "ok", found)
 
-    def _draft(
-        self, target: Entry, file: ModelFile, draft: str | Path | None, given: str
-    ) -> tuple[ModelFile | None, Check]:
-        """Return the file of the draft model, or None, and the check that explains the result."""
-        plain, by_text = (
-            Check("draft", "ok", "none: plain decoding"),
-            Check("draft", "ok", "drafts come from the text only"),
-        )
-        if draft in (None, "none", "ngram"):
-            return None, by_text if draft == "ngram" else plain
-        if self._features is not None and (found := self._find_head(target, file, draft)):
-            return None, found
-        if draft != "auto":
-            return ModelFile(local(resolve(draft, self._models_file)), as_draft=True), plain
-        if target.draft in ("ngram", "none"):
-            return None, replace(
-                by_text, found=f"models.yaml names none for {target.name}: {by_text.found}"
-            )
-        if self._features is None:
-            return None, Check(
-                "draft",
-                "warn",
-                "no draft was searched, because llama.cpp does not work",
-                "see the check llama.cpp above.",
-            )
-        from ..runtime.draft_search import choose
-
-        chosen, why = choose(target, file, self._options, self._draft_options, self._models_file)
-        return chosen.file if chosen else None, Check(
-            "draft", "warn", why, f"see `gguf-spec models drafts {given}`."
-        )
-
-    def _find_head(self, target: Entry, file: ModelFile, draft: str | Path | None) -> Check | None:
-        """Choose the prediction head that drafts; return the check of it, or None without one.
-
-        Raises:
-            NoSpeculationError: A head is asked for, and none can be used.
-        """
-        from ..runtime.head_choice import choose_head
-
-        if draft == "auto" and target.draft not in (None, "ngram"):
-            return None
-        asked = Option("draft", "mtp") if draft == "mtp" else None
-        given = (
-            None
-            if draft in ("auto", "mtp")
-            else ModelFile(local(resolve(str(draft), self._models_file)))
-        )
-        self._head = choice = choose_head(file, given, self._options, asked)
-        if choice.why_not and given:
-            return Check(
-                "draft",
-                "warn",
-                f"{choice.why_not}: drafts come from elsewhere",
-                Text("to name another draft, set {draft}."),
-            )
-        if not choice.kind:
-            return None
-        header = (choice.file or file).header
-        found = (
-            f"the prediction head in {header.path.name} drafts ({head_kind(header)}), unless "
-            "requests run in parallel"
-        )
-        return Check("draft", "ok", found)
-
-    def _options_with_head(self) -> list[tuple[ModelFile, ContextOptions]]:
-        """Let the target load its head, and return the head's own file with options."""
-        if not self._head or not self._head.kind:
-            return []
-        self._options = self._head.of_target(self._options)
-        of_head = replace(self._draft_options, head="self")
-        return [(self._head.file, of_head)] if self._head.file else []
-
-    def _room(self, files: list[tuple[ModelFile, ContextOptions]]) -> Check:
+    def _room(self, files: Files) -> Check:
         features = self._features or {}
         models = [(file.header, options) for file, options in files]
         wanted = needs(models, features)
@@ -239,33 +307,28 @@ class PairChecks:
         todo = less_memory()
         if not wanted.fits(free, total):
             longest = longest_of(free, total)
-            return Check(
-                "room",
-                "fail",
-                found,
-                Text("set {n_ctx=}, which would fit.", n_ctx=longest)
-                if longest
-                else Text("the weights alone do not fit: {}", todo),
-            )
+            fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
+            too_large = Text("the weights alone do not fit: {}", todo)
+            return Check("room", "fail", found, fits if longest else too_large)
         if free is not None and wanted.added > free:
-            return Check(
-                "room", "warn", f"{found}: weights will be read from the disk repeatedly", todo
-            )
+            found += ": weights will be read from the disk repeatedly"
+            return Check("room", "warn", found, todo)
         return Check("room", "ok", found)
 
-    def _inside(self, name: str, models: list[tuple[ModelFile, ContextOptions]]) -> Iterator[Check]:
+    def _inside(self, name: str, files: Files, head: HeadChoice | None) -> Iterator[Check]:
+        """Yield the checks of the loaded models."""
         from ..llama.head import open_head
         from ..llama.model import Model
         from ..speculative.vocabularies import translation_of
 
         try:
-            target = Model(*models[0])
+            target = Model(*files[0])
             self._loaded.append(target)
-            if self._head and self._head.kind:
+            if head and head.kind:
                 of_head = replace(self._draft_options, n_ctx=target.n_ctx, head="self")
-                self._loaded.insert(0, open_head(target, of_head, self._head.file))
-            elif len(models) > 1:
-                self._loaded.insert(0, Model(*models[1]))
+                self._loaded.insert(0, open_head(target, of_head, head.file))
+            elif len(files) > 1:
+                self._loaded.insert(0, Model(*files[1]))
         except GgufSpecError as error:
             yield Check("loading", "fail", error.message, error.hint)
             return

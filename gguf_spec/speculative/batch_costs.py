@@ -22,7 +22,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from .cost_model import CostModel
 
@@ -34,22 +34,25 @@ _SHARE_STEP, _RECOVERY = 0.2, 0.02
 _CLIP = 0.7
 
 
-class Company(Protocol):
+class Batch:
     """The sequences that share passes with one sequence, itself included.
+
+    This one is the batch of a sequence that has its passes to itself.
 
     Attributes:
         n: Number of sequences that run.
         is_alone: There is no other request, so measured times are those of this sequence.
     """
 
-    n: int
-    is_alone: bool
+    n, is_alone = 1, True
 
     def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
         """Return the seconds of a pass over `n` tokens of each sequence."""
+        return costs.seconds(n, n_past)
 
     def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
         """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values."""
+        return costs.passes_s(first, n, n_past)
 
     def agreed(self, reaches: Sequence[float], n: int) -> int:
         """Return the draft length of this round.
@@ -58,43 +61,27 @@ class Company(Protocol):
             reaches: Reach of each token drafted.
             n: The best length for this sequence.
         """
-
-
-class Alone:
-    """Company of a sequence that has its passes to itself."""
-
-    n, is_alone = 1, True
-
-    def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
-        """Return the seconds of a pass over `n` tokens."""
-        return costs.seconds(n, n_past)
-
-    def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
-        """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values."""
-        return costs.passes_s(first, n, n_past)
-
-    def agreed(self, _reaches: Sequence[float], n: int) -> int:
-        """Return `n`."""
+        del reaches
         return n
 
 
-ALONE = Alone()
+ALONE = Batch()
 
 
 @dataclass
-class Companies:
-    """The company of one request, which changes as others come and go.
+class Batches:
+    """The batches of one request, which change as others come and go.
 
     Attributes:
         target: For passes of the target.
         draft: For passes of the draft model.
     """
 
-    target: Company = ALONE
-    draft: Company = ALONE
+    target: Batch = ALONE
+    draft: Batch = ALONE
 
 
-class CompanyCosts:
+class BatchCosts:
     """Costs of common passes of one model, learned during use.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Kept prefixes: caches of earlier texts in host memory, for requests that begin like one of them.
+"""Prefix cache: caches of earlier texts in host memory, and the slots of a new request.
 
 A cache is saved when another text is about to take its place, and only if copying it to and fro
 takes less time than reading it. The texts are kept sorted: among all of them one of the two
@@ -11,17 +11,18 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RollbackError
+from ..llama.cache import Cache
 from ..results import PrefixMemory
-from ..speculative.drafters import FirstRead
-from ..speculative.prefixes import SequenceCache, common, reusable, same_bits
+from ..speculative.interfaces import common, reusable, same_bits
+from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 
 # Tokens; a copy must save reading at least as many.
@@ -34,30 +35,6 @@ _GAIN = 2.0
 _STEP = 0.3
 # Bytes of a token in a key.
 _ID_BYTES = 4
-
-
-class Caches(Protocol):
-    """Caches of the two models that one request uses."""
-
-    @property
-    def target(self) -> SequenceCache:
-        """That of the target."""
-
-    @property
-    def draft(self) -> SequenceCache | None:
-        """That of the draft model, or None."""
-
-    @property
-    def first(self) -> FirstRead:
-        """What the draft model reads of a text."""
-
-
-class OnlyCaches(NamedTuple):
-    """Caches of an LLM that runs one request at a time, as `Caches`."""
-
-    target: SequenceCache
-    draft: SequenceCache | None
-    first: FirstRead
 
 
 @dataclass(frozen=True)
@@ -192,7 +169,7 @@ class PrefixStore:
                 best = Found(n, kept)
         return best
 
-    def use(self, caches: Caches, tokens: Sequence[int], found: Found | None = None) -> None:
+    def use(self, caches: SlotPair, tokens: Sequence[int], found: Found | None = None) -> None:
         """Prepare the caches for a text: save what they lose, and restore a kept text that helps.
 
         Args:
@@ -212,7 +189,7 @@ class PrefixStore:
 
     # ---- saving
 
-    def _save_before(self, caches: Caches, n_same: int) -> None:
+    def _save_before(self, caches: SlotPair, n_same: int) -> None:
         """Save caches of which only the first `n_same` tokens stay."""
         target = caches.target
         n_useful = target.n_read if target.grid else len(target.cached)
@@ -227,7 +204,7 @@ class PrefixStore:
         except (MemoryError, RollbackError):
             return
 
-    def _save_all(self, caches: Caches, n_lost: int) -> None:
+    def _save_all(self, caches: SlotPair, n_lost: int) -> None:
         target, draft = caches.target, caches.draft
         if draft:  # it may still have another text
             offset = 0 if caches.first.failed else caches.first.offset
@@ -315,7 +292,7 @@ class PrefixStore:
 
     # ---- restoring
 
-    def _restore_into(self, caches: Caches, kept: Kept, n: int, n_same: int) -> None:
+    def _restore_into(self, caches: SlotPair, kept: Kept, n: int, n_same: int) -> None:
         """Restore a kept text with `n` useful tokens, `n_same` of which the caches have."""
         if not self._pays(n - n_same, kept.n_bytes, saved=True):
             return
@@ -339,12 +316,72 @@ def _key(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype=f">u{_ID_BYTES}").tobytes()
 
 
-def _state(cache: SequenceCache, offset: int = 0) -> _State:
+def _state(cache: Cache, offset: int = 0) -> _State:
     return _State([*cache.cached], cache.n_read, cache.state(), offset)
 
 
-def _put(cache: SequenceCache, state: _State) -> bool:
+def _put(cache: Cache, state: _State) -> bool:
     try:
         return cache.restore(state.tokens, state.n_read, state.data)
     except MemoryError:
         return False
+
+
+def choose_slots(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixStore) -> SlotPair:
+    """Return free slots for a prompt, with as much of it in their caches as possible.
+
+    A prefix that only another slot holds, such as a common system prompt, is copied; one that only
+    the store holds is restored. Without any common prefix the slots that were not used for the
+    longest time are taken, the lowest first: neighbouring slots are cheaper in common passes.
+
+    Args:
+        pairs: All slots, at least one of them free.
+        prompt: Token ids.
+        kept: Texts that no slot holds any more; a text that loses its slots goes there.
+    """
+    tokens = prompt[:-1]  # the last token is decoded with the answer
+    same = {id(pair): reusable(pair.target, tokens) for pair in pairs}
+    free = [pair for pair in pairs if pair.task is None]
+    best = max(free, key=lambda pair: (same[id(pair)], -pair.used_at, -pair.target.index))
+    source, found = max(pairs, key=lambda pair: same[id(pair)]), kept.find(tokens)
+    n_copied = same[id(source)] if source.target.can_roll_back else 0
+    if max(n_copied, found.n) - same[id(best)] < LEAST_COPIED:
+        kept.use(best, tokens, Found())
+        return best
+    to = min(free, key=lambda pair: (pair.used_at, pair.target.index))
+    if found.n > n_copied:
+        kept.use(to, tokens, found)
+    else:
+        kept.use(to, tokens, Found())
+        _copy(source, to, n_copied)
+    return to
+
+
+def _copy(source: SlotPair, to: SlotPair, n: int) -> None:
+    """Copy the first `n` tokens of other slots."""
+    to.target.copy_from(source.target)
+    to.target.rollback(n)
+    if to.draft and source.draft:
+        to.draft.copy_from(source.draft)
+        to.first.offset, to.first.failed = source.first.offset, source.first.failed
+
+
+def reads_prefix(
+    pairs: Sequence[SlotPair],
+    others: Iterable[Sequence[int]],
+    prompt: Sequence[int],
+    kept: PrefixStore,
+) -> bool:
+    """Return whether another request is about to read a prefix of a prompt that can be copied then.
+
+    Args:
+        pairs: All slots.
+        others: Prompts of the running requests.
+        prompt: Token ids.
+        kept: Texts that no slot holds any more.
+    """
+    if not pairs[0].target.can_roll_back:
+        return False
+    tokens = prompt[:-1]
+    known = max(kept.find(tokens).n, *(common(pair.target.cached, tokens) for pair in pairs))
+    return any(common(other[:-1], tokens) >= known + LEAST_COPIED for other in others)

@@ -1,18 +1,24 @@
-"""Requests that share passes: a thread that runs the scheduler, and the queue to each request.
+"""Queue of the requests of an LLM: turns of threads, and requests that share passes.
 
-Requests come from any thread and are started in order of arrival, as soon as slots are free. The
-thread that reads a stream waits for its chunks. A stream that is not read holds a few chunks; then
-its request waits, and the others go on without it.
+Turns: one at a time, in order of arrival. Each change is a single list operation, which no
+exception can leave half done. A thread that Ctrl-C interrupts therefore keeps no turn, and repeated
+calls of `leave` have no effect. The locks only wake waiting threads. These also poll, so that a
+lost wake-up delays them only by the poll interval. The turn of a stream that is garbage-collected
+ends without a finalizer, because Python drops a Ctrl-C that arrives inside of one: the queue looks
+whether the stream is still there.
 
-The thread of the scheduler has the turn of the LLM's queue (`runtime.turns`) while requests run.
-When another ticket waits, it starts no further request, and leaves when the running ones are done.
-Ctrl-C never reaches this thread.
+Requests that share passes come from any thread and are started in order of arrival, as soon as
+slots are free. The thread that reads a stream waits for its chunks. A stream that is not read holds
+a few chunks; then its request waits, and the others go on without it. The thread of the scheduler
+has the turn while requests run. When another ticket waits, it starts no further request, and leaves
+when the running ones are done. Ctrl-C never reaches this thread.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import threading
 import time
 from collections import deque
@@ -20,33 +26,106 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
 from ..errors import BusyError, ClosedError
 from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
-from ..speculative.scheduler import Scheduler
-from ..speculative.task import SlotPair, Task
+from ..speculative.scheduler import Scheduler, SlotPair, Task
 from .generation import Generation
-from .kept_prefixes import Found, PrefixStore
-from .slot_choice import choose_slots, reads_prefix
+from .prefix_cache import Found, PrefixStore, choose_slots, reads_prefix
 from .stream import Stream
-from .turns import Line, Ticket
 
 if TYPE_CHECKING:
-    from .request import Request
+    from .generation import Request
 
+# Seconds between two looks of a thread that waits for its turn.
+_TURN_POLL_S = 0.1
 # Chunks that a stream holds before its request waits for its reader.
 _MOST_UNREAD = 64
 # Seconds of one wait for a chunk.
 _WAIT_S = 0.25
 # Seconds after which the scheduler looks again whether a stream was read.
-_LOOK_S = 0.01
+_POLL_S = 0.01
 # Seconds between two searches for streams without a reader.
 _COLLECT_S = 1.0
 # Seconds that the end of the program waits for running passes, and for a callback.
 _EXIT_S, _CALLBACK_S = 60.0, 2.0
+
+_NUMBERS = itertools.count(1)
+
+
+class Ticket:
+    """A thread's place in the queue.
+
+    Attributes:
+        number: Position in the order of all tickets of this process.
+        thread: Id of the thread.
+        stream: The stream that uses the turn, or None.
+    """
+
+    def __init__(self) -> None:
+        """Create a ticket of the current thread."""
+        self.number = next(_NUMBERS)
+        self.thread = threading.get_ident()
+        self.stream: ref[Any] | None = None
+        self._called = threading.Lock()
+        self._called.acquire()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the stream that used the turn is gone."""
+        return self.stream is not None and self.stream() is None
+
+    def call(self) -> None:
+        """Wake the thread."""
+        with suppress(RuntimeError):  # already woken
+            self._called.release()
+
+    def wait(self) -> None:
+        """Wait until woken, at most one poll interval."""
+        self._called.acquire(timeout=_TURN_POLL_S)
+
+
+class Line:
+    """Queue of tickets; the first one has the turn."""
+
+    def __init__(self) -> None:
+        self._tickets: list[Ticket] = []
+
+    @property
+    def first(self) -> Ticket | None:
+        """The ticket that has the turn, or None; tickets of streams that are gone leave."""
+        while (first := next(iter(self._tickets), None)) and first.is_abandoned:
+            self._remove(first)
+        return first
+
+    def has_others(self, ticket: Ticket) -> bool:
+        """Whether other tickets wait behind this one."""
+        return any(one is not ticket for one in [*self._tickets])
+
+    def join(self, ticket: Ticket, meanwhile: Callable[[], object] | None = None) -> None:
+        """Wait for the turn, and call `meanwhile` repeatedly until then.
+
+        If this raises, the caller must call `leave`.
+        """
+        self._tickets.append(ticket)
+        while self.first is not ticket:
+            if meanwhile:
+                meanwhile()
+            ticket.wait()
+
+    def leave(self, ticket: Ticket) -> None:
+        """Remove a ticket from the queue; no effect if it is not in it. Safe from any thread."""
+        self._remove(ticket)
+        first = self.first
+        if first:
+            first.call()
+
+    def _remove(self, ticket: Ticket) -> None:
+        with suppress(ValueError):
+            self._tickets.remove(ticket)
 
 
 class Job:
@@ -168,14 +247,11 @@ class ParallelRunner:
 
     def slots(self) -> tuple[SlotState, ...]:
         """Return the state of each slot. May be called from any thread."""
-        target, scheduler = self.pair.target, self._scheduler
-        if scheduler is None:
-            n = target.options.parallel
-            return tuple(SlotState(i, target.n_ctx, 0, None) for i in range(n))
-        tasks = [pair.task for pair in scheduler.pairs]
+        pairs = sorted(self.pair.slots, key=lambda one: one.target.index)
+        tasks = [pair.task for pair in pairs]
         return tuple(
-            SlotState(i, target.n_ctx, pair.target.n_past, task.number if task else None)
-            for i, (pair, task) in enumerate(zip(scheduler.pairs, tasks, strict=True))
+            SlotState(i, pair.target.n_ctx, pair.target.n_cached, task.number if task else None)
+            for i, (pair, task) in enumerate(zip(pairs, tasks, strict=True))
         )
 
     def open(self, request: Request) -> Stream:
@@ -200,11 +276,6 @@ class ParallelRunner:
         self.check_thread(self.pair.target.options.parallel)
         job.thread = threading.get_ident()
         self._inbox.put(job)
-
-    def forget(self) -> None:
-        """Empty all caches; the caller has the turn."""
-        if self._scheduler:
-            self._scheduler.forget()
 
     def check_thread(self, n_most: int = 1) -> None:
         """Check that this thread may wait for the slots.
@@ -265,7 +336,6 @@ class ParallelRunner:
         if scheduler:
             with suppress(ClosedError):
                 scheduler.forget()
-                scheduler.hand_back(self.pair.target, self.pair.draft)
 
     def _receive(self, one: object) -> None:
         if isinstance(one, Job):
@@ -292,23 +362,19 @@ class ParallelRunner:
     def _run_open(self, ticket: Ticket) -> None:
         scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
         scheduler.on_lost = partial(self._kept.use, tokens=(), found=Found())
-        scheduler.take_over(self.pair.target, self.pair.draft)
-        try:
-            while True:
-                self._drop_cancelled()
-                if not self._line.has_others(ticket) and not self.is_closed:
-                    self._admit(scheduler)
-                if not self._running:
-                    return
-                for job in self._running:
-                    job.check_reader()
-                    if job.task and (job.generation.cancelled or not job.is_full):
-                        job.task.is_parked = False
-                if not scheduler.step():
-                    self._wait(ticket)
-                self._running = [job for job in self._running if not job.has_ended]
-        finally:
-            scheduler.hand_back(self.pair.target, self.pair.draft)
+        while True:
+            self._drop_cancelled()
+            if not self._line.has_others(ticket) and not self.is_closed:
+                self._admit(scheduler)
+            if not self._running:
+                return
+            for job in self._running:
+                job.check_reader()
+                if job.task and (job.generation.cancelled or not job.is_full):
+                    job.task.is_parked = False
+            if not scheduler.step():
+                self._wait(ticket)
+            self._running = [job for job in self._running if not job.has_ended]
 
     def _admit(self, scheduler: Scheduler) -> None:
         """Start waiting requests on free slots.
@@ -346,7 +412,7 @@ class ParallelRunner:
             gc.collect()
             self._collect_at = time.monotonic() + _COLLECT_S
         try:
-            self._receive(self._inbox.get(timeout=_LOOK_S))
+            self._receive(self._inbox.get(timeout=_POLL_S))
         except Empty:
             return
 

@@ -1,0 +1,279 @@
+"""Plan of a load: its files, drafts and slots, decided by headers and measurements before it.
+
+V(N) is the time of a pass over one row of each of N sequences. N requests decode N / V(N) tokens
+per second in all, and each of them 1 / V(N). If the user gives no number, N grows only while twice
+as many requests give a quarter more tokens in all; beyond that each request becomes slower for
+little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from ..errors import NoSpeculationError, Option, Text
+from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
+from ..gguf.validation import Header, ModelFile
+from ..llama.head import why_head_fails
+from ..llama.memory import fit_layers, has_room, parallel_in_room, with_snapshots
+from ..llama.native_head import extensions, layer_functions
+from ..llama.options import ContextOptions
+from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
+from ..registry.download import local
+from ..registry.resolve import resolve
+from ..speculative.batch_costs import BatchCosts
+from ..speculative.cost_model import CostModel, Pace
+from ..speculative.profile import ModelKey, Profile, read_profile
+from .draft_search import LoadOptions, choose, head_candidate
+
+# Requests at once where no costs are measured.
+_USUAL = 4
+# Gain in tokens per second of all requests that twice as many must bring.
+_LEAST_GAIN = 1.25
+# Tokens; length of the texts for which the gain is compared.
+_DEPTH = 512
+_BY_MEMORY = "the caches of more would need over a quarter of the free memory"
+# Why a head is not used if several requests run at once.
+_NOT_WITH_PARALLEL = "prediction heads are not used with parallel requests"
+
+Files = list[tuple[ModelFile, ContextOptions]]
+
+
+class HeadChoice(NamedTuple):
+    """The prediction head that drafts.
+
+    Attributes:
+        kind: `own` for a head in the target's file, `file` for one in a file of its own; empty for
+            none.
+        file: Its own file.
+        why_not: Why a head that was found or asked for is not used, as a sentence.
+    """
+
+    kind: Literal["", "own", "file"] = ""
+    file: ModelFile | None = None
+    why_not: str = ""
+
+
+NO_HEAD = HeadChoice()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a load opens, and why. Nothing of it is loaded yet.
+
+    Attributes:
+        load: The options of the load.
+        files: Files and options of the target, and of the file that is loaded for drafts.
+        draft: The file of a draft model, or None.
+        head: The prediction head.
+        notes: Explanations of the choice of the target and of the drafts.
+        parallel_reason: Why that many requests run at once; empty if the user gave the number.
+    """
+
+    load: LoadOptions
+    files: Files
+    draft: ModelFile | None = None
+    head: HeadChoice = NO_HEAD
+    notes: tuple[str, ...] = ()
+    parallel_reason: str = ""
+
+    @property
+    def target(self) -> ContextOptions:
+        """Options of the target, with numbers in place of `auto`."""
+        return self.files[0][1]
+
+    @property
+    def headers(self) -> list[tuple[Header, ContextOptions]]:
+        """Headers and options of the files, for estimates of memory."""
+        return [(file.header, options) for file, options in self.files]
+
+    def draft_notes(self, notes: Sequence[str]) -> list[str]:
+        """Return those of the notes that are about drafts the user did not decide about.
+
+        The user may choose between parallel requests and the head.
+        """
+        chosen = self.head.why_not == _NOT_WITH_PARALLEL
+        return [one for one in notes if not (chosen and one.startswith(_NOT_WITH_PARALLEL))]
+
+
+def plan(load: LoadOptions) -> Plan:
+    """Decide what a load opens. A model that only computes embeddings has neither draft nor slots.
+
+    Raises:
+        ModelError, StoreError: A file cannot be found or read.
+        NoSpeculationError: Options of a draft model are given, and none is loaded; or a prediction
+            head is asked for, and none can be used.
+    """
+    if load.file.embeds_only:
+        return Plan(load, [(load.file, load.target)])
+    head, draft, notes = _drafts(load)
+    if load.of_draft.lora and not draft:
+        raise NoSpeculationError(
+            "draft_lora",
+            str(load.of_draft.lora[0].path),
+            f"no draft model is loaded for the adapter {load.of_draft.lora[0].path.name}.",
+            Text("set {draft} to a model | omit {draft_lora}."),
+        )
+    files, reason = _files(load, head, draft)
+    if head.kind and _is_free(load) and not _has_room(files):
+        without, reason_without = _files(load, NO_HEAD, draft)
+        if _has_room(without):
+            head, files, reason = NO_HEAD, without, reason_without
+            notes.append("the prediction head does not fit into memory: drafts come from the text.")
+    fitted = fit_layers([(file.header, options) for file, options in files])
+    files = [(file, options) for (file, _), (_, options) in zip(files, fitted, strict=True)]
+    return Plan(load, files, draft, head, (*load.notes, *notes), reason)
+
+
+def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]:
+    """Return the prediction head, the draft model, and notes on their choice."""
+    head, notes = NO_HEAD, list[str]()
+    given: ModelFile | None = None
+    if load.draft not in (None, "none", "ngram"):
+        if load.draft not in ("auto", "mtp"):
+            path = local(resolve(load.draft, load.models_file))
+            given = ModelFile(path, as_draft=True)
+        head = _head(load, given)
+        notes += [f"{head.why_not}: drafts come from elsewhere."] if head.why_not else []
+    draft = None if head.kind else given
+    if head.kind and _is_free(load):
+        # a draft model that was measured as faster than the head
+        own = head_candidate(load)
+        best, why = choose(load) if own and own.measured else (None, "")
+        if own and best and best.measured and best.gain > own.gain:
+            head, draft = NO_HEAD, best.file
+            notes.append(why)
+    elif load.draft == "auto" and not head.kind and load.entry.draft != "ngram":
+        best, why = choose(load)
+        draft = best.file if best else None
+        notes += [why] if why else []
+    if draft and is_head_alone(draft.header):  # it cannot be used, which a note explains
+        draft = None
+    return head, draft, notes
+
+
+def _is_free(load: LoadOptions) -> bool:
+    """Return whether the user leaves it open what drafts."""
+    return load.draft == "auto" and not (load.speculation and load.speculation.drafter == "mtp")
+
+
+def _head(load: LoadOptions, given: ModelFile | None) -> HeadChoice:
+    """Return the prediction head that drafts, or why one that was found is not used.
+
+    Args:
+        load: The target.
+        given: The file that is named as the draft; None for a head in the target's file.
+
+    Raises:
+        NoSpeculationError: A head is asked for, and none can be used.
+    """
+    n_slots, _ = choose_parallel(load, [(load.file, load.target)])
+    options = replace(load.target, parallel=n_slots)
+    asked = Option("draft", "mtp") if load.draft == "mtp" else None
+    drafter = (load.speculation or Speculation()).drafter
+    if (load.draft == "auto" and drafter == "mtp") or (given and drafter in HEADS):
+        asked = Option("drafter", drafter)
+    if load.draft == "auto" and load.entry.draft not in (None, "ngram") and not asked:
+        return NO_HEAD
+    is_there = is_head_alone(given.header) if given else asked or n_heads(load.file.header)
+    if not is_there:
+        return NO_HEAD
+    why = _why_no_head(load, given, options)
+    if why and asked:
+        raise NoSpeculationError(
+            asked.name,
+            asked.value,
+            f"{why}.",
+            Text("set {draft='auto'} and {drafter='auto'}."),
+        )
+    return HeadChoice(why_not=why) if why else HeadChoice("file" if given else "own", given)
+
+
+def _why_no_head(load: LoadOptions, given: ModelFile | None, options: ContextOptions) -> str:
+    """Return why a head cannot be used, as a sentence; empty if it can."""
+    target = load.file.header
+    header = given.header if given else target
+    if why := why_no_head(header) or (why_misfit(header, target) if given else ""):
+        return why
+    if extensions() is None or (is_eagle(header) and layer_functions() is None):
+        return "this build of llama-cpp-python has no functions for prediction heads"
+    if load.projector:
+        return "prediction heads are not used with images"
+    if options.parallel > 1:
+        return _NOT_WITH_PARALLEL
+    if options.rpc:
+        return "prediction heads are not used for a target on workers"
+    return why_head_fails(load.file, given)
+
+
+def _files(load: LoadOptions, head: HeadChoice, draft: ModelFile | None) -> tuple[Files, str]:
+    """Return the files to load with their options, and why that many requests run at once."""
+    layers = target_layers(head.file.header) if head.file else ()
+    files: Files = [(load.file, replace(load.target, head=head.kind, head_layers=layers))]
+    files += [(draft, load.of_draft)] if draft else []
+    files += [(head.file, replace(load.of_draft, head="self"))] if head.file else []
+    n_slots, reason = choose_parallel(load, files)
+    files = [(file, replace(options, parallel=n_slots)) for file, options in files]
+    k = 0 if load.is_plain else (load.speculation or Speculation()).k
+    (_, options), *_ = with_snapshots([(file.header, options) for file, options in files], k)
+    return [(load.file, options), *files[1:]], reason
+
+
+def _has_room(files: Files) -> bool:
+    return has_room([(file.header, options) for file, options in files])
+
+
+def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
+    """Return how many requests run at once, and why; the reason is empty if the user decided.
+
+    Args:
+        load: The options of the load.
+        files: Files and options of the target, and of its draft if there is one.
+    """
+    if load.parallel != "auto":
+        return load.parallel, ""
+    if load.projector:
+        return 1, "prompts with images are read one by one"
+    if load.speculation and (load.speculation.tree or load.speculation.strict):
+        name = "tree" if load.speculation.tree else "strict"
+        return 1, f"{name} needs passes without other requests"
+    room = parallel_in_room([(file.header, options) for file, options in files], AUTO_PARALLEL_MAX)
+    if room is None:
+        return 1, "the free memory is unknown"
+    keys = [ModelKey(*one) for one in files]
+    profile = read_profile(keys[0], keys[1] if len(keys) > 1 else None)
+    if profile:
+        return _by_costs(profile, room)
+    return (room, _BY_MEMORY) if room < _USUAL else (_USUAL, "no costs were measured yet")
+
+
+def _by_costs(profile: Profile, room: int) -> tuple[int, str]:
+    """Return how many requests of at most `room` run at once by the measured costs, and why."""
+    rate = _rates(profile)
+    n = _by_gain(rate, room)
+    if n == room < AUTO_PARALLEL_MAX:
+        return n, _BY_MEMORY
+    gain = f"{rate(n) / rate(1):.1f} times the tokens per second of one"
+    if n == AUTO_PARALLEL_MAX:
+        return n, f"as measured, they have {gain}"
+    more = max(0.0, rate(min(2 * n, room)) / rate(n) - 1)
+    has = f"they have {gain}" if n > 1 else "one is nearly as fast as several"
+    return n, f"as measured, {has}, and {min(2 * n, room)} only {more:.0%} more"
+
+
+def _rates(profile: Profile) -> Callable[[int], float]:
+    """Return the function from a number of requests to their tokens per second in all."""
+    costs = CostModel(profile.target, profile.target_depth, K_MAX + 1, Pace())
+    batch_costs = BatchCosts(profile.widest(exact=True), AUTO_PARALLEL_MAX)
+    return lambda n: n / batch_costs.seconds(costs, n, 1, _DEPTH)
+
+
+def _by_gain(rate: Callable[[int], float], most: int) -> int:
+    """Return the largest number that each step from a smaller one is worth."""
+    best, share = 1, math.log2(_LEAST_GAIN)
+    for n in range(2, most + 1):
+        if rate(n) >= rate(best) * (n / best) ** share:
+            best = n
+    return best
