@@ -176,7 +176,7 @@ class InvalidOptionError(GgufSpecError, ValueError):
         self,
         option: str,
         value: object,
-        allowed: str,
+        allowed: str = "",
         hint: str | None = None,
         *,
         message: str | None = None,
@@ -186,7 +186,8 @@ class InvalidOptionError(GgufSpecError, ValueError):
         Args:
             option: Name of the option.
             value: Its value.
-            allowed: The allowed values, as the end of the sentence "must be ...".
+            allowed: The allowed values, as the end of the sentence "must be ..."; empty if there
+                is a message.
             hint: How to fix it; None advises to omit the option.
             message: A sentence that replaces the usual one.
         """
@@ -209,8 +210,7 @@ class OptionConflictError(InvalidOptionError):
         super().__init__(
             option.name,
             None if option.value is ... else option.value,
-            "",
-            hint or "omit one of the two.",
+            hint=hint or "omit one of the two.",
             message=Text("{} cannot be combined with {}.", option, other),
         )
         self.other = other
@@ -223,7 +223,7 @@ class NoSpeculationError(InvalidOptionError):
     """
 
     def __init__(self, option: str, value: object, message: str, hint: str) -> None:
-        super().__init__(option, value, "", hint, message=message)
+        super().__init__(option, value, hint=hint, message=message)
 
 
 class NoQuestionError(InvalidOptionError):
@@ -231,7 +231,7 @@ class NoQuestionError(InvalidOptionError):
 
     def __init__(self) -> None:
         message = "the conversation has no question to answer again."
-        super().__init__("retry", None, "", "send a message first.", message=message)
+        super().__init__("retry", None, hint="send a message first.", message=message)
 
 
 class ContextTooShortError(InvalidOptionError):
@@ -272,8 +272,7 @@ class ContextFailedError(InvalidOptionError):
         super().__init__(
             "context",
             n_ctx,
-            "",
-            Text("set {} and {}.", *safe),
+            hint=Text("set {} and {}.", *safe),
             message=Text(
                 "llama.cpp cannot create a context of {} tokens with {} and {}: {}.",
                 f"{n_ctx:,}",
@@ -292,7 +291,7 @@ class OutputFileError(InvalidOptionError):
     """
 
     def __init__(self, option: str, path: Path, message: str, hint: str) -> None:
-        super().__init__(option, str(path), "", hint, message=message)
+        super().__init__(option, str(path), hint=hint, message=message)
         self.path = path
 
 
@@ -312,7 +311,7 @@ class InvalidGrammarError(InvalidOptionError):
             Option(option, "@schema.json", of_commands=True),
         )
         message = Text("{} is {}, which cannot be used: {}.", Option(option), repr(value), reason)
-        super().__init__(option, value, "", hint, message=message)
+        super().__init__(option, value, hint=hint, message=message)
         self.reason = reason
 
 
@@ -330,7 +329,7 @@ class OffGrammarError(InvalidOptionError):
 
     def __init__(self, token: int) -> None:
         message = f"the grammar does not allow the token {token} at its position in the answer."
-        super().__init__("history", token, "", "start the answer again.", message=message)
+        super().__init__("history", token, hint="start the answer again.", message=message)
 
 
 class ModelError(GgufSpecError):

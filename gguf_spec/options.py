@@ -1,7 +1,10 @@
-"""Request options: frozen dataclasses that validate every value on construction.
+"""Options: a table with one `Rule` for each, and those of requests as frozen dataclasses.
 
-`SAMPLING` and `SPECULATION` hold one `Rule` for each field. The checks, the options of the command
-line, the fields of server requests and the OpenAPI schema are made from them.
+`SAMPLING` and `SPECULATION` hold the options of a request; the dataclasses validate every value on
+construction. `LOADING` and `REQUESTS` hold those of `load`, beside the model and its draft. The
+checks, the options of the command line, the fields of server requests and the OpenAPI schema are
+made from the tables. What the table of `load` does not check is left to
+`llama.options.ContextOptions`.
 """
 
 from __future__ import annotations
@@ -9,10 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .errors import InvalidOptionError
-from .option_rule import Rule
 
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
@@ -32,6 +34,116 @@ K_MAX = 64
 IMAGE_IDS = 1 << 30
 # How embeddings are pooled, by llama.cpp's numbers.
 POOLING = ("none", "mean", "cls", "last", "rank")
+
+# Largest number of devices and of patterns, and characters of a pattern.
+_ITEMS_MAX, PATTERN_MAX = 64, 256
+# llama.cpp's largest number of layers
+LAYERS_MAX = 512
+_ATTENTION = ("auto", "on", "off")
+
+
+class Rule(NamedTuple):
+    """Allowed values of an option, its help text, and its names outside of Python.
+
+    Attributes:
+        type: JSON type of the value, or of the items of a sequence or mapping.
+        help: Help text on the command line.
+        least: Smallest allowed number, or None.
+        most: Largest allowed number, or None.
+        above: Whether `least` itself is not allowed.
+        choices: Allowed texts; empty for any text.
+        optional: Whether None is allowed.
+        shape: Whether the value is one such value, a sequence, or a mapping from token ids.
+        items_max: Maximum number of items of a sequence, or None.
+        flags: Names on the command line; empty for `--field-name`.
+        inverted: Whether the flag on the command line sets the option to False.
+        in_requests: Whether server requests have a field with this name and these values.
+    """
+
+    type: Literal["number", "integer", "boolean", "string", "any"]
+    help: str
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+    shape: Literal["one", "sequence", "mapping"] = "one"
+    items_max: int | None = None
+    flags: tuple[str, ...] = ()
+    inverted: bool = False
+    in_requests: bool = True
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value is allowed. A sequence must be a tuple; a mapping is not read."""
+        if value is None:
+            return self.optional
+        if self.shape == "mapping":
+            return isinstance(value, Mapping)
+        if self.shape == "sequence":
+            return (
+                isinstance(value, tuple)
+                and len(value) <= (self.items_max or len(value))
+                and all(self.accepts_one(one) and one != "" for one in value)
+            )
+        return self.accepts_one(value)
+
+    def accepts_one(self, value: Any) -> bool:
+        """Return whether an item, or a value that is neither sequence nor mapping, is allowed."""
+        if self.type == "boolean":
+            return isinstance(value, bool)
+        if self.type == "string":
+            return isinstance(value, str) and (not self.choices or value in self.choices)
+        if self.type == "any":
+            return True
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        if not (isinstance(value, int) if self.type == "integer" else math.isfinite(value)):
+            return False
+        low = self.least is None or (value > self.least if self.above else value >= self.least)
+        return low and (self.most is None or value <= self.most)
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words; completes a sentence that ends with "must be"."""
+        if self.shape == "mapping":
+            return "a mapping from token ids to numbers"
+        if self.shape == "sequence":
+            items = "non-empty strings" if self.type == "string" else "token ids"
+            return f"at most {self.items_max} {items}" if self.items_max else items
+        if self.choices:
+            few = len(self.choices) == 2
+            return " or ".join(self.choices) if few else f"one of {', '.join(self.choices)}"
+        if self.type in ("boolean", "string"):
+            return "True or False" if self.type == "boolean" else "text"
+        kind = "a whole number" if self.type == "integer" else ""
+        if self.most is None:
+            return f"{kind}, {_shown(self.least)} or more"
+        limits = f"from {_shown(self.least)} to {_shown(self.most)}"
+        if self.above:
+            limits = f"above {_shown(self.least)} and at most {_shown(self.most)}"
+        return f"{kind} {limits}".strip()
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of an item, or of a value that is neither sequence nor mapping."""
+        if self.choices:
+            return {"enum": list(self.choices)}
+        schema: dict[str, Any] = {"type": self.type}
+        if self.least is not None:
+            schema["exclusiveMinimum" if self.above else "minimum"] = self.least
+        if self.most is not None:
+            schema["maximum"] = self.most
+        return schema
+
+
+def _shown(limit: float | None) -> str:
+    words: dict[float, str] = {
+        10**6: "a million",
+        -(10**6): "minus a million",
+        2**64 - 1: "2**64 - 1",
+    }
+    return words.get(limit, str(limit)) if limit is not None else ""
+
 
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
@@ -188,6 +300,150 @@ SPECULATION: dict[str, Rule] = {
         "Decide each near tie as plain decoding does, at the cost of one pass.",
     ),
 }  # fmt: skip
+LOADING: dict[str, Rule] = {
+    "reference": Rule(
+        "string", "Text file as an additional source of drafts.", flags=("--draft-text",)
+    ),
+    "n_ctx": Rule(
+        "integer",
+        "Context length in tokens.  [default: as trained, at most 4096]",
+        2, optional=True, flags=("--ctx",),
+    ),
+    "threads": Rule(
+        "integer", "Number of threads.  [default: physical cores]", 1, 512, optional=True
+    ),
+    "flash_attention": Rule(
+        "string",
+        "Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
+        choices=_ATTENTION,
+    ),
+    "draft_flash_attention": Rule(
+        "string",
+        "The same for the draft model.  [default: as the target]",
+        choices=_ATTENTION, optional=True,
+    ),
+    "kv_type": Rule(
+        "string",
+        "Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+    ),
+    "draft_kv_type": Rule(
+        "string", "The same for the draft model.  [default: as the target]", optional=True
+    ),
+    "gpu_layers": Rule(
+        "any",
+        "Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend; auto for as "
+        "many as fit.",
+    ),
+    "draft_gpu_layers": Rule(
+        "any", "The same for the draft model.  [default: as the target]", optional=True
+    ),
+    "device": Rule(
+        "string",
+        "Device for the layers, as doctor names it, or none for the CPU alone. Repeatable.  "
+        "[default: all GPUs]",
+        shape="sequence", items_max=_ITEMS_MAX,
+    ),
+    "draft_device": Rule(
+        "string",
+        "The same for the draft model.  [default: as the target]",
+        shape="sequence", items_max=_ITEMS_MAX,
+    ),
+    "cpu_moe": Rule("boolean", "Keep the experts of all layers in main memory."),
+    "n_cpu_moe": Rule(
+        "integer", "Keep the experts of the first N layers in main memory.", 0, LAYERS_MAX
+    ),
+    "override_tensor": Rule(
+        "string",
+        "PATTERN=DEVICE: put the tensors whose names match a regular expression on a device, or on "
+        "CPU. The first match counts. Repeatable.",
+        shape="sequence", items_max=_ITEMS_MAX,
+    ),
+    "mmap": Rule(
+        "boolean",
+        "Map the files into memory, or read them into it.  [default: mapped, if the device can]",
+        optional=True, flags=("--mmap/--no-mmap",),
+    ),
+    "mlock": Rule("boolean", "Lock the weights in main memory, so that they are never paged out."),
+    "numa": Rule(
+        "string",
+        "Placement of threads on a machine with several NUMA nodes.  [default: by the system]",
+        choices=("distribute", "isolate", "numactl"), optional=True,
+    ),
+    "kernels": Rule(
+        "string",
+        "Kernels of this package where they work (auto), or llama.cpp's (stock). An instruction "
+        "set serves tests.",
+        choices=("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni"),
+    ),
+    "draft_threads": Rule(
+        "integer",
+        "Threads of the draft model.  [default: as the target]",
+        1, 512, optional=True,
+    ),
+    "mmproj": Rule(
+        "string", "Projector of a vision model, for prompts with images.", optional=True
+    ),
+    "lora": Rule(
+        "any",
+        "LoRA adapter of the target; the default of SCALE is 1. Repeatable.",
+        shape="sequence",
+    ),
+    "draft_lora": Rule("any", "The same for the draft model.", shape="sequence"),
+    "extra_bufts": Rule(
+        "boolean",
+        "Repack the weights for this CPU.  [default: if the self-test succeeds]",
+        optional=True, flags=("--extra-bufts/--no-extra-bufts",),
+    ),
+    "rpc": Rule(
+        "string",
+        "Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
+        shape="sequence",
+    ),
+}  # fmt: skip
+# Options that only commands for several requests and for embeddings have.
+REQUESTS: dict[str, Rule] = {
+    "parallel": Rule(
+        "any",
+        "Number of requests at once; each has a cache of --ctx tokens. auto: as many as raise the "
+        "speed by the measured costs, at most 16, in a quarter of the free memory.",
+    ),
+    "prefix_memory": Rule(
+        "string",
+        "Memory for the caches of earlier texts, such as 500MB or 2GiB: a request that begins "
+        "like one of them needs not read that part. 0: none. auto: an eighth of the free memory.",
+    ),
+    "shared_drafts": Rule(
+        "boolean",
+        "Let drafts also come from the answers of other requests. The texts stay the same; the "
+        "time of an answer can show that another one got a text like it.",
+    ),
+    "pooling": Rule(
+        "string",
+        "How embeddings are pooled; none gives a row for each token.  "
+        "[default: as the file says, else mean]",
+        choices=POOLING,
+        optional=True,
+    ),
+}
+# Options of `llama.options.read_placement`.
+PLACEMENT = (
+    "device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap", "mlock", "numa", "kernels",
+)  # fmt: skip
+
+
+def checked(name: str, value: Any) -> Any:
+    """Return the value of an option; one text stands for a sequence of it.
+
+    Raises:
+        InvalidOptionError: The value is not allowed.
+    """
+    rule = LOADING[name]
+    if rule.shape == "sequence":
+        texts = (value,) if isinstance(value, str) else value
+        value = tuple(texts) if isinstance(texts, Iterable) else value
+    if not rule.accepts(value):
+        raise InvalidOptionError(name, value, rule.allowed)
+    return value
 
 
 def _check(option: str, value: Any, allowed: str, ok: bool) -> None:

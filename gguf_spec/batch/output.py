@@ -19,8 +19,7 @@ from typing import BinaryIO
 
 from ..errors import BatchFileError
 from ..system.files import try_lock
-from .answers import LineResult
-from .lines import Line
+from .requests import Line, LineResult
 
 _KEY = re.compile(rb'\{"(?:request_)?id": "batch_req_([0-9a-f]{16})([0-9a-f]{8})"')
 _BEGINNINGS = (b'{"id": "batch_req_', b'{"request_id": "batch_req_')
@@ -72,16 +71,14 @@ class Output:
         try:
             self._file = self._path.open("ab+", buffering=0)
         except OSError as error:
-            raise _cannot("written", self._path, error) from None
+            raise cannot("written", self._path, error) from None
         if self._path.is_file():
             self._beside = self._path.with_name(f"{self._path.name}.ahead")
             if not try_lock(self._file.fileno()):
                 self._file.close()
-                raise BatchFileError(
-                    self._path,
-                    f"another process writes to {self._path}.",
-                    "wait for its end, or name another file for the results.",
-                )
+                fact = f"another process writes to {self._path}."
+                hint = "wait for its end, or name another file for the results."
+                raise BatchFileError(self._path, fact, hint)
 
     def match(self, lines: Iterator[Line]) -> None:
         """Read the results that are there, and as many lines; cut off an incomplete last result.
@@ -95,7 +92,8 @@ class Output:
         with self._path.open("rb") as file:
             for data in file:
                 if not data.endswith(b"\n"):
-                    self._check_cut(data)
+                    if not _begins(data):
+                        raise self._no_result()
                     break
                 self._match(data, next(lines, None))
                 n_whole += len(data)
@@ -103,34 +101,29 @@ class Output:
             os.ftruncate(self._file.fileno(), n_whole)
         self._read_ahead()
 
-    def _check_cut(self, data: bytes) -> None:
-        """Check that what is cut off is the beginning of a result."""
-        if not _begins(data):
-            raise self._no_result()
-
     def _no_result(self) -> BatchFileError:
-        path, number = self._path, self.n_done + 1
-        assert path
-        fact = f"line {number:,} of {path} is not a result of gguf-spec batch."
-        return BatchFileError(path, fact, _ANOTHER, number)
+        fact = f"line {self.n_done + 1:,} of {self._path} is not a result of gguf-spec batch."
+        return self._refusal(fact)
+
+    def _refusal(self, fact: str, hint: str = _ANOTHER, number: int = 0) -> BatchFileError:
+        """Return the error about the next line of the file, or another one."""
+        assert self._path
+        return BatchFileError(self._path, fact, hint, number or self.n_done + 1)
 
     def _match(self, data: bytes, line: Line | None) -> None:
-        path, number = self._path, self.n_done + 1
-        assert path
         found = _KEY.match(data)
         if not found:
             raise self._no_result()
         if line is None:
-            fact = f"{path} has results of more lines than the file with the requests has."
-            raise BatchFileError(path, fact, _ANOTHER, number)
-        if found[1] != line.digest[:16].encode():
-            fact = (
-                f"line {number:,} of {path} is not the result of line {line.number:,} of the "
-                "requests, which have changed."
+            raise self._refusal(
+                f"{self._path} has results of more lines than the file with the requests has."
             )
-            raise BatchFileError(path, fact, _ANOTHER, number)
-        if self._options not in (None, found[2]):
-            raise self._other_options(number)
+        if found[1] != line.digest[:16].encode():
+            raise self._refusal(
+                f"line {self.n_done + 1:,} of {self._path} is not the result of line "
+                f"{line.number:,} of the requests, which have changed."
+            )
+        self._check_options(found[2], self.n_done + 1)
         self._options, self.last = found[2], line.number
         self.n_done += 1
         self.n_failed += not data.endswith(_SUCCESS)
@@ -160,7 +153,7 @@ class Output:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _cannot("read", path, error) from None
+            raise cannot("read", path, error) from None
 
     def check_options(self, options: str) -> None:
         """Check that the results are those of the same options.
@@ -171,14 +164,13 @@ class Output:
         Raises:
             BatchFileError: They are not.
         """
-        if self._options not in (None, options[:8].encode()):
-            raise self._other_options(1)
+        self._check_options(options[:8].encode(), 1)
 
-    def _other_options(self, number: int) -> BatchFileError:
-        assert self._path
-        fact = f"the results in {self._path} are of another model or of other options."
-        hint = f"repeat the command with the same options, or {_ANOTHER}"
-        return BatchFileError(self._path, fact, hint, number)
+    def _check_options(self, key: bytes, number: int) -> None:
+        if self._options not in (None, key):
+            fact = f"the results in {self._path} are of another model or of other options."
+            hint = f"repeat the command with the same options, or {_ANOTHER}"
+            raise self._refusal(fact, hint, number)
 
     def waiting(self, line: Line, key: str) -> LineResult | None:
         """Return the result of a line that an earlier run has left beside the file, or None."""
@@ -265,21 +257,7 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def _cannot(what: str, path: Path, error: OSError) -> BatchFileError:
-    return BatchFileError(
-        path,
-        f"{path} cannot be {what}: {error.strerror}.",
-        "check the file, its folder and its permissions.",
-    )
-
-
-def open_source(path: Path) -> BinaryIO:
-    """Open the file with the requests.
-
-    Raises:
-        BatchFileError: It cannot be read.
-    """
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise _cannot("read", path, error) from None
+def cannot(what: str, path: Path, error: OSError) -> BatchFileError:
+    """Return the error about a file that cannot be read or written."""
+    fact = f"{path} cannot be {what}: {error.strerror}."
+    return BatchFileError(path, fact, "check the file, its folder and its permissions.")

@@ -1,17 +1,174 @@
-"""Requests of the lines: OpenAI's batch format, and plain lines with a prompt or messages."""
+"""Lines of a batch: read as requests, answered, and written as results."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from ..options import Speculation
-from ..server.errors import ApiError, bad, unknown
-from ..server.requests import CompletionRequest, parse, read_chat, read_text
+from ..errors import ClosedError, GgufSpecError
+from ..options import Sampling, Speculation
+from ..runtime.many import Cancellation, CancelledGenerationError
+from ..server.errors import ApiError, as_refusal, bad, refusal_of, unknown
+from ..server.events import ChoiceEnded, ChunkEvent, Started, named
+from ..server.fields import OTHER_NAMES
+from ..server.jobs import requests_of
+from ..server.replies import ResponseBuilder, usage
+from ..server.requests import (
+    SEEDS,
+    CompletionRequest,
+    ReasoningFields,
+    made,
+    parse,
+    read_chat,
+    read_text,
+)
 from ..server.schema import flag, is_count
-from .defaults import LineDefaults
-from .lines import LINE_BYTES, Line
+from ..tools.families import family_of
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+# Maximum length of a line in bytes: that of a request body over HTTP.
+LINE_BYTES = 4 << 20
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that is not blank.
+
+    Attributes:
+        number: Its number, from 1; blank lines count.
+        data: Its bytes without white space around them; None if it is longer than `LINE_BYTES`.
+        digest: SHA-256 of number and bytes, in hexadecimal digits.
+    """
+
+    number: int
+    data: bytes | None
+    digest: str
+
+
+def read_lines(file: BinaryIO) -> Iterator[Line]:
+    """Yield the lines of a file that are not blank; only one of them is in memory."""
+    number = 0
+    while data := file.readline(LINE_BYTES + 1):
+        number += 1
+        hashed, is_whole = hashlib.sha256(b"%d:" % number), len(data) <= LINE_BYTES
+        if is_whole:
+            data = data.removeprefix(_BOM) if number == 1 else data
+            data = data.strip()
+        hashed.update(data)
+        if not is_whole:
+            while data and not data.endswith(b"\n"):
+                data = file.readline(LINE_BYTES)
+                hashed.update(data)
+        if data or not is_whole:
+            yield Line(number, data if is_whole else None, hashed.hexdigest())
+
+
+_ALL = frozenset(one.name for one in fields(Sampling))
+# Field of a body -> option that it sets, if they have different names.
+_SETS = OTHER_NAMES | {"response_format": "json_schema", "top_logprobs": "logprobs"}
+_SEED_BYTES = 6  # every JSON reader keeps such a number exactly
+
+
+@dataclass(frozen=True)
+class LineDefaults:
+    """Options of a batch that apply to the lines which do not set them.
+
+    Attributes:
+        sampling: Sampling options. Its seed is not that of the lines: each line without a seed gets
+            its own, made from this one and the number of the line.
+        given: Fields of `sampling` that also apply to lines in OpenAI's format. Without them, a
+            body means the same as over HTTP. A seed always applies.
+        chat: Whether the text of `prompt` in a plain line is a message for the chat template.
+        system: System message of plain lines without one, or None.
+        think: Whether the model reasons before its answers; None leaves it to the model.
+        others: Other settings that the texts depend on. Results of other settings are refused.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    given: frozenset[str] = frozenset()
+    chat: bool = False
+    system: str | None = None
+    think: bool | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def digest(self, llm: LLM) -> str:
+        """Return the SHA-256 of all that decides the texts of a line, in hexadecimal digits."""
+        try:
+            size = llm.path.stat().st_size
+        except OSError:
+            size = 0
+        known = asdict(self) | {"given": sorted(self.given), "model": llm.name, "size": size}
+        known["accept"] = llm.speculation.accept
+        if llm.speculation.accept != "coupled":  # then the texts depend on the drafts
+            known |= {"speculation": asdict(llm.speculation), "draft": llm.draft_name}
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
+
+    def check(self, llm: LLM) -> None:
+        """Check the options with a model, before a line is answered.
+
+        Raises:
+            GgufSpecError: An option is invalid for the model.
+        """
+        if self.think:
+            llm.chat(think=True)
+        reasons = self.sampling.think_budget is not None or None
+        llm.stream([0], self.sampling, reasoning=reasons).close()
+
+    def apply(
+        self, asked: CompletionRequest, body: Mapping[str, Any], number: int, is_plain: bool
+    ) -> CompletionRequest:
+        """Return a request with the defaults of the options that its body does not set.
+
+        Args:
+            asked: The request.
+            body: The body that it was read from.
+            number: Number of the line.
+            is_plain: Whether the line is a plain one.
+
+        Raises:
+            ApiError: The body and a default cannot be combined.
+        """
+        sets = {_SETS.get(name, name) for name, value in body.items() if value is not None}
+        if {"grammar", "json_schema"} & sets or asked.tools.tools:
+            sets |= {"grammar", "json_schema", "overflow"}
+        missing = (_ALL if is_plain else self.given) - sets - {"seed"}
+        values = {name: getattr(self.sampling, name) for name in missing}
+        if "repetition_penalty" in body:  # it counts all tokens there
+            values.pop("penalty_last_n", None)
+        seed = self.sampling.seed
+        if seed is not None and "seed" not in sets:
+            values["seed"] = seed_of_line(seed, number)
+        sampling = made(lambda: replace(asked.sampling, **values), asked.names)
+        asked = replace(asked, sampling=sampling)
+        if self.think is None or {"reasoning_effort", "chat_template_kwargs"} & sets:
+            return asked
+        reasoning = _Thinking(asked.reasoning.effort, asked.reasoning.values, self.think)
+        return replace(asked, reasoning=reasoning) if asked.is_chat else asked
+
+
+@dataclass(frozen=True)
+class _Thinking(ReasoningFields):
+    """Fields about reasoning of a request without any, and the default of the batch."""
+
+    think: bool = False
+
+    def options(self, llm: LLM) -> dict[str, Any]:
+        return super().options(llm) | {"think": self.think if llm.can_think else None}
+
+
+def seed_of_line(seed: int, number: int) -> int:
+    """Return the seed of a line, from the seed of the batch and the number of the line."""
+    digest = hashlib.sha256(b"%d:%d" % (seed, number)).digest()
+    return int.from_bytes(digest[:_SEED_BYTES], "big") % SEEDS
+
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _READERS = {"/v1/chat/completions": read_chat, "/v1/completions": read_text}
@@ -78,13 +235,16 @@ def read_request(
     Raises:
         ApiError: A field is invalid or not supported. The error names the field.
     """
-    read = _read_plain if head.is_plain else _read_openai
-    return read(data, number, defaults, speculation)
+    if head.is_plain:
+        asked, body = _read_plain(data, defaults, speculation)
+    else:
+        asked, body = _read_openai(data, speculation)
+    return defaults.apply(asked, body, number, head.is_plain)
 
 
 def _read_openai(
-    data: dict[str, Any], number: int, defaults: LineDefaults, speculation: Speculation
-) -> CompletionRequest:
+    data: dict[str, Any], speculation: Speculation
+) -> tuple[CompletionRequest, dict[str, Any]]:
     for name in data:
         if name not in _FIELDS:
             raise unknown(name[:100])
@@ -99,13 +259,12 @@ def _read_openai(
     if not isinstance(body, dict):
         raise bad("body", "must be an object.")
     _check_stream(body)
-    asked = _READERS[url](body, speculation, None)
-    return defaults.apply(asked, body, number, is_plain=False)
+    return _READERS[url](body, speculation, None), body
 
 
 def _read_plain(
-    data: dict[str, Any], number: int, defaults: LineDefaults, speculation: Speculation
-) -> CompletionRequest:
+    data: dict[str, Any], defaults: LineDefaults, speculation: Speculation
+) -> tuple[CompletionRequest, dict[str, Any]]:
     body = {name: value for name, value in data.items() if name != "id"}
     if not isinstance(data.get("id"), (str, type(None))) and not is_count(data.get("id")):
         raise bad("id", "must be a string or a whole number.")
@@ -117,15 +276,13 @@ def _read_plain(
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
     if "messages" in body:
         body["messages"] = _with_system(body["messages"], defaults.system)
-        asked = read_chat(body, speculation, None)
-    else:
-        asked = read_text(body, speculation, None)
+    asked = (read_chat if "messages" in body else read_text)(body, speculation, None)
     if len(asked.prompts) * asked.n != 1:
         name = "n" if asked.n > 1 else "prompt"
         raise bad(name, "gives several answers, which only lines in OpenAI's format may have.")
     if asked.tools.tools:
         raise bad("tools", "are supported in lines in OpenAI's format only.")
-    return defaults.apply(asked, body, number, is_plain=True)
+    return asked, body
 
 
 def _check_stream(body: dict[str, Any]) -> None:
@@ -139,11 +296,150 @@ def _with_system(messages: Any, system: str | None) -> Any:
     """Return messages with the system message of the batch, unless they have one."""
     if system is None or not isinstance(messages, list):
         return messages
-    roles = {one.get("role") for one in messages if isinstance(one, dict) and _has_role(one)}
-    if roles & {"system", "developer"}:
+    # a list and not a set: what is no text may have no hash
+    roles = [one.get("role") for one in messages if isinstance(one, dict)]
+    if "system" in roles or "developer" in roles:
         return messages
     return [{"role": "system", "content": system}, *messages]
 
 
-def _has_role(message: dict[str, Any]) -> bool:
-    return isinstance(message.get("role"), str)
+# Errors that end the batch, because they are not those of one line.
+_OF_ALL = (CancelledGenerationError, ClosedError, MemoryError, OSError)
+_USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
+
+
+class LineResult(NamedTuple):
+    """The result of a line.
+
+    Attributes:
+        number: Number of the line.
+        data: Line of the file with the results, with its line feed.
+        fault: What is wrong with the line; None if it was answered.
+    """
+
+    number: int
+    data: bytes
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """Answers lines with a model, from any thread.
+
+    Attributes:
+        llm: The model.
+        defaults: Options of the lines that do not set them.
+        created: Time of the answers in OpenAI's format, in seconds since 1970.
+        cancellation: Has the running streams.
+        on_tokens: Called with the number of tokens of each round.
+    """
+
+    llm: LLM
+    defaults: LineDefaults
+    created: int
+    cancellation: Cancellation
+    on_tokens: Callable[[int], object]
+
+    def answer(self, line: Line, key: str) -> LineResult:
+        """Return the result of a line with the id `key`; an error of the line is its result."""
+        head, data = read_head(line)
+        names = dict[str, str]()
+        ids = {"id": key, "custom_id": head.id}
+        if head.is_plain:
+            ids = {"request_id": key, "id": head.id}
+
+        def written(rest: dict[str, Any], fault: str | None = None) -> LineResult:
+            whole = json.dumps(ids | rest, ensure_ascii=False, allow_nan=False)
+            return LineResult(line.number, whole.encode() + b"\n", fault)
+
+        try:
+            if isinstance(data, ApiError):
+                raise data
+            speculation = self.llm.speculation
+            asked = read_request(head, data, line.number, self.defaults, speculation)
+            names = asked.names
+            said, ended = self._generate(asked)
+            if head.is_plain:
+                return written(_plain(said, ended) | {"error": None})
+            body = self._openai(asked, said, ended, key)
+            return written(_response(200, key, body) | {"error": None})
+        except _OF_ALL:
+            raise
+        except Exception as error:
+            refusal = _refusal(error, names)
+            whole = {"error": refusal.error}
+            if not head.is_plain:
+                shown = {name: refusal.error[name] for name in ("code", "message")}
+                whole = _response(refusal.status, key, whole) | {"error": shown}
+            return written(whole, refusal.error["message"])
+
+    def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
+        said, ended = list[ChunkEvent](), list[ChoiceEnded]()
+        for request in requests_of(asked, self.llm):
+            with self.cancellation.opened(partial(request.open, self.llm)) as stream:
+                for chunk in stream:
+                    said.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
+                    self.on_tokens(len(chunk.tokens))
+            if self.cancellation.is_set:
+                raise CancelledGenerationError
+            ended.append(ChoiceEnded(request.index, stream.result, None))
+        return said, ended
+
+    def _openai(
+        self, asked: CompletionRequest, said: list[ChunkEvent], ended: list[ChoiceEnded], key: str
+    ) -> dict[str, Any]:
+        """Return the body of a response as over HTTP, without what differs from run to run."""
+        started = Started(self.llm.name, family_of(self.llm.chat_template or ""))
+        body = ResponseBuilder(asked, started).whole(said, ended)
+        random = key.rpartition("_")[2]
+        body["id"] = f"{body['id'].partition('-')[0]}-{random}"
+        body["created"] = self.created
+        counts = usage([one.result for one in ended], asked.n)
+        n_reasoning = counts["completion_tokens_details"]["reasoning_tokens"]
+        body["usage"] = {name: counts[name] for name in _USAGE} | {
+            "completion_tokens_details": {"reasoning_tokens": n_reasoning}
+        }
+        calls = [
+            call
+            for choice in body["choices"]
+            for call in choice.get("message", {}).get("tool_calls", ())
+        ]
+        for i, call in enumerate(calls):
+            call["id"] = f"call_{random}{i}"
+        return body
+
+
+def _plain(said: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
+    """Return the result of a plain line."""
+    result = ended[0].result
+    whole: dict[str, Any] = {"text": result.text}
+    if result.reasoning:
+        whole["reasoning"] = result.reasoning
+    whole |= {
+        "finish_reason": result.finish_reason,
+        "seed": result.seed,
+        "prompt_tokens": result.stats.n_prompt,
+        "completion_tokens": result.stats.n_generated,
+    }
+    if result.logprobs:
+        whole["logprobs"] = [
+            {"token": one.text, "logprob": one.logprob}
+            | ({"top": [[other.text, other.logprob] for other in one.top]} if one.top else {})
+            for event in said
+            for one in event.logprobs
+        ]
+    return whole
+
+
+def _refusal(error: Exception, names: dict[str, str]) -> ApiError:
+    """Return the error of a line; one of gguf-spec is explained, as no stranger reads it."""
+    refusal = refusal_of(error, names)
+    if refusal is None and isinstance(error, GgufSpecError):
+        return ApiError(f"{error} {error.hint}", None, "internal_error", 500)
+    return refusal or as_refusal(error, names)
+
+
+def _response(status: int, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the response of a line in OpenAI's format."""
+    request_id = f"req_{key.rpartition('_')[2]}"
+    return {"response": {"status_code": status, "request_id": request_id, "body": body}}

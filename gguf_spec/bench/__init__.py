@@ -23,7 +23,6 @@ from ..llama.options import physical_cores
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
-from .long_workloads import LONG_WORKLOADS, Conversation, LongWorkload
 from .report import (
     ADAPTIVE,
     PLAIN,
@@ -37,7 +36,14 @@ from .report import (
     Spread,
     ratios,
 )
-from .workloads import WORKLOADS, Workload, choose_workloads
+from .workloads import (
+    LONG_WORKLOADS,
+    WORKLOADS,
+    Conversation,
+    LongWorkload,
+    Workload,
+    choose_workloads,
+)
 
 __all__ = [
     "ADAPTIVE",
@@ -104,11 +110,8 @@ def bench(
     """
     started = time.perf_counter()
     n_rounds = (1 if quick else 3) if n_rounds is None else n_rounds
-    for option, value in (
-        ("n_rounds", n_rounds),
-        ("n_tokens", 1 if n_tokens is None else n_tokens),
-    ):
-        if value < 1:
+    for option, value in {"n_rounds": n_rounds, "n_tokens": n_tokens}.items():
+        if value is not None and value < 1:
             raise InvalidOptionError(option, value, "1 or more")
     Sampling(seed=seed)  # raises if the seed is invalid
     with llm.models() as (target, _):
@@ -297,14 +300,10 @@ def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
     if useless:
         return [plain, Contender(USELESS, Speculation(), False)]
     drafters: list[Any] = ["model", "ngram", "hybrid"] if llm.draft_name else ["ngram"]
-    adaptive = (
-        [
-            Contender(f"{ADAPTIVE} {drafter}", Speculation(drafter=drafter), False)
-            for drafter in drafters
-        ]
-        if llm.draft_name
-        else []
-    )
+    adaptive = [
+        Contender(f"{ADAPTIVE} {drafter}", Speculation(drafter=drafter), False)
+        for drafter in (drafters if llm.draft_name else ())
+    ]
     swept = drafters[:2] if few else drafters
     lengths = _QUICK_LENGTHS if few else _LENGTHS
     fixed = [

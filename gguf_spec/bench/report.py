@@ -118,26 +118,20 @@ class Result:
     @property
     def acceptance(self) -> float:
         """Acceptance rate: accepted over drafted tokens; 0 if nothing was drafted."""
-        return sum(run.n_accepted for run in self.runs) / max(
-            1, sum(run.n_drafted for run in self.runs)
-        )
+        n_drafted = sum(run.n_drafted for run in self.runs)
+        return sum(run.n_accepted for run in self.runs) / max(1, n_drafted)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values."""
-        rates = {
-            name: self.of(name)._asdict()
-            for name in ("tokens_per_s", "tokens_per_s_in_all", "ttft_s", "total_s", "predicted")
+        names = ("tokens_per_s", "tokens_per_s_in_all", "ttft_s", "total_s", "predicted")
+        spreads = {"speedup": self.speedup, "speedup_in_all": self.speedup_in_all}
+        spreads |= {name: self.of(name) for name in names}
+        return {
+            **asdict(self.contender),
+            **{name: spread._asdict() for name, spread in spreads.items()},
+            "acceptance": self.acceptance,
+            "runs": [asdict(run) for run in self.runs],
         }
-        speedups = {
-            "speedup": self.speedup._asdict(),
-            "speedup_in_all": self.speedup_in_all._asdict(),
-        }
-        return (
-            asdict(self.contender)
-            | speedups
-            | rates
-            | {"acceptance": self.acceptance, "runs": [asdict(run) for run in self.runs]}
-        )
 
 
 @dataclass(frozen=True)
@@ -192,13 +186,14 @@ class Case:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values."""
-        best = {"best_fixed": self.best_fixed.contender.name, "of_best": self.of_best._asdict()}
-        results = [result.to_dict() for result in self.results]
-        return (
-            {"name": self.name, "workload": self.workload, "temperature": self.temperature}
-            | best
-            | {"results": results}
-        )
+        return {
+            "name": self.name,
+            "workload": self.workload,
+            "temperature": self.temperature,
+            "best_fixed": self.best_fixed.contender.name,
+            "of_best": self.of_best._asdict(),
+            "results": [result.to_dict() for result in self.results],
+        }
 
 
 @dataclass(frozen=True)
@@ -273,24 +268,21 @@ class Report:
     @property
     def sentence(self) -> str:
         """The result in a few sentences."""
-        worst, names = (
-            min(case.adaptive.speedup.median for case in self.cases),
-            {case.workload for case in self.cases},
-        )
+        names = {case.workload for case in self.cases}
+        speedups = [case.adaptive.speedup.median for case in self.cases]
         in_all = [case.adaptive.speedup_in_all.median for case in self.cases]
-        over = (
-            f"over {_WORDS[len(names)] if len(names) < len(_WORDS) else len(names)} workloads"
-            if len(names) > 1
-            else f"on the workload {self.cases[0].workload}"
-        )
-        over += f" (worst {worst:.2f})" if len(self.cases) > 1 else ""
+        n_names = _WORDS[len(names)] if len(names) < len(_WORDS) else len(names)
+        over = f"over {n_names} workloads"
+        if len(names) == 1:
+            over = f"on the workload {self.cases[0].workload}"
+        worst = [f" (worst {min(ratios_):.2f})" for ratios_ in (speedups, in_all)]
+        if len(self.cases) == 1:
+            worst = ["", ""]
         parts = [
-            f"Adaptive is {self.speedup:.2f} times plain {over}, and {self.of_best:.2f} of the "
-            "best fixed setting"
+            f"Adaptive is {self.speedup:.2f} times plain {over}{worst[0]}, and {self.of_best:.2f} "
+            "of the best fixed setting; reading the prompts included, "
+            f"{_mean(in_all):.2f} times plain{worst[1]}."
         ]
-        parts[0] += f"; reading the prompts included, {_mean(in_all):.2f} times plain" + (
-            f" (worst {min(in_all):.2f})." if len(in_all) > 1 else "."
-        )
         useless = [result.speedup.median for case in self.cases if (result := case.result(USELESS))]
         if useless:
             parts.append(
@@ -308,19 +300,9 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values."""
         names = (
-            "target",
-            "draft",
-            "useless",
-            "version",
-            "n_rounds",
-            "is_complete",
-            "total_s",
-            "speedup",
-            "of_best",
-            "n_texts",
-            "n_same",
-            "texts_equal",
-        )
+            "target", "draft", "useless", "version", "n_rounds", "is_complete", "total_s",
+            "speedup", "of_best", "n_texts", "n_same", "texts_equal",
+        )  # fmt: skip
         rest = {"machine": asdict(self.machine), "cases": [case.to_dict() for case in self.cases]}
         return {"sentence": self.sentence} | {name: getattr(self, name) for name in names} | rest
 
@@ -330,14 +312,9 @@ class Report:
         cases = tuple(
             replace(case, results=case.results + more.get(case.name, ())) for case in self.cases
         )
-        complete = self.is_complete and other.is_complete
-        return replace(
-            self,
-            cases=cases,
-            useless=other.draft or "none",
-            is_complete=complete,
-            total_s=self.total_s + other.total_s,
-        )
+        complete, total_s = self.is_complete and other.is_complete, self.total_s + other.total_s
+        useless = other.draft or "none"
+        return replace(self, cases=cases, useless=useless, is_complete=complete, total_s=total_s)
 
     def _compared(self) -> Iterator[Run]:
         return (run for case in self.cases for result in case.results[1:] for run in result.runs)

@@ -11,7 +11,7 @@ import click
 from .. import __version__, errors
 from .command import CommandGroup, UnknownNameError
 from .lazy import LazyCommands, Place
-from .render import CONTROL
+from .output import CONTROL
 
 __all__ = ["cli", "main"]
 
@@ -24,15 +24,15 @@ _COMMANDS = {
     "run": Place("run", "run", "Chat with MODEL, or answer PROMPT, as ollama does."),
     "help": Place("run", "help_", "Show the help of a command."),
     "verify": Place("verify", "verify", "Check that drafts do not change the text."),
-    "tune": Place("tune", "tune", "Measure the cost of the models on this machine."),
+    "tune": Place("doctor", "tune", "Measure the cost of the models on this machine."),
     "doctor": Place("doctor", "doctor", "Check the machine and the models."),
     "bench": Place("bench", "bench", "Compare the speed with plain decoding."),
     "chat": Place("chat", "chat", "Chat with a model."),
     "models": Place("models", "models", "List, download and remove models."),
     "serve": Place("serve", "serve", "Serve an OpenAI-compatible API and a chat page."),
     "config": Place("config", "config", "Show or edit the defaults of options."),
-    "worker": Place("worker", "worker", "Lend this machine to a model on another one."),
-    "ps": Place("ps", "ps", "Show the models that running servers hold."),
+    "worker": Place("serve", "worker", "Lend this machine to a model on another one."),
+    "ps": Place("serve", "ps", "Show the models that running servers hold."),
     "completion": Place("completion", "completion", "Print a script for shell completion."),
 }
 

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from ..options import SAMPLING, Sampling
 from .command import Command
+from .generate import sampling_with_overflow
 from .options import (
     SAMPLING_PARAMETERS,
     at_once,
@@ -21,11 +22,9 @@ from .options import (
     speculation_options,
     table_option,
     think_option,
-    to_sampling,
     to_speculation,
 )
-from .progress import Line
-from .render import CONTROL
+from .output import CONTROL, Line
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -36,20 +35,10 @@ _MOST_NOTES = 20  # lines with an error that are named
 _DECIDE = ("kv_type", "lora", "flash_attention")
 
 
-@click.command(
-    cls=Command,
-    usual=(
-        "model",
-        "draft",
-        "parallel",
-        "system",
-        "max_tokens",
-        "temperature",
-        "seed",
-        "ctx",
-        "quiet",
-    ),
-)
+_USUAL = "model draft parallel system max_tokens temperature seed ctx quiet"
+
+
+@click.command(cls=Command, usual=tuple(_USUAL.split()))
 @click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @partial(model_options, chat=True)
@@ -91,12 +80,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
 
     given = sys.stdin.buffer if str(source) == "-" else source
     results: Path | BinaryIO = sys.stdout.buffer if str(target) == "-" else target
-    sampling, speculation = to_sampling(options), to_speculation(options)
-    overflow_source = click.get_current_context().get_parameter_source("overflow")
-    if overflow_source is not ParameterSource.DEFAULT:
-        from dataclasses import replace
-
-        sampling = replace(sampling, overflow=options["overflow"])
+    sampling, speculation = sampling_with_overflow(options), to_speculation(options)
     with Batch(given, results) as run:
         draft = options["draft"] if speculation.k else "none"
         with load_models(options, draft, speculation) as llm:
@@ -117,17 +101,13 @@ def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefa
     raw, system = options["raw"], options["system"]
     is_chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
     others = {name: options[name] for name in _DECIDE} | {"chat": is_chat}
-    return LineDefaults(
-        sampling, frozenset(given), is_chat, system or None, options["think"], others
-    )
+    think = options["think"]
+    return LineDefaults(sampling, frozenset(given), is_chat, system or None, think, others)
 
 
 def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
     """Answer the lines; return the exit code."""
     line, n_noted = Line(sys.stderr), 0
-
-    def show(now: BatchProgress) -> None:
-        line.show(_state(now))
 
     def note(number: int, fault: str) -> None:
         nonlocal n_noted
@@ -139,16 +119,12 @@ def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
             click.echo("Note: further lines with an error are not named here.", err=True)
 
     try:
-        end = run.run(
-            llm,
-            defaults,
-            on_progress=None if quiet else show,
-            on_failed=None if quiet else note,
-        )
+        show = None if quiet else lambda now: line.show(_state(now))
+        end = run.run(llm, defaults, on_progress=show, on_failed=None if quiet else note)
     except KeyboardInterrupt:
         line.remove()
-        click.echo(f"Interrupted: {_summary(run.progress)}", err=True)
-        click.echo("Repeat the command to continue.", err=True)
+        said = f"Interrupted: {_summary(run.progress)}\nRepeat the command to continue."
+        click.echo(said, err=True)
         return 130
     finally:
         line.remove()
@@ -173,10 +149,8 @@ def _summary(end: BatchProgress) -> str:
     text = f"{end.n_done:,}{total} lines have a result{before}{failed}"
     if end.n_done == end.n_before:
         return f"{text}."
-    return (
-        f"{text}: {end.n_tokens:,} tokens in {_duration(end.seconds)}, "
-        f"{end.tokens_per_s:,.1f} tok/s."
-    )
+    in_time = f"{end.n_tokens:,} tokens in {_duration(end.seconds)}"
+    return f"{text}: {in_time}, {end.tokens_per_s:,.1f} tok/s."
 
 
 def _duration(seconds: float) -> str:

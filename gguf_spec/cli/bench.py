@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 
 from .command import Command
 from .options import json_option, load_models, model_options
+from .output import counted, print_json
 
 if TYPE_CHECKING:
     from ..bench import Report
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 # Fraction of the time limit for the useless draft; it has two of about thirty contenders.
 _USELESS_SHARE = 0.15
-# Format of a row of the table.
+# Head of the table, and format of a row.
+_HEAD = (
+    "workload", "plain", "adaptive", "x plain", "spread", "predicted", "in all", "accepted",
+    "1st token", "best fixed", "x plain", "of best",
+)  # fmt: skip
 _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 
 
@@ -87,7 +91,7 @@ def bench(**options: Any) -> int:
             raise InvalidOptionError(name, options[name], "above 0")
     report = _run(options)
     if options["as_json"]:
-        click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+        print_json(report.to_dict(), allow_nan=True)
     else:
         _show(report)
     return 0
@@ -98,15 +102,6 @@ def _run(options: dict[str, Any]) -> Report:
 
     Shows a progress bar if stderr is a terminal.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
     from .. import Speculation
     from ..bench import bench as run
     from ..bench import choose_workloads
@@ -123,49 +118,23 @@ def _run(options: dict[str, Any]) -> Report:
         "long": options["long"],
         "seed": options["seed"],
     }
-    started, limit_s = (
-        time.monotonic(),
-        None if options["minutes"] is None else 60 * options["minutes"],
-    )
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("runs"),
-        TimeRemainingColumn(),
-    )
+    limit_s = None if options["minutes"] is None else 60 * options["minutes"]
+    started = time.monotonic()
 
-    def timed(draft: str, what: str, limit_s: float | None, **more: bool) -> Report:
+    def timed(draft: str, what: str, limit_s: float | None, useless: bool = False) -> Report:
         with (
             load_models(options, draft, Speculation()) as llm,
-            Progress(
-                *columns, console=console, transient=True, disable=not console.is_terminal
-            ) as bar,
+            counted(what, "runs") as progress,
         ):
-            task = bar.add_task(what, total=None)
-            return run(
-                llm,
-                options["workload"],
-                **asked,
-                limit_s=limit_s,
-                **more,
-                progress=lambda now: bar.update(task, completed=now.done, total=now.total),
-            )
+            asked["limit_s"] = limit_s
+            return run(llm, options["workload"], **asked, useless=useless, progress=progress)
 
     worst = None
     if options["useless"]:  # first, because it is short and reports an invalid file early
-        worst = timed(
-            options["useless"],
-            "timing the useless draft",
-            None if limit_s is None else _USELESS_SHARE * limit_s,
-            useless=True,
-        )
-    report = timed(
-        options["draft"],
-        "timing",
-        None if limit_s is None else limit_s - (time.monotonic() - started),
-    )
+        share_s = None if limit_s is None else _USELESS_SHARE * limit_s
+        worst = timed(options["useless"], "timing the useless draft", share_s, useless=True)
+    left_s = None if limit_s is None else limit_s - (time.monotonic() - started)
+    report = timed(options["draft"], "timing", left_s)
     return report.with_useless(worst) if worst else report
 
 
@@ -178,39 +147,26 @@ def _show(report: Report) -> None:
         f"{m.cpu}, {m.cores} core{'s' * (m.cores > 1)}, "
         f"{m.threads} thread{'s' * (m.threads > 1)}, rounds: {report.n_rounds}",
         "",
-        _COLUMNS.format(
-            "workload",
-            "plain",
-            "adaptive",
-            "x plain",
-            "spread",
-            "predicted",
-            "in all",
-            "accepted",
-            "1st token",
-            "best fixed",
-            "x plain",
-            "of best",
-        ),
+        _COLUMNS.format(*_HEAD),
     ]
     for case in report.cases:
         ours, best = case.adaptive, case.best_fixed
-        lines.append(
-            _COLUMNS.format(
-                case.name,
-                f"{case.plain.of('tokens_per_s').median:.1f}",
-                f"{ours.of('tokens_per_s').median:.1f}",
-                f"{ours.speedup.median:.2f}",
-                f"{ours.speedup.least:.2f}-{ours.speedup.most:.2f}",
-                f"{ours.of('predicted').median:.2f}",
-                f"{ours.speedup_in_all.median:.2f}",
-                f"{ours.acceptance:.0%}",
-                f"{1000 * ours.of('ttft_s').median:.0f} ms",
-                best.contender.name,
-                f"{best.speedup.median:.2f}",
-                f"{case.of_best.median:.2f}",
-            )
+        speedup = ours.speedup
+        cells = (
+            case.name,
+            f"{case.plain.of('tokens_per_s').median:.1f}",
+            f"{ours.of('tokens_per_s').median:.1f}",
+            f"{speedup.median:.2f}",
+            f"{speedup.least:.2f}-{speedup.most:.2f}",
+            f"{ours.of('predicted').median:.2f}",
+            f"{ours.speedup_in_all.median:.2f}",
+            f"{ours.acceptance:.0%}",
+            f"{1000 * ours.of('ttft_s').median:.0f} ms",
+            best.contender.name,
+            f"{best.speedup.median:.2f}",
+            f"{case.of_best.median:.2f}",
         )
+        lines.append(_COLUMNS.format(*cells))
     lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report), ""]
     if not report.is_complete:
         lines.append("The time limit ended the benchmark early (--minutes).")
@@ -221,19 +177,13 @@ def _show(report: Report) -> None:
 
 def _all_ratios(report: Report) -> list[str]:
     """Return the lines of a table: the speedup of each contender in each case."""
-    names = list(
-        dict.fromkeys(result.contender.name for case in report.cases for result in case.results)
-    )
-    widths = [max(7, len(case.name) + 2) for case in report.cases]
-    lines = [
-        " " * 24
-        + "".join(f"{case.name:>{width}}" for case, width in zip(report.cases, widths, strict=True))
-    ]
-    for name in names:
+    rows: list[tuple[str, list[str]]] = [("", [case.name for case in report.cases])]
+    contenders = (result.contender.name for case in report.cases for result in case.results)
+    for name in dict.fromkeys(contenders):
         results = [case.result(name) for case in report.cases]
-        cells = [f"{result.speedup.median:.2f}" if result else "-" for result in results]
-        lines.append(
-            f"{name:<24}"
-            + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-        )
-    return lines
+        rows.append((name, [f"{one.speedup.median:.2f}" if one else "-" for one in results]))
+    widths = [max(7, len(case.name) + 2) for case in report.cases]
+    return [
+        f"{name:<24}{''.join(f'{cell:>{n}}' for cell, n in zip(cells, widths, strict=True))}"
+        for name, cells in rows
+    ]

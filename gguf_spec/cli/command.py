@@ -25,8 +25,7 @@ def _groups() -> dict[str, Sequence[str]]:
 
     A parameter is in the first group that names it.
     """
-    from ..load_options import LOADING, REQUESTS
-    from ..options import SAMPLING, SPECULATION
+    from ..options import LOADING, REQUESTS, SAMPLING, SPECULATION
     from .options import PARAMETERS
 
     def of(table: Iterable[str]) -> list[str]:
@@ -104,10 +103,10 @@ class Command(_OptionHints):
         options = args[: args.index("--")] if "--" in args else args
         is_for_help = {"-h", "--help"} & set(options)  # which works with any config file
         if self.reads_config and not (extra.get("resilient_parsing") or is_for_help):
-            from . import config_file
+            from . import config
 
             built_in = self.context_settings.get("default_map", {})
-            extra["default_map"] = built_in | config_file.defaults(self)
+            extra["default_map"] = built_in | config.defaults(self)
         context = super().make_context(info_name, args, parent, **extra)
         CommandGroup.context = context
         return context

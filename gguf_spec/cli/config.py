@@ -1,16 +1,33 @@
-"""`gguf-spec config`: show, find and edit the config file."""
+"""The user's config file, defaults of options, and `gguf-spec config`, which shows and edits it.
+
+    [default]               # every command that has the option
+    model = "smollm2"
+    threads = 4
+
+    [generate]
+    temperature = 0.2
+
+    [models.pull]
+    draft = false
+
+An option on the command line comes first, then the environment, then this file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
-from . import config_file
-from .command import Command, CommandGroup
-from .config_file import ConfigFileError
+from .command import Command, CommandGroup, UnknownNameError
+from .habits import HIDDEN_NAMES, nearest_option
+from .parameters import NumberOrAuto
 
 _TEMPLATE = """\
 # Defaults of gguf-spec. An option on the command line comes first, then the environment
@@ -35,10 +52,7 @@ _TEMPLATE = """\
 """
 
 
-@click.group(
-    cls=CommandGroup,
-    invoke_without_command=True,
-)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.pass_context
 def config(ctx: click.Context) -> None:
     """Show or edit the defaults of options. Without a command: show.
@@ -61,18 +75,16 @@ def config(ctx: click.Context) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(as_json: bool = False) -> int:
     """Show the file, its values and those of the environment; check them all."""
-    file = config_file.path()
+    file = config_path()
     values = _values()
     if as_json:
-        rows = [
-            dict(zip(("source", "section", "key", "value"), row, strict=True)) for row in values
-        ]
+        names = ("source", "section", "key", "value")
+        rows = [dict(zip(names, row, strict=True)) for row in values]
         data = {"path": str(file), "exists": file.exists(), "values": rows}
         click.echo(json.dumps(data, ensure_ascii=False, default=str))
         return 0
-    click.echo(
-        f"{file}{'' if file.exists() else ' (does not exist; gguf-spec config edit makes it)'}"
-    )
+    absent = "" if file.exists() else " (does not exist; gguf-spec config edit makes it)"
+    click.echo(f"{file}{absent}")
     last = ""
     for source, section, key, value in values:
         title = f"[{section}]" if source == "file" else "environment"
@@ -88,45 +100,37 @@ def show(as_json: bool = False) -> int:
 def _values() -> list[tuple[str, str, str, Any]]:
     """Return source, section, key and value of all that is set, after a check of the file."""
     found: list[tuple[str, str, str, Any]] = []
-    for section, values, commands in config_file.sections():
-        for _, command in commands:
-            config_file.defaults(command)  # checks the values
+    for section, values in _tables(read()).items():
+        for name, command in _commands():
+            if section in (DEFAULT, name):
+                defaults(command)  # checks the values
         found += [("file", section, key, value) for key, value in values.items()]
     names = {
-        f"GGUF_SPEC_{name.upper()}"
-        for _, command in _all_commands()
-        for name in (one.name or "" for one in command.params if isinstance(one, click.Option))
+        f"GGUF_SPEC_{(option.name or '').upper()}"
+        for _, command in _commands(all_=True)
+        for option in command.params
+        if isinstance(option, click.Option)
     } | {"GGUF_SPEC_JSON"}
-    secret = {"GGUF_SPEC_API_KEY"}
-    found += [
-        ("environment", "", name, "(set)" if name in secret else os.environ[name])
-        for name in sorted(names)
-        if os.environ.get(name)
-    ]
+    given = (name for name in sorted(names) if os.environ.get(name))
+    found += [("environment", "", name, os.environ[name]) for name in given]
+    secret = ("api_key", "api-key", "GGUF_SPEC_API_KEY")
     return [
-        (source, section, key, "(set)" if key.replace("-", "_") == "api_key" else value)
+        (source, section, key, "(set)" if key in secret else value)
         for source, section, key, value in found
     ]
-
-
-def _all_commands() -> list[tuple[str, Command]]:
-    from . import cli
-
-    assert isinstance(cli, CommandGroup)
-    return [(name, one) for name, one in cli.paths() if isinstance(one, Command)]
 
 
 @config.command(reads_config=False, short_help="Print the path of the file.")
 def path() -> int:
     """Print the path of the config file, which need not exist."""
-    click.echo(config_file.path())
+    click.echo(config_path())
     return 0
 
 
 @config.command(reads_config=False, short_help="Open the file in the editor, and check it.")
 def edit() -> int:
     """Open the file in $VISUAL or $EDITOR, and check it afterwards. A new file has examples."""
-    file = config_file.path()
+    file = config_path()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():
@@ -139,3 +143,200 @@ def edit() -> int:
     _values()
     click.echo(f"{file} has no errors.")
     return 0
+
+
+DEFAULT = "default"
+# Options that must be typed for each command, or in the section of one command.
+_NOT_FOR_ALL = ("yes", "force")
+
+
+class ConfigFileError(UnknownNameError):
+    """The config file cannot be read, or has a wrong key or value."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{config_path()}: {message}", hint, None)
+
+
+def config_path() -> Path:
+    """Return the path of the config file, which need not exist."""
+    from ..system.files import config_folder
+
+    return config_folder() / "config.toml"
+
+
+def read() -> dict[str, Any]:
+    """Return the tables of the config file; empty if the file does not exist.
+
+    Raises:
+        ConfigFileError: It cannot be read, or is not TOML.
+    """
+    try:
+        data = config_path().read_bytes()
+    except (FileNotFoundError, RuntimeError):  # a RuntimeError: this user has no home folder
+        return {}
+    except OSError as error:
+        fact = f"it cannot be read: {error.strerror}."
+        raise ConfigFileError(fact, "check its permissions.") from None
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ConfigFileError("it is not UTF-8.", "save it as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        hint = 'write keys as in: temperature = 0.2 or model = "smollm2".'
+        raise ConfigFileError(f"{str(error).rstrip('.')}.", hint) from None
+
+
+def defaults(command: Command) -> dict[str, Any]:
+    """Return the values of the file for a command, by parameter.
+
+    Raises:
+        ConfigFileError: The file has a wrong key, or a wrong value for this command.
+    """
+    return {
+        str(option.name): _value(command, option, value, f"[{section}] {key}")
+        for section, key, value, option in _settings(command)
+    }
+
+
+def origin(command: Command, parameter: str) -> str | None:
+    """Return the section and the key that set a parameter of a command, or None."""
+    found = [
+        f"{key} in [{section}]"
+        for section, key, _, option in _settings(command)
+        if option.name == parameter
+    ]
+    return found[-1] if found else None
+
+
+def _settings(command: Command) -> Iterator[tuple[str, str, Any, click.Option]]:
+    """Yield section, key, value and option of all that is set for a command; the last one holds."""
+    tables = _tables(read())
+    own = next((name for name, one in _commands() if one is command), "")
+    for section in (DEFAULT, own):
+        for key, value in tables.get(section, {}).items():
+            option = _option(command, key)
+            if option and not (section == DEFAULT and option.name in command.own_defaults):
+                yield section, key, value, option
+
+
+def keys(command: Command) -> dict[str, click.Option]:
+    """Return the options of a command by their keys in the file."""
+    found: dict[str, click.Option] = {}
+    for one in command.params:
+        if isinstance(one, click.Option) and not one.hidden and one.expose_value:
+            for flag in one.opts:
+                if flag.startswith("--") or len(one.opts) == 1:
+                    found[flag.lstrip("-").replace("-", "_")] = one
+    return found
+
+
+def _commands(all_: bool = False) -> Iterator[tuple[str, Command]]:
+    """Yield the sections for commands, such as `models.pull`, with the commands.
+
+    Args:
+        all_: Whether to include commands that do not read the file.
+    """
+    from . import cli
+
+    assert isinstance(cli, CommandGroup)
+    for name, command in cli.paths():
+        if isinstance(command, Command) and (all_ or command.reads_config):
+            yield name.replace(" ", "."), command
+
+
+def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str, Any]]:
+    """Return the tables of a document by their sections, with checked names and keys."""
+    commands = dict(_commands())
+    groups = {name.rpartition(".")[0] for name in commands} - {""}
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in document.items():
+        name = f"{above}.{key}" if above else key
+        if isinstance(value, dict) and name in groups:
+            found |= _tables(value, name)
+        elif isinstance(value, dict) and (name == DEFAULT or name in commands):
+            for option in value:
+                _check_key(name, option, commands)
+            found[name] = value
+        elif isinstance(value, dict):
+            names = ", ".join(f"[{one}]" for one in commands)
+            hint = f"name a section [{DEFAULT}] or as a command: {names}."
+            raise ConfigFileError(f"[{name}] is not the name of a command.", hint)
+        else:
+            hint = f"put it below [{DEFAULT}] or below a command."
+            raise ConfigFileError(f"{name} is in no section.", hint)
+    return found
+
+
+def _check_key(section: str, key: str, commands: Mapping[str, Command]) -> None:
+    asked = commands.values() if section == DEFAULT else [commands[section]]
+    options = [option for command in asked if (option := _option(command, key))]
+    if section == DEFAULT and any(option.name in _NOT_FOR_ALL for option in options):
+        fact = f"{key} cannot be set in [{DEFAULT}]."
+        raise ConfigFileError(fact, "set it in the section of one command.")
+    if not options:
+        known = {f"--{name.replace('_', '-')}": name for one in asked for name in keys(one)}
+        near = nearest_option(f"--{key}", known)
+        what = "no command has" if section == DEFAULT else f"{section.replace('.', ' ')} has no"
+        hint = "write the long name of an option, with or without hyphens."
+        if near:
+            hint = f"did you mean {known[near]}?"
+        fact = f"[{section}] {key}: {what} option --{key.replace('_', '-')}."
+        raise ConfigFileError(fact, hint)
+
+
+def _option(command: Command, key: str) -> click.Option | None:
+    """Return the option of a command for a key; hidden names count too."""
+    name, known = key.replace("-", "_"), keys(command)
+    if name in known:
+        return known[name]
+    flag = f"--{name.replace('_', '-')}"
+    hidden = (one for one in known.values() if flag in HIDDEN_NAMES.get(one.name or "", ()))
+    return next(hidden, None)
+
+
+def _value(command: Command, option: click.Option, value: Any, where: str) -> Any:
+    """Return a value of the file as click takes it.
+
+    Raises:
+        ConfigFileError: The option does not take it.
+    """
+    kind, types = _kind(option)
+    items = value if option.multiple and isinstance(value, list) else [value]
+    # a truth value is an int for Python
+    if not all(
+        isinstance(one, types) and isinstance(one, bool) == (bool in types) for one in items
+    ):
+        several = " or a list of that" if option.multiple else ""
+        fact = f"{where} is {value!r} but must be {kind}{several}."
+        raise ConfigFileError(fact, f"correct {where}.")
+    if isinstance(option.type, click.Path):
+        items = [_expanded(one) for one in items]
+    found = list(items) if option.multiple else items[0]
+    try:
+        option.type_cast_value(click.Context(command), found)
+    except click.BadParameter as error:
+        raise ConfigFileError(f"{where}: {error.message}", f"correct {where}.") from None
+    return found
+
+
+def _kind(option: click.Option) -> tuple[str, tuple[type, ...]]:
+    """Return what the values of an option are, in words and as Python's types."""
+    if option.is_flag:
+        return "true or false", (bool,)
+    if option.count or isinstance(option.type, click.types.IntParamType):
+        return "a whole number", (int,)
+    if isinstance(option.type, NumberOrAuto):
+        return "a whole number or text", (int, str)
+    if isinstance(option.type, click.types.FloatParamType):
+        return "a number", (int, float)
+    return "text", (str,)
+
+
+def _expanded(text: str) -> str:
+    with contextlib.suppress(RuntimeError):  # there is no such home folder
+        return str(Path(text).expanduser())
+    return text

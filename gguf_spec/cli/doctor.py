@@ -1,22 +1,26 @@
-"""`gguf-spec doctor`: check the installation, the machine and the models."""
+"""`gguf-spec doctor` and `gguf-spec tune`: check the machine and the models, and measure them."""
 
 from __future__ import annotations
 
-import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..load_options import PLACEMENT
+from ..options import PLACEMENT
 from .command import Command
 from .error_text import in_command
-from .options import json_option, model_options
-from .tune import cost_lines, wrapped
+from .options import json_option, load_models, model_options
+from .output import counted, print_json
 
 if TYPE_CHECKING:
     from ..doctor import Check
+    from ..tune import Tuning
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _INDENT = 19  # width of the columns for status and name, in characters
@@ -74,10 +78,13 @@ def doctor(**options: Any) -> int:
         online=options["online"],
         mmproj=options["mmproj"],
     )
-    checks = (_in_command(check) for check in diagnosis.checks)
+    checks = (
+        replace(check, found=in_command(check.found), todo=in_command(check.todo))
+        for check in diagnosis.checks
+    )
     diagnosis = replace(diagnosis, checks=tuple(checks))
     if options["as_json"]:
-        click.echo(json.dumps(diagnosis.to_dict(), ensure_ascii=False, allow_nan=False))
+        print_json(diagnosis.to_dict())
         return 0 if diagnosis.ok else 1
     lines = [line for check in diagnosis.checks for line in _lines(check)]
     if diagnosis.tuning:
@@ -86,21 +93,122 @@ def doctor(**options: Any) -> int:
     return 0 if diagnosis.ok else 1
 
 
-def _in_command(check: Check) -> Check:
-    """Return a check whose texts have the options of this command."""
-    return replace(check, found=in_command(check.found), todo=in_command(check.todo))
-
-
 def _lines(check: Check) -> list[str]:
     """Return the lines of a check, followed by its fix, if any."""
     first, *rest = wrapped(check.found, _INDENT)
     status = click.style(f"{check.status:<6}", fg=_COLOURS[check.status])
-    todo = (
-        [
-            f"{'':>{_INDENT}}{line}" if not i else line
-            for i, line in enumerate(wrapped(f"-> {check.todo}", _INDENT))
-        ]
-        if check.todo
-        else []
+    lines = [f"{status}{check.name:<{_INDENT - 6}}{first}", *rest]
+    if check.todo:
+        first, *rest = wrapped(f"-> {check.todo}", _INDENT)
+        lines += [" " * _INDENT + first, *rest]
+    return lines
+
+
+# Widths of the passes in the table, in tokens; --json has all widths.
+_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
+
+
+@click.command(cls=Command)
+@model_options
+@json_option("instead of the table")
+def tune(**options: Any) -> int:
+    """Measure the cost of these models on this machine, and save the result.
+
+    Times passes of both models over 1 to 33 tokens, at the start of a context and far into one, and
+    measures the agreement of the draft with the target. The first load of models measures them in
+    about a second; this command takes longer and is more exact. Run it when the machine is idle.
+
+    \b
+    Examples:
+      gguf-spec tune
+      gguf-spec tune -m target.gguf -d draft.gguf
+      gguf-spec tune -m target.gguf -d draft.gguf --threads 4 --json
+    """
+    from .. import Speculation
+    from ..tune import tune as run
+
+    # Without speculation, so that the load measures nothing.
+    with (
+        load_models(options, options["draft"], Speculation(0)) as llm,
+        counted("measuring", "passes") as progress,
+    ):
+        tuning = run(llm, progress=progress)
+    if not tuning.kept:
+        note = "Note: the result cannot be saved; `gguf-spec doctor` shows the reason."
+        click.echo(note, err=True)
+    if options["as_json"]:
+        print_json(tuning.to_dict())
+    else:
+        click.echo("\n".join(cost_lines(tuning)))
+    return 0
+
+
+def cost_lines(tuning: Tuning) -> list[str]:
+    """Return the lines of the cost table, the other measurements and the summary."""
+    profile = tuning.profile
+    target, draft = _column(profile.target), _column(profile.draft)
+    widths = [n for n in _SHOWN if n in profile.target]
+    names = f"{tuning.target} with {tuning.draft}" if tuning.draft else tuning.target
+    head = (
+        f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}{'draft ms' if draft else '':>12}"
     )
-    return [f"{status}{check.name:<{_INDENT - 6}}{first}", *rest, *todo]
+    lines = [f"{names}, measured in {profile.seconds:.1f} s", "", head.rstrip()]
+    each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
+    lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
+    noise = max(profile.noise.values(), default=0.0)
+    facts = {
+        "context": f"1,000 tokens add {_context_cost(tuning.target_depth_s)}",
+        "draft context": f"1,000 tokens add {_context_cost(tuning.draft_depth_s)}",
+        "exact passes": in_command(profile.exact_passes),
+        "rounding noise": f"up to {noise:.2g} logits in wider passes"
+        if noise
+        else "none: passes of all widths give the same logits",
+        "draft": f"right in {sum(h for h, _ in profile.right):.0f} "
+        f"of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
+        "Python": f"{profile.token_s * 1000:.2f} ms a token, "
+        f"{profile.proposal_s * 1000:.2f} ms a draft token",
+    }
+    if not tuning.draft:
+        del facts["draft"], facts["draft context"]
+        facts["Python"] = facts["Python"].split(",")[0]
+    lines += ["", *(f"{name:<16}{fact}" for name, fact in facts.items())]
+    return [*lines, "", *wrapped(tuning.sentence)]
+
+
+def _context_cost(depth_s: Callable[[int], float]) -> str:
+    """Return the time that 1,000 cached tokens add to passes of 1 and of 8 rows."""
+    from ..tune import milliseconds
+
+    return ", ".join(
+        f"{milliseconds(depth_s(n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows"))
+    )
+
+
+def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:
+    """Format times in milliseconds.
+
+    Args:
+        seconds: Width of a pass in tokens -> time in seconds.
+        of: Time that determines the number of digits; None takes the time of one token.
+    """
+    first = of or seconds.get(1, 0.0)
+    digits = 0 if first >= 0.1 else 1 if first >= 0.01 else 2
+    return {n: f"{s * 1000:,.{digits}f}" for n, s in seconds.items()}
+
+
+def wrapped(text: str, indent: int = 0) -> list[str]:
+    """Wrap a text to the width of the terminal.
+
+    Without a terminal, the text stays in one line.
+
+    Args:
+        text: The text.
+        indent: Indentation of all lines after the first, in characters.
+    """
+    if not sys.stdout.isatty():
+        return [text]
+    width = max(40, shutil.get_terminal_size().columns)
+    first, *rest = textwrap.wrap(
+        text, width - indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
+    return [first, *(" " * indent + line for line in rest)]

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import re
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import ContextTooShortError, GgufSpecError
 from ..options import Sampling, Speculation
-from . import ctrl_c
 from .command import Command
-from .edit_prompt import EditPrompt
-from .edit_screen import EditScreen
+from .download import at_terminal
 from .options import json_option, load_models, model_options, offline_option, table_option
-from .progress import PromptBar
-from .render import CONTROL, answer_json, stats_lines
+from .output import (
+    CONTROL,
+    PromptBar,
+    answer_json,
+    ctrl_c_cancels,
+    print_json,
+    speed,
+    stats_lines,
+)
 from .text_file import TextFile
 
 if TYPE_CHECKING:
@@ -26,15 +34,15 @@ if TYPE_CHECKING:
 _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 
+_USUAL = "yes diff_only output model draft max_tokens temperature ctx stats as_json"
+
+
 @click.command(
     cls=Command,
-    usual=(
-        "yes", "diff_only", "output", "model", "draft", "max_tokens", "temperature", "ctx",
-        "stats", "as_json",
-    ),
+    usual=tuple(_USUAL.split()),
     own_defaults=("temperature", "draft", "max_tokens"),
     context_settings={"default_map": {"draft": "ngram"}},
-)  # fmt: skip
+)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("instruction")
 @click.option(
@@ -89,7 +97,7 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     _check(instruction, options)
     source = TextFile(file)
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
-    speculation = _speculation(options)
+    speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         prompt = EditPrompt(llm, source.text, instruction, source.path.name)
         sampling = prompt.limited(sampling, options["max_tokens"])
@@ -116,19 +124,13 @@ def _check(instruction: str, options: dict[str, Any]) -> None:
         raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
 
 
-def _speculation(options: dict[str, Any]) -> Speculation:
-    if options["draft"] == "none":
-        return Speculation(k=0)
-    return Speculation(k=options["k"])
-
-
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> Completion:
     """Generate the new text, and show it while it is written."""
     bar = PromptBar()
     screen = EditScreen(prompt.n_text, quiet=quiet)
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
-        ctrl_c.cancels(stream),
+        ctrl_c_cancels(stream),
     ):
         try:
             with screen:
@@ -172,8 +174,7 @@ def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str
         source.write(new)
         is_written = True
     if options["as_json"]:
-        data = facts | {"text": new, "diff": "".join(changes), "written": is_written}
-        click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+        print_json(facts | {"text": new, "diff": "".join(changes), "written": is_written})
     else:
         click.echo(_outcome(changes, is_written, output or source.path, options), err=True)
     return 0
@@ -182,9 +183,8 @@ def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str
 def _may_write(source: TextFile, options: dict[str, Any]) -> bool:
     if options["yes"]:
         return True
-    if options["as_json"] or not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    return click.confirm(f"Write {source.path.name}?", err=True)
+    may_ask = not options["as_json"] and at_terminal()
+    return may_ask and click.confirm(f"Write {source.path.name}?", err=True)
 
 
 def _outcome(changes: list[str], is_written: bool, path: Path, options: dict[str, Any]) -> str:
@@ -203,10 +203,10 @@ def _diff(source: TextFile, new: str) -> list[str]:
 
     old_lines, new_lines = (text.splitlines(keepends=True) for text in (source.text, new))
     name = source.path.name
-    lines: list[str] = []
-    for line in difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}"):
-        lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
-    return lines
+    return [
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
+    ]
 
 
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
@@ -214,12 +214,156 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 def _show(changes: list[str]) -> None:
     """Print a diff; at a terminal in colours and without control characters."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if sys.stdout is None or not sys.stdout.isatty():
+        click.echo("".join(changes), nl=False)
+        return
     for line in changes:
-        if is_terminal:
-            text = line.translate(CONTROL)
-            is_head = line.startswith(("---", "+++"))
-            colour = None if is_head else _COLOURS.get(line[0])
-            click.secho(text, nl=False, fg=colour, bold=is_head or None)
-        else:
-            click.echo(line, nl=False)
+        is_head = line.startswith(("---", "+++"))
+        colour = None if is_head else _COLOURS.get(line[0])
+        click.secho(line.translate(CONTROL), nl=False, fg=colour, bold=is_head or None)
+
+
+# The text comes first: small models follow an instruction better that stands next to their answer.
+_ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
+_FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
+_SPARE = 64  # tokens of the context beyond the expected length of the new text
+
+
+class EditPrompt:
+    """The request for a new version of a text.
+
+    The text is put between two lines of backquotes. The answer is made to begin with such a line,
+    so that the text follows at once, and ends at the next one.
+
+    Attributes:
+        request: The messages, or the text for a model without a chat template.
+        prefill: Beginning of the answer.
+        n_text: Number of tokens of the old text.
+    """
+
+    def __init__(self, llm: LLM, text: str, instruction: str, name: str) -> None:
+        """Make the request.
+
+        Args:
+            llm: The model.
+            text: The old text.
+            instruction: What to change.
+            name: Name of the file.
+
+        Raises:
+            ContextTooShortError: The old and the new text do not fit into the context.
+        """
+        longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+        self._fence, self._old = "`" * max(3, longest + 1), text
+        body = text.removesuffix("\n")
+        old = f"{self._fence}\n{body}\n{self._fence}"
+        asked = _ASK.format(instruction=instruction.strip().rstrip("."), old=old)
+        self.prefill = f"{self._fence}\n"
+        self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": asked}]
+        if not llm.has_chat_template:
+            self.request, self.prefill = f"{asked}\n\nThe new text:\n\n{self._fence}\n", ""
+        self.n_text = len(llm.tokenize(text, special=False))
+        n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
+        needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
+        if needed > llm.n_ctx:
+            what = f"editing {name}, which has {self.n_text:,} tokens,"
+            raise ContextTooShortError(what, llm.n_ctx, needed, "split the file", about=True)
+        self._n_room = llm.n_ctx - n_prompt
+
+    def limited(self, sampling: Sampling, max_tokens: int | None) -> Sampling:
+        """Return sampling options that end with the new text."""
+        most = max_tokens or 2 * self.n_text + 4 * _SPARE
+        return replace(sampling, max_tokens=min(most, self._n_room), stop=[f"\n{self._fence}"])
+
+    def text_of(self, result: Completion) -> str:
+        """Return the new text of an answer.
+
+        Raises:
+            GgufSpecError: The answer was cut, or is empty.
+        """
+        if result.finish_reason == "length":
+            raise GgufSpecError(
+                f"the new text was not complete after {len(result.tokens):,} tokens; "
+                "nothing was written.",
+                "the model may repeat itself: use a larger model, a clearer instruction, or a "
+                "larger --max-tokens and --ctx.",
+            )
+        text = result.text
+        fenced = _FENCED.fullmatch(text.strip())
+        if fenced and not _FENCED.fullmatch(self._old.strip()):
+            text = fenced[2]
+        if not text.strip():
+            hint = "use a larger model or a clearer instruction."
+            raise GgufSpecError("the model wrote no text; nothing was written.", hint)
+        ending = "\n" if self._old.endswith("\n") else ""
+        return text.removesuffix("\n") + ending
+
+
+# Speed-up from which drafts are mentioned.
+_WORTH_SAYING = 1.1
+
+
+class EditScreen:
+    """Shows a text while it is written, on stderr, if that is a terminal."""
+
+    def __init__(self, n_expected: int, *, quiet: bool) -> None:
+        """Create the screen.
+
+        Args:
+            n_expected: Length of the old text in tokens.
+            quiet: Whether to show nothing.
+        """
+        from rich.console import Console
+
+        self._out = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._n_expected, self._rest = n_expected, ""
+        self._is_shown = self._out.is_terminal and not self._out.is_dumb_terminal and not quiet
+        self._quiet = quiet
+
+    def __enter__(self) -> EditScreen:
+        from rich.live import Live
+
+        self._live = Live(console=self._out, transient=True, refresh_per_second=12)
+        if self._is_shown:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            self._line(self._rest)
+            self._live.update("")
+            self._live.stop()
+
+    def show(self, text: str, stats: Stats) -> None:
+        """Show new text and the status line."""
+        from rich.console import Group
+        from rich.text import Text
+
+        if not self._is_shown:
+            return
+        *lines, self._rest = (self._rest + text.translate(CONTROL)).split("\n")
+        for line in lines:
+            self._line(line)
+        status = f"{stats.n_generated:,} of about {self._n_expected:,} tokens, {speed(stats)}"
+        self._live.update(Group(Text(self._rest), Text(status, style="dim")))
+
+    def _line(self, text: str) -> None:
+        from rich.text import Text
+
+        self._live.console.print(Text(text, style="dim"))
+
+    def summary(self, stats: Stats, plain: Stats | None) -> None:
+        """Show length and speed of the complete text; drafts are mentioned only where they pay.
+
+        Args:
+            stats: Statistics of the text.
+            plain: Those of plain decoding, measured in this process, if drafts were used.
+        """
+        if self._quiet or not self._out.is_terminal:
+            return
+        text = f"{stats.n_generated:,} tokens, {speed(stats)}"
+        if plain and plain.tokens_per_s:
+            gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)
+            if gain >= _WORTH_SAYING:
+                text += f", {gain:.1f} times plain decoding ({speed(plain)})"
+        self._out.print(text, style="dim")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import ctrl_c
 from .command import Command
 from .completion import model_names
 from .error_text import in_command
@@ -22,8 +21,8 @@ from .options import (
     verbose_option,
     yes_option,
 )
+from .output import LoadBar, ctrl_c_ends_process
 from .parameters import AdapterFile, ModelName
-from .progress import LoadBar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,9 +102,8 @@ def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:
     lines = [line for file in files for line in read_text(file).splitlines()]
     if not (texts or files):
         if sys.stdin is None or sys.stdin.isatty():
-            raise click.UsageError(
-                "there is no text; write it as an argument, use --file FILE, or use a pipe."
-            )
+            fact = "there is no text; write it as an argument, use --file FILE, or use a pipe."
+            raise click.UsageError(fact)
         lines = sys.stdin.buffer.read().decode("utf-8", errors="replace").splitlines()
     found = [*texts, *(line for line in lines if line.strip())]
     if not found:
@@ -118,21 +116,13 @@ def _load(options: dict[str, Any]) -> LLM:
 
     offer_download(options["model"], "none", options)
     bar = LoadBar()
-    with ctrl_c.ends_process():
+    names = ("models_file", "pooling", "threads", "flash_attention", "gpu_layers", "device", "lora")
+    given = {name: options[name] for name in names}
+    verbose = options["verbose"] > 0
+    with ctrl_c_ends_process():
         try:
             llm = load(
-                options["model"],
-                None,
-                models_file=options["models_file"],
-                pooling=options["pooling"],
-                n_ctx=options["ctx"],
-                threads=options["threads"],
-                flash_attention=options["flash_attention"],
-                gpu_layers=options["gpu_layers"],
-                device=options["device"],
-                lora=options["lora"],
-                verbose=options["verbose"] > 0,
-                progress=bar,
+                options["model"], None, n_ctx=options["ctx"], verbose=verbose, progress=bar, **given
             )
         finally:
             bar.remove()

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, written
-from . import config_file
+from . import config
 from .command import Command, CommandGroup
 
 # Option in Python -> parameters of commands with another name. The first one that the running
@@ -40,12 +40,12 @@ def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
     If the option comes from the config file, the hint names the file.
     """
     message, hint = error.written(name)
-    if isinstance(error, InvalidOptionError) and (key := _in_config_file(error.option)):
-        return message, f"correct {key} of {config_file.path()}."
+    if isinstance(error, InvalidOptionError) and (key := _in_config(error.option)):
+        return message, f"correct {key} of {config.config_path()}."
     return message, hint
 
 
-def _in_config_file(option: str) -> str | None:
+def _in_config(option: str) -> str | None:
     """Return the key and the section of an option that the config file sets, or None."""
     context = CommandGroup.context
     if not context or not isinstance(context.command, Command):
@@ -54,7 +54,7 @@ def _in_config_file(option: str) -> str | None:
     name = found.name if found else None
     if not name or context.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
         return None
-    return config_file.origin(context.command, name)
+    return config.origin(context.command, name)
 
 
 def in_command(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import select
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +14,12 @@ import click
 from click.core import ParameterSource
 
 from ..options import Sampling
-from . import ctrl_c
 from .command import Command
-from .images import check_images, image_option
 from .options import (
     json_option,
     load_models,
     model_options,
+    read_text,
     sampling_options,
     speculation_options,
     table_option,
@@ -26,29 +27,35 @@ from .options import (
     to_sampling,
     to_speculation,
 )
-from .progress import PromptBar
-from .prompt import read_prompt
-from .render import Thoughts, answer_json, logprob_lines, show_chunk, stats_lines, write
+from .output import (
+    PromptBar,
+    Thoughts,
+    answer_json,
+    ctrl_c_cancels,
+    logprob_lines,
+    print_json,
+    stats_lines,
+    styled,
+    write,
+)
 
 if TYPE_CHECKING:
-    from .. import LLM, Sampling
+    from .. import LLM
 
 
-@click.command(
-    cls=Command,
-    usual=(
-        "model",
-        "draft",
-        "file",
-        "system",
-        "max_tokens",
-        "temperature",
-        "seed",
-        "ctx",
-        "stats",
-        "as_json",
-    ),
+image_option = click.option(
+    "--image",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Image before the prompt; needs --mmproj. Repeatable.",
 )
+
+
+_USUAL = "model draft file system max_tokens temperature seed ctx stats as_json"
+
+
+@click.command(cls=Command, usual=tuple(_USUAL.split()))
 @click.argument("prompt", required=False)
 @click.option("-p", "--prompt", "prompt_option", hidden=True, help="As PROMPT.")
 @click.option(
@@ -117,11 +124,7 @@ def generate(
     text = read_prompt(prompt_option if prompt is None else prompt, file)
     if not text and (system is not None or raw is False or not options["prefill"]):
         raise EmptyPromptError  # before the models, which take long to load
-    sampling, speculation = to_sampling(options), to_speculation(options)
-    if (
-        click.get_current_context().get_parameter_source("overflow") is not ParameterSource.DEFAULT
-    ):  # otherwise the value in models.yaml applies
-        sampling = replace(sampling, overflow=options["overflow"])
+    sampling, speculation = sampling_with_overflow(options), to_speculation(options)
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
@@ -133,21 +136,24 @@ def generate(
         return _answer(llm, request, sampling, options | {"image": image})
 
 
+def sampling_with_overflow(options: dict[str, Any]) -> Sampling:
+    """Return the sampling options; without `--overflow` the value in models.yaml applies."""
+    sampling = to_sampling(options)
+    source = click.get_current_context().get_parameter_source("overflow")
+    if source is ParameterSource.DEFAULT:
+        return sampling
+    return replace(sampling, overflow=options["overflow"])
+
+
 def _answer(
-    llm: LLM,
-    request: str | list[dict[str, str]],
-    sampling: Sampling,
-    options: dict[str, Any],
+    llm: LLM, request: str | list[dict[str, str]], sampling: Sampling, options: dict[str, Any]
 ) -> int:
     """Write the answer while it is generated; return the exit code."""
     from rich.console import Console
 
-    out, k = Console(highlight=False, soft_wrap=True), llm.speculation.k
-    shown = (
-        ""
-        if options["as_json"] or options["echo"] or not out.is_terminal
-        else (request if isinstance(request, str) else "") + options["prefill"]
-    )
+    out, shown = Console(highlight=False, soft_wrap=True), ""
+    if out.is_terminal and not (options["as_json"] or options["echo"]):
+        shown = (request if isinstance(request, str) else "") + options["prefill"]
     bar, thoughts = PromptBar(), Thoughts(not options["hide_thinking"])
     with (
         llm.stream(
@@ -159,29 +165,22 @@ def _answer(
             on_prompt=bar,
             think=options["think"],
         ) as stream,
-        ctrl_c.cancels(stream),
+        ctrl_c_cancels(stream),
     ):
         try:
             for i, chunk in enumerate(stream):
                 if i == 0:
                     bar.remove()
                     # Only after the progress bar is removed: the bar requires an empty line.
-                    write(out, shown, "dim")
+                    write(out, [(shown, "dim")])
                 if not options["as_json"]:
-                    for text, style in thoughts.before(chunk) if out.is_terminal else ():
-                        write(out, text, style)
-                    show_chunk(out, chunk, options["show_draft"])
+                    write(out, thoughts.before(chunk) if out.is_terminal else ())
+                    write(out, styled(chunk, options["show_draft"]))
         finally:
             bar.remove()
     result = stream.result
     if options["as_json"]:
-        click.echo(
-            json.dumps(
-                answer_json(llm, result, k, sampling.logprobs is not None),
-                ensure_ascii=False,
-                allow_nan=False,
-            )
-        )
+        print_json(answer_json(llm, result, llm.speculation.k, sampling.logprobs is not None))
     elif not result.text.endswith("\n"):
         click.echo()
     if result.reasoning and not result.text and result.finish_reason == "length":
@@ -195,3 +194,86 @@ def _answer(
     if result.logprobs and not options["as_json"]:
         click.echo(logprob_lines(llm, result), err=True)
     return 130 if result.finish_reason == "cancelled" else 0
+
+
+# Seconds without data from a pipe before a note says what the command waits for.
+_PATIENCE_S = 3.0
+
+
+def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
+    """Return the prompt, the texts of the files and the text of the pipe, in this order.
+
+    An empty line separates them. One newline at the end of a file or pipe is removed. If the prompt
+    is `-`, the text of the pipe takes its place.
+
+    Raises:
+        click.UsageError: There is neither a prompt nor a file nor a pipe.
+        click.FileError: A file cannot be read.
+    """
+    has_pipe = sys.stdin is not None and not sys.stdin.isatty()
+    if prompt is None and not files and not has_pipe:
+        fact = "there is no prompt; write it as an argument, use --file FILE, or use a pipe."
+        raise click.UsageError(fact)
+    texts = [read_text(file).removesuffix("\n") for file in files]
+    if has_pipe and prompt != "-":
+        _say_if_waiting(prompt is not None or bool(files))
+    piped = ""
+    if sys.stdin is not None and (has_pipe or prompt == "-"):
+        piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
+    joined = [piped, *texts] if prompt == "-" else [prompt or "", *texts, piped]
+    return "\n\n".join(filter(None, joined))
+
+
+def _say_if_waiting(has_prompt: bool) -> None:
+    """Say that a pipe is read if nothing arrives in it, as from a program that never closes it."""
+    if not has_prompt or sys.platform == "win32":  # there `select` cannot wait for a pipe
+        return
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], _PATIENCE_S)
+    except (OSError, ValueError):  # the stream has no file descriptor
+        return
+    if not ready:
+        click.echo(
+            "Note: waiting for the end of the standard input, which is added to the prompt; "
+            "< /dev/null adds nothing.",
+            err=True,
+        )
+
+
+def check_images(files: Sequence[Path], options: Mapping[str, Any]) -> None:
+    """Check the images of a command before a model is loaded.
+
+    Raises:
+        ImageError: An image cannot be read or is not allowed.
+        click.UsageError: There is no projector.
+    """
+    if not files:
+        return
+    if options["mmproj"] is None:
+        raise click.UsageError("--image needs --mmproj FILE, the projector of the model.")
+    from ..images import read_image
+
+    for file in files:
+        read_image(file)
+
+
+def check_image(file: Path, llm: LLM) -> None:
+    """Check an image for the next message of a chat.
+
+    Raises:
+        ImageError: It cannot be read or is not allowed.
+        NoVisionError: The model has no projector.
+    """
+    from ..errors import NoVisionError
+    from ..images import read_image
+
+    if not llm.can_see:
+        raise NoVisionError(llm.name)
+    read_image(file)
+
+
+def plain(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the content of a message as text, with `[image]` for each image."""
+    if isinstance(content, str):
+        return content
+    return " ".join("[image]" if "image_url" in part else part["text"] for part in content)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import shlex
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..quantize import TYPES
 from .command import CommandGroup
 from .completion import model_names
-from .download import VERIFIED, download, is_agreed, with_drafts
-from .drafts import drafts
-from .model_table import table
-from .options import json_option, models_file_option
-from .quantize import quantize
-from .render import CONTROL
-from .trim import trim
+from .download import VERIFIED, at_terminal, download, is_agreed, with_drafts
+from .error_text import in_command
+from .options import json_option, models_file_option, output_options, table_option
+from .output import CONTROL, counted, print_json
 
 if TYPE_CHECKING:
-    from ..models import Entry, Pulled
+    from ..models import Candidate, Entry
+    from ..quantize import Quantized
+    from ..trim import Trimmed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,7 +67,7 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
     found += [(entry, entry.path) for entry in list_local(models_file)]
     found = [(entry, path) for entry, path in found if path or not cached]
     if as_json:
-        _print({"models": [_facts(entry, path) for entry, path in found]})
+        print_json({"models": [_facts(entry, path) for entry, path in found]})
         return 0
     click.echo("\n".join(table(found)))
     return 0
@@ -87,18 +89,21 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     entry = resolve(name, models_file)
     path = find(entry)
     if as_json:
-        _print(_facts(entry, path))
+        print_json(_facts(entry, path))
         return 0
     known = verified(entry)
     disk = f"{path}, {VERIFIED[known] if known else 'not verified'}" if path else "no"
-    lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
-    lines += [("package", entry.package)]
-    lines += [("repository", entry.repo), ("revision", entry.revision)]
-    for part in entry.parts:
-        of_size = format_bytes(part.size_bytes) if part.size_bytes else "size not known"
-        lines.append(("file", f"{part.file}, {of_size}"))
-    lines += [("sha256", part.sha256 or "not declared") for part in entry.parts]
-    lines += [
+    sizes = [
+        format_bytes(n) if (n := part.size_bytes) else "size not known" for part in entry.parts
+    ]
+    lines: list[tuple[str, object]] = [
+        ("name", entry.name),
+        ("aliases", ", ".join(entry.aliases)),
+        ("package", entry.package),
+        ("repository", entry.repo),
+        ("revision", entry.revision),
+        *(("file", f"{part.file}, {n}") for part, n in zip(entry.parts, sizes, strict=True)),
+        *(("sha256", part.sha256 or "not declared") for part in entry.parts),
         ("licence", entry.license),
         ("context", entry.context),
         ("tokenizer", entry.tokenizer),
@@ -109,11 +114,8 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
         ("note", entry.note),
         ("on disk", disk),
     ]
-    click.echo(
-        "\n".join(
-            f"{what:<12}{value}" for what, value in lines if value not in (None, "")
-        ).translate(CONTROL)
-    )
+    shown = [f"{what:<12}{value}" for what, value in lines if value not in (None, "")]
+    click.echo("\n".join(shown).translate(CONTROL))
     return 0
 
 
@@ -162,7 +164,9 @@ def pull(
         entries, force=options["force"], offline=options["offline"], quiet=options["quiet"]
     )
     if as_json:
-        _print({"models": [_result(one) for one in pulled]})
+        fields = ("name", "paths", "n_bytes", "loaded_bytes", "verified")
+        rows = [{name: getattr(one, name) for name in fields} for one in pulled]
+        print_json({"models": [row | {"paths": [*map(str, row["paths"])]} for row in rows]})
     return 0
 
 
@@ -182,7 +186,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
     entry = store.resolve(name, models_file)
     found = store.path(entry)
     if as_json:
-        _print({"name": entry.name, "path": str(found)})
+        print_json({"name": entry.name, "path": str(found)})
     else:
         click.echo(found)
     return 0
@@ -204,35 +208,27 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
     from ..errors import NotDownloadedError, StoreError
 
     removed = []
-    may_ask = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
+    may_ask = not (yes or as_json) and at_terminal()
     for name in names:
         entry = store.resolve(name, models_file)
         where = store.find(entry)
-        if (
-            may_ask
-            and where
-            and not entry.path
-            and not click.confirm(f"Remove {entry.name}, {where}?", err=True)
-        ):
+        is_question = may_ask and where and not entry.path
+        if is_question and not click.confirm(f"Remove {entry.name}, {where}?", err=True):
             continue
         try:
             freed = store.remove(entry)
         except NotDownloadedError:
-            raise StoreError(
-                entry.name,
-                f"{entry.name} is not on this disk, so there is nothing to remove.",
-                "gguf-spec models list --cached shows the models on this disk.",
-            ) from None
+            fact = f"{entry.name} is not on this disk, so there is nothing to remove."
+            hint = "gguf-spec models list --cached shows the models on this disk."
+            raise StoreError(entry.name, fact, hint) from None
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
-            left = (
-                f"{store.format_bytes(freed)} were freed"
-                if freed
-                else "no space was freed, because another revision has the same file"
-            )
+            left = "no space was freed, because another revision has the same file"
+            if freed:
+                left = f"{store.format_bytes(freed)} were freed"
             click.echo(f"{entry.name}: removed, {left}")
     if as_json:
-        _print({"models": removed})
+        print_json({"models": removed})
     return 0
 
 
@@ -265,21 +261,261 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
     }
 
 
-def _result(pulled: Pulled) -> dict[str, Any]:
-    paths = [str(path) for path in pulled.paths]
-    return {
-        "name": pulled.name,
-        "paths": paths,
-        "n_bytes": pulled.n_bytes,
-        "loaded_bytes": pulled.loaded_bytes,
-        "verified": pulled.verified,
-    }
+_HEAD = ("", "name", "size", "licence", "draft", "note")
+_OPTIONAL = ("licence", "draft")  # columns that a narrow terminal leaves out, the first one first
+_NOTE = 36  # width of the notes that is worth a column
 
 
-def _print(data: dict[str, Any]) -> None:
-    click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
+    """Return the lines of the table.
+
+    At a terminal long notes are cut; in a pipe or a file they are complete.
+
+    Args:
+        found: Models, and their files if they are on this disk.
+    """
+    from ..models import format_bytes
+
+    tick = "\N{CHECK MARK}"
+    try:
+        tick.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        tick = "*"  # the output cannot show a tick
+    rows = [
+        (
+            tick if path else "",
+            entry.name,
+            format_bytes(size) if (size := _size(entry, path)) else "?",
+            entry.license or "?",
+            entry.draft or "-",
+            entry.note.translate(CONTROL),
+        )
+        for entry, path in sorted(found, key=lambda one: one[1] is None)
+    ]
+    width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
+    lines = _lines([_HEAD, *rows], width)
+    n_here = sum(path is not None for _, path in found)
+    legend = f"{tick} on this disk: {n_here} of {len(found)}"
+    if n_here < len(found):
+        legend += "; gguf-spec pull NAME downloads the others"
+    return [*lines, "", f"{legend}."]
 
 
-models.add_command(drafts)
-models.add_command(quantize)
-models.add_command(trim)
+def _size(entry: Entry, path: Path | None) -> int | None:
+    """Return the size of a model in bytes, if it is known."""
+    if entry.size_bytes or path is None:
+        return entry.size_bytes
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Format rows; with a width, columns are left out and notes are cut to fit."""
+    columns = list(range(len(_HEAD)))
+    for name in ("", *_OPTIONAL):
+        if name:
+            columns.remove(_HEAD.index(name))
+        widths = [max(len(row[i]) for row in rows) for i in columns[:-1]]
+        if width is None or sum(widths) + 2 * len(widths) + _NOTE <= width:
+            break
+    lines = []
+    for row in rows:
+        cells = [f"{row[i]:<{n}}" for i, n in zip(columns, widths, strict=False)]
+        line = "  ".join([*cells, row[columns[-1]]]).rstrip()
+        if width is not None and len(line) > width:
+            line = line[: max(0, width - 3)].rstrip() + "..."
+        lines.append(line)
+    return lines
+
+
+@models.command(short_help="Compare the possible drafts of a model.")
+@click.argument("target", shell_complete=model_names)
+@models_file_option
+@json_option("instead of the table")
+def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
+    """List possible draft models, best first, and the reasons against the others.
+
+    A prediction head in the target's file is called mtp. Searches models.yaml, the folder of the
+    target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no
+    weights. `-d auto` takes the first draft that is on this disk, but no head in a file of its own:
+    `-d FILE` takes one. The gain is measured if
+    `gguf-spec tune` or a load has measured the pair; otherwise it is estimated from the file sizes.
+
+    \b
+    Examples:
+      gguf-spec models drafts smollm2
+      gguf-spec models drafts ./target.gguf --json
+    """
+    from .. import models as store
+
+    entry = store.resolve(target, models_file)
+    found = [replace(one, why=in_command(one.why)) for one in store.find_drafts(entry, models_file)]
+    if as_json:
+        listed = [
+            {
+                "name": one.name,
+                "path": str(one.path) if one.path else None,
+                "fits": one.fits,
+                "gain": round(one.gain, 3) or None,
+                "measured": one.measured,
+                "declared": one.declared,
+                "why": one.why,
+            }
+            for one in found
+        ]
+        data = {"target": entry.name, "path": str(store.path(entry)), "drafts": listed}
+        print_json(data, allow_nan=True)
+        return 0
+    click.echo("\n".join(_draft_lines(entry.name, found)).translate(CONTROL))
+    return 0
+
+
+def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
+    """Return the table of the possible drafts, and of those that are refused."""
+    fitting = [one for one in found if one.fits]
+    refused = [one for one in found if not one.fits and one.path]
+    n_absent = len(found) - len(fitting) - len(refused)
+    width = max([7, *(len(one.name) for one in [*fitting, *refused])])
+    lines = [f"No model on this disk or in models.yaml can draft for {target}."]
+    if fitting:
+        lines = [f"{'draft':{width}}  {'gain':>5}  why"]
+    lines += [f"{one.name:{width}}  {one.gain:>5.2f}  {one.why}" for one in fitting]
+    heads = [one.path for one in fitting if one.head and one.name != "mtp"]
+    if heads:
+        lines += ["", f"To use a head in a file of its own: -d {shlex.quote(str(heads[0]))}"]
+    if refused:
+        lines += ["", f"{'refused':{width}}  why"]
+        lines += [f"{one.name:{width}}  {one.why}" for one in refused]
+    if n_absent:
+        lines += [
+            "",
+            f"{n_absent} more models in models.yaml are not on this disk and, by their entries, "
+            "cannot draft for it (--json lists them).",
+        ]
+    return lines
+
+
+@models.command(short_help="Write a model to a smaller file.")
+@click.argument("model", shell_complete=model_names)
+@click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
+@click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
+@table_option("threads")
+@output_options
+@models_file_option
+@json_option("instead of the line")
+def quantize(model: str, target: Path, **options: Any) -> int:
+    """Quantise MODEL to OUT.gguf, to use it as a draft or to save memory.
+
+    MODEL is a GGUF file or the name of a model on this disk. Uses llama.cpp's own quantiser and the
+    types that require no importance matrix. The best source is a file in F32, F16 or BF16. The
+    tokenizer stays the same: a quantised draft still has the target's vocabulary, and a quantised
+    target can be its own draft.
+
+    \b
+    Examples:
+      gguf-spec models quantize draft-F16.gguf draft-Q4_0.gguf --type Q4_0
+      gguf-spec models quantize target.gguf target-Q2_K.gguf --type Q2_K
+      gguf-spec generate -m target.gguf -d target-Q2_K.gguf "Once upon a time"
+    """
+    from ..models import format_bytes, path
+    from ..quantize import quantize as run
+
+    with counted("quantising", "tensors", quiet=options["quiet"]) as progress:
+        made = run(
+            path(model, options["models_file"]),
+            target,
+            options["kind"],
+            threads=options["threads"],
+            force=options["force"],
+            progress=progress,
+        )
+    if made.requantized and not options["quiet"]:
+        click.echo(
+            f"Note: {made.source.name} is already quantised, which lowers the quality; "
+            "use a file in F32, F16 or BF16 if possible.",
+            err=True,
+        )
+    others = ""
+    if made.n_fallback:
+        others = (
+            f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, "
+            "because blocks do not divide their rows"
+        )
+    line = (
+        f"{made.target}: {made.type}, {format_bytes(made.target_bytes)} "
+        f"instead of {format_bytes(made.source_bytes)}, "
+        f"{made.target_bits:.2f} bits per weight instead of {made.source_bits:.2f}, "
+        f"in {made.seconds:.1f} s{others}"
+    )
+    return _written(made, line, options)
+
+
+def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> int:
+    """Show a written file: as JSON or in one line, unless the command is quiet."""
+    if options["as_json"]:
+        print_json(made.to_dict(), allow_nan=True)
+    elif not options["quiet"]:
+        click.echo(line)
+    return 0
+
+
+# Default of --keep, as in `gguf_spec.trim`, which is not imported for the help.
+_KEEP = 16384
+
+
+@models.command(short_help="Write a draft with the most used tokens only.")
+@click.argument("draft", shell_complete=model_names)
+@click.option(
+    "--keep", type=int, default=_KEEP, show_default=True, help="Number of tokens to keep."
+)
+@click.option(
+    "--from",
+    "texts",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="TEXT",
+    help="Text file whose most frequent tokens are kept; repeatable.  "
+    "[default: the first tokens of the vocabulary]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="OUT.gguf",
+    help="File to write.  [default: DRAFT-KEEP.gguf in this folder]",
+)
+@output_options
+@models_file_option
+@json_option("instead of the line")
+def trim(draft: str, texts: tuple[Path, ...], **options: Any) -> int:
+    """Write DRAFT again with the rows of its most used tokens, to draft faster.
+
+    DRAFT is a GGUF file or the name of a model on this disk. A small model spends much of each pass
+    on its vocabulary. The result drafts for the same models as DRAFT and proposes only the kept
+    tokens; the text does not change. Take texts of the kind that you generate for --from: the
+    fewer of their tokens are lost, the more drafts are accepted. Bytes and control tokens are
+    always kept. The result cannot be used as a model.
+
+    \b
+    Examples:
+      gguf-spec models trim draft.gguf
+      gguf-spec models trim smollm2-135m --keep 8192 --from notes.txt -o small.gguf
+      gguf-spec generate -m target.gguf -d small.gguf "Once upon a time"
+    """
+    from ..models import format_bytes, path
+    from ..trim import trim as run
+
+    source = path(draft, options["models_file"])
+    out = options["output"] or Path(f"{source.stem}-{options['keep']}.gguf")
+    made = run(source, out, keep=options["keep"], texts=texts, force=options["force"])
+    text = ""
+    if made.coverage is not None:
+        text = f", {made.coverage:.2%} of the {made.n_text:,} tokens of the texts"
+    line = (
+        f"{made.target}: {made.n_kept:,} of {made.n_vocab:,} tokens{text}, "
+        f"{format_bytes(made.target_bytes)} instead of {format_bytes(made.source_bytes)}, "
+        f"in {made.seconds:.1f} s"
+    )
+    return _written(made, line, options)

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ..load_options import LOADING, REQUESTS
-from ..option_rule import Rule
-from ..options import SAMPLING, SPECULATION, Sampling, Speculation
-from . import ctrl_c
+from ..options import LOADING, REQUESTS, SAMPLING, SPECULATION, Rule, Sampling, Speculation
 from .completion import model_names
 from .error_text import in_command
 from .missing_models import default_model, offer_download
+from .output import LoadBar, MeasuringNote, ctrl_c_ends_process
 from .parameters import AdapterFile, Bias, Layers, ModelName, NumberOrAuto
-from .progress import LoadBar, MeasuringNote
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -212,7 +209,7 @@ def load_models(
         loading(now)
         return not (cancelled and cancelled())
 
-    with contextlib.nullcontext() if cancelled else ctrl_c.ends_process():
+    with contextlib.nullcontext() if cancelled else ctrl_c_ends_process():
         try:
             llm = _load(options, draft, speculation, measure, tell)
         finally:

@@ -1,4 +1,4 @@
-"""`gguf-spec serve`: run the OpenAI-compatible server."""
+"""Servers: `gguf-spec serve`, `gguf-spec ps` and `gguf-spec worker`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,9 @@ from .options import (
     table_option,
     to_speculation,
 )
-from .render import CONTROL
+from .output import CONTROL, aligned, print_json
 
 if TYPE_CHECKING:
-    from .. import LLM
     from ..options import Speculation
     from ..server import ModelPool, Server, Settings
 
@@ -60,21 +60,10 @@ class Duration(click.ParamType[float]):
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-@click.command(
-    cls=Command,
-    usual=(
-        "model",
-        "draft",
-        "host",
-        "port",
-        "api_key",
-        "cors_origin",
-        "ctx",
-        "parallel",
-        "threads",
-        "quiet",
-    ),
-)
+_USUAL = "model draft host port api_key cors_origin ctx parallel threads quiet"
+
+
+@click.command(cls=Command, usual=tuple(_USUAL.split()))
 @partial(model_options, several=True, chat=True)
 @click.option(
     "--store", is_flag=True, help="Serve all downloaded models, too; each is loaded on demand."
@@ -233,12 +222,11 @@ def _check_several(options: dict[str, Any], draft: str) -> None:
     """Refuse options that belong to one model."""
     from ..errors import Option, OptionConflictError
 
-    own = [name for name in ("mmproj", "lora", "draft_lora") if options[name]]
-    if draft not in ("auto", "mtp", "ngram", "none"):
-        own.append("draft")
-    for name in own:
-        hint = "start one server for each model, or give one model."
-        raise OptionConflictError(Option(name), "several models", hint)
+    is_file = {"draft": draft not in ("auto", "mtp", "ngram", "none")}
+    for name in ("mmproj", "lora", "draft_lora", "draft"):
+        if is_file.get(name, options[name]):
+            hint = "start one server for each model, or give one model."
+            raise OptionConflictError(Option(name), "several models", hint)
 
 
 def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
@@ -251,6 +239,9 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise NotInstalledError("the server", str(error.name), "server") from None
+    megabytes = options["body_limit"]
+    if megabytes is None:  # images need more room
+        megabytes = 4.0 if options["mmproj"] is None else 32.0
     return Server, Settings(
         host=options["host"],
         port=options["port"],
@@ -259,18 +250,12 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
         queue=options["queue"],
         max_tokens=options["max_tokens_limit"],
         timeout=options["timeout"],
-        body_bytes=int(_body_limit(options) * 1_000_000),
+        body_bytes=int(megabytes * 1_000_000),
         grace=options["grace"],
         ping=options["ping"],
         any_model=options["any_model"],
         listed=True,
     )
-
-
-def _body_limit(options: dict[str, Any]) -> float:
-    """Return the maximum size of a request in megabytes; images need more room."""
-    given: float | None = options["body_limit"]
-    return (4.0 if options["mmproj"] is None else 32.0) if given is None else given
 
 
 def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], None]) -> int:
@@ -321,7 +306,9 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
     example = '{"messages": [{"role": "user", "content": "Hi"}]}'
     first, *others = pool.models
     loaded = pool.loaded(first)
-    context = _capacity(loaded.llm) if loaded else ""
+    context = ""
+    if loaded:
+        context = f", context of {loaded.llm.n_ctx:,} tokens, {at_once(loaded.llm)}"
     lines = [
         f"Model         {first.id}{context}",
         *(f"On demand     {model.id}" for model in others),
@@ -331,11 +318,6 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
         "End           Ctrl-C",
     ]
     click.echo("\n".join(lines), err=True)
-
-
-def _capacity(llm: LLM) -> str:
-    """Return the context of a model and how many requests share its passes."""
-    return f", context of {llm.n_ctx:,} tokens, {at_once(llm)}"
 
 
 def _show_requests() -> None:
@@ -350,3 +332,85 @@ def _show_requests() -> None:
     log = logging.getLogger("gguf_spec.server.requests")
     log.setLevel(logging.INFO)
     log.addHandler(Handler())
+
+
+_HEAD = ("MODEL", "SIZE", "CONTEXT", "UNLOADED IN", "SERVER", "PID")
+
+
+@click.command(cls=Command)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+def ps(as_json: bool) -> int:
+    """Show the models that running servers of this user hold in memory.
+
+    \b
+    Examples:
+      gguf-spec ps
+      gguf-spec ps --json
+    """
+    from ..server import running_servers
+
+    servers = running_servers()
+    if as_json:
+        print_json([asdict(server) for server in servers], allow_nan=True)
+        return 0
+    if not servers:
+        click.echo("No server is running. `gguf-spec serve` starts one.", err=True)
+        return 0
+    rows = [_HEAD]
+    for server in servers:
+        rows += [(*_cells(model), server.url, str(server.pid)) for model in server.models]
+        if not server.models:
+            rows.append(("(none)", "", "", "", server.url, str(server.pid)))
+    click.echo("\n".join(aligned(rows)).translate(CONTROL))
+    return 0
+
+
+def _cells(model: dict[str, Any]) -> tuple[str, str, str, str]:
+    from ..models import format_bytes
+
+    seconds = model["seconds_left"]
+    if model["busy"]:
+        left = "in use"
+    elif seconds is None:
+        left = "never"
+    else:
+        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    return model["name"], format_bytes(model["size"]), f"{model['context_length']:,}", left
+
+
+@click.command(cls=Command)
+@click.option(
+    "--listen", default="127.0.0.1:50052", metavar="HOST:PORT", help="Address to listen on."
+)
+@table_option("threads")
+@click.option(
+    "--insecure-listen-anywhere",
+    is_flag=True,
+    help="Allow an address that other machines can reach: anyone there controls the worker.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show only the address and errors.")
+def worker(listen: str, threads: int | None, insecure_listen_anywhere: bool, quiet: bool) -> None:
+    """Hold a part of a model that is too large for another machine.
+
+    The other machine gives the address to --rpc. It needs the same build of llama.cpp. The protocol
+    of llama.cpp has no authentication and no encryption, so forward the port:
+
+    \b
+    Examples:
+      gguf-spec worker
+      ssh -N -L 50052:127.0.0.1:50052 OTHER-MACHINE
+      gguf-spec generate -m large.gguf --rpc 127.0.0.1:50052 "Why is the sky blue?"
+    """
+    from ..worker import run_worker
+
+    def ready(address: str) -> None:
+        click.echo(f"Listening at {address}")
+        # llama.cpp writes to stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY) if quiet else 2, 1)
+
+    run_worker(
+        listen,
+        threads=threads,
+        insecure_listen_anywhere=insecure_listen_anywhere,
+        on_ready=ready,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import click
 
 from .command import Command
 from .options import json_option, load_models, model_options, read_text
-from .progress import counted
+from .output import counted, print_json
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -96,16 +95,26 @@ def verify(**options: Any) -> int:
         prompts = [line for line in read_text(options["prompts"]).splitlines() if line.strip()]
     with _load(options) as llm:
         from ..verify import PROMPTS, bundled_prompts
+        from ..verify import verify as run
 
         few = _LONG_COUNT if options["long"] else PROMPTS if prompts is None else None
         prompts = (bundled_prompts() if prompts is None else prompts)[: options["count"] or few]
-        n_asked = len(prompts)
-        report = _run(llm, prompts, options)
-        texts = prompts[: report.n_prompts]
+        with counted("verifying", "generations") as progress:
+            report = run(
+                llm,
+                prompts,
+                n_tokens=options["max_tokens"],
+                long=options["long"],
+                under_load=options["under_load"],
+                n_draws=options["draws"],
+                seed=options["seed"],
+                limit_s=60 * options["minutes"],
+                progress=progress,
+            )
     if options["as_json"]:
-        click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+        print_json(report.to_dict(), allow_nan=True)
     else:
-        _show(report, texts, n_asked)
+        _show(report, prompts)
     return 0 if report.ok else 1
 
 
@@ -128,34 +137,14 @@ def _load(options: dict[str, Any]) -> LLM:
             n //= 2
 
 
-def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
-    """Verify the models, with a progress bar if stderr is a terminal."""
-    from ..verify import verify as run
-
-    with counted("verifying", "generations") as progress:
-        return run(
-            llm,
-            prompts,
-            n_tokens=options["max_tokens"],
-            long=options["long"],
-            under_load=options["under_load"],
-            n_draws=options["draws"],
-            seed=options["seed"],
-            limit_s=60 * options["minutes"],
-            progress=progress,
-        )
-
-
-def _show(report: Report, prompts: list[str], n_asked: int) -> None:
+def _show(report: Report, prompts: list[str]) -> None:
     """Print the report: comparisons, checks, differences and the summary."""
-    noise = (
-        f"up to {report.noise:.2g} logits"
-        if report.noise
-        else "none: the passes in use give the logits of single-token passes"
-    )
-    some = (
-        "" if report.n_prompts == n_asked else f" of {n_asked}: the time limit ended it (--minutes)"
-    )
+    noise = "none: the passes in use give the logits of single-token passes"
+    if report.noise:
+        noise = f"up to {report.noise:.2g} logits"
+    some = ""
+    if report.n_prompts < len(prompts):
+        some = f" of {len(prompts)}: the time limit ended it (--minutes)"
     lines = [
         f"{report.target} with {report.draft or 'no draft'}, {report.n_tokens} tokens a text, "
         + (f"{report.n_parallel} requests at once, " if report.n_parallel > 1 else "")
@@ -177,7 +166,19 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
         f"{check.found if check.ok else 'WRONG: ' + check.faults[0]}"
         for check in report.checks
     ]
-    lines += [*_laws(report), ""]
+    if report.laws:
+        lines += [
+            "",
+            f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}"
+            f"{'chi-square':>12}{'p':>10}",
+        ]
+    for law in report.laws:
+        statistic = "-" if law.chi_square is None else f"{law.chi_square:.1f}"
+        lines.append(
+            f"{law.accept:<28}{law.n_draws:>9}{law.n_drafted:>9}"
+            f"{law.n_cells:>11}{statistic:>12}{law.p_value:>10.2g}"
+        )
+    lines.append("")
     lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
     if len(report.differences) > _SHOWN:
         lines.append(f"... and {len(report.differences) - _SHOWN} more")
@@ -185,22 +186,6 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     if report.differences or report.cache_faults:
         lines.append("")
     click.echo("\n".join([*lines, report.sentence]))
-
-
-def _laws(report: Report) -> list[str]:
-    """Return the table of the chi-square tests; nothing without any."""
-    lines = [
-        "",
-        f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}"
-        f"{'chi-square':>12}{'p':>10}",
-    ]
-    for distribution in report.laws:
-        statistic = "-" if distribution.chi_square is None else f"{distribution.chi_square:.1f}"
-        lines.append(
-            f"{distribution.accept:<28}{distribution.n_draws:>9}{distribution.n_drafted:>9}"
-            f"{distribution.n_cells:>11}{statistic:>12}{distribution.p_value:>10.2g}"
-        )
-    return lines if report.laws else []
 
 
 def _line(d: Difference, prompt: str) -> str:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from llama_cpp import LlamaGrammar
 
     from .draft_model import DraftModel
-    from .llama import Llama
-    from .patch import install, uninstall
+    from .llama import Llama, install, uninstall
 
 __all__ = ["DraftModel", "Llama", "LlamaGrammar", "install", "uninstall"]
 # Public name -> module that defines it; imported on first access.
@@ -28,8 +27,8 @@ _HOME = {
     "DraftModel": "gguf_spec.compat.draft_model",
     "Llama": "gguf_spec.compat.llama",
     "LlamaGrammar": "llama_cpp",
-    "install": "gguf_spec.compat.patch",
-    "uninstall": "gguf_spec.compat.patch",
+    "install": "gguf_spec.compat.llama",
+    "uninstall": "gguf_spec.compat.llama",
 }
 
 

@@ -105,9 +105,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has
             VocabularyMismatchError: The small model has another vocabulary than the target.
         """
         self.k, self.n_drafted, self.n_accepted = Speculation(k).k, 0, 0
-        self._chances = AcceptanceRates(
-            {NgramDrafter.name: NgramDrafter.priors, ModelDrafter.name: _BELIEFS}
-        )
+        priors = {NgramDrafter.name: NgramDrafter.priors, ModelDrafter.name: _BELIEFS}
+        self._chances = AcceptanceRates(priors)
         self._model: Model | None = None
         self._drafter: ModelDrafter | None = None
         self._text = NgramDrafter()
@@ -116,35 +115,21 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has
         self._draft: list[Proposal] = []
         if model_path is None:
             return
-        options = replace(
-            ContextOptions(n_ctx, n_threads, gpu_layers=n_gpu_layers),
-            extra_bufts=extra_bufts_work(),
-        )
+        options = ContextOptions(n_ctx, n_threads, gpu_layers=n_gpu_layers)
+        options = replace(options, extra_bufts=extra_bufts_work())
         file = ModelFile(Path(model_path))
         check_room([(file.header, options)])
         self._model = Model(file, options)
+        n_vocab = self._model.n_vocab
         try:
-            n_vocab = self._check(self._model, target_path)
+            if target_path is not None:
+                target = FileVocabulary(read_header(Path(target_path)))
+                check_vocabulary(target, self._model)
+                n_vocab = target.n_vocab
         except BaseException:
             self.close()
             raise
         self._drafter = ModelDrafter(self._model, _Likeliest(), n_vocab)
-
-    @staticmethod
-    def _check(model: Model, target_path: str | Path | None) -> int:
-        """Check that the small model can draft for the target.
-
-        Returns:
-            Number of token ids that may be proposed.
-
-        Raises:
-            VocabularyMismatchError: The small model has another vocabulary than the target.
-        """
-        if target_path is None:
-            return model.n_vocab
-        target = FileVocabulary(read_header(Path(target_path)))
-        check_vocabulary(target, model)
-        return target.n_vocab
 
     @property
     def acceptance(self) -> float:
@@ -195,12 +180,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has
         return text
 
     def _propose(self, tokens: list[int], text: NgramDrafter) -> list[Proposal]:
-        if (
-            self._drafter
-            and self._model
-            and not self._failed
-            and len(tokens) + self.k <= self._model.n_ctx
-        ):
+        has_room = self._model and len(tokens) + self.k <= self._model.n_ctx
+        if self._drafter and not self._failed and has_room:
             try:
                 return self._propose_with(self._drafter, tokens, text)
             except ClosedError:

@@ -4,28 +4,75 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import llama_cpp
+from llama_cpp import llama_cpp as C
+
 from .. import load
-from ..errors import ClosedError, InvalidOptionError, UnsupportedError
+from ..errors import (
+    ClosedError,
+    InvalidOptionError,
+    Option,
+    OptionConflictError,
+    TextTooLongError,
+    UnsupportedError,
+)
 from ..gguf.validation import read_header
-from ..llama.model import Model
-from ..options import Speculation
+from ..options import POOLING, Speculation
 from ..registry import download
 from ..registry.resolve import resolve
 from ..runtime.llm import LLM
-from .answers import Answers
-from .arguments import ANY_SEED, check_constructor, kv_type, named_as_there, refuse_unless
-from .embeddings import Embeddings, pooling_named
-from .messages import as_text, check_chat_format
-from .not_supported import NOT_HERE
+from ..runtime.stream import Stream
+from ..text.tool_history import reads_tools
+from ..tools.families import family_of
+from ..tools.use import ToolUse
+from .arguments import (
+    ANY_SEED,
+    as_messages,
+    as_tools,
+    check_chat_format,
+    check_constructor,
+    kv_type,
+    metadata_texts,
+    n_logprobs,
+    named_as_there,
+    pooling_named,
+    refuse_unless,
+    schema_of,
+    to_sampling,
+)
+from .responses import Dict, Head, chat, chat_parts, pumped, with_calls
+
+_DECODING = (
+    "use generate_tokens or stream_tokens of gguf_spec.LLM, which take token ids; on_token gets "
+    "each token."
+)
+_STATE = "use gguf_spec.load(...).chat() and Chat.save to save a conversation."
+_NATIVE = "use llama_cpp.Llama where llama.cpp's own objects are needed."
+# Members of `llama_cpp.Llama` that are not supported -> hint for the error.
+NOT_HERE = {
+    "eval": _DECODING,
+    "sample": _DECODING,
+    "eval_tokens": _DECODING,
+    "eval_logits": _DECODING,
+    "input_ids": _DECODING,
+    "scores": _DECODING,
+    "logits_to_logprobs": "request logprobs in a completion.",
+    "save_state": _STATE,
+    "load_state": _STATE,
+    "ctx": _NATIVE,
+    "model": _NATIVE,
+}
 
 
-class Llama(Answers, Embeddings):
+class Llama:
     """`llama_cpp.Llama` with speculation: the same calls, dictionaries and greedy text.
 
     Requests run one at a time; others wait. Methods may be called from any thread. Errors are those
@@ -116,22 +163,18 @@ class Llama(Answers, Embeddings):
         self.model_path, self.verbose = os.fspath(model_path), verbose
         self.cache: Any = None
         header = read_header(download.local(resolve(self.model_path)))
-        self.metadata = {
-            key: as_text(value)
-            for key, value in header.metadata.items()
-            if isinstance(value, (str, bool, int, float))
-        }
+        self.metadata = metadata_texts(header.metadata)
         self.chat_format = check_chat_format(chat_format, self.metadata)
         self._last_n, self._most_embedded = last_n_tokens_size, int(others.get("n_batch") or 512)
         self._llm: LLM | None = None
         self.set_seed(seed)
         trained = header.of_architecture("context_length", 0)
+        if isinstance(draft_model_path, os.PathLike):
+            draft_model_path = Path(draft_model_path)
         with named_as_there():
             self._llm = load(
                 self.model_path,
-                Path(draft_model_path)
-                if isinstance(draft_model_path, os.PathLike)
-                else draft_model_path,
+                draft_model_path,
                 speculation=speculation,
                 n_ctx=n_ctx or trained or None,
                 threads=n_threads or None,
@@ -143,8 +186,6 @@ class Llama(Answers, Embeddings):
                 verbose=verbose,
             )
         self.context_params = SimpleNamespace(n_ctx=self._llm.n_ctx)
-
-    # ---- the context
 
     def n_ctx(self) -> int:
         """Return the context length in tokens."""
@@ -188,18 +229,13 @@ class Llama(Answers, Embeddings):
             InvalidOptionError: An argument is not supported; names the argument.
             StoreError: The download failed; the subclass depends on the cause.
         """
-        given = {
-            "additional_files": additional_files,
-            "local_dir": local_dir,
-            "cache_dir": cache_dir,
-        }
-        for name, value in given.items():
-            refuse_unless(name, value, (None,))
+        refuse_unless("additional_files", additional_files, (None,))
+        refuse_unless("local_dir", local_dir, (None,))
+        refuse_unless("cache_dir", cache_dir, (None,))
         refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))
         if set(filename) & set("*?["):
-            raise InvalidOptionError(
-                "filename", filename, "the name of one file", "name the file without wildcards."
-            )
+            hint = "name the file without wildcards."
+            raise InvalidOptionError("filename", filename, "the name of one file", hint)
         spec = f"hf:{repo_id}/{filename}"
         download.pull(resolve(spec))
         return cls(spec, **arguments)
@@ -209,11 +245,6 @@ class Llama(Answers, Embeddings):
         if self._llm is None:
             raise ClosedError
         return self._llm
-
-    @property
-    def _vocabulary(self) -> Model:
-        """The target model; its vocabulary can be used while a request is running."""
-        return self._alive.vocabulary
 
     def close(self) -> None:
         """Free the memory of the models; further calls have no effect."""
@@ -225,3 +256,383 @@ class Llama(Answers, Embeddings):
         if not sys.is_finalizing():
             with contextlib.suppress(Exception):  # the constructor may have failed
                 self.close()
+
+    # ---- answers
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = (),
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: Any = None,
+        logits_processor: Any = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> Dict | Iterator[Dict]:
+        """Continue a text or token ids; with `stream`, return an iterator over parts of the answer.
+
+        Raises:
+            InvalidOptionError: An argument is not supported; names the argument.
+            EmptyPromptError, PromptTooLongError: The prompt is empty or too long. With `stream`,
+                raised when the first part is read.
+        """
+        asked = {name: value for name, value in locals().items() if name != "self"}
+        if echo and (logprobs is not None or not isinstance(prompt, str)):
+            allowed = "False if logprobs are requested or the prompt is token ids"
+            raise InvalidOptionError("echo", echo, allowed)
+        sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
+        if prompt and isinstance(prompt, str):
+            opened: Callable[[], Stream] = partial(self._alive.stream, prompt, sampling, echo=echo)
+        else:  # an empty text becomes the BOS token, if the model has one
+            ids = self.tokenize(b"") if isinstance(prompt, str) else list(prompt)
+            opened = partial(self._alive.stream_tokens, ids, sampling)
+        n_before = len(prompt) if isinstance(prompt, str) else 0
+        head = Head(model or self.model_path, self._shown, n_before)
+        if stream:
+            return head.parts(pumped(opened), logprobs is not None)
+        return self._whole(head, opened, logprobs is not None)
+
+    __call__ = create_completion
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = (),
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: Any = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: bool | int | None = None,
+        top_logprobs: int | None = None,
+    ) -> Dict | Iterator[Dict]:
+        """Answer messages with the chat template of the file.
+
+        With `stream`, return an iterator over parts of the answer. Tools are inserted into the
+        prompt if the template supports them, and calls in the answer become `tool_calls`. If
+        `tool_choice` names a tool, the answer consists of the arguments of that tool.
+
+        Raises:
+            InvalidOptionError: An argument is not supported; names the argument.
+            TemplateError: The file has no template, or the template rejects the messages.
+        """
+        asked = {name: value for name, value in locals().items() if name != "self"}
+        shown, called = as_tools(functions, function_call, tools, tool_choice)
+        schema = schema_of(response_format) if not called else None
+        if called:
+            schema = called.get("parameters") or {"type": "object"}
+        if grammar is not None and schema is not None:
+            other = Option("response_format" if called is None else "tool_choice")
+            raise OptionConflictError(Option("grammar"), other)
+        asked |= {"logprobs": n_logprobs(logprobs, top_logprobs), "json_schema": schema}
+        sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
+        with_tools: Any = {}
+        if shown and reads_tools(self.metadata.get("tokenizer.chat_template", "")):
+            with_tools = {"tools": shown}
+        elif shown and not called:
+            names = [tool["function"]["name"] for tool in shown]
+            fact = "the model's chat template does not support tools."
+            hint = "omit tools, or use a model whose chat template supports them."
+            raise InvalidOptionError("tools", names, "", hint, message=fact)
+        opened = partial(self._alive.stream, as_messages(messages), sampling, **with_tools)
+        head, tool = Head(model or self.model_path, self._shown), called["name"] if called else None
+        calls = None
+        if with_tools and tool is None:
+            calls = family_of(self._alive.chat_template or ""), ToolUse(shown)
+        if stream:
+            parts = chat_parts(head.parts(pumped(opened), sampling.logprobs is not None), tool)
+            return parts if calls is None else with_calls(parts, calls)
+        return chat(self._whole(head, opened, sampling.logprobs is not None), tool, calls)
+
+    def create_chat_completion_openai_v1(self, *arguments: Any, **named: Any) -> Any:
+        """Call `create_chat_completion`; return objects of the package `openai`.
+
+        The package `openai` must be installed.
+        """
+        from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+        answer: Any = self.create_chat_completion(*arguments, **named)
+        if isinstance(answer, dict):
+            return ChatCompletion(**answer)
+        return (ChatCompletionChunk(**part) for part in answer)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        grammar: Any = None,
+    ) -> Iterator[int]:
+        """Return an iterator over the token ids that continue a prompt.
+
+        It ends when the model ends its answer or the context is full. The end token is not
+        included.
+
+        Raises:
+            InvalidOptionError: An argument is not supported; names the argument.
+            EmptyPromptError, PromptTooLongError: The prompt is empty or too long; raised when the
+                first token is read.
+        """
+        asked = {name: value for name, value in locals().items() if name != "self"}
+        refuse_unless("reset", reset, (True,))
+        refuse_unless("penalize_nl", penalize_nl, (True,))
+        asked |= {"temperature": temp, "max_tokens": None, "stop": ()}
+        asked |= {"logit_bias": None, "logprobs": None}
+        sampling = to_sampling(asked, seed=self._next_seed(None), last_n=self._last_n)
+        chunks = pumped(partial(self._alive.stream_tokens, list(tokens), sampling))
+        return (token for chunk in chunks for token in chunk.tokens)
+
+    def _whole(self, head: Head, opened: Callable[[], Stream], with_logprobs: bool) -> Dict:
+        with opened() as stream:
+            for _ in stream:
+                pass
+        if stream.result.finish_reason == "cancelled":  # by `close`, from another thread
+            raise ClosedError
+        return head.whole(stream.result, with_logprobs)
+
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of the generator that supplies the seeds of calls without one."""
+        self._seeds = None if seed in ANY_SEED else random.Random(seed)
+
+    def _next_seed(self, seed: int | None) -> int | None:
+        if seed is None:
+            return self._seeds.getrandbits(32) if self._seeds else None
+        return None if seed in ANY_SEED else seed
+
+    # ---- embeddings
+
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> Dict:
+        """Return the embeddings of texts in the format of OpenAI. They are not normalised.
+
+        Args:
+            input: A text, or several.
+            model: Name of the model in the response.
+
+        Raises:
+            EmptyPromptError: A text has no token.
+        """
+        texts = [input] if isinstance(input, str) else input
+        vectors, n_tokens = self.embed(texts, return_count=True)
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "embedding": one, "index": i}
+                for i, one in enumerate(vectors)
+            ],
+            "model": self.model_path if model is None else model,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """Return the embedding of a text as a list of numbers, or a list of those of several.
+
+        Without pooling an embedding is a list of lists, one for each token.
+
+        Args:
+            input: A text, or several.
+            normalize: Scale each embedding to the length 1.
+            truncate: Cut long texts off at the context or `n_batch`, whichever is shorter; False
+                raises an error.
+            return_count: Return a pair of the embeddings and the number of tokens.
+
+        Raises:
+            TextTooLongError: A text is too long, and `truncate` is False. It is a `ValueError`.
+            EmptyPromptError: A text has no token.
+        """
+        llm = self._alive
+        most = min(self._most_embedded, llm.n_ctx)
+        texts = [input] if isinstance(input, str) else input
+        ids = [llm.vocabulary.tokenize(text, special=False) for text in texts]
+        for i, one in enumerate(ids):
+            if len(one) > most and not truncate:
+                raise TextTooLongError(i, len(one), most, most)
+        cut = [one[:most] for one in ids]
+        vectors = [one.tolist() for one in llm.embed(cut, normalize=normalize)]
+        found = vectors[0] if isinstance(input, str) else vectors
+        return (found, sum(map(len, cut))) if return_count else found
+
+    def pooling_type(self) -> int:
+        """Return llama.cpp's number of the pooling."""
+        return POOLING.index(self._alive.pooling)
+
+    # ---- the vocabulary
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Return the token ids of a text in UTF-8.
+
+        Args:
+            text: The text.
+            add_bos: Whether to begin with the BOS token.
+            special: Whether to parse texts such as `<|im_end|>` as control tokens.
+        """
+        return self._alive.vocabulary.tokenize_bytes(text, special=special, start=add_bos)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """Return the bytes of tokens.
+
+        Args:
+            tokens: Token ids.
+            prev_tokens: Tokens before them; not used, because the bytes do not depend on them.
+            special: Whether to include the texts of control tokens.
+        """
+        del prev_tokens
+        target = self._alive.vocabulary
+        pieces = [
+            target.piece(token) or (target.token_text(token).encode() if special else b"")
+            for token in tokens
+        ]
+        starts = len(tokens) > 0 and tokens[0] == target.vocabulary["bos"]
+        text = b"".join(pieces)
+        return text[1:] if starts and text.startswith(b" ") else text
+
+    def n_vocab(self) -> int:
+        """Return the number of tokens in the vocabulary."""
+        return self._alive.vocabulary.n_vocab
+
+    def token_bos(self) -> int:
+        """Return the BOS token, which begins a text; -1 if the vocabulary has no such token."""
+        return int(self._alive.vocabulary.vocabulary["bos"])
+
+    def token_eos(self) -> int:
+        """Return the EOS token, which ends a text; -1 if the vocabulary has no such token."""
+        return int(self._alive.vocabulary.vocabulary["eos"])
+
+    def _shown(self, token: int) -> str:
+        return self.detokenize([token]).decode("utf-8", errors="ignore")
+
+    def token_nl(self) -> int:
+        """Return the newline token; -1 if the vocabulary has no such token."""
+        return int(self._alive.vocabulary.native.vocab(C.llama_vocab_nl))
+
+    def n_embd(self) -> int:
+        """Return the dimension of the embeddings of the model."""
+        return int(self.metadata[f"{self.metadata['general.architecture']}.embedding_length"])
+
+    def tokenizer(self) -> Tokenizer:
+        """Return an object that encodes and decodes text."""
+        return Tokenizer(self)
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """Return the length of the common prefix of two token sequences."""
+        return next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
+
+
+class Tokenizer:
+    """Tokenizer of a model, as returned by `llama_cpp.Llama.tokenizer`."""
+
+    def __init__(self, llama: Llama) -> None:
+        """Create a tokenizer with the vocabulary of `llama`."""
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of a text in UTF-8."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Return the bytes of tokens."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        return self.tokenize(text.encode("utf-8", errors="ignore"), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return self.detokenize(tokens).decode("utf-8", errors="ignore")
+
+
+_Original = llama_cpp.Llama
+# Prefixes of modules that are left unchanged, because they need the original class.
+_OWN = ("llama_cpp.", "gguf_spec.")
+# Replaced attributes: (module, name).
+_places: list[tuple[ModuleType, str]] = []
+
+
+def install() -> None:
+    """Replace `llama_cpp.Llama` in this process by `gguf_spec.compat.Llama`.
+
+    This also applies to modules that have already imported it. A second call has no further
+    effect. LangChain's `ChatLlamaCpp` and `LlamaCpp` and LlamaIndex's `LlamaCPP` then run with
+    speculation. The submodules of llama-cpp-python stay unchanged.
+    """
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and not module.__name__.startswith(_OWN):
+            _places.extend(
+                (module, name) for name, value in vars(module).items() if value is _Original
+            )
+    for module, name in _places:
+        setattr(module, name, Llama)
+
+
+def uninstall() -> None:
+    """Undo `install`. Objects that were created since then keep their class."""
+    while _places:
+        module, name = _places.pop()
+        setattr(module, name, _Original)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..results import Chunk, Completion, TokenLogprob
+from ..runtime.stream import Stream
 from ..tools.families import Family
 from ..tools.reader import ToolDeltas, whole_answer
 from ..tools.use import ToolUse
@@ -90,24 +93,14 @@ def chat(completion: Dict, tool: str | None = None, calls: Calls | None = None) 
     choice = completion["choices"][0]
     message: Dict = {"role": "assistant", "content": choice["text"]}
     if tool is not None:
-        message = {
-            "role": "assistant",
-            "content": None,
-            **_call(tool, completion["id"], choice["text"]),
-        }
+        message |= {"content": None, **_call(tool, completion["id"], choice["text"])}
     elif calls is not None:
         text, found = whole_answer(choice["text"], *calls)
         message["content"] = text
         if found:
             message |= {"content": text or None, "tool_calls": found}
             choice = choice | {"finish_reason": "tool_calls"}
-    answer = {
-        "index": 0,
-        "message": message,
-        "logprobs": _chat_logprobs(choice["logprobs"]),
-        "finish_reason": _finish(choice["finish_reason"], tool),
-    }
-    return _as_chat(completion, "chat.completion", answer) | {"usage": completion["usage"]}
+    return _as_chat(completion, "chat.completion", {"message": message}, choice, tool)
 
 
 def with_calls(parts: Iterator[Dict], calls: Calls) -> Iterator[Dict]:
@@ -141,39 +134,30 @@ def chat_parts(parts: Iterator[Dict], tool: str | None = None) -> Iterator[Dict]
     for part in parts:
         choice = part["choices"][0]
         if first:
-            yield _as_chat(
-                part,
-                "chat.completion.chunk",
-                {
-                    "index": 0,
-                    "delta": {"role": "assistant"},
-                    "logprobs": None,
-                    "finish_reason": None,
-                },
-            )
+            role, nothing = {"role": "assistant"}, {"logprobs": None, "finish_reason": None}
+            yield _as_chat(part, "chat.completion.chunk", {"delta": role}, nothing, tool)
         delta: Dict = {}
         if choice["finish_reason"] is None:
-            delta = (
-                {"content": choice["text"]}
-                if tool is None
-                else _call(tool if first else None, part["id"], choice["text"], 0)
-            )
-        ending = {
-            "logprobs": _chat_logprobs(choice["logprobs"]),
-            "finish_reason": _finish(choice["finish_reason"], tool),
-        }
-        yield _as_chat(part, "chat.completion.chunk", {"index": 0, "delta": delta, **ending})
+            delta = {"content": choice["text"]}
+            if tool is not None:
+                delta = _call(tool if first else None, part["id"], choice["text"], 0)
+        yield _as_chat(part, "chat.completion.chunk", {"delta": delta}, choice, tool)
         first = False
 
 
-def _as_chat(completion: Dict, kind: str, choice: Dict) -> Dict:
-    return {
-        "id": "chat" + completion["id"],
-        "object": kind,
-        "created": completion["created"],
-        "model": completion["model"],
-        "choices": [choice],
+def _as_chat(completion: Dict, kind: str, what: Dict, choice: Dict, tool: str | None) -> Dict:
+    """Return a completion or a part of one as that of a chat, with a message or a delta.
+
+    Incomplete arguments of `tool` do not count as a call.
+    """
+    finish = choice["finish_reason"]
+    answer = {
+        "index": 0,
+        **what,
+        "logprobs": _chat_logprobs(choice["logprobs"]),
+        "finish_reason": "tool_calls" if tool is not None and finish == "stop" else finish,
     }
+    return completion | {"id": f"chat{completion['id']}", "object": kind, "choices": [answer]}
 
 
 def _call(tool: str | None, id_: str, arguments: str, index: int | None = None) -> Dict:
@@ -183,15 +167,8 @@ def _call(tool: str | None, id_: str, arguments: str, index: int | None = None) 
     """
     function = {"name": tool, "arguments": arguments}
     call = {"id": tool and f"call__0_{tool}_{id_}", "type": "function", "function": function}
-    return {
-        "function_call": function,
-        "tool_calls": [call if index is None else {"index": index, **call}],
-    }
-
-
-def _finish(reason: str | None, tool: str | None) -> str | None:
-    """Return the finish reason; incomplete arguments do not count as a tool call."""
-    return "tool_calls" if tool is not None and reason == "stop" else reason
+    numbered = call if index is None else {"index": index, **call}
+    return {"function_call": function, "tool_calls": [numbered]}
 
 
 def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
@@ -209,3 +186,42 @@ def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
         for token, logprob, top in places
     ]
     return {"content": content, "refusal": None}
+
+
+def pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
+    """Yield the chunks of a stream that a background thread reads.
+
+    The LLM is locked while a stream is open. Frameworks read each chunk in another thread of a
+    pool, keep iterators that they do not read to the end, and open more iterators than the pool has
+    threads. With the background thread, the reader does not decide when the next request can begin.
+    Closing or dropping the iterator cancels the stream after the current round.
+
+    Args:
+        open_stream: Opens the stream; called in the background thread.
+    """
+    ready: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
+    dropped = threading.Event()
+    opened: list[Stream] = []
+
+    def read() -> None:
+        try:
+            with open_stream() as stream:
+                opened.append(stream)
+                if dropped.is_set():  # while this thread waited for the LLM
+                    stream.cancel()
+                for chunk in stream:
+                    ready.put(chunk)
+            ready.put(None)
+        except BaseException as error:  # raised again in the thread of the reader
+            ready.put(error)
+
+    try:
+        threading.Thread(target=read, name="gguf-spec-stream", daemon=True).start()
+        while (one := ready.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+    finally:
+        dropped.set()
+        for stream in opened:
+            stream.cancel()

@@ -13,9 +13,8 @@ from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.adapters import read_projector
 from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
-from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
+from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
-from ..llama.sizes import state_bytes
 from ..registry import hub as hub_module
 from ..registry.download import local
 from ..registry.resolve import Entry, entries, resolve, user_file

@@ -57,116 +57,60 @@ class Architecture:
 
 
 _USUAL = Architecture()
-_EMBEDDINGS = Architecture(output="embeddings")
-_EMBEDDINGS_WITHOUT_ROPE = Architecture(output="embeddings", has_rope=False)
-_ENCODING = Architecture(output="encoding")
-_WITHOUT_ROPE = Architecture(has_rope=False)
-_EVEN = Architecture(even_heads=True)
-_RECURRENT = Architecture(cache="recurrent", has_rope=False)
-_HYBRID = Architecture(cache="hybrid")
-_HYBRID_WITHOUT_ROPE = Architecture(cache="hybrid", has_rope=False)
-_KIMI_K3 = Architecture(cache="hybrid", has_snapshots=True, has_rope=False)
-_NEMOTRON_H = Architecture(
-    cache="hybrid", has_snapshots=True, has_rope=False, feed_forward_alone=True
-)
-_LFM2 = Architecture(cache="hybrid", has_snapshots=True)
-_QWEN4 = Architecture(cache="hybrid", has_snapshots=True, attention_every=4)
-_QWEN35 = replace(_QWEN4, heads="one")
-_ONE_HEAD = Architecture(heads="one")
-_CHAIN = Architecture(heads="chain")
-_HUNYUAN = Architecture(one_expert_is_none=True)
 # architecture of the projectors of vision models
 PROJECTOR = "clip"
+_RECURRENT = Architecture(cache="recurrent", has_rope=False)
+_HYBRID = Architecture(cache="hybrid")
+_WITH_SNAPSHOTS = Architecture(cache="hybrid", has_snapshots=True)
+_KIMI_K3 = replace(_WITH_SNAPSHOTS, has_rope=False)
+_NEMOTRON_H = replace(_KIMI_K3, feed_forward_alone=True)
+_QWEN4 = replace(_WITH_SNAPSHOTS, attention_every=4)
 
-_TABLE = {
+# names -> facts
+_GROUPS = (
     # models that generate no text
-    "bert": _EMBEDDINGS_WITHOUT_ROPE,
-    "modern-bert": _EMBEDDINGS,
-    "nomic-bert": _EMBEDDINGS,
-    "nomic-bert-moe": _EMBEDDINGS,
-    "neo-bert": _EMBEDDINGS,
-    "jina-bert-v2": _EMBEDDINGS_WITHOUT_ROPE,
-    "jina-bert-v3": _EMBEDDINGS,
-    "eurobert": _EMBEDDINGS,
-    "gemma-embedding": _EMBEDDINGS,
-    "llama-embed": _EMBEDDINGS,
-    "t5": _ENCODING,
-    "t5encoder": _ENCODING,
-    PROJECTOR: _ENCODING,
-    "wavtokenizer-dec": _ENCODING,
+    ("bert jina-bert-v2", Architecture(output="embeddings", has_rope=False)),
+    (
+        "modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v3 eurobert gemma-embedding "
+        "llama-embed",
+        Architecture(output="embeddings"),
+    ),
+    (f"t5 t5encoder {PROJECTOR} wavtokenizer-dec", Architecture(output="encoding")),
     # a state in all layers, or in some
-    "mamba": _RECURRENT,
-    "mamba2": _RECURRENT,
-    "rwkv6": _RECURRENT,
-    "rwkv6qwen2": _RECURRENT,
-    "rwkv7": _RECURRENT,
-    "arwkv7": _RECURRENT,
-    "jamba": _HYBRID_WITHOUT_ROPE,
-    "kimi-linear": _HYBRID_WITHOUT_ROPE,
-    "kimi-k3": _KIMI_K3,
-    "glm5-next": replace(_KIMI_K3, heads="one"),
-    "nemotron_h": _NEMOTRON_H,
-    "nemotron_h_moe": replace(_NEMOTRON_H, heads="one"),
-    "bailingmoe3": replace(_LFM2, heads="one"),
-    "granitehybrid": _HYBRID,
-    "lfm2": _LFM2,
-    "lfm2moe": _LFM2,
-    "plamo2": _HYBRID,
-    "falcon-h1": Architecture(cache="hybrid", caches_both=True),
-    "deepseek4": Architecture(cache="compressed", has_snapshots=True, heads="one"),
-    "qwen3next": Architecture(cache="hybrid", attention_every=4, heads="one"),
-    "qwen35": _QWEN35,
-    "qwen35moe": _QWEN35,
-    "qwen4exp": _QWEN4,
-    "minimax-01": Architecture(cache="hybrid", attention_every=8, linear_attention=True),
+    ("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7", _RECURRENT),
+    ("jamba kimi-linear", replace(_HYBRID, has_rope=False)),
+    ("kimi-k3", _KIMI_K3),
+    ("glm5-next", replace(_KIMI_K3, heads="one")),
+    ("nemotron_h", _NEMOTRON_H),
+    ("nemotron_h_moe", replace(_NEMOTRON_H, heads="one")),
+    ("bailingmoe3", replace(_WITH_SNAPSHOTS, heads="one")),
+    ("granitehybrid plamo2", _HYBRID),
+    ("lfm2 lfm2moe", _WITH_SNAPSHOTS),
+    ("falcon-h1", replace(_HYBRID, caches_both=True)),
+    ("deepseek4", Architecture(cache="compressed", has_snapshots=True, heads="one")),
+    ("qwen3next", replace(_HYBRID, attention_every=4, heads="one")),
+    ("qwen35 qwen35moe", replace(_QWEN4, heads="one")),
+    ("qwen4exp", _QWEN4),
+    ("minimax-01", replace(_HYBRID, attention_every=8, linear_attention=True)),
     # keys and values in all layers
-    "gpt2": _WITHOUT_ROPE,
-    "gptj": _WITHOUT_ROPE,
-    "mpt": _WITHOUT_ROPE,
-    "refact": _WITHOUT_ROPE,
-    "bloom": _WITHOUT_ROPE,
-    "jais": _WITHOUT_ROPE,
-    "llama": Architecture(rope_is_checked=True, even_heads=True),
-    "deci": Architecture(rope_is_checked=True),
-    "falcon": Architecture(rope_is_checked=True),
-    "llama4": _EVEN,
-    "mistral3": _EVEN,
-    "qwen2": _EVEN,
-    "qwen2moe": _EVEN,
-    "qwen2vl": _EVEN,
-    "qwen3": _EVEN,
-    "qwen3moe": _EVEN,
-    "smollm3": _EVEN,
-    "granite": _EVEN,
-    "granitemoe": _EVEN,
-    "olmo": _EVEN,
-    "olmo2": _EVEN,
-    "olmoe": _EVEN,
-    "internlm2": _EVEN,
-    "exaone": _EVEN,
-    "exaone4": _EVEN,
-    "starcoder2": _EVEN,
-    "seed_oss": _EVEN,
-    "ernie4_5": _EVEN,
-    "arcee": _EVEN,
-    "apertus": _EVEN,
-    "baichuan": _EVEN,
-    "xverse": _EVEN,
+    ("gpt2 gptj mpt refact bloom jais", Architecture(has_rope=False)),
+    ("llama", Architecture(rope_is_checked=True, even_heads=True)),
+    ("deci falcon", Architecture(rope_is_checked=True)),
+    (
+        "llama4 mistral3 qwen2 qwen2moe qwen2vl qwen3 qwen3moe smollm3 granite granitemoe olmo "
+        "olmo2 olmoe internlm2 exaone exaone4 starcoder2 seed_oss ernie4_5 arcee apertus baichuan "
+        "xverse",
+        Architecture(even_heads=True),
+    ),
     # with prediction heads
-    "deepseek2": _ONE_HEAD,
-    "deepseek32": _ONE_HEAD,
-    "glm4moe": _ONE_HEAD,
-    "glm-dsa": _ONE_HEAD,
-    "cohere2moe": _ONE_HEAD,
-    "gemma4-assistant": Architecture(heads="shared", head_of="gemma4"),
-    "eagle3": Architecture(heads="layers"),
-    "step35": _CHAIN,
-    "mimo2": _CHAIN,
-    "hy_v3": _CHAIN,
-    "gemma3n": Architecture(own_kv_layers=20),
-    "hunyuan-dense": _HUNYUAN,
-    "hunyuan_vl": _HUNYUAN,
-}
+    ("deepseek2 deepseek32 glm4moe glm-dsa cohere2moe", Architecture(heads="one")),
+    ("gemma4-assistant", Architecture(heads="shared", head_of="gemma4")),
+    ("eagle3", Architecture(heads="layers")),
+    ("step35 mimo2 hy_v3", Architecture(heads="chain")),
+    ("gemma3n", Architecture(own_kv_layers=20)),
+    ("hunyuan-dense hunyuan_vl", Architecture(one_expert_is_none=True)),
+)
+_TABLE = {name: facts for names, facts in _GROUPS for name in names.split()}
 
 NAMES = tuple(_TABLE)
 """Architectures that differ from the usual one."""

@@ -48,19 +48,11 @@ _MAX_VALUES = 1 << 63
 _SCALARS = {
     kind: (name, struct.Struct("<" + form))
     for kind, name, form in (
-        (0, "u8", "B"),
-        (1, "i8", "b"),
-        (2, "u16", "H"),
-        (3, "i16", "h"),
-        (4, "u32", "I"),
-        (5, "i32", "i"),
-        (6, "f32", "f"),
-        (7, "bool", "?"),
-        (10, "u64", "Q"),
-        (11, "i64", "q"),
+        (0, "u8", "B"), (1, "i8", "b"), (2, "u16", "H"), (3, "i16", "h"), (4, "u32", "I"),
+        (5, "i32", "i"), (6, "f32", "f"), (7, "bool", "?"), (10, "u64", "Q"), (11, "i64", "q"),
         (12, "f64", "d"),
     )
-}
+}  # fmt: skip
 # further types of a metadata value
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = _SCALARS[4][1], _SCALARS[10][1]
@@ -255,20 +247,15 @@ class _Reader:
     def need(self, end: int) -> bytes:
         """Return the start of the file, at least up to byte `end`."""
         if end > len(self.data):
-            if end > self.file_bytes:
-                raise self.damaged(
-                    f"its header ends at byte {self.file_bytes:,}, before it is complete"
-                )
-            if end > MAX_HEADER:
-                raise self.damaged(f"its header takes more than {MAX_HEADER:,} bytes")
-            more = min(max(end, 2 * len(self.data), 1 << 18), MAX_HEADER, self.file_bytes) - len(
-                self.data
-            )
-            self.data += self.file.read(more)
-            if end > len(self.data):
-                raise self.damaged(
-                    f"its header ends at byte {len(self.data):,}, before it is complete"
-                )
+            limit = self.file_bytes
+            if end <= limit:
+                if end > MAX_HEADER:
+                    raise self.damaged(f"its header takes more than {MAX_HEADER:,} bytes")
+                goal = min(max(end, 2 * len(self.data), 1 << 18), MAX_HEADER, limit)
+                self.data += self.file.read(goal - len(self.data))
+                limit = len(self.data)
+            if end > limit:
+                raise self.damaged(f"its header ends at byte {limit:,}, before it is complete")
         return self.data
 
     def skip(self, n: int) -> None:
@@ -404,13 +391,11 @@ class _Reader:
         if not 0 < n_values < _MAX_VALUES:
             raise self.damaged(f"the tensor {name} has the shape {shape}")
         if kind in _REMOVED:
-            raise self.damaged(
-                f"the tensor {name} is of the type {kind}, which llama.cpp no longer supports"
-            )
+            what = "which llama.cpp no longer supports"
+            raise self.damaged(f"the tensor {name} is of the type {kind}, {what}")
         if kind in _NO_WEIGHTS and not is_table:
-            raise self.damaged(
-                f"the tensor {name} is of the type {kind}, which is not a type of weights"
-            )
+            what = "which is not a type of weights"
+            raise self.damaged(f"the tensor {name} is of the type {kind}, {what}")
         if kind not in _BLOCKS:
             return 0
         per_block, n_bytes = _BLOCKS[kind]
@@ -433,11 +418,8 @@ class _Reader:
                     f"the tensor {shown(tensor.name)} starts at byte {tensor.offset:,} of the data "
                     f"and not at {at or 0:,}"
                 )
-            at = (
-                tensor.offset - -tensor.n_bytes // alignment * alignment
-                if at is not None and tensor.n_bytes
-                else None
-            )
+            known = at is not None and tensor.n_bytes
+            at = tensor.offset - -tensor.n_bytes // alignment * alignment if known else None
 
     def check_bytes(self, tokenizer: Any) -> None:
         spelled = _SPELLED.get(tokenizer)
@@ -453,48 +435,32 @@ class _Reader:
         self.skip(4)
         version = self.take(_U32)
         if version not in (2, 3):
-            big = version & 0xFFFF == 0
-            what = (
-                "is a GGUF file for big-endian machines"
-                if big
-                else f"is GGUF of version {version}; versions 2 and 3 can be read"
-            )
-            raise NotAModelError(
-                self.path, f"{self.path.name} {what}.", "convert it again with a current llama.cpp."
-            )
-        n_tensors, n_pairs = (
-            self.count("tensors", _MAX_TENSORS),
-            self.count("metadata values", _MAX_PAIRS),
-        )
+            what = f"is GGUF of version {version}; versions 2 and 3 can be read"
+            if version & 0xFFFF == 0:
+                what = "is a GGUF file for big-endian machines"
+            hint = "convert it again with a current llama.cpp."
+            raise NotAModelError(self.path, f"{self.path.name} {what}.", hint)
+        n_tensors = self.count("tensors", _MAX_TENSORS)
+        n_pairs = self.count("metadata values", _MAX_PAIRS)
         metadata, kinds = self.pairs(n_pairs)
         self.check_bytes(metadata.get("tokenizer.ggml.model"))
         tensors = self.tensors(n_tensors)
         alignment = metadata.get("general.alignment", 32)
-        if (
-            kinds.get("general.alignment", "u32") != "u32"
-            or alignment < 32
-            or alignment & (alignment - 1)
-        ):  # llama.cpp supports no alignment below 32
+        is_u32 = kinds.get("general.alignment", "u32") == "u32"
+        # llama.cpp supports no alignment below 32
+        if not is_u32 or alignment < 32 or alignment & (alignment - 1):
             raise self.damaged(f"its alignment is {alignment!r}")
         data_at = -(-self.at // alignment) * alignment
         needed = data_at + max((tensor.offset + tensor.n_bytes for tensor in tensors), default=0)
         if tensors and needed > self.file_bytes:
-            raise NotAModelError(
-                self.path,
+            what = (
                 f"{self.path.name} is cut short: it has {self.file_bytes:,} bytes "
-                f"but its tensors need {needed:,}.",
-                "download it again; the last download did not finish.",
+                f"but its tensors need {needed:,}."
             )
+            hint = "download it again; the last download did not finish."
+            raise NotAModelError(self.path, what, hint)
         self.check_places(tensors, alignment)
         return Header(
-            self.path,
-            metadata,
-            n_tensors,
-            self.file_bytes,
-            kinds,
-            tuple(tensors),
-            self.tokens_at,
-            data_at,
-            (self.path,),
-            (data_at,),
-        )
+            self.path, metadata, n_tensors, self.file_bytes, kinds, tuple(tensors), self.tokens_at,
+            data_at, (self.path,), (data_at,),
+        )  # fmt: skip

@@ -83,11 +83,8 @@ def _read(path: Path) -> Header:
         mode = path.stat().st_mode
     # a name with a zero byte raises ValueError
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise ModelNotFoundError(
-            path,
-            f"there is no file {path}.",
-            "name a GGUF file, or a model from `gguf-spec models list`, such as tales.",
-        ) from error
+        hint = "name a GGUF file, or a model from `gguf-spec models list`, such as tales."
+        raise ModelNotFoundError(path, f"there is no file {path}.", hint) from error
     except OSError as error:
         raise _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
@@ -97,11 +94,8 @@ def _read(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise NotAModelError(
-                    path,
-                    f"{path.name} is not a GGUF file.",
-                    "use a file in the GGUF format; convert other formats first.",
-                )
+                hint = "use a file in the GGUF format; convert other formats first."
+                raise NotAModelError(path, f"{path.name} is not a GGUF file.", hint)
             file.seek(0)
             return parse(file, path, os.fstat(file.fileno()).st_size)
     except OSError as error:
@@ -109,9 +103,8 @@ def _read(path: Path) -> Header:
 
 
 def _unreadable(path: Path, error: OSError) -> NotAModelError:
-    return NotAModelError(
-        path, f"{path} cannot be read: {error.strerror}.", "check its permissions."
-    )
+    what = f"{path} cannot be read: {error.strerror}."
+    return NotAModelError(path, what, "check its permissions.")
 
 
 def _join(first: Header, count: int) -> Header:
@@ -121,42 +114,31 @@ def _join(first: Header, count: int) -> Header:
     """
     hint = f"pull the model again, or copy all {count:,} parts into one folder."
     ending = f"-00001-of-{count:05}.gguf"
+    begin = f"{first.path.name} is the first of {count:,} parts"
     if count > _MAX_PARTS or not first.path.name.endswith(ending) or first.path.name == ending:
-        raise NotAModelError(
-            first.path,
-            f"{first.path.name} is the first of {count:,} parts "
-            f"but its name does not end in {ending}.",
-            hint,
-        )
+        what = f"{begin} but its name does not end in {ending}."
+        raise NotAModelError(first.path, what, hint)
     parts = [first]
     for i in range(1, count):
-        path = first.path.with_name(
-            first.path.name.removesuffix(ending) + f"-{i + 1:05}-of-{count:05}.gguf"
-        )
+        name = first.path.name.removesuffix(ending) + f"-{i + 1:05}-of-{count:05}.gguf"
+        path = first.path.with_name(name)
         try:
             part = _read(path)
         except ModelNotFoundError as error:
-            raise NotAModelError(
-                path,
-                f"{path.name} is missing: {first.path.name} is the first of {count:,} parts.",
-                hint,
-            ) from error
+            raise NotAModelError(path, f"{name} is missing: {begin}.", hint) from error
         number, of = part.metadata.get("split.no"), part.metadata.get("split.count", count)
         # llama.cpp aborts on any other type
         if part.kinds.get("split.no") != "u16" or (number, of) != (i, count):
-            what = (
-                f"{path.name} is marked as part {_next(number)} of {of!r}, not {i + 1} of {count}"
-            )
-            raise NotAModelError(path, f"{what}.", hint)
+            marked = number + 1 if isinstance(number, int) else repr(number)
+            what = f"{name} is marked as part {marked} of {of!r}, not {i + 1} of {count}."
+            raise NotAModelError(path, what, hint)
         parts.append(part)
     tensors = tuple(
         tensor._replace(part=i) for i, part in enumerate(parts) for tensor in part.tensors
     )
-    names = {tensor.name for tensor in tensors}
-    if len(names) < len(tensors):
-        raise damaged(
-            first.path, f"{len(tensors) - len(names):,} of its tensors occur in two of its parts"
-        )
+    n_twice = len(tensors) - len({tensor.name for tensor in tensors})
+    if n_twice:
+        raise damaged(first.path, f"{n_twice:,} of its tensors occur in two of its parts")
     return dataclasses.replace(
         first,
         n_tensors=len(tensors),
@@ -165,10 +147,6 @@ def _join(first: Header, count: int) -> Header:
         parts=tuple(part.path for part in parts),
         parts_at=tuple(part.data_at for part in parts),
     )
-
-
-def _next(number: Any) -> Any:
-    return number + 1 if isinstance(number, int) else repr(number)
 
 
 def check_generates_text(header: Header, as_draft: bool = False) -> None:
@@ -206,25 +184,19 @@ def check_model(header: Header, as_draft: bool = False) -> None:
 
     kind = metadata.get("general.type", "model")
     if kind != "model":
-        raise refuse(
-            f"is not a model but of type {shown(kind)}",
-            "use the file of the language model itself.",
-        )
+        hint = "use the file of the language model itself."
+        raise refuse(f"is not a model but of type {shown(kind)}", hint)
     if not header.architecture:
         raise refuse("does not name its architecture", "convert it again with a current llama.cpp.")
     if len(header.architecture) > 64:
         raise damaged(header.path, f"its architecture is {shown(header.architecture)}")
-    if isinstance(metadata.get("split.no"), int) and metadata["split.no"] > 0:
-        raise refuse(
-            f"is part {metadata['split.no'] + 1} of {metadata.get('split.count', '?')} "
-            "of a split model",
-            "name the first part, which has -00001-of- in its name.",
-        )
+    number, of = metadata.get("split.no"), metadata.get("split.count", "?")
+    if isinstance(number, int) and number > 0:
+        hint = "name the first part, which has -00001-of- in its name."
+        raise refuse(f"is part {number + 1} of {of} of a split model", hint)
     if header.facts.output == "encoding":
-        raise refuse(
-            f"is an encoder ({header.architecture}), not a text generator",
-            "use a chat or base model.",
-        )
+        what = f"is an encoder ({header.architecture}), not a text generator"
+        raise refuse(what, "use a chat or base model.")
     _check_tokenizer(header, as_draft, refuse)
     if header.n_tensors == 0:
         raise refuse("has a vocabulary but no weights", "use the complete model file.")
@@ -244,10 +216,8 @@ def _check_tokenizer(
     metadata = header.metadata
     kept = trimmed(header)
     if kept and not as_draft:
-        raise refuse(
-            f"is a draft that knows only {len(kept.ids):,} of {kept.size:,} tokens",
-            "use it as a draft, for a model with the same tokens.",
-        )
+        what = f"is a draft that knows only {len(kept.ids):,} of {kept.size:,} tokens"
+        raise refuse(what, "use it as a draft, for a model with the same tokens.")
     has_none = metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none")
     if (has_none and not kept) or metadata.get(TOKENS, ArrayLength(0)) == ArrayLength(0):
         raise refuse("has no tokenizer", "convert the complete model again, with its vocabulary.")
@@ -264,14 +234,8 @@ def _check_numbers(header: Header) -> None:
     def number(key: str) -> int:
         """Return an integer, or the largest of one per layer."""
         value = header.of_architecture(key, 0)
-        return max(
-            (
-                n % 2**32
-                for n in (value if isinstance(value, tuple) else (value,))
-                if isinstance(n, int)
-            ),
-            default=0,
-        )
+        values = value if isinstance(value, tuple) else (value,)
+        return max((n % 2**32 for n in values if isinstance(n, int)), default=0)
 
     check("block_count", lambda n: isinstance(n, int) and 0 < n <= 512)
     check("nextn_predict_layers", lambda n: isinstance(n, int) and n <= number("block_count"))

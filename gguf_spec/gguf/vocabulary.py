@@ -31,23 +31,11 @@ _KINDS = {
 }
 # tokenizer.ggml.pre of BPE vocabularies that add bos by default
 _BEGIN_WITH_BOS = {
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
-    "jina-v5-nano",
-    "tekken",
-    "chameleon",
-    "gemma4",
-}
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+    "jina-v5-nano", "tekken", "chameleon", "gemma4",
+}  # fmt: skip
 # tokenizer.ggml.pre of BPE vocabularies without a bos token
 _WITHOUT_BOS = {"poro-chat", "chatglm-bpe", "glm4", "glm5"}
-
-
 # a space, and the name of a single byte, in vocabularies that are not byte-level BPE
 _SPACE, _BYTE = "▁".encode(), re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 # letter of byte-level BPE -> its byte
@@ -77,10 +65,8 @@ class FileVocabulary:
         self._header, metadata = header, header.metadata
         table = trimmed(header)
         self.kept = table.ids if table else None
-        model, pre = (
-            table.tokenizer if table else str(metadata.get("tokenizer.ggml.model", "")),
-            str(metadata.get("tokenizer.ggml.pre", "")),
-        )
+        model = table.tokenizer if table else str(metadata.get("tokenizer.ggml.model", ""))
+        pre = str(metadata.get("tokenizer.ggml.pre", ""))
         kind, bos, eos, add_bos, add_eos = _KINDS.get(model, (0, -1, -1, False, False))
         if kind == 2:
             pre = "gemma4" if model == "gemma4" else pre

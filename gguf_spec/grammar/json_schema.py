@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, combinations, product
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError
 from .automaton import Automaton
@@ -29,7 +29,7 @@ _DAY = (
 )
 _HOUR = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
 # supported values of `format` -> pattern
-FORMATS = {
+_FORMATS = {
     "date": _DAY,
     "time": _HOUR,
     "date-time": f"{_DAY}T{_HOUR}",
@@ -43,27 +43,18 @@ KINDS = {
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
 # unsupported keyword -> values without an effect, with which it is ignored
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "not": (False,),
-    "if": (),
-    "contains": (),
-    "uniqueItems": (False,),
-    "patternProperties": ({},),
-    "propertyNames": (True, {}, {"type": "string"}),
-    "dependencies": ({},),
-    "dependentRequired": ({},),
-    "dependentSchemas": ({},),
-    "unevaluatedItems": (True, {}),
-    "unevaluatedProperties": (True, {}),
-    "$dynamicRef": (),
-    "$recursiveRef": (),
-}
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "not": (False,), "if": (), "contains": (), "uniqueItems": (False,), "patternProperties": ({},),
+    "propertyNames": (True, {}, {"type": "string"}), "dependencies": ({},),
+    "dependentRequired": ({},), "dependentSchemas": ({},), "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}), "$dynamicRef": (), "$recursiveRef": (),
+}  # fmt: skip
 # all keywords that are not ignored
-KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *REFUSED}.union(
+_KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *_REFUSED}.union(
     *KINDS.values()
 )
 # keyword of a bound -> test of a value, or of its length, against the bound
-TESTS = {
+_TESTS = {
     "minimum": operator.ge,
     "maximum": operator.le,
     "exclusiveMinimum": operator.gt,
@@ -74,7 +65,7 @@ TESTS = {
     for what in ("Length", "Items", "Properties")
 }
 # inside of a character class: the characters that a JSON string may hold without an escape
-QUOTED = r'^"\\\x00-\x1F'
+_QUOTED = r'^"\\\x00-\x1F'
 # Tokens of a pattern. `python`: unknown in ECMA 262 or with another meaning. `brace`: a literal.
 # `name`: the start of a named group.
 _WORDS = re.compile(
@@ -86,33 +77,35 @@ _WORDS = re.compile(
     | .""",
     re.VERBOSE | re.DOTALL,
 )
+# code points that "." does not match
+_LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
+# code points of the character classes; white space is that of ECMA 262, which differs from Python's
+_CLASSES: dict[str, Ranges] = {
+    "CATEGORY_DIGIT": ((48, 57),),
+    "CATEGORY_WORD": ((48, 57), (65, 90), (95, 95), (97, 122)),
+    "CATEGORY_SPACE": (
+        (9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
+        (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
+    ),
+}  # fmt: skip
 # bounds with more digits are rejected
 _MAX_DIGITS = 100
 # all JSON types
 _ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
 # Python type -> JSON type
 _NAMES = {
-    type(None): "null",
-    bool: "boolean",
-    int: "number",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-}
+    type(None): "null", bool: "boolean", int: "number", float: "number", str: "string",
+    list: "array", dict: "object",
+}  # fmt: skip
 # largest depth of nested properties that are compared
 _DEPTH = 8
-# converts a schema to a form without references and `allOf` at its top level
-Plain = Callable[[Any], Any]
-# optional white space between values
-_SPACE = '" "?'
 # rules that every grammar contains
 _BUILT_IN = {
-    "space": _SPACE,
+    "space": '" "?',  # between values
     "hex": "[0-9a-fA-F]",
     # one code point per character, so no surrogates
     "char": (
-        rf'[{QUOTED}] | "\\" (["\\/bfnrt] | '
+        rf'[{_QUOTED}] | "\\" (["\\/bfnrt] | '
         r'"u" ([0-9abcefABCEF] hex | [dD] [0-7]) hex hex)'
     ),
     "string": r'"\"" char* "\"" space',
@@ -130,7 +123,7 @@ BUILT_IN_RULES = tuple(f"{name} ::= {body}" for name, body in _BUILT_IN.items())
 _MAX_SCHEMAS = 5000
 
 
-def typed(value: Any, kind: type, key: str) -> Any:
+def _typed(value: Any, kind: type, key: str) -> Any:
     """Return the value of a keyword if it has the right type.
 
     Raises:
@@ -144,7 +137,7 @@ def typed(value: Any, kind: type, key: str) -> Any:
     return value
 
 
-def count(schema: dict[str, Any], key: str) -> int | None:
+def _count(schema: dict[str, Any], key: str) -> int | None:
     """Return the value of a keyword that counts; None if it is missing.
 
     Raises:
@@ -158,15 +151,15 @@ def count(schema: dict[str, Any], key: str) -> int | None:
     return n
 
 
-def kinds(kind: Any) -> list[str]:
+def _kinds(kind: Any) -> list[str]:
     """Return the type names of `type`, which is one name or a list."""
     return [
-        typed(k, str, "type")
-        for k in (typed(kind, list, "type") if isinstance(kind, list) else [kind])
+        _typed(k, str, "type")
+        for k in (_typed(kind, list, "type") if isinstance(kind, list) else [kind])
     ]
 
 
-def same(value: Any) -> str:
+def _same(value: Any) -> str:
     """Return a text that is equal for equal JSON values.
 
     In Python 1 and True are equal.
@@ -176,19 +169,19 @@ def same(value: Any) -> str:
     return text
 
 
-def unique(values: Iterable[Any]) -> list[Any]:
+def _unique(values: Iterable[Any]) -> list[Any]:
     """Return JSON values, each once, in the order of their first places."""
-    return [*{same(value): value for value in values}.values()]
+    return [*{_same(value): value for value in values}.values()]
 
 
-def reduced(schema: Any) -> dict[str, Any]:
+def _reduced(schema: Any) -> dict[str, Any]:
     """Return a schema without keywords that are ignored or have no effect.
 
     `const` becomes an `enum`.
     """
-    spend(1 + len(typed(schema, dict, "a schema")))
-    kept = {k: v for k, v in schema.items() if k in KEYWORDS and v not in REFUSED.get(k, ())}
-    if "format" in kept and not (isinstance(kept["format"], str) and kept["format"] in FORMATS):
+    spend(1 + len(_typed(schema, dict, "a schema")))
+    kept = {k: v for k, v in schema.items() if k in _KEYWORDS and v not in _REFUSED.get(k, ())}
+    if "format" in kept and not (isinstance(kept["format"], str) and kept["format"] in _FORMATS):
         del kept["format"]
     if "const" in kept:
         values = [kept.pop("const")]
@@ -197,8 +190,8 @@ def reduced(schema: Any) -> dict[str, Any]:
 
 
 def _common(a: Any, b: Any) -> list[Any]:
-    there = {same(value) for value in typed(b, list, "enum")}
-    common = [value for value in typed(a, list, "enum") if same(value) in there]
+    there = {_same(value) for value in _typed(b, list, "enum")}
+    common = [value for value in _typed(a, list, "enum") if _same(value) in there]
     if not common:
         raise ValueError("two values of enum or const have nothing in common")
     return common
@@ -206,7 +199,7 @@ def _common(a: Any, b: Any) -> list[Any]:
 
 def _common_kinds(a: Any, b: Any) -> list[str]:
     a, b = (
-        {*kinds, "integer"} if "number" in kinds else set(kinds) for kinds in (kinds(a), kinds(b))
+        {*kinds, "integer"} if "number" in kinds else set(kinds) for kinds in (_kinds(a), _kinds(b))
     )
     common = a & b
     if not common:
@@ -217,22 +210,22 @@ def _common_kinds(a: Any, b: Any) -> list[str]:
 def _both(a: Any, b: Any) -> Any:
     if isinstance(a, bool) or isinstance(b, bool):
         return False if a is False or b is False else b if a is True else a
-    return a if same(a) == same(b) else {"allOf": [a, b]}
+    return a if _same(a) == _same(b) else {"allOf": [a, b]}
 
 
 # keyword -> function that merges two values
 _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
-    **{key: min if test in (operator.le, operator.lt) else max for key, test in TESTS.items()},
+    **{key: min if test in (operator.le, operator.lt) else max for key, test in _TESTS.items()},
     "type": _common_kinds,
     "enum": _common,
     "items": _both,
     "additionalItems": _both,
-    "required": lambda a, b: typed(a, list, "required") + typed(b, list, "required"),
-    "allOf": lambda a, b: unique(typed(a, list, "allOf") + typed(b, list, "allOf")),
+    "required": lambda a, b: _typed(a, list, "required") + _typed(b, list, "required"),
+    "allOf": lambda a, b: _unique(_typed(a, list, "allOf") + _typed(b, list, "allOf")),
 }
 
 
-def merged(a: Any, b: Any) -> Any:
+def _merged(a: Any, b: Any) -> Any:
     """Return one schema that is equivalent to two schemas together.
 
     Raises:
@@ -240,7 +233,7 @@ def merged(a: Any, b: Any) -> Any:
     """
     if isinstance(a, bool) or isinstance(b, bool):
         return _both(a, b)
-    a, b = reduced(a), reduced(b)
+    a, b = _reduced(a), _reduced(b)
     both = {**a, **b}
     tuples = [
         {k: s[k] for k in ("items", "prefixItems", "additionalItems") if k in s} for s in (a, b)
@@ -248,16 +241,16 @@ def merged(a: Any, b: Any) -> Any:
     if (
         all(tuples)
         and ("prefixItems" in both or any(isinstance(s.get("items"), list) for s in (a, b)))
-        and same(tuples[0]) != same(tuples[1])
+        and _same(tuples[0]) != _same(tuples[1])
     ):
         raise ValueError("two different prefixItems are not supported together")
     for key in a.keys() & b.keys() - {"properties", "additionalProperties"}:
-        if same(a[key]) != same(b[key]):
+        if _same(a[key]) != _same(b[key]):
             if key not in _COMBINED:
                 raise ValueError(f"two different values of {key} are not supported together")
             both[key] = _COMBINED[key](a[key], b[key])
     (named_a, rest_a), (named_b, rest_b) = (
-        (typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True))
+        (_typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True))
         for s in (a, b)
     )
     spend(len(named_a) + len(named_b))
@@ -272,12 +265,12 @@ def merged(a: Any, b: Any) -> Any:
     return both
 
 
-def literal(text: str) -> str:
+def _literal(text: str) -> str:
     """Return a text as a GBNF literal."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def repeated(least: int | None, most: int | None) -> str:
+def _repeated(least: int | None, most: int | None) -> str:
     """Return GBNF's repetition suffix; None means no limit.
 
     Raises:
@@ -306,117 +299,79 @@ def _as_python(pattern: str) -> str:
     return _WORDS.sub(word, pattern)
 
 
-class Pattern:
-    """A regular expression, converted to GBNF for the inside of a JSON string.
+def _pattern(pattern: str) -> str:
+    """Return GBNF for a regular expression of ECMA 262, for the inside of a JSON string.
 
-    Attributes:
-        gbnf: The result.
+    Raises:
+        ValueError: The expression is invalid or not supported.
     """
+    spend(2 * len(pattern) + len(pattern) ** 2 // 20_000)  # equal branches take quadratic time
+    parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # warnings about future changes of Python's syntax are not for the user
+        parsed = parser.parse(_as_python(pattern))
+    if parsed.state.flags & ~re.UNICODE:
+        raise ValueError("a pattern sets flags")
+    parts = [(str(op), arg) for op, arg in parsed]
+    begins = parts[:1] == [("AT", parser.AT_BEGINNING)]
+    ends = len(parts) > begins and parts[-1] == ("AT", parser.AT_END)
+    inner = _expressions(parts[begins : len(parts) - ends])
+    return f"{'' if begins else 'char*'} {inner} {'' if ends else 'char*'}".strip()
 
-    # code points that "." does not match
-    _LINE_ENDS: ClassVar = ((10, 10), (13, 13), (0x2028, 0x2029))
-    # code points of the character classes; white space is that of ECMA 262, which differs from
-    # Python's
-    _CLASSES: ClassVar = {
-        "CATEGORY_DIGIT": ((48, 57),),
-        "CATEGORY_WORD": ((48, 57), (65, 90), (95, 95), (97, 122)),
-        "CATEGORY_SPACE": (
-            (9, 13),
-            (32, 32),
-            (160, 160),
-            (0x1680, 0x1680),
-            (0x2000, 0x200A),
-            (0x2028, 0x2029),
-            (0x202F, 0x202F),
-            (0x205F, 0x205F),
-            (0x3000, 0x3000),
-            (0xFEFF, 0xFEFF),
-        ),
-    }
 
-    def __init__(self, pattern: str) -> None:
-        spend(2 * len(pattern) + len(pattern) ** 2 // 20_000)  # equal branches take quadratic time
-        parser = importlib.import_module(
-            "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # warnings about future changes of Python's syntax are not for the user
-            parsed = parser.parse(_as_python(pattern))
-        if parsed.state.flags & ~re.UNICODE:
-            raise ValueError("a pattern sets flags")
-        parts = [(str(op), arg) for op, arg in parsed]
-        begins = parts[:1] == [("AT", parser.AT_BEGINNING)]
-        ends = len(parts) > begins and parts[-1] == ("AT", parser.AT_END)
-        inner = self._sequence(parts[begins : len(parts) - ends])
-        self.gbnf = f"{'' if begins else 'char*'} {inner} {'' if ends else 'char*'}".strip()
+def _expressions(parts: Iterable[tuple[Any, Any]]) -> str:
+    return " ".join(_expression(str(op), arg) for op, arg in parts) or '""'
 
-    def _sequence(self, parts: Iterable[tuple[Any, Any]]) -> str:
-        return " ".join(self._part(str(op), arg) for op, arg in parts) or '""'
 
-    def _part(self, op: str, arg: Any) -> str:
-        if op in ("LITERAL", "NOT_LITERAL"):
-            return self._characters(((arg, arg),), op == "NOT_LITERAL")
-        if op == "ANY":
-            return self._characters(self._LINE_ENDS, True)
-        if op == "IN":
-            return self._set(arg)
-        if op == "BRANCH":
-            return f"({' | '.join(map(self._sequence, arg[1]))})"
-        if op == "SUBPATTERN" and not (arg[1] or arg[2]):
-            return f"({self._sequence(arg[3])})"
-        if op in ("MAX_REPEAT", "MIN_REPEAT"):
-            most = arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None
-            return f"({self._sequence(arg[2])}){repeated(arg[0], most)}"
-        raise ValueError(f"a pattern contains {op.lower()}, which is not supported")
-
-    def _set(self, members: list[tuple[Any, Any]]) -> str:
+def _expression(op: str, arg: Any) -> str:
+    if op in ("LITERAL", "NOT_LITERAL"):
+        return _characters(((arg, arg),), op == "NOT_LITERAL")
+    if op == "ANY":
+        return _characters(_LINE_ENDS, True)
+    if op == "IN":
         ranges: list[tuple[int, int]] = []
-        negated = False
-        for op, arg in members:
-            name = str(arg)
-            if str(op) == "NEGATE":
-                negated = True
-            elif str(op) == "CATEGORY":
-                ranges += (
-                    others_than(self._CLASSES[name.replace("_NOT", "")])
-                    if "_NOT" in name
-                    else self._CLASSES[name]
-                )
-            else:
-                ranges.append(arg if str(op) == "RANGE" else (arg, arg))
-        return self._characters(tuple(ranges), negated)
-
-    @staticmethod
-    def _characters(ranges: Ranges, negated: bool) -> str:
-        """Return GBNF for the ways to write one of these characters in a JSON string."""
-        spend(20 + 8 * len(ranges))
-        chosen = ranges if negated else others_than(ranges)
-        plain = others_than((*chosen, *NEVER, (0, 31), (34, 34), (92, 92)))
-        ways = (
-            ["[" + "".join(f"\\U{low:08X}-\\U{high:08X}" for low, high in plain) + "]"]
-            if plain
-            else []
-        )
-        others = others_than(chosen)
-        for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
-            if any(low <= code <= high for low, high in others):
-                ways.append(literal("\\" + letter))
-        for high in (0, 16):  # control characters without a letter escape
-            codes = [
-                code
-                for code in range(high, high + 16)
-                if code not in (8, 9, 10, 12, 13) and any(low <= code <= end for low, end in others)
-            ]
-            if codes:
-                digits = "".join(dict.fromkeys(f"{code - high:x}{code - high:X}" for code in codes))
-                ways.append(f"{literal(chr(92) + f'u00{high >> 4}')} [{digits}]")
-        if not ways:
-            raise ValueError("a pattern contains an invalid character")
-        return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
+        for kind, member in arg:
+            if str(kind) == "CATEGORY":
+                known = _CLASSES[str(member).replace("_NOT", "")]
+                ranges += others_than(known) if "_NOT" in str(member) else known
+            elif str(kind) != "NEGATE":
+                ranges.append(member if str(kind) == "RANGE" else (member, member))
+        return _characters(tuple(ranges), any(str(kind) == "NEGATE" for kind, _ in arg))
+    if op == "BRANCH":
+        return f"({' | '.join(map(_expressions, arg[1]))})"
+    if op == "SUBPATTERN" and not (arg[1] or arg[2]):
+        return f"({_expressions(arg[3])})"
+    if op in ("MAX_REPEAT", "MIN_REPEAT"):
+        most = arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None
+        return f"({_expressions(arg[2])}){_repeated(arg[0], most)}"
+    raise ValueError(f"a pattern contains {op.lower()}, which is not supported")
 
 
-def is_type(value: Any, kind: str) -> bool:
+def _characters(ranges: Ranges, negated: bool) -> str:
+    """Return GBNF for the ways to write one of these characters in a JSON string."""
+    spend(20 + 8 * len(ranges))
+    chosen = ranges if negated else others_than(ranges)
+    plain = others_than((*chosen, *NEVER, (0, 31), (34, 34), (92, 92)))
+    pieces = "".join(f"\\U{low:08X}-\\U{high:08X}" for low, high in plain)
+    ways = [f"[{pieces}]"] if plain else []
+    others = others_than(chosen)
+    codes = {code for code in (*range(32), 34, 92) for a, b in others if a <= code <= b}
+    for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
+        if code in codes:
+            ways.append(_literal("\\" + letter))
+    # control characters without a letter escape
+    codes -= {8, 9, 10, 12, 13, 34, 92}
+    for high in (0, 16):
+        if low := sorted(code - high for code in codes if code & ~15 == high):
+            digits = "".join(dict.fromkeys(f"{code:x}{code:X}" for code in low))
+            ways.append(f"{_literal(chr(92) + f'u00{high >> 4}')} [{digits}]")
+    if not ways:
+        raise ValueError("a pattern contains an invalid character")
+    return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
+
+
+def _is_type(value: Any, kind: str) -> bool:
     """Return whether a value has a JSON type."""
     if kind in ("integer", "number"):
         return (
@@ -430,35 +385,35 @@ def is_type(value: Any, kind: str) -> bool:
     return isinstance(value, types[kind])
 
 
-def fits(value: Any, schema: dict[str, Any]) -> bool:
+def _fits(value: Any, schema: dict[str, Any]) -> bool:
     """Return whether a value of an enum is valid for the other keywords of the schema."""
-    if "type" in schema and not any(is_type(value, kind) for kind in kinds(schema["type"])):
+    if "type" in schema and not any(_is_type(value, kind) for kind in _kinds(schema["type"])):
         return False
     for key in sorted(
-        schema.keys() & next((keys for kind, keys in KINDS.items() if is_type(value, kind)), set())
+        schema.keys() & next((keys for kind, keys in KINDS.items() if _is_type(value, kind)), set())
     ):
-        if key not in TESTS:
+        if key not in _TESTS:
             raise ValueError(f"{key} is not supported beside enum or const")
-        if not TESTS[key](value if is_type(value, "number") else len(value), schema[key]):
+        if not _TESTS[key](value if _is_type(value, "number") else len(value), schema[key]):
             return False
     return True
 
 
-def value_gbnf(value: Any) -> str:
+def _value_gbnf(value: Any) -> str:
     """Return GBNF for a value, with optional white space."""
     if isinstance(value, dict):
         pairs = ' "," space '.join(
-            f'{value_gbnf(key)} ":" space {value_gbnf(item)}' for key, item in value.items()
+            f'{_value_gbnf(key)} ":" space {_value_gbnf(item)}' for key, item in value.items()
         )
         return f'"{{" space {pairs} "}}" space'
     if isinstance(value, list):
-        items = ' "," space '.join(map(value_gbnf, value))
+        items = ' "," space '.join(map(_value_gbnf, value))
         return f'"[" space {items} "]" space'
     if isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
         return f'"{int(value)}" ".0"? space'
     text = json.dumps(value, ensure_ascii=False)
     # lone surrogates can only be escaped
-    return literal(text if text.isprintable() else json.dumps(value)) + " space"
+    return _literal(text if text.isprintable() else json.dumps(value)) + " space"
 
 
 def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | None:
@@ -545,7 +500,7 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
     return ways
 
 
-def number(schema: dict[str, Any]) -> str:
+def _number(schema: dict[str, Any]) -> str:
     """Return GBNF for the numbers of a schema.
 
     A number between bounds has at most 15 digits. Doubles distinguish all such numbers.
@@ -573,23 +528,13 @@ def number(schema: dict[str, Any]) -> str:
     return f"({' | '.join(ways)}) space"
 
 
-class Builder(Protocol):
-    """Protocol of the conversion that an array or an object is part of."""
-
-    def visit(self, schema: Any) -> str:
-        """Return the name of the rule for a schema."""
-
-    def rule(self, body: str) -> str:
-        """Return the name of the rule with this body."""
-
-
 def _positions(schema: dict[str, Any]) -> tuple[list[Any], Any, int | None]:
     """Return the schemas of the first items, the schema of the others, and the most items."""
     old = isinstance(schema.get("items"), list)  # older form of prefixItems
     if old and "prefixItems" in schema:
         raise ValueError("two different prefixItems are not supported together")
-    fixed = typed(schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems")
-    least, most = count(schema, "minItems"), count(schema, "maxItems")
+    fixed = _typed(schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems")
+    least, most = _count(schema, "minItems"), _count(schema, "maxItems")
     others = schema.get(
         "additionalItems" if old else "items", not fixed or (least or 0) > len(fixed)
     )
@@ -599,19 +544,19 @@ def _positions(schema: dict[str, Any]) -> tuple[list[Any], Any, int | None]:
     return fixed[:most], others, most
 
 
-def array(schema: dict[str, Any], build: Builder) -> str:
+def _array(schema: dict[str, Any], build: _Converter) -> str:
     """Return the name of the rule for the arrays of a schema."""
     fixed, others, most = _positions(schema)
-    least = count(schema, "minItems")
+    least = _count(schema, "minItems")
     least = len(fixed) if least is None else least
-    repeated(least, most)
+    _repeated(least, most)
     after, more = "", None if most is None else most - len(fixed)
     if others is not False and more != 0:
         item = build.visit(others)
         if fixed:
-            after = f'("," space {item}){repeated(max(least - len(fixed), 0), more)}'
+            after = f'("," space {item}){_repeated(max(least - len(fixed), 0), more)}'
         else:
-            times = repeated(max(least - 1, 0), None if more is None else more - 1)
+            times = _repeated(max(least - 1, 0), None if more is None else more - 1)
             after = f'{item} ("," space {item}){times}'
             after = after if least else f"({after})?"
     for i, item_schema in reversed([*enumerate(fixed)]):
@@ -621,7 +566,7 @@ def array(schema: dict[str, Any], build: Builder) -> str:
     return build.rule(f'"[" space {after} "]" space')
 
 
-def _other_key(names: list[str], at: int, build: Builder) -> str:
+def _other_key(names: list[str], at: int, build: _Converter) -> str:
     """Return GBNF for the rest of a key that differs from all these names.
 
     Args:
@@ -634,14 +579,14 @@ def _other_key(names: list[str], at: int, build: Builder) -> str:
         if len(name) > at:
             groups.setdefault(name[at], []).append(name)
     parts = [
-        f"{literal(letter)} {_other_key(group, at + 1, build)}" for letter, group in groups.items()
+        f"{_literal(letter)} {_other_key(group, at + 1, build)}" for letter, group in groups.items()
     ]
     not_these = "".join(f"\\U{ord(letter):08X}" for letter in groups)
-    parts.append(f"[{QUOTED}{not_these}] [{QUOTED}]*")
+    parts.append(f"[{_QUOTED}{not_these}] [{_QUOTED}]*")
     return build.rule(f"({' | '.join(parts)}){'' if whole else '?'}")
 
 
-def _other_pair(names: list[str], extra: Any, build: Builder) -> str:
+def _other_pair(names: list[str], extra: Any, build: _Converter) -> str:
     """Return GBNF for a pair whose key differs from all these names."""
     key = "string"
     if names:
@@ -652,24 +597,25 @@ def _other_pair(names: list[str], extra: Any, build: Builder) -> str:
 
 
 def _check_sizes(schema: dict[str, Any], n_required: int, n_named: int, open_: bool) -> None:
-    most = count(schema, "maxProperties")
-    if (count(schema, "minProperties") or 0) > n_required:
+    most = _count(schema, "maxProperties")
+    if (_count(schema, "minProperties") or 0) > n_required:
         raise ValueError("minProperties above the number of required properties is not supported")
     if most is not None and (open_ or most < n_named):
         raise ValueError("maxProperties below the number of allowed properties is not supported")
 
 
-def object_(schema: dict[str, Any], build: Builder) -> str:
+def _object(schema: dict[str, Any], build: _Converter) -> str:
     """Return the name of the rule for the objects of a schema."""
-    properties = dict(typed(schema.get("properties", {}), dict, "properties"))
+    properties = dict(_typed(schema.get("properties", {}), dict, "properties"))
     required = dict.fromkeys(
-        typed(name, str, "required") for name in typed(schema.get("required", []), list, "required")
+        _typed(name, str, "required")
+        for name in _typed(schema.get("required", []), list, "required")
     )
     extra = schema.get("additionalProperties", not properties)
     for name in required:
         properties.setdefault(name, schema.get("additionalProperties", True))
     pairs = {
-        name: build.rule(f'{value_gbnf(name)} ":" space {build.visit(part)}')
+        name: build.rule(f'{_value_gbnf(name)} ":" space {build.visit(part)}')
         for name, part in properties.items()
         if part is not False
     }
@@ -707,10 +653,10 @@ class _Facts:
         self.schema = schema
         self.choice = next((k for k in ("anyOf", "oneOf") if isinstance(schema.get(k), list)), "")
         values = schema.get("enum")
-        self.values = frozenset(map(same, values)) if isinstance(values, list) else None
+        self.values = frozenset(map(_same, values)) if isinstance(values, list) else None
         self.types = _ALL
         if "type" in schema:
-            self.types &= {"number" if k == "integer" else k for k in kinds(schema["type"])}
+            self.types &= {"number" if k == "integer" else k for k in _kinds(schema["type"])}
         if isinstance(values, list):
             self.types &= {_NAMES[type(value)] for value in values}
         spoken_of = next((kind for kind, keys in KINDS.items() if keys & schema.keys()), None)
@@ -731,7 +677,7 @@ class _Facts:
 class Disjointness:
     """Test whether schemas are disjoint; each schema and each pair is examined once."""
 
-    def __init__(self, plain: Plain) -> None:
+    def __init__(self, plain: Callable[[Any], Any]) -> None:
         """Create a test.
 
         Args:
@@ -764,7 +710,7 @@ class Disjointness:
 
     def _of(self, schema: Any) -> _Facts | bool:
         plain = self._plain(schema)
-        text = same(plain)
+        text = _same(plain)
         if text not in self._facts:
             self._facts[text] = plain if isinstance(plain, bool) else _Facts(plain)
         return self._facts[text]
@@ -957,13 +903,13 @@ class _Converter:
             return "value"
         if schema is False:
             raise ValueError("a part of it allows no value")
-        keywords = reduced(schema)
+        keywords = _reduced(schema)
         if "$ref" in keywords or "allOf" in keywords:
             return self._named(keywords)
         for key in ("anyOf", "oneOf"):
             if key in keywords:
                 return self._either(self._parts(keywords, key))
-        for key in REFUSED:
+        for key in _REFUSED:
             if key in keywords:
                 raise ValueError(f"{key} is not supported")
         return self._values(keywords) if "enum" in keywords else self._of_type(keywords)
@@ -971,7 +917,7 @@ class _Converter:
     def _parts(self, schema: dict[str, Any], key: str) -> list[Any]:
         """Return the parts of `anyOf` or `oneOf`, each merged with the keywords beside it."""
         rest = {k: v for k, v in schema.items() if k != key}
-        parts = [self._with(rest, s) for s in typed(schema[key], list, key) if s is not False]
+        parts = [self._with(rest, s) for s in _typed(schema[key], list, key) if s is not False]
         if key == "oneOf" and not self._disjointness.of_all(parts):
             raise ValueError(
                 "two parts of oneOf may allow the same value, which is not supported; "
@@ -980,10 +926,10 @@ class _Converter:
         return parts
 
     def _values(self, schema: dict[str, Any]) -> str:
-        values = [value for value in typed(schema["enum"], list, "enum") if fits(value, schema)]
+        values = [value for value in _typed(schema["enum"], list, "enum") if _fits(value, schema)]
         if not values:
             raise ValueError("no value of enum or const matches the keywords beside it")
-        return self.rule(f"({' | '.join(map(value_gbnf, values))})")
+        return self.rule(f"({' | '.join(map(_value_gbnf, values))})")
 
     def _of_type(self, schema: dict[str, Any]) -> str:
         if "type" not in schema:
@@ -991,28 +937,30 @@ class _Converter:
             return self._of_type({**schema, "type": of_keywords}) if of_keywords else "value"
         kind = schema["type"]
         if isinstance(kind, list):
-            return self._either({**schema, "type": k} for k in dict.fromkeys(kinds(kind)))
-        is_type(None, typed(kind, str, "type"))
+            return self._either({**schema, "type": k} for k in dict.fromkeys(_kinds(kind)))
+        _is_type(None, _typed(kind, str, "type"))
         if kind in ("array", "object"):
-            return (array if kind == "array" else object_)(schema, self)
+            return (_array if kind == "array" else _object)(schema, self)
         if kind == "string":
             return self._string(schema)
         simple = {"null": '"null" space', "boolean": '("true" | "false") space'}
-        return self.rule(simple[kind] if kind in simple else number(schema))
+        return self.rule(simple[kind] if kind in simple else _number(schema))
 
     def _either(self, schemas: Iterable[Any]) -> str:
-        return self.rule(" | ".join([self.visit(s) for s in schemas]) or typed([], list, "anyOf"))
+        return self.rule(" | ".join([self.visit(s) for s in schemas]) or _typed([], list, "anyOf"))
 
     def _string(self, schema: dict[str, Any]) -> str:
-        times = repeated(count(schema, "minLength"), count(schema, "maxLength"))
+        times = _repeated(_count(schema, "minLength"), _count(schema, "maxLength"))
         limits = [key for key in ("pattern", "format") if key in schema] + ["a length"] * (
             times != "{0,}"
         )
         if len(limits) > 1:
             raise ValueError(f"{' and '.join(limits)} are not supported together")
         if limits in (["pattern"], ["format"]):
-            pattern = schema["pattern"] if "pattern" in schema else f"^{FORMATS[schema['format']]}$"
-            return self.rule(rf'"\"" {Pattern(typed(pattern, str, "pattern")).gbnf} "\"" space')
+            pattern = (
+                schema["pattern"] if "pattern" in schema else f"^{_FORMATS[schema['format']]}$"
+            )
+            return self.rule(rf'"\"" {_pattern(_typed(pattern, str, "pattern"))} "\"" space')
         return self.rule(rf'"\"" char{times} "\"" space') if limits else "string"
 
     def _target(self, ref: Any) -> Any:
@@ -1029,7 +977,7 @@ class _Converter:
         return target
 
     def _named(self, schema: dict[str, Any]) -> str:
-        key = same(schema)
+        key = _same(schema)
         if key not in self._refs:
             # named before its conversion, as the schema may contain itself
             name = self._refs[key] = f"{self._prefix}ref{len(self._refs)}"
@@ -1044,7 +992,7 @@ class _Converter:
             if not (isinstance(schema, dict) and "$ref" in schema):
                 return schema
             rest, target = (
-                {k: v for k, v in reduced(schema).items() if k != "$ref"},
+                {k: v for k, v in _reduced(schema).items() if k != "$ref"},
                 self._target(schema["$ref"]),
             )
             schema = {"allOf": [rest, target]} if rest else target
@@ -1055,13 +1003,13 @@ class _Converter:
 
         References are resolved only if there is something to merge.
         """
-        if isinstance(rest, dict) and not reduced(rest):
+        if isinstance(rest, dict) and not _reduced(rest):
             return schema
-        return merged(self._follow(rest), self._follow(schema))
+        return _merged(self._follow(rest), self._follow(schema))
 
     def _all(self, schema: dict[str, Any]) -> Any:
         whole: Any = {k: v for k, v in schema.items() if k != "allOf"}
-        for part in unique(typed(schema["allOf"], list, "allOf")):
+        for part in _unique(_typed(schema["allOf"], list, "allOf")):
             whole = self._with(whole, part)
         return whole
 
@@ -1070,6 +1018,6 @@ class _Converter:
         for _ in range(MAX_DEPTH):
             schema = self._follow(schema)
             if not (isinstance(schema, dict) and "allOf" in schema):
-                return schema if isinstance(schema, bool) else reduced(schema)
+                return schema if isinstance(schema, bool) else _reduced(schema)
             schema = self._all(schema)
         raise ValueError("its references form a circle")

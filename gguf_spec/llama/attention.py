@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -206,12 +206,11 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
         shape: Shape of the attention.
         n_ctx: Trained context length in its metadata, in positions.
     """
-    rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
     numbers = {
         "llama.context_length": n_ctx,
-        "llama.embedding_length": width,
+        "llama.embedding_length": _WIDTH,
         "llama.block_count": N_LAYERS,
-        "llama.feed_forward_length": n_ff,
+        "llama.feed_forward_length": _N_FF,
         "llama.attention.head_count": shape.n_head,
         "llama.attention.head_count_kv": shape.n_head_kv,
         "llama.attention.key_length": shape.key_length,
@@ -232,32 +231,35 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
         "tokenizer.ggml.scores": rewriting.real_array([0.0] * N_VOCAB),
         "tokenizer.ggml.token_type": rewriting.whole_array(kinds),
     }
-    queries, keys, values_width = (
-        shape.n_head * shape.key_length,
-        shape.n_head_kv * shape.key_length,
-        shape.n_head_kv * shape.value_length,
-    )
-    sizes = {"attn_q": (queries, width), "attn_k": (keys, width), "attn_v": (values_width, width)}
-    sizes |= {"attn_output": (width, shape.n_head * shape.value_length)}
+    tensors = [*_tensors(shape)]
+    with path.open("wb") as file:
+        metadata = [rewriting.Value(*one) for one in values.items()]
+        rewriting.write_head(file, metadata, [info for info, _ in tensors])
+        for _, data in tensors:
+            file.write(data.ljust(rewriting.padded(len(data)), b"\0"))
+
+
+def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:
+    """Yield descriptions and data of the tensors of the timed model."""
+    rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
+    keys, values = shape.key_length, shape.value_length
+    sizes = {"attn_q": (shape.n_head * keys, width), "attn_k": (shape.n_head_kv * keys, width)}
+    sizes |= {"attn_v": (shape.n_head_kv * values, width)}
+    sizes |= {"attn_output": (width, shape.n_head * values)}
     sizes |= {"ffn_gate": (n_ff, width), "ffn_up": (n_ff, width), "ffn_down": (width, n_ff)}
     matrices = {"token_embd": (N_VOCAB, width), "output": (N_VOCAB, width)}
     norms = ["output_norm"]
     for i in range(N_LAYERS):
         matrices |= {f"blk.{i}.{name}": size for name, size in sizes.items()}
         norms += [f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"]
-    tensors, data = [], []
     for name, (rows, columns) in matrices.items():
         blocks = np.empty((rows * columns // _BLOCK, _BLOCK_BYTES), dtype=np.uint8)
         # scale for integers from -64 to 63: rows have a norm of about 1
         blocks[:, :2] = np.array([1 / (64 * columns**0.5)], dtype="<f2").view(np.uint8)
         integers = rng.integers(-64, 64, (len(blocks), _BLOCK)).astype(np.int8)
         blocks[:, 2:] = integers.view(np.uint8)
-        tensors.append(TensorInfo(f"{name}.weight", (columns, rows), _Q8_0, blocks.nbytes))
-        data.append(blocks.tobytes())
+        info = TensorInfo(f"{name}.weight", (columns, rows), _Q8_0, blocks.nbytes)
+        yield info, blocks.tobytes()
     for name in norms:
-        tensors.append(TensorInfo(f"{name}.weight", (width,), _F32, 4 * width))
-        data.append(np.ones(width, dtype="<f4").tobytes())
-    with path.open("wb") as file:
-        rewriting.write_head(file, [rewriting.Value(*one) for one in values.items()], tensors)
-        for one in data:
-            file.write(one.ljust(rewriting.padded(len(one)), b"\0"))
+        info = TensorInfo(f"{name}.weight", (width,), _F32, 4 * width)
+        yield info, np.ones(width, dtype="<f4").tobytes()

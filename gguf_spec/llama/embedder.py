@@ -30,11 +30,11 @@ from .memory import (
     check_room_to_embed,
     embedding_bytes,
     flash_attention,
+    padded,
 )
 from .model import Model
 from .native import Native, SequenceTokens
 from .options import FLASH_ATTENTION, KV_TYPES, physical_cores
-from .sizes import padded
 
 Rows = NDArray[np.float32]
 

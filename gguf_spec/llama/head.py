@@ -37,12 +37,12 @@ from .backend import library_parts
 from .bindings import C
 from .cache import Cache
 from .log import context_error, load_error, log
+from .memory import head_bytes as cache_bytes_of_head
 from .model import Model
 from .native import N_BATCH
 from .native_head import CONTEXT_OF_HEAD, MOST_ENCODED, NativeHead
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions
 from .own_kernels import flash_on_cpu
-from .sizes import head_bytes as cache_bytes_of_head
 
 # Tokens of a draft that are decoded one by one, each with the row of the one before it, if the head
 # did not propose them. More are decoded together, without rows.
@@ -102,7 +102,7 @@ class Head(Cache):
         self.n_vocab, self.start = target.n_vocab, target.start
         self.vocabulary = target.vocabulary
         self.n_ctx, self.n_ctx_train = target.n_ctx, target.n_ctx_train
-        self.reads_at_once = target.reads_at_once
+        self.reads_at_once, self.slow_first_pass = target.reads_at_once, target.slow_first_pass
         self.weight_bytes = head_bytes(self.file.header)
         self.cached_bytes = cache_bytes_of_head(self.file.header, options, self.n_ctx) / self.n_ctx
         self._cached = []
@@ -156,11 +156,6 @@ class Head(Cache):
     def is_ready(self) -> bool:
         """Whether it can propose a token now."""
         return True
-
-    @property
-    def slow_first_pass(self) -> bool:
-        """As that of the target."""
-        return self._target.slow_first_pass
 
     @property
     def label(self) -> str:

@@ -26,7 +26,7 @@ from .bindings import C
 from .cache import Cache, Part
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
-from .memory import cpu_batch, fit_layers
+from .memory import cpu_batch, fit_layers, padded
 from .native import (
     N_BATCH,
     WIDEST,
@@ -37,7 +37,7 @@ from .native import (
     check_branches,
     n_sequences,
 )
-from .native_head import HiddenRows, LastRows, LayerInputs
+from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import (
     GRID,
@@ -48,7 +48,6 @@ from .own_kernels import (
     most_exact_rows,
 )
 from .recurrent_state import RecurrentState
-from .sizes import padded
 from .threads import PassKind, shared_governor
 
 # cached tokens; a shallower cache adds little to the time of a pass
@@ -84,7 +83,7 @@ class Model(Cache):
 
     n_ctx: int
     cached_bytes: float
-    _rows: LastRows | LayerInputs | None = None
+    _rows: TargetRows | None = None
 
     def __init__(
         self,
@@ -204,8 +203,7 @@ class Model(Cache):
         # llama.cpp rounds the number up
         self.n_ctx = min(options.positions(self.n_ctx_train), native.context(C.llama_n_ctx_seq))
         if options.head:
-            layers = options.head_layers
-            self._rows = LayerInputs(native, layers) if layers else LastRows(native)
+            self._rows = TargetRows(native, options.head_layers)
             self.hidden = HiddenRows(self.n_ctx, self._rows.width)
             self._rows.send(native)
         if options.lora:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,20 +145,16 @@ _GET = (
 )
 
 
-class _LayerFunctions(NamedTuple):
-    """Functions on the inputs of layers: switch one on or off, and return the last pass's rows."""
-
-    set: Callable[..., Any]
-    get: Callable[..., Any]
-
-
 @cache
-def layer_functions() -> _LayerFunctions | None:
-    """Return the functions on the inputs of layers, or None if the build has none."""
+def layer_functions() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Return the functions on the inputs of layers, or None if the build has none.
+
+    The first switches the input of a layer on or off, the second returns the rows of the last pass.
+    """
     context, layer = C.llama_context_p_ctypes, ctypes.c_uint32
     switch = _function(_SET, [context, layer, ctypes.c_bool], None)
     get = _function(_GET, [context, layer], ctypes.POINTER(ctypes.c_float))
-    return _LayerFunctions(switch, get) if switch and get and extensions() else None
+    return (switch, get) if switch and get and extensions() else None
 
 
 def _function(names: Sequence[str], arguments: list[Any], result: Any) -> Callable[..., Any] | None:
@@ -168,27 +164,8 @@ def _function(names: Sequence[str], arguments: list[Any], result: Any) -> Callab
     return function
 
 
-class LastRows:
-    """The state after the last layer of a target.
-
-    Attributes:
-        width: Length of a row.
-    """
-
-    def __init__(self, native: Native) -> None:
-        self.width: int = native.model(C.llama_model_n_embd_out)
-
-    def send(self, native: Native, send: bool = True) -> None:
-        """Let the target return the rows of each pass, or stop that."""
-        native.context(extensions().llama_set_embeddings_nextn, send, False)
-
-    def sent(self, native: Native, n: int) -> NDArray[np.float32]:
-        """Return the rows of the last pass, one for each of its first `n` tokens."""
-        return native.view(native.context(extensions().llama_get_embeddings_nextn), n, self.width)
-
-
-class LayerInputs:
-    """The inputs of some layers of a target, joined to one row for each token.
+class TargetRows:
+    """Rows that a target returns for a head: inputs of some layers, joined to one for each token.
 
     The number of the layer after the last one means the state after the last layer.
 
@@ -197,32 +174,40 @@ class LayerInputs:
     """
 
     def __init__(self, native: Native, layers: Sequence[int]) -> None:
-        self._layers, self._n_layers = layers, native.model(C.llama_model_n_layer)
-        self._last, self._of_layer = LastRows(native), native.model(C.llama_model_n_embd)
-        self.width: int = len(layers) * self._of_layer
+        """Choose the rows.
+
+        Args:
+            native: The target.
+            layers: Numbers of the layers; empty for the state after the last layer alone.
+        """
+        self._n_layers: int = native.model(C.llama_model_n_layer)
+        self._layers = layers or (self._n_layers,)
+        of_input, of_last = map(native.model, (C.llama_model_n_embd, C.llama_model_n_embd_out))
+        self._widths = [of_input if i < self._n_layers else of_last for i in self._layers]
+        self.width: int = sum(self._widths)
+        # whether the build has them is checked before a head is loaded
+        functions: tuple[Any, Any] = layer_functions() or (None, None)
+        self._switch, self._get = functions
 
     def send(self, native: Native, send: bool = True) -> None:
         """Let the target return the rows of each pass, or stop that."""
         for layer in self._layers:
             if layer < self._n_layers:
-                native.context(_functions().set, layer, send)
+                native.context(self._switch, layer, send)
             else:
-                self._last.send(native, send)
+                native.context(extensions().llama_set_embeddings_nextn, send, False)
 
     def sent(self, native: Native, n: int) -> NDArray[np.float32]:
         """Return the rows of the last pass, one for each of its first `n` tokens."""
-        return np.concatenate([self._sent(native, layer, n) for layer in self._layers], axis=1)
-
-    def _sent(self, native: Native, layer: int, n: int) -> NDArray[np.float32]:
-        if layer >= self._n_layers:
-            return self._last.sent(native, n)
-        return native.view(native.context(_functions().get, layer), n, self._of_layer)
-
-
-def _functions() -> _LayerFunctions:
-    functions = layer_functions()
-    assert functions, "checked before a head is loaded"
-    return functions
+        rows = []
+        for layer, width in zip(self._layers, self._widths, strict=True):
+            first = (
+                native.context(self._get, layer)
+                if layer < self._n_layers
+                else native.context(extensions().llama_get_embeddings_nextn)
+            )
+            rows.append(native.view(first, n, width))
+        return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
 
 
 class HiddenRows:

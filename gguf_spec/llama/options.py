@@ -12,8 +12,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
-from ..load_options import LAYERS_MAX, PATTERN_MAX, checked
-from ..options import POOLING
+from ..options import LAYERS_MAX, PATTERN_MAX, POOLING, checked
 
 # value of `device` for no GPU, and the name of the CPU for `override_tensor`
 NONE, CPU = "none", "CPU"

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError
 from ..gguf.validation import Header
-from ..load_options import checked
+from ..options import checked
 from ..system.files import this_machine
 from . import probe
 from .bindings import LIBRARY_FOLDER, Tensors, attention, identities

@@ -99,12 +99,8 @@ def quantize(
     """
     source, target, name = Path(source), Path(target), str(type).upper()
     if name not in TYPES:
-        raise InvalidOptionError(
-            "type",
-            type,
-            "one of " + ", ".join(TYPES),
-            "use Q4_0 for a small and fast draft, or Q8_0 for almost no loss of quality.",
-        )
+        hint = "use Q4_0 for a small and fast draft, or Q8_0 for almost no loss of quality."
+        raise InvalidOptionError("type", type, "one of " + ", ".join(TYPES), hint)
     if threads is not None and not (isinstance(threads, int) and 0 < threads <= 512):
         raise InvalidOptionError("threads", threads, "a whole number from 1 to 512")
     header = read_header(source)
@@ -120,30 +116,17 @@ def quantize(
     try:
         check_place(header, target, force)
         with atomic_write(target, private=False) as part:
-            n_fallback = _Child(header, target, part).run(
-                TYPES[name], threads or physical_cores(), progress
-            )
+            child = _Child(header, target, part)
+            n_fallback = child.run(TYPES[name], threads or physical_cores(), progress)
             made = _check_made(header, target, part)
     except OSError as error:
-        raise QuantizeError(
-            source,
-            target,
-            f"{target} cannot be written: {error.strerror or error}.",
-            "choose a file in a folder with write permission.",
-        ) from error
+        message = f"{target} cannot be written: {error.strerror or error}."
+        hint = "choose a file in a folder with write permission."
+        raise QuantizeError(source, target, message, hint) from error
     return Quantized(
-        source,
-        target,
-        name,
-        header.file_bytes,
-        made.file_bytes,
-        _bits(header),
-        _bits(made),
-        made.n_tensors,
-        n_fallback,
-        is_quantized(header),
-        time.monotonic() - started,
-    )
+        source, target, name, header.file_bytes, made.file_bytes, _bits(header), _bits(made),
+        made.n_tensors, n_fallback, is_quantized(header), time.monotonic() - started,
+    )  # fmt: skip
 
 
 def is_quantized(header: Header) -> bool:
@@ -153,11 +136,8 @@ def is_quantized(header: Header) -> bool:
 
 def _bits(header: Header) -> float:
     """Return the mean number of bits per weight."""
-    return (
-        8
-        * sum(tensor.n_bytes for tensor in header.tensors)
-        / sum(math.prod(tensor.shape) for tensor in header.tensors)
-    )
+    n_bytes = sum(tensor.n_bytes for tensor in header.tensors)
+    return 8 * n_bytes / sum(math.prod(tensor.shape) for tensor in header.tensors)
 
 
 def _check_made(header: Header, target: Path, part: Path) -> Header:
@@ -166,9 +146,8 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
     def wrong(what: str) -> QuantizeError:
         free = shutil.disk_usage(part.parent).free
         message = f"the quantised file {target.name} {what}."
-        return QuantizeError(
-            header.path, target, message, f"check the disk, of which {free:,} bytes are free."
-        )
+        hint = f"check the disk, of which {free:,} bytes are free."
+        return QuantizeError(header.path, target, message, hint)
 
     try:
         made = read_header(part)
@@ -191,15 +170,8 @@ def _tokenizer(header: Header) -> object:
 
 
 def _command(source: Path, part: Path, number: int, threads: int) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "gguf_spec.quantize.worker",
-        os.fspath(source),
-        os.fspath(part),
-        str(number),
-        str(threads),
-    ]
+    given = (os.fspath(source), os.fspath(part), str(number), str(threads))
+    return [sys.executable, "-m", "gguf_spec.quantize.worker", *given]
 
 
 class _Child:
@@ -251,26 +223,18 @@ class _Child:
     def _check_room(self, needed: int) -> None:
         free, folder = shutil.disk_usage(self._part.parent).free, self._part.parent
         if needed > free:
-            message = (
-                f"{self._target.name} needs {needed:,} bytes "
-                f"but {free:,} are free in {folder.absolute()}."
-            )
-            raise QuantizeError(
-                self._header.path,
-                self._target,
-                message,
-                "free disk space, or choose a file on another disk.",
-            )
+            has = f"{free:,} are free in {folder.absolute()}"
+            message = f"{self._target.name} needs {needed:,} bytes but {has}."
+            hint = "free disk space, or choose a file on another disk."
+            raise QuantizeError(self._header.path, self._target, message, hint)
 
     def _failure(self, code: int, errors: str) -> QuantizeError:
         """Return the error for a failed quantiser, from its own message or its exit code."""
         last = [line for line in errors.splitlines() if line.strip()][-1:]
         why = self._failed or " ".join(last) or "llama.cpp gave no reason"
         died = f" (ended by signal {-code})" if code < 0 else ""
-        hint = (
-            "close other programs if there was too little memory."
-            if code == -9
-            else "download or convert the model again; it may be damaged."
-        )
+        hint = "download or convert the model again; it may be damaged."
+        if code == -9:
+            hint = "close other programs if there was too little memory."
         message = f"llama.cpp cannot quantise {self._header.path.name}: {why.rstrip('.')}{died}."
         return QuantizeError(self._header.path, self._target, message, hint)

@@ -71,19 +71,13 @@ def main(source: str, part: str, number: str, threads: str) -> int:
     C.llama_log_set(callback, ctypes.c_void_p(0))
     C.llama_backend_init()
     params = C.llama_model_quantize_default_params()
-    params.ftype, params.nthread, params.allow_requantize, params.max_buf_size = (
-        int(number),
-        int(threads),
-        True,
-        _BUFFER_BYTES,
-    )
+    params.ftype, params.nthread = int(number), int(threads)
+    params.allow_requantize, params.max_buf_size = True, _BUFFER_BYTES
     # a dry run first, for the size
     for trying in (True, False):
         params.dry_run = log.trying = trying
-        if (
-            C.llama_model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(params))
-            != 0
-        ):
+        files = os.fsencode(source), os.fsencode(part)
+        if C.llama_model_quantize(*files, ctypes.byref(params)) != 0:
             return 1
         if trying:
             _say("size", int(log.size_mib * 2**20))

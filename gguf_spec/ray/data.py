@@ -3,17 +3,62 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import GgufSpecError, InvalidOptionError
+from ..errors import GgufSpecError, InvalidOptionError, NotInstalledError
 from ..options import SAMPLING, Sampling
 from ..results import Completion
-from .node import check_ray, load_on_node
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+
+def check_ray() -> None:
+    """Check that Ray is installed.
+
+    Raises:
+        NotInstalledError: It is not.
+    """
+    try:
+        importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise NotInstalledError("gguf_spec.ray", "ray", "ray") from None
+
+
+def load_on_node(model: str | Path | None, pull: bool, options: Mapping[str, Any]) -> LLM:
+    """Load a model in a Ray actor; the thread count follows the CPUs of the actor.
+
+    Args:
+        model: As for `gguf_spec.load`.
+        pull: Download the model first if it is not on this node.
+        options: Other arguments of `gguf_spec.load`.
+    """
+    from ..runtime.load import load
+
+    if pull and model is not None:
+        from ..models import pull as download
+
+        download(str(model), models_file=options.get("models_file"))
+    return load(model, **{"threads": _assigned_cpus(), **options})
+
+
+def _assigned_cpus() -> int | None:
+    """Return the whole CPUs of this actor, at least one; None outside of an actor."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    resources = ray.get_runtime_context().get_assigned_resources()
+    return max(1, int(resources["CPU"])) if "CPU" in resources else None
+
 
 _SEED_BYTES = 4
 
@@ -67,15 +112,17 @@ class Generate:
             ModelError, StoreError: The model cannot be found or loaded.
         """
         check_ray()
+        given: dict[str, Any] = {}
         if not isinstance(sampling, Sampling):
             given = dict(sampling or {})
-            _check_names(given)
+            for name in given:
+                if name not in SAMPLING:
+                    raise InvalidOptionError("sampling", name, "fields of Sampling")
             Sampling(**given)  # before the model is loaded
         self._llm = load_on_node(model, pull, options)
-        self._sampling = (
-            sampling if isinstance(sampling, Sampling) else replace(self._llm.sampling, **given)
-        )
-        self._seed = seed
+        if not isinstance(sampling, Sampling):
+            sampling = replace(self._llm.sampling, **given)
+        self._sampling, self._seed = sampling, seed
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the rows of a batch in Ray Data's format `numpy`, in their order.
@@ -155,18 +202,12 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
         if SAMPLING[name].type == "integer" and isinstance(value, float) and value.is_integer():
             found[name] = int(value)  # a table with gaps has no integers
     if isinstance(biases := found.get("logit_bias"), dict):  # a table has texts as keys
-        found["logit_bias"] = {_id(token): one for token, one in biases.items() if one is not None}
+        found["logit_bias"] = {
+            int(token) if isinstance(token, str) and token.isdecimal() else token: bias
+            for token, bias in biases.items()
+            if bias is not None
+        }
     return found
-
-
-def _id(token: Any) -> Any:
-    return int(token) if isinstance(token, str) and token.isdecimal() else token
-
-
-def _check_names(given: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in SAMPLING:
-            raise InvalidOptionError("sampling", name, "fields of Sampling")
 
 
 def _seed_of(seed: int, row: Mapping[str, Any]) -> int:

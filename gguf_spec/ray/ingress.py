@@ -1,24 +1,338 @@
-"""Ingress: sends each request to a replica, and again to another one if that replica is lost."""
+"""Ingress: sends each request to a replica, and again to another one if that replica is lost.
+
+A request is sent to a replica as data. The seed decides the text, so a repeated request begins with
+the text that the client already has, and the events of an attempt are cut by that text. Where they
+do not begin with it, the nodes differ in machine or build, and the answer cannot be continued.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Callable
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp
 
 from ..server.errors import SHUTTING_DOWN, ApiError
+from ..server.requests import SEEDED, parse
 from ..server.settings import Settings
 from ..server.wire import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, read_body, refused
-from .calls import Call, Head, path_of
-from .continuation import (
-    CONTINUED,
-    AttemptLostError,
-    ContinuedAnswer,
-    DifferentTextError,
-    error_event,
-)
+
+# Headers about a body that the ingress has read, and may have changed.
+_OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")
+
+
+def path_of(request: Request) -> str:
+    """Return the path of a request below the prefix of the application."""
+    scope = request.scope
+    return scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
+
+
+@dataclass(frozen=True)
+class Head:
+    """Status and headers of a response.
+
+    Attributes:
+        status: HTTP status code.
+        headers: Names and values.
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+
+    def get(self, name: bytes) -> bytes:
+        """Return the value of a header; empty if no header has it."""
+        return next((value for one, value in self.headers if one.lower() == name), b"")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request with its whole body.
+
+    Attributes:
+        method: HTTP method.
+        path: Path below the prefix of the application.
+        query: Query string.
+        scheme: `http` or `https`.
+        headers: Names and values.
+        body: The body.
+    """
+
+    method: str
+    path: str
+    query: bytes
+    scheme: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+    @classmethod
+    def of(cls, request: Request, body: bytes) -> Call:
+        """Return a request with its body as data."""
+        scope = request.scope
+        headers = [one for one in scope["headers"] if one[0].lower() not in _OF_THE_BODY]
+        return cls(
+            scope["method"],
+            path_of(request),
+            scope["query_string"],
+            scope["scheme"],
+            tuple((bytes(name), bytes(value)) for name, value in headers),
+            body,
+        )
+
+    def with_seed(self) -> Call:
+        """Return the request with a seed if it generates text, so that a repetition is the same.
+
+        A body that is not valid stays as it is; the replica refuses it.
+        """
+        if self.method != "POST" or self.path not in SEEDED:
+            return self
+        with suppress(ApiError):
+            fields = parse(self.body)
+            if fields.get("seed") is None:
+                fields["seed"] = secrets.randbits(32)
+                return replace(self, body=json.dumps(fields, ensure_ascii=False).encode())
+        return self
+
+    async def run(self, app: ASGIApp) -> AsyncIterator[Head | bytes]:
+        """Call an ASGI application; yield the head of its response, then the parts of the body.
+
+        The application is told of a disconnect when the iterator is closed.
+        """
+        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        requests = [{"type": "http.request", "body": self.body, "more_body": False}]
+        is_closed = asyncio.Event()
+
+        async def receive() -> Any:
+            if requests:
+                return requests.pop()
+            await is_closed.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            messages.put_nowait(message)
+
+        task = asyncio.ensure_future(app(self._scope(), receive, send))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            while message := await messages.get():
+                if message["type"] == "http.response.start":
+                    yield Head(message["status"], tuple(map(tuple, message["headers"])))
+                elif message.get("body"):
+                    yield message["body"]
+            await task
+        finally:
+            is_closed.set()
+
+    def _scope(self) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": self.method,
+            "scheme": self.scheme,
+            "path": self.path,
+            "raw_path": self.path.encode(),
+            "query_string": self.query,
+            "root_path": "",
+            "headers": list(self.headers),
+            "client": None,
+            "server": None,
+        }
+
+
+# Routes whose streams are continued: those whose events are known here.
+CONTINUED = ("/v1/chat/completions", "/v1/completions")
+S = TypeVar("S", str, list[str])
+
+
+class AttemptLostError(Exception):
+    """The replica of an attempt is lost or shuts down."""
+
+
+class DifferentTextError(Exception):
+    """A repeated answer does not begin with the text that was sent."""
+
+
+class _Sent(Generic[S]):
+    """A sequence that the client has, and the place in it that the running attempt has reached."""
+
+    def __init__(self, nothing: S) -> None:
+        self._all: S = nothing
+        self._place = 0
+
+    def rewind(self) -> None:
+        self._place = 0
+
+    def n_known(self, piece: S) -> int:
+        """Return how many items of the next piece the client has; add the others."""
+        known = self._all[self._place : self._place + len(piece)]
+        if piece[: len(known)] != known:
+            raise DifferentTextError
+        self._place += len(piece)
+        self._all = self._all + piece[len(known) :]
+        return len(known)
+
+
+class _Choice:
+    """What the client has of one choice."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, _Sent[str]] = {}
+        self._tokens = _Sent[list[str]]([])
+        self._whole: set[str] = set()
+        self._n_tokens = self._n_tokens_sent = 0  # of `speculation`: in this attempt, in all
+
+    def rewind(self) -> None:
+        for text in self._texts.values():
+            text.rewind()
+        self._tokens.rewind()
+        self._n_tokens = 0
+
+    def cut(self, choice: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return the part of a choice object that the client lacks, and whether there is any."""
+        if "delta" in choice:
+            delta = {name: self._rest(name, value) for name, value in choice["delta"].items()}
+            rest = {name: value for name, value in delta.items() if value is not None}
+            choice, is_new = choice | {"delta": rest}, any(rest.values())
+        else:
+            choice = choice | {"text": self._rest("text", choice["text"])}
+            is_new = bool(choice["text"])
+        logprobs = self._rest_of_logprobs(choice["logprobs"])
+        finish = choice["finish_reason"]
+        is_last = finish is not None and self._is_first("finish_reason")
+        return choice | {"logprobs": logprobs}, is_new or bool(logprobs) or is_last
+
+    def _rest(self, name: str, value: Any) -> Any:
+        if name == "role":  # comes once in an answer
+            return value if self._is_first(name) else None
+        if name == "tool_calls":
+            return [rest for call in value if (rest := self._rest_of_call(call))] or None
+        return value[self._texts.setdefault(name, _Sent("")).n_known(value) :]
+
+    def _rest_of_call(self, call: dict[str, Any]) -> dict[str, Any] | None:
+        """Cut the arguments of a call; its id and name come once, with those of the first attempt.
+
+        Returns:
+            The rest; None if nothing is left.
+        """
+        at, function = f"tool_calls[{call['index']}]", call["function"]
+        if "id" in call:
+            self._rest(f"{at}.name", function["name"])  # it must be that of the first attempt
+            return call if self._is_first(at) else None
+        arguments = self._rest(at, function["arguments"])
+        return call | {"function": {"arguments": arguments}} if arguments else None
+
+    def _is_first(self, name: str) -> bool:
+        is_first = name not in self._whole
+        self._whole.add(name)
+        return is_first
+
+    def _rest_of_logprobs(self, logprobs: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Cut the lists of the tokens; None if nothing is left."""
+        if logprobs is None:
+            return None
+        named = logprobs.get("content")
+        tokens = logprobs["tokens"] if named is None else [one["token"] for one in named]
+        n = self._tokens.n_known(tokens)
+        if n == len(tokens):
+            return None
+        cut = {name: value[n:] for name, value in logprobs.items() if isinstance(value, list)}
+        return logprobs | cut
+
+    def cut_speculation(self, drafts: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the draft marks of the text that the client lacks; None if there are none."""
+        n_before, self._n_tokens = self._n_tokens, self._n_tokens + drafts["tokens"]
+        n = self._n_tokens - max(n_before, self._n_tokens_sent)
+        self._n_tokens_sent = max(self._n_tokens, self._n_tokens_sent)
+        if n <= 0:
+            return None
+        return drafts | {"tokens": n, "accepted": min(n, drafts["accepted"])}
+
+
+class ContinuedAnswer:
+    """Joins the server-sent events of several attempts to one answer.
+
+    Attributes:
+        is_complete: Whether the answer has ended.
+    """
+
+    def __init__(self) -> None:
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, _Choice] = {}
+        self._has_usage = self._repeats = False
+        self.is_complete = False
+
+    def repeat(self) -> None:
+        """Begin another attempt."""
+        self._repeats = True
+        for choice in self._choices.values():
+            choice.rewind()
+
+    def take(self, written: bytes) -> bytes:
+        """Return what the client gets of an event; may be empty.
+
+        Args:
+            written: The event, with the empty line after it.
+
+        Raises:
+            AttemptLostError: The replica shuts down before the end of the answer.
+            DifferentTextError: This attempt has another text than the one before.
+        """
+        if written == DATA_EVENTS.end:
+            self.is_complete = True
+            return written
+        if written == DATA_EVENTS.ping:
+            return written
+        data = json.loads(written.removeprefix(b"data: "))
+        if "error" in data:
+            if data["error"]["code"] == SHUTTING_DOWN:
+                raise AttemptLostError
+            self.is_complete = True
+            return written
+        self._head = self._head or {name: data[name] for name in ("id", "created")}
+        rest = self._cut(data | self._head)
+        if not self._repeats:
+            return written
+        return DATA_EVENTS.write(rest) if rest else b""
+
+    def _cut(self, data: dict[str, Any]) -> dict[str, Any] | None:
+        if not data["choices"]:
+            had, self._has_usage = self._has_usage, True
+            return None if had else data
+        (choice,) = data["choices"]
+        known = self._choices.setdefault(choice["index"], _Choice())
+        text = _text_of(choice)
+        rest, is_new = known.cut(choice)
+        if "speculation" in data:
+            drafts = known.cut_speculation(data.pop("speculation"))
+            if drafts:
+                n_known = len(text) - len(_text_of(rest))
+                data["speculation"] = drafts | {"text": _after(drafts["text"], n_known)}
+                is_new = True
+        return data | {"choices": [rest]} if is_new else None
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    text: str = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+    return text
+
+
+def _after(parts: Sequence[Sequence[Any]], n: int) -> list[list[Any]]:
+    """Return the marked parts of a text after its first `n` characters."""
+    rest = []
+    for text, is_accepted in parts:
+        if text[n:]:
+            rest.append([text[n:], is_accepted])
+        n = max(0, n - len(text))
+    return rest
+
 
 # A request that ends the process of a replica must not end those of all.
 MOST_ATTEMPTS = 3
@@ -96,9 +410,9 @@ class Ingress:
                 parts = self._open(call)
         except DifferentTextError:
             message = "The replica was lost, and another one has a different text."
-            yield error_event(ApiError(message, None, "replica_lost", 503).error)
+            yield DATA_EVENTS.write({"error": ApiError(message, None, "replica_lost", 503).error})
         except ApiError as refusal:
-            yield error_event(refusal.error)
+            yield DATA_EVENTS.write({"error": refusal.error})
 
     def _count(self, n_left: int) -> None:
         self.n_repeated += n_left > 0
@@ -165,10 +479,5 @@ def _response(head: Head, response: Response) -> Response:
 
 
 def _lost() -> ApiError:
-    return ApiError(
-        f"The replica was lost in each of {MOST_ATTEMPTS} attempts.",
-        None,
-        "replica_lost",
-        503,
-        {"Retry-After": "5"},
-    )
+    fact = f"The replica was lost in each of {MOST_ATTEMPTS} attempts."
+    return ApiError(fact, None, "replica_lost", 503, {"Retry-After": "5"})

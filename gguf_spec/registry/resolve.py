@@ -28,10 +28,8 @@ _HUB_HINT = "write hf:OWNER/REPO/FILE.gguf, or hf:OWNER/REPO/FILE.gguf@REVISION.
 
 @cache
 def _package_entries() -> dict[str, Entry]:
-    for path in (
-        _PACKAGE / "models.yaml",
-        _PACKAGE.parent / "models.yaml",
-    ):  # installed; in a checkout
+    for folder in (_PACKAGE, _PACKAGE.parent):  # installed; in a checkout
+        path = folder / "models.yaml"
         if path.exists():
             return read_models_file(path, {})
     raise FileNotFoundError(
@@ -123,20 +121,14 @@ def _on_hub(spec: str) -> Entry:
     parsed = _HUB.fullmatch(spec)
     repo, file, revision = parsed.groups(default="main") if parsed else ("", "", "")
     if not is_repo(repo) or not is_model_file(file):
-        raise ModelNotFoundError(
-            Path(spec), f"{spec!r} does not name a GGUF file on the hub.", _HUB_HINT
-        )
+        message = f"{spec!r} does not name a GGUF file on the hub."
+        raise ModelNotFoundError(Path(spec), message, _HUB_HINT)
     if not _REVISION.fullmatch(revision):
-        raise ModelNotFoundError(
-            Path(spec),
-            f"{revision!r} in {spec!r} is not a revision.",
-            "name a branch, a tag or a commit of the repository.",
-        )
+        message = f"{revision!r} in {spec!r} is not a revision."
+        hint = "name a branch, a tag or a commit of the repository."
+        raise ModelNotFoundError(Path(spec), message, hint)
     names = split_names(file)
     if file != names[0]:
-        raise ModelNotFoundError(
-            Path(spec),
-            f"{file} is a later part of a split model.",
-            f"name its first part, {names[0]}.",
-        )
+        message = f"{file} is a later part of a split model."
+        raise ModelNotFoundError(Path(spec), message, f"name its first part, {names[0]}.")
     return Entry(spec, repo, revision, tuple(Part(name) for name in names), None)

@@ -46,7 +46,7 @@ def default_model(models_file: Path | None = None) -> DefaultModel:
     """
     known = entries(models_file)
     default = known[DEFAULT]
-    least = default.size_bytes or 0  # a better model is larger
+    least = _least_bytes(default)
     sized = [(entry, path, _size(path)) for entry, path in _on_this_disk(known)]
     seen: set[Path] = set()
     for entry, path, size in sorted(sized, key=lambda one: -one[2]):
@@ -103,6 +103,11 @@ def _on_this_disk(known: dict[str, Entry]) -> Iterator[tuple[Entry, Path]]:
     for one in local_models():
         if split_names(one.path.name)[0] == one.path.name:
             yield Entry(one.name, None, None, (), one.path), one.path
+
+
+def _least_bytes(default: Entry) -> int:
+    """Return the size that a better model exceeds."""
+    return default.size_bytes or 0
 
 
 def _size(path: Path) -> int:

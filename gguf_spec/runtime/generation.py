@@ -236,9 +236,8 @@ class StatsRecorder:
         draft_s, verify_s = (
             now - before for now, before in zip(self._busy_now(), self._busy, strict=True)
         )
-        self.stats = Stats(
-            n_prompt=old.n_prompt,
-            n_cached=old.n_cached,
+        self.stats = replace(
+            old,
             n_generated=old.n_generated + n_emitted,
             n_drafted=old.n_drafted + one.n_drafted,
             n_accepted=old.n_accepted + one.n_accepted,

@@ -29,8 +29,7 @@ from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters, read_placement
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
-from ..load_options import checked
-from ..options import K_MAX, Sampling, Speculation
+from ..options import K_MAX, Sampling, Speculation, checked
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress

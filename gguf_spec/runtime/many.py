@@ -226,7 +226,7 @@ def _read_samplings(
     of_each = list(samplings)
     if len(of_each) != n:
         raise InvalidOptionError(
-            "samplings", len(of_each), "", f"give one for all, or {n:,}, one for each prompt.",
+            "samplings", len(of_each), hint=f"give one for all, or {n:,}, one for each prompt.",
             message=f"there are {len(of_each):,} sampling options for {n:,} prompts.",
         )  # fmt: skip
     return of_each

@@ -22,17 +22,16 @@ from ..errors import ClosedError
 from ..options import Speculation
 from .access import HEALTH_PATHS, JOB, AccessMiddleware
 from .answer_stream import AnswerStream
-from .choices import with_grammar
-from .embeddings import EmbeddingRoutes
+from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, ending, failure, gone, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
-from .jobs import Job
+from .jobs import Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
 from .ollama import OllamaReply, load_task, read_ollama_chat, read_ollama_generate
-from .ollama_routes import OllamaRoutes
+from .ollama_routes import OLLAMA_EMBEDDING_ROUTES, ollama_routes
 from .openapi import describe
 from .page_files import PATHS, page_routes
 from .replies import Reply, ResponseBuilder
@@ -41,7 +40,6 @@ from .responses_api import read_response
 from .responses_output import ResponseReply
 from .responses_store import ResponseRoutes, ResponseStore
 from .settings import Settings
-from .tasks import TaskRunner, cancel_on_disconnect
 from .wire import (
     DATA_EVENTS,
     JSON_LINES,
@@ -51,7 +49,7 @@ from .wire import (
     read_body,
     refused,
 )
-from .worker import Worker
+from .worker import TaskRunner, Worker, cancel_on_disconnect
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -120,8 +118,6 @@ class App:
         self._ends = False
         self._converting = asyncio.Lock()
         self._tasks = TaskRunner(self._worker, settings, lambda: self._ends)
-        own = (self._models, self._tasks, settings, self._totals, self._open_body)
-        self._embeddings, self._ollama = EmbeddingRoutes(*own), OllamaRoutes(self._pool, *own)
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -136,8 +132,11 @@ class App:
                 for one in _formats(store)
             ),
             *ResponseRoutes(store).routes,
-            *self._embeddings.routes,
-            *self._ollama.routes,
+            *(
+                Route(path, partial(self._run_task, route), methods=["POST"])
+                for path, route in (EMBEDDING_ROUTES | OLLAMA_EMBEDDING_ROUTES).items()
+            ),
+            *ollama_routes(self._pool, self._models, self._open_body),
             count_route(self._models, self._open_body),
             *self._models.routes,
             *(Route(path, self._health, methods=["GET"]) for path in HEALTH_PATHS),
@@ -248,6 +247,20 @@ class App:
         finally:
             if not streams:
                 close()
+
+    async def _run_task(self, route: TaskRoute, request: Request) -> Response:
+        data, began_s = (
+            route.body.read(parse(await self._open_body(request)), ""),
+            time.perf_counter(),
+        )
+        model = self._models.find(data.get("model"), self._settings.takes_any_model)
+
+        def work(llm: LLM, check: Callable[..., None]) -> Response:
+            # The answer is written here, in the thread of the task, because it may be long.
+            return JSONResponse(route.work(data, llm, TaskRun(check, self._totals, began_s)))
+
+        answer: Response = await self._tasks.run(request, model, work, route.names)
+        return answer
 
     async def _with_grammar(
         self, request: Request, model: ServedModel, asked: CompletionRequest

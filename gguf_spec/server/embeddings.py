@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ApiError, bad
 from .metrics import Metrics
-from .model_routes import ModelRoutes
-from .requests import parse
 from .schema import (
     COUNT,
     FLAG,
@@ -24,15 +16,12 @@ from .schema import (
     array,
     array_of,
     closed,
-    given,
     is_count,
     object_of,
     one_of,
     unread,
     whole,
 )
-from .settings import Settings
-from .tasks import Task, TaskRunner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +31,6 @@ if TYPE_CHECKING:
 
 # Most texts of a request, as at OpenAI.
 TEXTS_MAX = 2048
-EMBEDDING_PATHS = ("/v1/embeddings",)
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 Text = str | list[int]
 
@@ -85,131 +73,93 @@ _NUMBER = Shape({"type": "integer", "minimum": 1}, whole(1, 1 << 20).read)
 DIMENSIONS = _NUMBER
 EMBEDDING = closed(
     {
-        "model": given(TEXT.schema),
+        "model?": TEXT.schema,
         "input": Shape({"anyOf": [TEXT.schema, _IDS, *_SOME]}, texts_of),
-        "encoding_format": Shape(
+        "encoding_format?": Shape(
             {"enum": ["float", "base64"], "default": "float"},
             one_of(("float", "base64"), "must be float or base64.").read,
         ),
-        "dimensions": DIMENSIONS,
-        "user": unread({"description": "No effect. Identifies the user of the client."}),
-    },
-    "input",
+        "dimensions?": DIMENSIONS,
+        "user?": unread({"description": "No effect. Identifies the user of the client."}),
+    }
 )
-_DOCUMENT = Shape({"anyOf": [TEXT.schema, object_of({"text": TEXT}, "text")]}, _document)
+_DOCUMENT = Shape({"anyOf": [TEXT.schema, object_of({"text": TEXT})]}, _document)
 RERANK = closed(
     {
-        "model": given(TEXT.schema),
+        "model?": TEXT.schema,
         "query": TEXT,
         "documents": array(
             _DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX
         ),
-        "top_n": _NUMBER,
-        "return_documents": FLAG,
-    },
-    "query",
-    "documents",
+        "top_n?": _NUMBER,
+        "return_documents?": FLAG,
+    }
 )
-# Option or argument of the engine -> field of the request.
-_EMBEDDING_NAMES = {"texts": "input", "prompt": "input"}
-_RERANK_NAMES = {"texts": "documents", "prompt": "documents"}
 
 
-class EmbeddingRoutes:
-    """Routes that compute embeddings, through the queue of all requests."""
+class TaskRun(NamedTuple):
+    """Run of the task of a request.
 
-    def __init__(
-        self,
-        models: ModelRoutes,
-        tasks: TaskRunner,
-        settings: Settings,
-        totals: Metrics,
-        body: Callable[[Request], Awaitable[bytes]],
-    ) -> None:
-        """Create the routes.
-
-        Args:
-            models: Finds the model of a request.
-            tasks: Runs the computations.
-            settings: Settings of the server.
-            totals: Counts the tokens.
-            body: Reads the body of a request.
-        """
-        self._models, self._tasks, self._settings = models, tasks, settings
-        self._totals, self._body = totals, body
-        self.routes = [
-            *(Route(path, self._embed, methods=["POST"]) for path in EMBEDDING_PATHS),
-            *(Route(path, self._rerank, methods=["POST"]) for path in RERANK_PATHS),
-        ]
-
-    async def _embed(self, request: Request) -> Response:
-        data = EMBEDDING.read(parse(await self._body(request)), "")
-        return await self._answer(request, data, partial(self._embeddings, data), _EMBEDDING_NAMES)
-
-    async def _rerank(self, request: Request) -> Response:
-        data = RERANK.read(parse(await self._body(request)), "")
-        return await self._answer(request, data, partial(self._ranks, data), _RERANK_NAMES)
-
-    async def _answer(
-        self, request: Request, data: dict[str, Any], task: Task, names: dict[str, str]
-    ) -> Response:
-        model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        body = await self._tasks.run(request, model, task, names)
-        return Response(body, media_type="application/json")
-
-    def _embeddings(self, asked: dict[str, Any], llm: LLM, check: Callable[..., None]) -> bytes:
-        rows, n_tokens = vectors(llm, asked["input"], check, self._totals)
-        as_base64 = asked.get("encoding_format") == "base64"
-        check_dimensions(asked.get("dimensions"), rows.shape[1])
-        data = [
-            {"object": "embedding", "index": i, "embedding": _written(row, as_base64)}
-            for i, row in enumerate(rows)
-        ]
-        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return _json({"object": "list", "data": data, "model": llm.name, "usage": usage})
-
-    def _ranks(self, asked: dict[str, Any], llm: LLM, check: Callable[..., None]) -> bytes:
-        documents = asked["documents"]
-        tokens = llm.rank_tokens(asked["query"], documents)
-        scores = [float(row[0]) for row in llm.embed(tokens, on_pass=check)]
-        n_tokens = sum(map(len, tokens))
-        self._totals.embedded(n_tokens)
-        best = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.get("top_n")]
-        results = [
-            {"index": i, "relevance_score": scores[i]}
-            | ({"document": {"text": documents[i]}} if asked.get("return_documents") else {})
-            for i in best
-        ]
-        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return _json({"object": "list", "results": results, "model": llm.name, "usage": usage})
-
-
-def vectors(
-    llm: LLM, texts: list[Text], check: Callable[..., None], totals: Metrics
-) -> tuple[NDArray[np.float32], int]:
-    """Return the normalised embeddings of texts and the number of their tokens.
-
-    Args:
-        llm: The model.
-        texts: Texts or token ids.
+    Attributes:
         check: Raises if the request is cancelled.
         totals: Counts the tokens.
-
-    Raises:
-        ApiError: The model gives no vector for a text.
-        GgufSpecError: As for `LLM.embed`.
+        began_s: Time when the request was read, by `time.perf_counter`.
     """
+
+    check: Callable[..., None]
+    totals: Metrics
+    began_s: float
+
+
+class TaskRoute(NamedTuple):
+    """Route whose answer is the result of a function of the loaded model.
+
+    Attributes:
+        body: Description of its body.
+        work: Returns the answer, from the read body, the model and the run.
+        names: Option or argument of the engine -> field of the request, for errors.
+    """
+
+    body: Shape
+    work: Callable[[dict[str, Any], LLM, TaskRun], dict[str, Any]]
+    names: dict[str, str]
+
+
+def _embeddings(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     import numpy as np
 
     check_pooling(llm)
     tokens = [
         llm.vocabulary.tokenize(text, special=True) if isinstance(text, str) else text
-        for text in texts
+        for text in asked["input"]
     ]
-    rows = np.asarray(llm.embed(tokens, on_pass=check))
+    rows = np.asarray(llm.embed(tokens, on_pass=run.check))
+    as_base64 = asked.get("encoding_format") == "base64"
     n_tokens = sum(map(len, tokens))
-    totals.embedded(n_tokens)
-    return rows, n_tokens
+    run.totals.embedded(n_tokens)
+    check_dimensions(asked.get("dimensions"), rows.shape[1])
+    data = [
+        {"object": "embedding", "index": i, "embedding": _written(row, as_base64)}
+        for i, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return {"object": "list", "data": data, "model": llm.name, "usage": usage}
+
+
+def _ranks(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    documents = asked["documents"]
+    tokens = llm.rank_tokens(asked["query"], documents)
+    scores = [float(row[0]) for row in llm.embed(tokens, on_pass=run.check)]
+    n_tokens = sum(map(len, tokens))
+    run.totals.embedded(n_tokens)
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.get("top_n")]
+    results = [
+        {"index": i, "relevance_score": scores[i]}
+        | ({"document": {"text": documents[i]}} if asked.get("return_documents") else {})
+        for i in best
+    ]
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return {"object": "list", "results": results, "model": llm.name, "usage": usage}
 
 
 def check_pooling(llm: LLM) -> None:
@@ -245,6 +195,10 @@ def _written(row: NDArray[np.float32], as_base64: bool) -> Any:
     return row.tolist()
 
 
-def _json(data: dict[str, Any]) -> bytes:
-    """Return JSON. It is written here, in the thread of the task, because it may be long."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+# Path -> route.
+EMBEDDING_ROUTES = {
+    "/v1/embeddings": TaskRoute(EMBEDDING, _embeddings, {"texts": "input", "prompt": "input"}),
+    **dict.fromkeys(
+        RERANK_PATHS, TaskRoute(RERANK, _ranks, {"texts": "documents", "prompt": "documents"})
+    ),
+}

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..options import SAMPLING, SPECULATION, Sampling
 from .errors import ApiError, bad, unknown
-from .schema import FLAG, TEXT, Shape, array_of, given, object_of, published, whole
+from .schema import FLAG, TEXT, Shape, array_of, given, object_of, whole
 
 Route = Literal["chat", "text", "responses", "messages"]
 ROUTES: tuple[Route, ...] = ("chat", "text", "responses", "messages")
@@ -155,7 +155,7 @@ BIASES = Shape(
     },
     _biases,
 )
-_DRAFTING = object_of({name: rule.schema for name, rule in SPECULATION.items()})
+_DRAFTING = object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
 SHARED: dict[str, Shape] = {
     "model": TEXT,
     "stream": FLAG,
@@ -231,10 +231,11 @@ class Body(NamedTuple):
     def schema(self, names: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the JSON schema; `names` are those of the models, None for any name."""
         others = {name: one for name, one in OTHER_FIELDS.items() if self.route in one.routes}
-        own = published(self.fields)
+        own = dict(self.fields) | {"model": given(model_of(names))}
         own |= {name: own[here] for name, here in OTHER_NAMES.items() if here in own}
-        own["model"] = model_of(names)
-        return object_of(without_effect(others) | own, self.needed)
+        optional = {f"{name}?": one for name, one in (without_effect(others) | own).items()}
+        needed = optional.pop(f"{self.needed}?")
+        return object_of(optional | {self.needed: needed})
 
 
 def _check_other(name: str, value: Any, others: dict[str, OtherField]) -> None:

@@ -31,6 +31,7 @@ from .requests import (
     chat_request,
     check_different,
     content_of,
+    conversation,
     given_name,
     parse,
     tool_use,
@@ -40,16 +41,16 @@ from .schema import (
     ID,
     JSON_SCHEMA,
     TEXT,
+    Fields,
     Shape,
     array,
     checked,
-    const,
-    given,
     is_count,
     obj,
     object_of,
     one_of,
     tagged,
+    text_or,
     unread,
 )
 from .wire import NO_THREADS, anthropic_error
@@ -68,90 +69,60 @@ _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none
 _THINK = {"enabled": True, "disabled": False, "adaptive": None}
 
 
-def _block(kind: str, *needed: str, **fields: Shape) -> Shape:
-    marks = {"type": const(kind), "cache_control": unread({"type": "object"})}
-    return obj(marks | fields, "type", *(needed or fields), ignored=_IGNORED)
+def _block(kind: str, fields: Fields) -> Shape:
+    return obj({"type": kind, "cache_control?": _MARK} | fields, ignored=_IGNORED)
 
 
 def _blocks(*blocks: Shape) -> Shape:
     """Return the description of blocks of some types."""
     kinds = {one.schema["properties"]["type"]["const"]: one for one in blocks}
-    return tagged(
-        "type", kinds, f"must be {' or '.join(kinds)}: other blocks are not supported here."
-    )
+    fact = f"must be {' or '.join(kinds)}: other blocks are not supported here."
+    return tagged("type", kinds, fact)
 
 
-_TEXT = _block("text", text=TEXT)
+_MARK = unread({"type": "object"})
+_TEXT = _block("text", {"text": TEXT})
 _BASE64 = obj(
-    {"type": const("base64"), "media_type": unread(TEXT.schema), "data": IMAGE_DATA},
-    "type",
-    "data",
-    ignored=_IGNORED,
+    {"type": "base64", "media_type?": unread(TEXT.schema), "data": IMAGE_DATA}, ignored=_IGNORED
 )
-_IMAGE = _block(
-    "image", source=tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
-)
+_SOURCE = tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
+_IMAGE = _block("image", {"source": _SOURCE})
 _SOME_TEXTS = array(_blocks(_TEXT), "must be a string, or an array of blocks.")
 
 
-def _read_text(value: Any, at: str) -> str:
-    """Return a text, or the text of blocks."""
-    if isinstance(value, str):
-        return value
-    return "".join(block["text"] for block in _SOME_TEXTS.read(value, at))
-
-
-_TEXTS = Shape({"anyOf": [TEXT.schema, _SOME_TEXTS.schema]}, _read_text)
-_RESULT = _block("tool_result", "tool_use_id", tool_use_id=ID, content=_TEXTS, is_error=FLAG)
-_THOUGHT = _block("thinking", "thinking", thinking=TEXT, signature=unread(TEXT.schema))
+_ONE_TEXT = Shape(
+    _SOME_TEXTS.schema,
+    lambda value, at: "".join(block["text"] for block in _SOME_TEXTS.read(value, at)),
+)
+_TEXTS = text_or(_ONE_TEXT)
+_RESULT = _block("tool_result", {"tool_use_id": ID, "content?": _TEXTS, "is_error?": FLAG})
+_THOUGHT = _block("thinking", {"thinking": TEXT, "signature?": unread(TEXT.schema)})
 _INPUT = checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
-_CALL = _block("tool_use", id=ID, name=FUNCTION_NAME, input=_INPUT)
+_CALL = _block("tool_use", {"id": ID, "name": FUNCTION_NAME, "input": _INPUT})
 
 
 def _message(role: str, least: int, *blocks: Shape) -> Shape:
     fact = "must be a string, or an array of blocks that is not empty."
-    some = array(_blocks(*blocks), fact, least)
-    content = Shape(
-        {"anyOf": [TEXT.schema, some.schema]},
-        lambda value, at: value if isinstance(value, str) else some.read(value, at),
-    )
-    fields = {"role": const(role), "content": content}
-    return obj(fields, "role", "content", ignored=("id", "type", *_IGNORED))
+    content = text_or(array(_blocks(*blocks), fact, least))
+    return obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
 
 
-_ROLES = {
-    "user": _message("user", 1, _TEXT, _IMAGE, _RESULT),
-    "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
-    "system": _message("system", 1, _TEXT).hidden,
-}
-_MESSAGES = array(
-    tagged(
-        "role",
-        _ROLES,
-        f"must be one of {', '.join(_ROLES)}.",
-        "invalid_value",
-        "must be an object.",
-    ),
-    "must be an array with at least one message.",
-    1,
+_MESSAGES = conversation(
+    {
+        "user": _message("user", 1, _TEXT, _IMAGE, _RESULT),
+        "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
+        "system": _message("system", 1, _TEXT).hidden,
+    }
 )
 _TOOL = obj(
-    {name: FUNCTION_FIELDS[name] for name in ("name", "description", "strict")}
+    {name: one for name, one in FUNCTION_FIELDS.items() if name != "parameters?"}
     | {"input_schema": JSON_SCHEMA},
-    "name",
-    "input_schema",
     empty=(None, False),
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
-_CHOICE_FACT = "may contain only type, name and disable_parallel_tool_use."
 _CHOICE = obj(
-    {
-        "type": given({"enum": [*_CHOICES]}),
-        "name": given(TEXT.schema),
-        "disable_parallel_tool_use": FLAG,
-    },
-    "type",
-    only=_CHOICE_FACT,
+    {"type": {"enum": [*_CHOICES]}, "name?": TEXT.schema, "disable_parallel_tool_use?": FLAG},
+    only="may contain only type, name and disable_parallel_tool_use.",
 )
 _BUDGET = checked(
     {"type": "integer", "minimum": 1, "maximum": 10**9},
@@ -159,7 +130,7 @@ _BUDGET = checked(
     "must be a whole number above 0.",
 )
 _FORMAT = checked(
-    object_of({"type": const("json_schema"), "schema": JSON_SCHEMA}, "type", "schema"),
+    object_of({"type": "json_schema", "schema": JSON_SCHEMA}),
     lambda value: (
         isinstance(value, dict)
         and value.get("type") == "json_schema"
@@ -170,13 +141,12 @@ _FORMAT = checked(
 )
 
 
-def _thinking(kind: str, **more: Shape) -> Shape:
+def _thinking(kind: str, more: Fields | None = None) -> Shape:
     shown = one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
     only = f"of the type {kind} has a field that is not supported."
-    return obj({"type": const(kind), "display": shown, **more}, "type", only=only)
+    return obj({"type": kind, "display?": shown, **(more or {})}, only=only)
 
 
-_CONFIG_FACT = "may contain only effort and format."
 # Fields that decide the prompt: those of a request to count its tokens.
 _PROMPT_FIELDS: dict[str, Shape] = {
     "model": TEXT,
@@ -200,7 +170,7 @@ _PROMPT_FIELDS: dict[str, Shape] = {
     "thinking": tagged(
         "type",
         {
-            "enabled": _thinking("enabled", budget_tokens=_BUDGET),
+            "enabled": _thinking("enabled", {"budget_tokens?": _BUDGET}),
             **{kind: _thinking(kind) for kind in ("disabled", "adaptive")},
         },
         f"must be an object of the type {', '.join(_THINK)}.",
@@ -208,7 +178,7 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         at_key=False,
     ),
     "output_config": obj(
-        {"effort": one_of(EFFORTS), "format": _FORMAT}, fact=_CONFIG_FACT, only=_CONFIG_FACT
+        {"effort?": one_of(EFFORTS), "format?": _FORMAT}, only="may contain only effort and format."
     ),
     "chat_template_kwargs": TEMPLATE_KWARGS,
 }

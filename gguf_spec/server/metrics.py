@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ClosedError
@@ -14,17 +14,47 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
     from ..runtime.stream import Stream
 
-# Metric name -> (field of `Stats`, help text).
-_SUMS = {
-    "prompt_tokens_total": ("n_prompt", "Tokens of prompts."),
-    "cached_prompt_tokens_total": ("n_cached", "Tokens of prompts that were not read again."),
-    "generated_tokens_total": ("n_generated", "Tokens of answers."),
-    "rounds_total": ("rounds", "Passes of the target over drafted tokens."),
-    "near_ties_total": ("n_near_ties", "Tokens that plain decoding may decide otherwise."),
-    "decided_again_total": ("n_decided_again", "Near ties that were decided again."),
-    "drafted_tokens_total": ("n_drafted", "Tokens that were drafted."),
-    "accepted_tokens_total": ("n_accepted", "Drafted tokens that the target accepted."),
+# Metric -> help text, in the order of the output. Those whose name ends with `_total` are counters.
+_HELP = {
+    "requests_total": "Requests by path and status.",
+    "queue_length": "Requests that wait.",
+    "busy": "1 while an answer is under way.",
+    "requests_running": "Requests that are being answered.",
+    "slots": "Requests that can run at once.",
+    "slots_busy": "Slots in which a request runs.",
+    "target_passes_total": "Passes of the target with logits.",
+    "target_rows_total": "Rows of logits of these passes.",
+    "kept_prefixes": "Texts kept beside the slots.",
+    "kept_prefix_bytes": "Memory of the kept texts.",
+    "kept_prefix_tokens_total": "Prompt tokens taken from kept texts.",
+    "tokens_per_second": "Speed of the answers under way together, or of the last one.",
+    "embedded_tokens_total": "Tokens of texts for embeddings and ranks.",
+    "prompt_tokens_total": "Tokens of prompts.",
+    "cached_prompt_tokens_total": "Tokens of prompts that were not read again.",
+    "generated_tokens_total": "Tokens of answers.",
+    "rounds_total": "Passes of the target over drafted tokens.",
+    "near_ties_total": "Tokens that plain decoding may decide otherwise.",
+    "decided_again_total": "Near ties that were decided again.",
+    "drafted_tokens_total": "Tokens that were drafted.",
+    "accepted_tokens_total": "Drafted tokens that the target accepted.",
+    "time_seconds_total": "Time by what it went into.",
+    "drafter_drafted_tokens_total": "Tokens drafted, by drafter.",
+    "drafter_accepted_tokens_total": "Those accepted.",
+    "drafter_acceptance": "Accepted over drafted tokens.",
 }
+# Metric -> field of `Stats`.
+_SUMS = {
+    "prompt_tokens_total": "n_prompt",
+    "cached_prompt_tokens_total": "n_cached",
+    "generated_tokens_total": "n_generated",
+    "rounds_total": "rounds",
+    "near_ties_total": "n_near_ties",
+    "decided_again_total": "n_decided_again",
+    "drafted_tokens_total": "n_drafted",
+    "accepted_tokens_total": "n_accepted",
+}
+# Metrics of each model, from `slots` to `kept_prefix_tokens_total`.
+_OF_MODELS = [*_HELP][4:11]
 # Characters of a label that are escaped.
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 # Parts of the time of an answer; `Stats` has a field `<part>_s` for each, in seconds.
@@ -85,59 +115,34 @@ class Metrics:
             for stats in now:
                 drafters = _add(sums, seconds, drafters, stats)
             speed = sum(stats.tokens_per_s for stats in now or [self._last])
-        lines = _metric(
-            "requests_total",
-            "counter",
-            "Requests by path and status.",
-            ((f'{{path="{p}",status="{s}"}}', n) for (p, s), n in sorted(requests.items())),
-        )
-        lines += _metric("queue_length", "gauge", "Requests that wait.", [("", n_waiting)])
-        lines += _metric(
-            "busy", "gauge", "1 while an answer is under way.", [("", int(n_running > 0))]
-        )
-        lines += _metric(
-            "requests_running", "gauge", "Requests that are being answered.", [("", n_running)]
-        )
-        lines += _of_models(llms)
-        lines += _metric(
-            "tokens_per_second",
-            "gauge",
-            "Speed of the answers under way together, or of the last one.",
-            [("", round(speed, 3))],
-        )
-        lines += _metric(
-            "embedded_tokens_total",
-            "counter",
-            "Tokens of texts for embeddings and ranks.",
-            [("", self._n_embedded)],
-        )
-        for name, (field, told) in _SUMS.items():
-            lines += _metric(name, "counter", told, [("", sums[field])])
-        lines += _metric(
-            "time_seconds_total",
-            "counter",
-            "Time by what it went into.",
-            [(f'{{part="{part}"}}', round(seconds[part], 6)) for part in _TIMES],
-        )
-        of = sorted(drafters.items())
-        lines += _metric(
-            "drafter_drafted_tokens_total",
-            "counter",
-            "Tokens drafted, by drafter.",
-            [(f'{{drafter="{name}"}}', n) for name, (n, _) in of],
-        )
-        lines += _metric(
-            "drafter_accepted_tokens_total",
-            "counter",
-            "Those accepted.",
-            [(f'{{drafter="{name}"}}', n) for name, (_, n) in of],
-        )
-        share = [
-            (f'{{drafter="{name}"}}', round(accepted / drafted, 6))
-            for name, (drafted, accepted) in of
-            if drafted
-        ]
-        lines += _metric("drafter_acceptance", "gauge", "Accepted over drafted tokens.", share)
+        single = {
+            "queue_length": n_waiting,
+            "busy": int(n_running > 0),
+            "requests_running": n_running,
+            "tokens_per_second": round(speed, 3),
+            "embedded_tokens_total": self._n_embedded,
+        }
+        single |= {name: sums[field] for name, field in _SUMS.items()}
+        of = [(_label(drafter=name), *pair) for name, pair in sorted(drafters.items())]
+        values: dict[str, list[tuple[str, float]]] = {
+            "requests_total": [
+                (_label(path=path, status=status), n)
+                for (path, status), n in sorted(requests.items())
+            ],
+            **{name: [("", value)] for name, value in single.items()},
+            **_of_models(llms),
+            "time_seconds_total": [(_label(part=part), round(seconds[part], 6)) for part in _TIMES],
+            "drafter_drafted_tokens_total": [(label, drafted) for label, drafted, _ in of],
+            "drafter_accepted_tokens_total": [(label, accepted) for label, _, accepted in of],
+            "drafter_acceptance": [
+                (label, round(accepted / drafted, 6)) for label, drafted, accepted in of if drafted
+            ],
+        }
+        lines = []
+        for name, told in _HELP.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines.append(f"# HELP gguf_spec_{name} {told}\n# TYPE gguf_spec_{name} {kind}\n")
+            lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in values[name]]
         return "".join(lines)
 
 
@@ -152,7 +157,7 @@ def _add(
     Returns:
         Per drafter: (tokens drafted, tokens accepted), including those of `stats`.
     """
-    for field, _ in _SUMS.values():
+    for field in _SUMS.values():
         sums[field] += getattr(stats, field)
     for part in _TIMES:
         seconds[part] += getattr(stats, f"{part}_s")
@@ -163,39 +168,21 @@ def _add(
     }
 
 
-def _of_models(llms: Sequence[LLM]) -> list[str]:
+def _of_models(llms: Sequence[LLM]) -> dict[str, list[tuple[str, float]]]:
     """Return the slots and passes of the models in memory."""
-    slots: list[tuple[str, int]] = []
-    busy, passes, rows = [*slots], [*slots], [*slots]
-    kept, kept_bytes, reused = [*slots], [*slots], [*slots]
+    found: dict[str, list[tuple[str, float]]] = {name: [] for name in _OF_MODELS}
     for llm in llms:
-        label = f'{{model="{llm.name.translate(_ESCAPED)}"}}'
         try:
             states, counts, memory = llm.slots(), llm.pass_counts, llm.prefix_memory
         except ClosedError:  # it was unloaded in between
             continue
-        slots.append((label, len(states)))
-        busy.append((label, sum(state.request is not None for state in states)))
-        passes.append((label, counts.n_passes))
-        rows.append((label, counts.n_rows))
-        kept.append((label, memory.n_entries))
-        kept_bytes.append((label, memory.n_bytes))
-        reused.append((label, memory.n_tokens_restored))
-    return [
-        *_metric("slots", "gauge", "Requests that can run at once.", slots),
-        *_metric("slots_busy", "gauge", "Slots in which a request runs.", busy),
-        *_metric("target_passes_total", "counter", "Passes of the target with logits.", passes),
-        *_metric("target_rows_total", "counter", "Rows of logits of these passes.", rows),
-        *_metric("kept_prefixes", "gauge", "Texts kept beside the slots.", kept),
-        *_metric("kept_prefix_bytes", "gauge", "Memory of the kept texts.", kept_bytes),
-        *_metric(
-            "kept_prefix_tokens_total", "counter", "Prompt tokens taken from kept texts.", reused
-        ),
-    ]
+        busy = sum(state.request is not None for state in states)
+        kept = (memory.n_entries, memory.n_bytes, memory.n_tokens_restored)
+        numbers = (len(states), busy, counts.n_passes, counts.n_rows, *kept)
+        for name, number in zip(_OF_MODELS, numbers, strict=True):
+            found[name].append((_label(model=llm.name.translate(_ESCAPED)), number))
+    return found
 
 
-def _metric(name: str, kind: str, told: str, values: Iterable[tuple[str, float]]) -> list[str]:
-    return [
-        f"# HELP gguf_spec_{name} {told}\n# TYPE gguf_spec_{name} {kind}\n",
-        *(f"gguf_spec_{name}{labels} {value}\n" for labels, value in values),
-    ]
+def _label(**values: object) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in values.items()) + "}"

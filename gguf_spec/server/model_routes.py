@@ -19,7 +19,7 @@ from .events import Done, ErrorEvent
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
 from .requests import parse
-from .schema import COUNT, FLAG, TEXT, array_of, checked, given, is_count, obj, string
+from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj, string
 from .settings import Settings
 from .worker import Worker
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 Look = Callable[["LLM"], dict[str, Any]]
 TOKENIZE = obj(
-    {"content": TEXT, "model": given(TEXT.schema)}
-    | dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG),
-    "content",
+    {"content": TEXT, "model?": TEXT.schema}
+    | dict.fromkeys(("add_special?", "parse_special?", "with_pieces?"), FLAG),
     is_open=True,
 )
 DETOKENIZE = obj(
@@ -41,9 +40,8 @@ DETOKENIZE = obj(
             lambda value: isinstance(value, list) and all(map(is_count, value)),
             "must be an array of token ids.",
         ),
-        "model": given(TEXT.schema),
+        "model?": TEXT.schema,
     },
-    "tokens",
     is_open=True,
 )
 

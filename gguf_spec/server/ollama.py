@@ -30,7 +30,6 @@ from .schema import (
     array_of,
     checked,
     closed,
-    const,
     given,
     obj,
     object_of,
@@ -127,7 +126,8 @@ def _options() -> dict[str, Any]:
         "num_predict": schemas["num_predict"] | {"minimum": -2},
         "top_k": schemas["top_k"] | {"minimum": -1},
     }
-    return object_of(schemas | without_effect(OTHER_OPTIONS))
+    fields = schemas | without_effect(OTHER_OPTIONS)
+    return object_of({f"{name}?": one for name, one in fields.items()})
 
 
 def _read_format(value: Any, at: str) -> dict[str, Any]:
@@ -155,31 +155,31 @@ def _read_think(value: Any, at: str) -> dict[str, Any]:
 
 _UNSUPPORTED = ("template", "context", "width", "height", "steps")
 # Fields of all routes. Some are checked as those of the chat that they become.
-SHARED: dict[str, Shape] = {
-    "model": given(TEXT.schema),
-    "options": Shape(_options(), _read_options),
+SHARED: dict[str, Any] = {
+    "model?": TEXT.schema,
+    "options?": Shape(_options(), _read_options),
     # A setting of the server decides for all models.
-    "keep_alive": unread(
+    "keep_alive?": unread(
         {"description": "No effect. A setting of the server unloads idle models."}
     ),
-    **dict.fromkeys(_UNSUPPORTED, Shape({}, _refuse, is_hidden=True)),
-    "images": Shape({}, _no_images, is_hidden=True),
+    **dict.fromkeys((f"{name}?" for name in _UNSUPPORTED), Shape({}, _refuse, is_hidden=True)),
+    "images?": Shape({}, _no_images, is_hidden=True),
 }
 _IMAGES = checked(
     array_of(TEXT),
     lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     "must be an array of images in base64.",
 )
-_ANSWERS: dict[str, Shape] = SHARED | {
-    "stream": given(FLAG.schema | {"default": True}),
-    "format": Shape({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]}, _read_format),
-    "think": Shape({"enum": [True, False, *EFFORTS]}, _read_think),
-    "logprobs": given(FLAG.schema),
-    "top_logprobs": given(LOGPROBS.schema),
-    "speculation": given({}).hidden,
+_ANSWERS = SHARED | {
+    "stream?": FLAG.schema | {"default": True},
+    "format?": Shape({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]}, _read_format),
+    "think?": Shape({"enum": [True, False, *EFFORTS]}, _read_think),
+    "logprobs?": FLAG.schema,
+    "top_logprobs?": LOGPROBS.schema,
+    "speculation?": given({}).hidden,
 }
-_FUNCTION = {"name": TEXT, "description": TEXT, "parameters": JSON_SCHEMA}
-_TOOL = object_of({"type": const("function"), "function": object_of(_FUNCTION, "name")})
+_FUNCTION = object_of({"name": TEXT, "description?": TEXT, "parameters?": JSON_SCHEMA})
+_TOOL = object_of({"type?": "function", "function?": _FUNCTION})
 
 
 def _is_call(call: Any) -> bool:
@@ -187,23 +187,19 @@ def _is_call(call: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("arguments", {}), dict)
 
 
-_CALLED = object_of({"name": TEXT, "arguments": {"type": "object"}}, "name")
+_CALLED = object_of({"name": TEXT, "arguments?": {"type": "object"}})
 _CALL = checked(
-    object_of({"function": _CALLED}, "function"),
-    _is_call,
-    "must have a function with a name and arguments.",
+    object_of({"function": _CALLED}), _is_call, "must have a function with a name and arguments."
 )
 _MESSAGE_FIELDS = obj(
     {
-        "role": given({"enum": ["system", "user", "assistant", "tool"]}),
-        "content": given(TEXT.schema),
-        "thinking": given(TEXT.schema),
-        "images": _IMAGES,
-        "tool_calls": array(_CALL, "must be an array of calls."),
-        "tool_name": TEXT,
+        "role": {"enum": ["system", "user", "assistant", "tool"]},
+        "content": TEXT.schema,
+        "thinking?": TEXT.schema,
+        "images?": _IMAGES,
+        "tool_calls?": array(_CALL, "must be an array of calls."),
+        "tool_name?": TEXT,
     },
-    "role",
-    "content",
     empty=(None,),
 )
 
@@ -219,18 +215,17 @@ CHAT = closed(
     _ANSWERS
     | {
         "messages": array(_MESSAGE, "must be an array of messages."),
-        "tools": given(array_of(_TOOL)),
-    },
-    "messages",
+        "tools?": array_of(_TOOL),
+    }
 )
 GENERATE = closed(
     _ANSWERS
     | {
-        "prompt": TEXT,
-        "system": TEXT,
-        "suffix": given(TEXT.schema),
-        "raw": FLAG,
-        "images": given(_IMAGES.schema),
+        "prompt?": TEXT,
+        "system?": TEXT,
+        "suffix?": TEXT.schema,
+        "raw?": FLAG,
+        "images?": _IMAGES.schema,
     }
 )
 # Name of an option here -> name in Ollama's requests, for errors.

@@ -22,16 +22,21 @@ from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import Sampling
 from ..text.template_values import names_read
-from .embeddings import DIMENSIONS, TEXTS_MAX, check_dimensions, check_pooling, texts_of
+from .embeddings import (
+    DIMENSIONS,
+    TEXTS_MAX,
+    TaskRoute,
+    TaskRun,
+    check_dimensions,
+    check_pooling,
+    texts_of,
+)
 from .errors import unknown
-from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
 from .ollama import OPTIONS, SHARED, nanoseconds
 from .requests import parse
 from .schema import FLAG, TEXT, Shape, array_of, closed, given, obj
-from .settings import Settings
-from .tasks import Task, TaskRunner
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -42,114 +47,87 @@ EMBED = closed(
         "input": Shape(
             {"anyOf": [TEXT.schema, array_of(TEXT, TEXTS_MAX, 1)]}, partial(texts_of, ids=False)
         ),
-        "truncate": FLAG,
-        "dimensions": DIMENSIONS,
-    },
-    "input",
+        "truncate?": FLAG,
+        "dimensions?": DIMENSIONS,
+    }
 )
-EMBEDDINGS = closed(SHARED | {"prompt": TEXT}, "prompt")
+EMBEDDINGS = closed(SHARED | {"prompt": TEXT})
 SHOW = obj(
-    {"model": given(TEXT.schema), "name": given({}).hidden, "verbose": given(FLAG.schema)},
+    {"model?": TEXT.schema, "name?": given({}).hidden, "verbose?": FLAG.schema},
     refuse=unknown,
     empty=(),
     ignored=("system", "template", "options"),
 )
 
 
-class OllamaRoutes:
-    """Routes of Ollama beside those that complete text."""
+def ollama_routes(
+    pool: ModelPool, models: ModelRoutes, read_body: Callable[[Request], Awaitable[bytes]]
+) -> list[Route]:
+    """Return the routes of Ollama about models.
 
-    def __init__(
-        self,
-        pool: ModelPool,
-        models: ModelRoutes,
-        tasks: TaskRunner,
-        settings: Settings,
-        totals: Metrics,
-        body: Callable[[Request], Awaitable[bytes]],
-    ) -> None:
-        """Create the routes.
+    Args:
+        pool: The models.
+        models: Finds the model of a request.
+        read_body: Reads the body of a request.
+    """
 
-        Args:
-            pool: The models.
-            models: Finds the model of a request.
-            tasks: Runs the computations.
-            settings: Settings of the server.
-            totals: Counts the tokens.
-            body: Reads the body of a request.
-        """
-        self._pool, self._models, self._tasks = pool, models, tasks
-        self._settings, self._totals, self._body = settings, totals, body
-        self.routes = [
-            Route("/api/tags", self._tags, methods=["GET"]),
-            Route("/api/show", self._show, methods=["POST"]),
-            Route("/api/version", self._version, methods=["GET"]),
-            Route("/api/embed", self._embed, methods=["POST"]),
-            Route("/api/embeddings", self._embeddings, methods=["POST"]),
-        ]
+    async def tags(_: Request) -> Response:
+        found = await asyncio.to_thread(lambda: [*map(entry_of, pool.models)])
+        return JSONResponse({"models": found})
 
-    async def _tags(self, _: Request) -> Response:
-        models = await asyncio.to_thread(lambda: [*map(entry_of, self._pool.models)])
-        return JSONResponse({"models": models})
-
-    async def _version(self, _: Request) -> Response:
+    async def version(_: Request) -> Response:
         return JSONResponse({"version": __version__})
 
-    async def _show(self, request: Request) -> Response:
-        data = SHOW.read(parse(await self._body(request)), "")
-        model = self._models.find(data.get("model", data.get("name")), any_model=False)
-        loaded = self._pool.loaded(model)
+    async def show(request: Request) -> Response:
+        data = SHOW.read(parse(await read_body(request)), "")
+        model = models.find(data.get("model", data.get("name")), any_model=False)
+        loaded = pool.loaded(model)
         sampling = loaded.llm.sampling if loaded else Sampling()
         here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
         shown = {name: value for name, value in here.items() if value not in (None, ())}
         return JSONResponse(await asyncio.to_thread(description_of, model, shown))
 
-    async def _embed(self, request: Request) -> Response:
-        data = EMBED.read(parse(await self._body(request)), "")
-        work = partial(self._vectors, data, time.perf_counter())
-        return await self._answer(request, data, work, {"texts": "input", "prompt": "input"})
-
-    async def _embeddings(self, request: Request) -> Response:
-        data = EMBEDDINGS.read(parse(await self._body(request)), "")
-        work = partial(self._vector, data["prompt"])
-        return await self._answer(request, data, work, {"texts": "prompt"})
-
-    async def _answer(
-        self, request: Request, data: dict[str, Any], work: Task, names: dict[str, str]
-    ) -> Response:
-        model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        return JSONResponse(await self._tasks.run(request, model, work, names))
-
-    def _vectors(
-        self, data: dict[str, Any], began_s: float, llm: LLM, check: Callable[..., None]
-    ) -> dict[str, Any]:
-        check_pooling(llm)
-        load_s = time.perf_counter() - began_s
-        ids = [llm.vocabulary.tokenize(text, special=True) for text in data["input"]]
-        ids = [one[: llm.n_ctx] for one in ids] if data.get("truncate", True) else ids
-        rows = llm.embed(ids, on_pass=check)
-        check_dimensions(data.get("dimensions"), len(rows[0]))
-        n_tokens = sum(map(len, ids))
-        self._totals.embedded(n_tokens)
-        return {
-            "model": llm.name,
-            "embeddings": [row.tolist() for row in rows],
-            "total_duration": nanoseconds(time.perf_counter() - began_s),
-            "load_duration": nanoseconds(load_s),
-            "prompt_eval_count": n_tokens,
-        }
-
-    def _vector(self, prompt: str, llm: LLM, check: Callable[..., None]) -> dict[str, Any]:
-        """Return one embedding; in this older route they are not normalised."""
-        check_pooling(llm)
-        if not prompt:
-            return {"embedding": []}
-        ids = llm.vocabulary.tokenize(prompt, special=True)[: llm.n_ctx]
-        row = llm.embed([ids], normalize=False, on_pass=check)[0]
-        self._totals.embedded(len(ids))
-        return {"embedding": row.tolist()}
+    return [
+        Route("/api/tags", tags, methods=["GET"]),
+        Route("/api/show", show, methods=["POST"]),
+        Route("/api/version", version, methods=["GET"]),
+    ]
 
 
+def _vectors(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    check_pooling(llm)
+    load_s = time.perf_counter() - run.began_s
+    ids = [llm.vocabulary.tokenize(text, special=True) for text in asked["input"]]
+    ids = [one[: llm.n_ctx] for one in ids] if asked.get("truncate", True) else ids
+    rows = llm.embed(ids, on_pass=run.check)
+    check_dimensions(asked.get("dimensions"), len(rows[0]))
+    n_tokens = sum(map(len, ids))
+    run.totals.embedded(n_tokens)
+    return {
+        "model": llm.name,
+        "embeddings": [row.tolist() for row in rows],
+        "total_duration": nanoseconds(time.perf_counter() - run.began_s),
+        "load_duration": nanoseconds(load_s),
+        "prompt_eval_count": n_tokens,
+    }
+
+
+def _vector(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    """Return one embedding; in this older route they are not normalised."""
+    check_pooling(llm)
+    if not asked["prompt"]:
+        return {"embedding": []}
+    ids = llm.vocabulary.tokenize(asked["prompt"], special=True)[: llm.n_ctx]
+    row = llm.embed([ids], normalize=False, on_pass=run.check)[0]
+    run.totals.embedded(len(ids))
+    return {"embedding": row.tolist()}
+
+
+# Path -> route.
+OLLAMA_EMBEDDING_ROUTES = {
+    "/api/embed": TaskRoute(EMBED, _vectors, {"texts": "input", "prompt": "input"}),
+    "/api/embeddings": TaskRoute(EMBEDDINGS, _vector, {"texts": "prompt"}),
+}
 # `general.file_type` of a GGUF file -> name.
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",

@@ -25,12 +25,12 @@ from .schema import (
     FLAG,
     JSON_SCHEMA,
     TEXT,
+    Fields,
     Read,
     Shape,
     array,
     array_of,
     checked,
-    const,
     given,
     is_count,
     never,
@@ -254,7 +254,7 @@ def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
 # Images are decoded before a request waits for its model; nothing is fetched.
 IMAGE_DATA = Shape(TEXT.schema, _image_of("an image in base64", image_of_base64))
 _URL = Shape(TEXT.schema, _image_of("a data: URL", image_of_url))
-_URL_OBJECT = obj({"url": _URL, "detail": unread(TEXT.schema)}, "url", empty=(None,))
+_URL_OBJECT = obj({"url": _URL, "detail?": unread(TEXT.schema)}, empty=(None,))
 
 
 def _read_image_url(value: Any, at: str) -> Any:
@@ -268,7 +268,7 @@ FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, _n
 
 def _part(kind: str, shape: Shape) -> Shape:
     only = f"may contain only type and {kind}."
-    return obj({"type": const(kind), kind: shape}, "type", kind, only=only, ignored=IGNORED_FIELDS)
+    return obj({"type": kind, kind: shape}, only=only, ignored=IGNORED_FIELDS)
 
 
 def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -297,9 +297,6 @@ def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
     return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
 
 
-_FUNCTION_OF_CALL = object_of({"name": FUNCTION_NAME, "arguments": TEXT}, "name", "arguments")
-
-
 def _read_call(call: Any, at: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
@@ -311,56 +308,46 @@ def _read_call(call: Any, at: str) -> dict[str, Any]:
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_CALL = Shape(
-    object_of(
-        {"id": TEXT, "type": const("function"), "function": _FUNCTION_OF_CALL}, "id", "function"
-    ),
-    _read_call,
-)
+_CALLED = object_of({"name": FUNCTION_NAME, "arguments": TEXT})
+_CALL = Shape(object_of({"id": TEXT, "type?": "function", "function": _CALLED}), _read_call)
 _CALLS = array(_CALL, "must be an array with at least one call.", 1)
 _OF_ASSISTANT = "is only allowed in a message of the assistant."
-_NO_CALLS = never(_OF_ASSISTANT, [])
 
 
-def _message(role: str, content: Shape, read_as: str = "", **own: Shape) -> Shape:
+def _message(role: str, content: Shape, more: Fields | None = None, read_as: str = "") -> Shape:
     """Return the description of a message; templates read its role as `read_as`."""
     fields = {
         "role": Shape({"const": role}, lambda *_: read_as or role),
-        REASONING: never(_OF_ASSISTANT),
-        "name": or_empty(TEXT).hidden,
-        "tool_calls": _NO_CALLS,
+        f"{REASONING}?": never(_OF_ASSISTANT),
+        "name?": or_empty(TEXT).hidden,
+        "tool_calls?": never(_OF_ASSISTANT, []),
         "content": content,
-        "tool_call_id": never("is only allowed in a message of the role tool."),
+        "tool_call_id?": never("is only allowed in a message of the role tool."),
     }
-    id_ = ("tool_call_id",) if "tool_call_id" in own else ()
-    return obj(fields | own, "role", "content", *id_, ignored=IGNORED_FIELDS)
+    return obj(fields | (more or {}), ignored=IGNORED_FIELDS)
 
 
-_ONLY_TEXT = _content(text=TEXT)
-_ROLES = {
-    "system": _message("system", _ONLY_TEXT),
-    "developer": _message("developer", _ONLY_TEXT, "system"),  # templates do not know it
-    "user": _message("user", _content(text=TEXT, image_url=IMAGE_URL)),
-    "assistant": _message(
-        "assistant",
-        _content(may_be_empty=True, text=TEXT),
-        reasoning_content=TEXT,
-        tool_calls=Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None),
-    ),
-    "tool": _message("tool", _content(may_be_empty=True, text=TEXT), tool_call_id=TEXT),
-}
+def conversation(roles: Mapping[str, Shape]) -> Shape:
+    """Return the description of messages, from those of the roles."""
+    fact = f"must be one of {', '.join(roles)}."
+    message = tagged("role", roles, fact, "invalid_value", "must be an object.")
+    return array(message, "must be an array with at least one message.", 1)
+
+
+_ONLY_TEXT, _MAYBE = _content(text=TEXT), _content(may_be_empty=True, text=TEXT)
+_CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.
-MESSAGES = array(
-    tagged(
-        "role",
-        _ROLES,
-        f"must be one of {', '.join(_ROLES)}.",
-        "invalid_value",
-        "must be an object.",
-    ),
-    "must be an array with at least one message.",
-    1,
+MESSAGES = conversation(
+    {
+        "system": _message("system", _ONLY_TEXT),
+        "developer": _message("developer", _ONLY_TEXT, read_as="system"),  # unknown to templates
+        "user": _message("user", _content(text=TEXT, image_url=IMAGE_URL)),
+        "assistant": _message(
+            "assistant", _MAYBE, {f"{REASONING}?": TEXT, "tool_calls?": _CALLS_OR_NONE}
+        ),
+        "tool": _message("tool", _MAYBE, {"tool_call_id": TEXT}),
+    }
 )
 
 
@@ -369,18 +356,14 @@ MESSAGES = array(
 
 FUNCTION_FIELDS = {
     "name": FUNCTION_NAME,
-    "description": or_empty(TEXT, ""),
-    "parameters": or_empty(JSON_SCHEMA, {}),
-    "strict": FLAG,
+    "description?": or_empty(TEXT, ""),
+    "parameters?": or_empty(JSON_SCHEMA, {}),
+    "strict?": FLAG,
 }
-_FUNCTION = obj(FUNCTION_FIELDS, "name", empty=())
+_FUNCTION = obj(FUNCTION_FIELDS, empty=())
 _ONLY = "may contain only type and function."
 _TOOL = obj(
-    {"type": const("function"), "function": given(_FUNCTION.schema)},
-    "type",
-    "function",
-    only=_ONLY,
-    ignored=("cache_control",),
+    {"type": "function", "function": _FUNCTION.schema}, only=_ONLY, ignored=("cache_control",)
 )
 _FACT = "must be function: other tools are not supported."
 _TYPED_TOOL = tagged("type", {"function": _TOOL}, _FACT, default="function")
@@ -495,83 +478,54 @@ TEMPLATE_KWARGS = checked(
     ),
     "must be an object of plain values.",
 )
-_NAMED_SCHEMA_KEYS = {"name", "schema", "strict", "description"}
 
 
 def schema_of(value: Any, at: str) -> Any:
     """Return the JSON schema of a response format, or None if it has none."""
-    if value is None or value == {"type": "text"}:
+    if value == {"type": "text"}:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "json_object" and set(value) <= {"type", "schema"}:
         # llama-server's form has the schema here.
-        inner: Any = value.get("schema") or {"type": "object"}
-        if not isinstance(inner, dict):
-            raise bad(f"{at}.schema", "must be a JSON schema.")
-        return inner
+        return JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
     if kind != "json_schema" or set(value) != {"type", "json_schema"}:
         raise bad(at, "must be of the type text, json_object or json_schema.")
-    inner = value["json_schema"]
-    if (
-        not isinstance(inner, dict)
-        or not isinstance(inner.get("name"), str)
-        or not isinstance(inner.get("schema"), (dict, bool))
-    ):
-        raise bad(f"{at}.json_schema", "must contain a name and a schema.")
+    inner, at = value["json_schema"], f"{at}.json_schema"
+    name, schema = (inner.get("name"), inner.get("schema")) if isinstance(inner, dict) else (0, 0)
+    if not isinstance(name, str) or not isinstance(schema, (dict, bool)):
+        raise bad(at, "must contain a name and a schema.")
     if not (
         isinstance(inner.get("strict"), (bool, type(None)))
         and isinstance(inner.get("description"), (str, type(None)))
-        and set(inner) <= _NAMED_SCHEMA_KEYS
+        and set(inner) <= {"name", "schema", "strict", "description"}
     ):
-        raise bad(
-            f"{at}.json_schema",
-            "may contain only name, schema, strict and description.",
-        )
-    return inner["schema"]  # always enforced, whatever the value of `strict`
+        raise bad(at, "may contain only name, schema, strict and description.")
+    return schema  # always enforced, whatever the value of `strict`
 
 
-NAMED_SCHEMA = {"name": TEXT, "schema": JSON_SCHEMA, "strict": FLAG, "description": TEXT}
-RESPONSE_FORMAT = Shape(
-    {
-        "oneOf": [
-            object_of({"type": {"enum": ["text", "json_object"]}}, "type"),
-            object_of(
-                {
-                    "type": const("json_schema"),
-                    "json_schema": object_of(NAMED_SCHEMA, "name", "schema"),
-                },
-                "type",
-                "json_schema",
-            ),
-        ]
-    },
-    schema_of,
-)
+NAMED_SCHEMA = {"name": TEXT, "schema": JSON_SCHEMA, "strict?": FLAG, "description?": TEXT}
+PLAIN_FORMAT = object_of({"type": {"enum": ["text", "json_object"]}})
+_SCHEMA_FORMAT = object_of({"type": "json_schema", "json_schema": object_of(NAMED_SCHEMA)})
+RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
 
 
 # ---- bodies
 
 
 _N = whole(1, CHOICES_MAX)
-_STREAM_FACT = "may contain include_usage and include_speculation."
 # Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
 _CHOICES = {
     "n": Shape(_N.schema | {"default": 1}, _N.read),
     "stream_options": obj(
         {
-            "include_usage": FLAG,
-            "include_speculation": FLAG,
-            "include_obfuscation": unread(FLAG.schema),
+            "include_usage?": FLAG,
+            "include_speculation?": FLAG,
+            "include_obfuscation?": unread(FLAG.schema),
         },
-        fact=_STREAM_FACT,
-        only=_STREAM_FACT,
+        only="may contain include_usage and include_speculation.",
     ),
 }
-_CHOICE_OF_FUNCTION = object_of(
-    {"type": const("function"), "function": object_of({"name": FUNCTION_NAME}, "name")},
-    "type",
-    "function",
-)
+_CHOICE = object_of({"type": "function", "function": object_of({"name": FUNCTION_NAME})})
 
 
 def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
@@ -610,7 +564,7 @@ CHAT = Body(
         "logprobs": FLAG,
         "top_logprobs": given(LOGPROBS.schema),
         "tools": TOOLS,
-        "tool_choice": given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE_OF_FUNCTION]}),
+        "tool_choice": given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
         "parallel_tool_calls": FLAG,
         "reasoning_effort": EFFORT,
         "chat_template_kwargs": TEMPLATE_KWARGS,

@@ -23,6 +23,7 @@ from .requests import (
     FUNCTION_NAME,
     IMAGE_URL,
     NAMED_SCHEMA,
+    PLAIN_FORMAT,
     REASONING,
     TEMPLATE_KWARGS,
     TOOL_CHOICES,
@@ -44,11 +45,11 @@ from .schema import (
     ID,
     JSON_SCHEMA,
     TEXT,
+    Fields,
     Shape,
     array,
     array_of,
     checked,
-    const,
     given,
     obj,
     object_of,
@@ -150,7 +151,7 @@ def _with_text(text: str, kind: str) -> dict[str, Any]:
 def _text(kind: str, read_as: str) -> Shape:
     """Return the description of a part with text, which is read as a part of another type."""
     name = _TEXT_PARTS[kind]
-    part = obj({"type": const(kind), name: TEXT}, "type", name, ignored=_IGNORED)
+    part = obj({"type": kind, name: TEXT}, ignored=_IGNORED)
     return Shape(
         part.schema,
         lambda value, at: _with_text(part.read(value, at)[name], read_as),
@@ -158,17 +159,11 @@ def _text(kind: str, read_as: str) -> Shape:
     )
 
 
+_URL = Shape(TEXT.schema, IMAGE_URL.read)
 _IMAGE_FIELDS = obj(
-    {
-        "type": const("input_image"),
-        "image_url": Shape(TEXT.schema, IMAGE_URL.read),
-        "detail": unread(TEXT.schema),
-    },
-    "type",
-    "image_url",
-    ignored=_IGNORED,
+    {"type": "input_image", "image_url": _URL, "detail?": unread(TEXT.schema)}, ignored=_IGNORED
 )
-_FILE_FIELDS = {"type": const("input_file"), "filename": TEXT, "file_data": TEXT}
+_FILE = object_of({"type": "input_file", "filename?": TEXT, "file_data": TEXT})
 
 
 def _read_image(part: Any, at: str) -> dict[str, Any]:
@@ -197,8 +192,7 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
     fact = f"must be {kind}: other parts are not supported."
     if kind == "input_text":
         image = Shape(_IMAGE_FIELDS.schema, _read_image if images else _refuse_image)
-        file = Shape(object_of(_FILE_FIELDS, "type", "file_data"), _read_file)
-        parts |= {"input_image": image, "input_file": file}
+        parts |= {"input_image": image, "input_file": Shape(_FILE, _read_file)}
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
     some = array(tagged("type", parts, fact), "must be a string, or an array of parts.")
 
@@ -216,21 +210,22 @@ def _arguments(value: Any, at: str) -> Any:
 
 
 def _thoughts(kind: str) -> Shape:
-    part = obj({"type": const(kind), "text": TEXT}, "text", ignored=_IGNORED)
+    part = obj({"type": kind, "text": TEXT}, ignored=_IGNORED)
     read = Shape(
         part.schema, lambda value, at: {"type": kind, "text": part.read(value, at)["text"]}
     )
     return array(read, "must be an array of parts.")
 
 
-def _item(kind: str, prefix: str, *needed: str, **fields: Shape) -> Shape:
+def _item(kind: str, prefix: str, fields: Fields) -> Shape:
     """Return the description of an item, which is read with all its fields."""
-    item = obj({"type": const(kind), "id": or_empty(ID)} | fields, *needed, ignored=_IGNORED)
+    item = obj({"type?": kind, "id?": or_empty(ID)} | fields, ignored=_IGNORED)
+    names = [name.rstrip("?") for name in fields]
 
     def read(value: Any, at: str) -> Item:
         found = item.read(value, at)
         head = {"type": kind, "id": found.get("id") or new_id(prefix), "status": "completed"}
-        return head | {name: found[name] for name in fields if name in found}
+        return head | {name: found[name] for name in names if name in found}
 
     return Shape(item.schema, read)
 
@@ -238,10 +233,11 @@ def _item(kind: str, prefix: str, *needed: str, **fields: Shape) -> Shape:
 _REASONING = _item(
     "reasoning",
     "rs",
-    "type",
-    summary=_thoughts("summary_text"),
-    content=_thoughts("reasoning_text"),
-    encrypted_content=given({}).hidden,
+    {
+        "summary?": _thoughts("summary_text"),
+        "content?": _thoughts("reasoning_text"),
+        "encrypted_content?": given({}).hidden,
+    },
 )
 
 
@@ -255,46 +251,29 @@ def _read_reasoning(item: Any, at: str) -> Item:
     return {name: read[name] for name in order}
 
 
-_MESSAGES = {
-    role: _item(
-        "message",
-        "msg",
-        "role",
-        "content",
-        role=const(role),
-        content=_content(
-            "output_text" if role == "assistant" else "input_text", images=role == "user"
-        ),
-    )
-    for role in ("user", "assistant", "system", "developer")
+_INPUT, _OUTPUT = _content("input_text"), _content("output_text")
+_CONTENTS = {
+    "user": _content("input_text", images=True),
+    "assistant": _OUTPUT,
+    "system": _INPUT,
+    "developer": _INPUT,
 }
+_MESSAGES = {
+    role: _item("message", "msg", {"role": role, "content": content})
+    for role, content in _CONTENTS.items()
+}
+_ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
+_CALL = {"call_id": ID, "name": FUNCTION_NAME, "arguments": Shape(TEXT.schema, _arguments)}
+_RESULT = {"call_id": ID, "output": _content("input_text", keeps_text=True)}
 _ITEMS = {
-    "message": tagged(
-        "role", _MESSAGES, f"must be one of {', '.join(_MESSAGES)}.", "invalid_value"
-    ),
-    "function_call": _item(
-        "function_call",
-        "fc",
-        "type",
-        "call_id",
-        "name",
-        "arguments",
-        call_id=ID,
-        name=FUNCTION_NAME,
-        arguments=Shape(TEXT.schema, _arguments),
-    ),
+    "message": tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
+    "function_call": _item("function_call", "fc", {"type": "function_call", **_CALL}),
     "function_call_output": _item(
-        "function_call_output",
-        "fco",
-        "type",
-        "call_id",
-        "output",
-        call_id=ID,
-        output=_content("input_text", keeps_text=True),
+        "function_call_output", "fco", {"type": "function_call_output", **_RESULT}
     ),
     "reasoning": Shape(_REASONING.schema, _read_reasoning),
 }
-_REFERENCE = object_of({"type": const("item_reference"), "id": ID}, "type", "id")
+_REFERENCE = object_of({"type": "item_reference", "id": ID})
 _ITEM_SCHEMAS = [*(one.schema for one in _ITEMS.values()), _REFERENCE]
 
 
@@ -473,19 +452,15 @@ _METADATA = checked(
     f"must be an object of at most {_METADATA_MAX} texts of at most {_METADATA_VALUE_MAX} "
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
-_NAMED = {"type": const("function"), "name": FUNCTION_NAME}
+_NAMED: dict[str, Any] = {"type": "function", "name": FUNCTION_NAME}
 _TOOL = obj(
-    _NAMED | {"description": TEXT, "parameters": JSON_SCHEMA, "strict": FLAG},
-    "type",
-    "name",
+    _NAMED | {"description?": TEXT, "parameters?": JSON_SCHEMA, "strict?": FLAG},
     empty=(None, False),
 )
-_ALLOWED: dict[str, Any] = {
-    "type": const("allowed_tools"),
-    "mode": one_of(("auto", "required")),
-    "tools": array_of(object_of(_NAMED, *_NAMED), least=1),
-}
-_CHOICES = [{"enum": [*TOOL_CHOICES]}, object_of(_NAMED, *_NAMED), object_of(_ALLOWED, *_ALLOWED)]
+_NAMES_OF_TOOLS = array_of(object_of(_NAMED), least=1)
+_MODE = {"enum": ["auto", "required"]}
+_ALLOWED = object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
+_CHOICES = [{"enum": [*TOOL_CHOICES]}, object_of(_NAMED), _ALLOWED]
 
 
 def _answer_schema(form: Any) -> Any:
@@ -511,15 +486,7 @@ def _read_verbosity(value: Any, at: str) -> Any:
     return value
 
 
-_FORM = {
-    "anyOf": [
-        object_of({"type": {"enum": ["text", "json_object"]}}, "type"),
-        object_of({"type": const("json_schema")} | NAMED_SCHEMA, "type", "name", "schema"),
-    ]
-}
-_TEXT_FACT = "may contain only format and verbosity."
-_REASONING_FACT = "may contain only effort and summary."
-_STREAM_FACT = "may contain only include_obfuscation, which has no effect."
+_FORM = {"anyOf": [PLAIN_FORMAT, object_of({"type": "json_schema", **NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
     SHARED
@@ -538,7 +505,8 @@ BODY = Body(
         ),
         "top_logprobs": LOGPROBS,
         "stream_options": obj(
-            {"include_obfuscation": unread(FLAG.schema)}, only=_STREAM_FACT, fact=_STREAM_FACT
+            {"include_obfuscation?": unread(FLAG.schema)},
+            only="may contain only include_obfuscation, which has no effect.",
         ),
         "tools": array(
             tagged("type", {"function": _TOOL}, "must be function: other tools are not supported."),
@@ -548,20 +516,18 @@ BODY = Body(
         "parallel_tool_calls": FLAG,
         "reasoning": obj(
             {
-                "effort": EFFORT,
-                "summary": one_of(_SUMMARIES),
-                "generate_summary": one_of(_SUMMARIES).hidden,
+                "effort?": EFFORT,
+                "summary?": one_of(_SUMMARIES),
+                "generate_summary?": one_of(_SUMMARIES).hidden,
             },
-            only=_REASONING_FACT,
-            fact=_REASONING_FACT,
+            only="may contain only effort and summary.",
         ),
         "text": obj(
             {
-                "format": Shape(_FORM, _read_format),
-                "verbosity": or_empty(Shape({"const": "medium"}, _read_verbosity)),
+                "format?": Shape(_FORM, _read_format),
+                "verbosity?": or_empty(Shape({"const": "medium"}, _read_verbosity)),
             },
-            only=_TEXT_FACT,
-            fact=_TEXT_FACT,
+            only="may contain only format and verbosity.",
         ),
         "chat_template_kwargs": TEMPLATE_KWARGS,
     },

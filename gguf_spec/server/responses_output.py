@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from ..results import Completion
 from .errors import ApiError
@@ -33,7 +33,7 @@ class ResponseReply:
         self._has_logprobs = asked.sampling.logprobs is not None
         self._parts = AnswerParts(started.family, asked.tools)
         self._events = Events()
-        self._open: OpenItem | None = None
+        self._open: _TextItem | OpenCall | None = None
         self._logprobs: list[TokenInfo] = []  # of text that is not sent yet
         self._response: dict[str, Any] = {
             "id": new_id("resp"),
@@ -124,7 +124,7 @@ class ResponseReply:
         named, self._logprobs = (self._logprobs, []) if kind == "text" else ([], self._logprobs)
         return [*events, *self._open.add(text, named)]
 
-    def _begin(self, item: type[OpenItem]) -> list[dict[str, Any]]:
+    def _begin(self, item: type[_TextItem]) -> list[dict[str, Any]]:
         closed = self._close("completed")
         self._open = item(self._events, len(self._response["output"]))
         return [*closed, *self._open.begin()]
@@ -178,21 +178,6 @@ class Events:
     def make(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Return the next event."""
         return {"type": kind, "sequence_number": next(self._numbers), **fields}
-
-
-class OpenItem(Protocol):
-    """An output item that grows."""
-
-    def __init__(self, events: Events, index: int) -> None: ...
-
-    def begin(self) -> list[dict[str, Any]]:
-        """Return the events of its beginning."""
-
-    def add(self, text: str, named: Sequence[TokenInfo], /) -> list[dict[str, Any]]:
-        """Return the events of a new piece of text, with its tokens if they were requested."""
-
-    def close(self, status: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the complete item, and the events of its end."""
 
 
 class _TextItem:

@@ -40,14 +40,33 @@ class Shape(NamedTuple):
 # ---- JSON schemas
 
 
-def object_of(
-    fields: Mapping[str, Shape | dict[str, Any]], *needed: str, more: bool = False
-) -> dict[str, Any]:
+# In the fields of an object a text is the only value of a field, and a dictionary the schema of a
+# value that is not checked here. A name that ends with `?` is that of an optional field.
+Fields = dict[str, Any]
+
+
+def _shapes(fields: Fields) -> dict[str, Shape]:
+    return {name.rstrip("?"): _shape(one) for name, one in fields.items()}
+
+
+def _shape(one: Shape | dict[str, Any] | str) -> Shape:
+    if isinstance(one, Shape):
+        return one
+    return given({"const": one} if isinstance(one, str) else one)
+
+
+def _needed(fields: Fields) -> list[str]:
+    is_optional = {name.rstrip("?"): name.endswith("?") for name in fields}
+    return [name for name, optional in is_optional.items() if not optional]
+
+
+def object_of(fields: Fields, more: bool = False) -> dict[str, Any]:
     """Return the schema of an object; `more` allows other properties."""
+    shapes = _shapes(fields).items()
     return {
         "type": "object",
-        "properties": published(fields),
-        "required": list(needed),
+        "properties": {name: one.schema for name, one in shapes if not one.is_hidden},
+        "required": _needed(fields),
         "additionalProperties": more,
     }
 
@@ -56,16 +75,9 @@ def array_of(
     items: Shape | dict[str, Any], most: int | None = None, least: int = 0
 ) -> dict[str, Any]:
     """Return the schema of an array of `least` to `most` items."""
-    schema = items.schema if isinstance(items, Shape) else items
-    return {"type": "array", "items": schema, "minItems": least} | (
+    return {"type": "array", "items": _shape(items).schema, "minItems": least} | (
         {} if most is None else {"maxItems": most}
     )
-
-
-def published(fields: Mapping[str, Shape | dict[str, Any]]) -> dict[str, Any]:
-    """Return the schemas of fields, without hidden ones."""
-    shown = {name: one for name, one in fields.items() if not getattr(one, "is_hidden", False)}
-    return {name: one.schema if isinstance(one, Shape) else one for name, one in shown.items()}
 
 
 # ---- single values
@@ -101,10 +113,6 @@ def is_count(value: Any) -> bool:
 def _identifier(value: Any, at: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH_MAX:
         raise bad(at, f"must be a string of at most {ID_LENGTH_MAX} characters.")
-    return value
-
-
-def _same(value: Any, _at: str) -> Any:
     return value
 
 
@@ -155,12 +163,7 @@ def one_of(values: Collection[Any], fact: str = "") -> Shape:
 
 def given(schema: dict[str, Any]) -> Shape:
     """Return the description of a value that is not checked here."""
-    return Shape(schema, _same)
-
-
-def const(value: str) -> Shape:
-    """Return the description of the field that tells the type of an object."""
-    return given({"const": value})
+    return Shape(schema, lambda value, _: value)
 
 
 def unread(schema: dict[str, Any]) -> Shape:
@@ -206,9 +209,8 @@ def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Sh
 
 
 def obj(
-    fields: Mapping[str, Shape],
-    *needed: str,
-    fact: str = "must be an object.",
+    fields: Fields,
+    *,
     only: str = "",
     refuse: Callable[[str], ApiError] = unsupported,
     empty: tuple[Any, ...] = EMPTY,
@@ -219,34 +221,35 @@ def obj(
 
     Args:
         fields: Descriptions of its fields.
-        needed: Names of the fields that must be there.
-        fact: What is said of other values.
-        only: What is said of an object with other fields; empty if the error names the field.
+        only: What is said of other values, and of an object with other fields; if it is empty, the
+            error names the field.
         refuse: Makes the error for another field.
         empty: Values of other fields that are allowed.
         ignored: Names of fields that may have any value.
         is_open: Whether all other fields are allowed, but not published.
     """
-    known, reads = {*fields, *ignored}, [(name, one.read) for name, one in fields.items()]
+    needed = _needed(fields)
+    reads = [(name, name in needed, one.read) for name, one in _shapes(fields).items()]
+    known = {*(name for name, *_ in reads), *ignored}
 
     def read(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise bad(at, fact)
+            raise bad(at, only or "must be an object.")
         start = f"{at}." if at else ""
         if not (is_open or value.keys() <= known):
             for name, one in value.items():
                 if name not in known and (only or one not in empty):
                     raise bad(at, only) if only else refuse(f"{start}{name[:100]}")
         found = {}
-        for name, read_field in reads:
+        for name, is_needed, read_field in reads:
             one = value.get(name)
-            if one is not None or name in needed:
+            if one is not None or is_needed:
                 one = read_field(one, start + name)
                 if one is not None:
                     found[name] = one
         return found
 
-    return Shape(object_of(fields, *needed), read)
+    return Shape(object_of(fields), read)
 
 
 def tagged(
@@ -283,24 +286,15 @@ def tagged(
     return Shape(shown[0] if len(shown) == 1 else {"anyOf": shown}, read)
 
 
-def either(fact: str, *shapes: tuple[type, Shape]) -> Shape:
-    """Return the description of values of several JSON types.
-
-    Args:
-        fact: What is said of other values.
-        shapes: Python types with their descriptions.
-    """
-    by_type = dict(shapes)
+def text_or(some: Shape) -> Shape:
+    """Return the description of a text or another value."""
 
     def read(value: Any, at: str) -> Any:
-        shape = by_type.get(type(value))
-        if shape is None:
-            raise bad(at, fact)
-        return shape.read(value, at)
+        return value if isinstance(value, str) else some.read(value, at)
 
-    return Shape({"anyOf": [one.schema for one in by_type.values()]}, read)
+    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
 
 
-def closed(fields: Mapping[str, Shape], *needed: str) -> Shape:
+def closed(fields: Fields) -> Shape:
     """Return the description of a body whose other fields are unknown, unless they are null."""
-    return obj(fields, *needed, refuse=unknown, empty=(None,))
+    return obj(fields, refuse=unknown, empty=(None,))

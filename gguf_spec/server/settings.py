@@ -79,8 +79,7 @@ class Settings:
             raise InvalidOptionError(
                 "api_key",
                 None,
-                "",
-                Text("set {api_key}, or use the host 127.0.0.1."),
+                hint=Text("set {api_key}, or use the host 127.0.0.1."),
                 message=f"other machines can reach the server at {self.host}, so it needs an API "
                 "key.",
             )

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ..arrays import Logits
 from ..errors import RollbackError
-from ..llama.cache import Cache
+
+if TYPE_CHECKING:
+    from ..llama.cache import Cache
 
 
 class LanguageModel(Protocol):
@@ -23,22 +25,17 @@ class LanguageModel(Protocol):
     Attributes:
         n_vocab: V, the length of a row of logits.
         n_ctx: Capacity of the cache, in tokens.
-        busy_s: Seconds spent inside the model.
         start: A token that may begin a text.
         weight_bytes: Size of the weights, in bytes.
         cached_bytes: Size of one cached token, in bytes.
-        reads_at_once: Prompt tokens decoded in one prefill pass.
         grid: Prefill passes end at multiples of this, in tokens; 0 where the end of a pass does not
             change the bits.
-        n_read: Length of the cached prefix that was decoded by prefill passes on the grid, in
-            tokens.
         exact_attention: Attention gives a row the same bits in passes of all widths and at all
             depths.
         most_exact_rows: Upper bound of the exact pass width, in tokens. Wider passes do not have
             the bits of single-token passes, even where a few measured rows agree.
         depth_costs: Pass width in tokens -> extra seconds of the pass for each cached token; empty
             where that was not measured.
-        free_rollback: Most tokens that a rollback drops without dropping others.
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
             driver of a GPU compiles kernels for it.
     """
@@ -48,42 +45,27 @@ class LanguageModel(Protocol):
     start: int
     weight_bytes: int
     cached_bytes: float
+    slow_first_pass: bool
+    grid: int
+    exact_attention: bool
+    most_exact_rows: int
+    depth_costs: Mapping[int, float]
 
     @property
     def busy_s(self) -> float:
-        """As above."""
+        """Seconds spent inside the model."""
 
     @property
     def n_read(self) -> int:
-        """As above."""
+        """Length of the cached prefix that prefill passes on the grid decoded, in tokens."""
 
     @property
     def reads_at_once(self) -> int:
-        """As above."""
-
-    @property
-    def slow_first_pass(self) -> bool:
-        """As above."""
-
-    @property
-    def grid(self) -> int:
-        """As above."""
-
-    @property
-    def exact_attention(self) -> bool:
-        """As above."""
-
-    @property
-    def most_exact_rows(self) -> int:
-        """As above."""
-
-    @property
-    def depth_costs(self) -> Mapping[int, float]:
-        """As above."""
+        """Prompt tokens decoded in one prefill pass."""
 
     @property
     def free_rollback(self) -> int:
-        """As above."""
+        """Most tokens that a rollback drops without dropping others."""
 
     @property
     def cached(self) -> list[int]:

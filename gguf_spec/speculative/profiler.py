@@ -101,9 +101,8 @@ def measure(
             thorough measurement; otherwise the budget may end it earlier.
     """
     began = time.perf_counter()
-    n_times, n_emitted, n_draft = (
-        (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
-    )
+    n_times = 5 if thorough else 3
+    n_emitted, n_draft = (_AT_LENGTH, _AT_LENGTH // 4) if thorough else (_N_SINGLES, 16)
     half_s = np.inf if thorough else budget_s / 2
     n_emitted, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_emitted, n_draft))
     passes, draft_passes = (
@@ -113,14 +112,7 @@ def measure(
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
     total = n_emitted + len(passes) + n_deep
     total += n_draft + len(draft_passes) + n_deep if draft else 0
-    done = 0
-
-    def step(n: int = 1) -> None:
-        nonlocal done
-        done += n
-        if on_step:
-            on_step(done, total)
-
+    step = _counter(on_step, total)
     generated = _generate(target, n_emitted, half_s / 3, step)
     rows = PassRows(target, generated)
     target_s = {1: generated.single_s} | _time(
@@ -134,11 +126,7 @@ def measure(
     right, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
     draft_s, draft_depth, draft_guess = dict[int, float](), dict[int, float](), False
     if draft:
-        if needs_rows(draft):  # of the text on which it is judged and timed
-            n = min(max(*_DRAFT_WIDTHS, len(generated.tokens)), target.n_ctx - 1)
-            target.rollback(0)
-            read_on(target, repeated(generated.tokens, n), lambda: False)
-        right, proposal_s = _ask(draft, generated.tokens)
+        right, proposal_s = _ask(target, draft, generated.tokens)
         text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
         draft_s[1] = _generate(draft, n_draft, half_s / 4, step).single_s
         draft_s |= _time(draft, text, draft_passes, half_s / 4, step, n_rows=1)
@@ -146,20 +134,33 @@ def measure(
         draft.rollback(0)
     target.rollback(0)
     return Profile(
-        plausible(target_s),
-        target_depth,
-        plausible(draft_s),
-        draft_depth,
-        noise,
-        tuple(right),
-        time.perf_counter() - began,
-        generated.token_s,
-        proposal_s,
-        exact_width,
-        generated.steady,
+        target=plausible(target_s),
+        target_depth=target_depth,
+        draft=plausible(draft_s),
+        draft_depth=draft_depth,
+        noise=noise,
+        right=tuple(right),
+        seconds=time.perf_counter() - began,
+        token_s=generated.token_s,
+        proposal_s=proposal_s,
+        exact_width=exact_width,
+        steady=generated.steady,
         restores=restores,
         guesses_depth=(guess, draft_guess),
     )
+
+
+def _counter(on_step: Callable[[int, int], object] | None, total: int) -> Callable[..., object]:
+    """Return a function that counts passes and reports their number."""
+    done = 0
+
+    def step(n: int = 1) -> None:
+        nonlocal done
+        done += n
+        if on_step:
+            on_step(done, total)
+
+    return step
 
 
 def _with_copies(
@@ -336,13 +337,19 @@ def _depth(
     return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}, False
 
 
-def _ask(draft: LanguageModel, generated: Sequence[int]) -> tuple[list[tuple[float, float]], float]:
+def _ask(
+    target: LanguageModel, draft: LanguageModel, generated: Sequence[int]
+) -> tuple[list[tuple[float, float]], float]:
     """Measure how often the draft model predicts the target's tokens.
 
     Returns:
         For each confidence bucket the number of right tokens and the number of positions; and
             Python's seconds for each position.
     """
+    if needs_rows(draft):  # of the text on which it is judged and timed
+        n = min(max(*_DRAFT_WIDTHS, len(generated)), target.n_ctx - 1)
+        target.rollback(0)
+        read_on(target, repeated(generated, n), lambda: False)
     sampler = Sampler(_SAID, SeededRng(1))
     model = drafter_of(
         draft, CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab)), draft.n_vocab

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,46 +41,28 @@ class TranslatedModel:
         self._rows = np.empty((0, 0), np.float32)
         self.n_vocab, self.n_ctx, self.start = target.n_vocab, model.n_ctx, target.start
         self.weight_bytes, self.cached_bytes = model.weight_bytes, model.cached_bytes
+        self.exact_attention, self.most_exact_rows = model.exact_attention, model.most_exact_rows
+        self.depth_costs, self.slow_first_pass = model.depth_costs, model.slow_first_pass
 
     @property
     def busy_s(self) -> float:
-        """As of `LanguageModel`."""
+        """Seconds spent inside the draft model."""
         return self._model.busy_s
 
     @property
     def n_read(self) -> int:
-        """As of `LanguageModel`."""
+        """Number of target tokens that were read."""
         return self.n_past
 
     @property
     def reads_at_once(self) -> int:
-        """As of `LanguageModel`."""
+        """Prompt tokens decoded in one prefill pass."""
         return self._model.reads_at_once
 
     @property
-    def exact_attention(self) -> bool:
-        """As of `LanguageModel`."""
-        return self._model.exact_attention
-
-    @property
-    def most_exact_rows(self) -> int:
-        """As of `LanguageModel`."""
-        return self._model.most_exact_rows
-
-    @property
-    def depth_costs(self) -> Mapping[int, float]:
-        """As of `LanguageModel`."""
-        return self._model.depth_costs
-
-    @property
     def free_rollback(self) -> int:
-        """As of `LanguageModel`."""
+        """Most tokens that a rollback drops without dropping others."""
         return self.n_ctx
-
-    @property
-    def slow_first_pass(self) -> bool:
-        """As of `LanguageModel`."""
-        return self._model.slow_first_pass
 
     @property
     def cached(self) -> list[int]:

@@ -171,7 +171,7 @@ def read_json(path: Path) -> Any:
     """Return the data of a JSON file; None if it is missing or invalid."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

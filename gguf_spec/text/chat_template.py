@@ -279,16 +279,14 @@ def _check_tools(
         raise InvalidOptionError(
             "tools",
             names,
-            "",
-            Text("omit {tools}, or use a model whose chat template supports them."),
+            hint=Text("omit {tools}, or use a model whose chat template supports them."),
             message=f"the chat template of {model.path.name} does not support tools.",
         )
     if spells_special(model, reasoning, "\n".join(_strings(tools))):
         raise InvalidOptionError(
             "tools",
             names,
-            "",
-            "remove the special tokens from names and descriptions.",
+            hint="remove the special tokens from names and descriptions.",
             message=f"the tools {', '.join(map(str, names))} contain special tokens of "
             f"{model.path.name}.",
         )

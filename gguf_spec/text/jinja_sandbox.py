@@ -27,15 +27,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from . import jinja_child
 from .jinja_child import MEMORY, TemplateFailure, make_environment, now, refuse, write_text
 
-# Limits: characters of the template, characters of the values, comparisons in the template, steps
-# (see `_PER_STEP`), seconds.
-_SMALL_SOURCE, _SMALL_VALUES, _MOST_COMPARED, _STEPS, _SECONDS = (
-    1 << 16,
-    1 << 18,
-    500,
-    20_000_000,
-    1.0,
-)
+# Limits in this process: characters of the template and of the values, comparisons in the template.
+_SMALL_SOURCE, _SMALL_VALUES, _MOST_COMPARED = 1 << 16, 1 << 18, 500
+# Limits in this process: steps (see `_PER_STEP`), seconds.
+_STEPS, _SECONDS = 20_000_000, 1.0
 # steps of one loop iteration or call; one character is one step
 _PER_STEP = 500
 # remaining steps and end time of the current rendering
@@ -106,9 +101,8 @@ def render_simple(source: str, values: str, most: int) -> str | None:
     Raises:
         TemplateFailure: The template rejects its variables, or writes too much.
     """
-    if len(source) > _SMALL_SOURCE or len(values) > _SMALL_VALUES:
-        return None
-    template = _simple(source)
+    is_small = len(source) <= _SMALL_SOURCE and len(values) <= _SMALL_VALUES
+    template = _simple(source) if is_small else None
     if not template:
         return None
     _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
@@ -170,10 +164,8 @@ def _careful_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(function)
     def careful(*args: Any, **kwargs: Any) -> Any:
         value = args[at]
-        if not (
-            isinstance(value, _PLAIN if name == "string" else _CONTAINERS)
-            or (name in _OF_ITERATORS and hasattr(value, "__next__"))
-        ):
+        is_iterator = name in _OF_ITERATORS and hasattr(value, "__next__")
+        if not (is_iterator or isinstance(value, _PLAIN if name == "string" else _CONTAINERS)):
             raise _Unsure
         if name not in ("default", "d"):
             _check_short([*args[at + 1 :], *kwargs.values()])
@@ -205,9 +197,8 @@ def _simple(source: str) -> jinja2.Template | None:
     environment = make_environment(_Careful)
     environment.finalize = _shown
     environment.globals = {"namespace": jinja2.utils.Namespace}
-    environment.filters = {
-        name: _careful_filter(name, environment.filters[name]) for name in _FILTERS
-    }
+    filters = environment.filters
+    environment.filters = {name: _careful_filter(name, filters[name]) for name in _FILTERS}
     environment.filters[" tick"] = _tick  # templates cannot contain this name
     environment.tests = {name: environment.tests[name] for name in _TESTS}
     # the parser already evaluates constants
@@ -215,10 +206,8 @@ def _simple(source: str) -> jinja2.Template | None:
     try:
         tree = environment.parse(source)
         found = list(tree.find_all(nodes.Node))
-        if (
-            not all(_is_simple(node) for node in found)
-            or sum(isinstance(node, (nodes.Compare, nodes.Test)) for node in found) > _MOST_COMPARED
-        ):
+        n_compared = sum(isinstance(node, (nodes.Compare, nodes.Test)) for node in found)
+        if n_compared > _MOST_COMPARED or not all(_is_simple(node) for node in found):
             return None
         for node in found:
             if isinstance(node, nodes.For):
@@ -268,9 +257,8 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(values)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateFailure(
-            f"the messages contain a value that JSON does not support: {error}"
-        ) from error
+        what = f"the messages contain a value that JSON does not support: {error}"
+        raise TemplateFailure(what) from error
     most = MAX_OUTPUT + len(text)
     rendered = render_simple(source, text, most)
     return _render_apart(source, text, most) if rendered is None else rendered
@@ -283,19 +271,12 @@ def _render_apart(source: str, values: str, most: int) -> str:
             "and there is no Python interpreter for a separate process"
         )
     places = {str(Path(str(module.__file__)).parents[1]) for module in (jinja2, markupsafe)}
-    task = json.dumps(
-        {
-            "source": source,
-            "values": values,
-            "most": most,
-            "cpu": CPU_SECONDS,
-            "memory": MEMORY + 20 * len(values),
-        }
-    )
+    task = {"source": source, "values": values, "most": most}
+    limits = {"cpu": CPU_SECONDS, "memory": MEMORY + 20 * len(values)}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _START, jinja_child.__file__, *places],
-            input=task,
+            input=json.dumps(task | limits),
             capture_output=True,
             encoding="ascii",
             timeout=_WALL_SECONDS,
@@ -305,9 +286,8 @@ def _render_apart(source: str, values: str, most: int) -> str:
     except subprocess.TimeoutExpired:
         raise TemplateFailure(f"it takes more than {_WALL_SECONDS} seconds") from None
     except OSError as error:
-        raise TemplateFailure(
-            f"it needs a separate process, which cannot be started: {error}"
-        ) from error
+        what = f"it needs a separate process, which cannot be started: {error}"
+        raise TemplateFailure(what) from error
     if done.returncode in (-signal.SIGKILL, -signal.SIGXCPU) if sys.platform != "win32" else False:
         raise TemplateFailure(f"it takes more than {CPU_SECONDS} seconds")
     try:

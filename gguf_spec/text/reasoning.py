@@ -332,12 +332,8 @@ def reasoning_format(model: Model) -> ReasoningFormat | None:
         return ReasoningFormat(ChannelSyntax(), shown, _field(template))
     for opened, closed, end in _TAGS:
         if closed in template or opened in template:
-            names = _SPECIAL.findall(opened + closed)
-            shown = {
-                token: name
-                for token, name in _special(model, names).items()
-                if not model.piece(token)
-            }
+            shown = _special(model, _SPECIAL.findall(opened + closed))
+            shown = {token: name for token, name in shown.items() if not model.piece(token)}
             tags = [_marked(text, shown.values()) for text in (opened, closed, end)]
             return ReasoningFormat(TagSyntax(*tags), shown, _field(template))
     return None
@@ -349,10 +345,9 @@ def spells_special(model: Model, reasoning: ReasoningFormat | None, text: str) -
     llama.cpp reads the names of the channel tokens of gpt-oss in every text.
     """
     ids = model.tokenize(text, special=True, start=False)
-    shown = reasoning.shown if reasoning else {}
-    return any(token in shown for token in ids) or ids != model.tokenize(
-        text, special=False, start=False
-    )
+    if reasoning and any(token in reasoning.shown for token in ids):
+        return True
+    return ids != model.tokenize(text, special=False, start=False)
 
 
 def plain_tokens(
@@ -363,11 +358,10 @@ def plain_tokens(
     # Cut inside of each name, where llama.cpp would read it as a token.
     cut = "|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names)
     pieces = re.split(cut, text) if cut else [text]
-    return [
-        token
-        for i, piece in enumerate(pieces)
-        for token in model.tokenize(piece, special=False, start=start and i == 0)
-    ]
+    ids: list[int] = []
+    for i, piece in enumerate(pieces):
+        ids += model.tokenize(piece, special=False, start=start and i == 0)
+    return ids
 
 
 def _special(model: Model, names: Iterable[str]) -> dict[int, str]:

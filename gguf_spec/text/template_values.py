@@ -43,28 +43,23 @@ def names_read(template: str) -> frozenset[str]:
     if len(template) > MAX_SOURCE:
         return frozenset()
     try:
-        tokens = [
-            (kind, text)
-            for _, kind, text in Environment().lex(template)
-            if kind in ("name", "operator", "block_begin", "block_end")
-        ]
+        lexed = [(kind, text) for _, kind, text in Environment().lex(template)]
     except TemplateError:
         return frozenset()
+    kinds = ("name", "operator", "block_begin", "block_end")
+    tokens = [one for one in lexed if one[0] in kinds]
     first: dict[str, bool] = {}
     before: list[str] = ["", ""]
     ends: tuple[str, ...] = ()
     for i, (kind, text) in enumerate(tokens):
         ends = () if kind == "block_end" or text in ends else _TARGETS.get(text, ends)
         is_keyword = tokens[i + 1 : i + 2] == [("operator", "=")]
-        if kind == "name" and text not in _RESERVED and not _is_part(before):
+        # an attribute, a filter or a test
+        is_part = before[-1] in _NO_VARIABLE_AFTER or before == ["is", "not"]
+        if kind == "name" and text not in _RESERVED and not is_part:
             first.setdefault(text, not (ends or is_keyword))
         before = [before[-1], text]
     return frozenset(name for name, is_read in first.items() if is_read)
-
-
-def _is_part(before: list[str]) -> bool:
-    """Return whether a name after these tokens is an attribute, a filter or a test."""
-    return before[-1] in _NO_VARIABLE_AFTER or before == ["is", "not"]
 
 
 @dataclass(frozen=True)
@@ -119,16 +114,10 @@ def check_text(options: PromptOptions) -> None:
 
 
 def _needs_messages(option: str, value: object) -> InvalidOptionError:
-    return InvalidOptionError(
-        option,
-        value,
-        "",
-        Text("send messages, or omit {}.", Option(option)),
-        message=Text(
-            "{} needs messages: a text has no chat template.",
-            Option(option, value if isinstance(value, bool) else ...),
-        ),
-    )
+    given = Option(option, value if isinstance(value, bool) else ...)
+    hint = Text("send messages, or omit {}.", Option(option))
+    message = Text("{} needs messages: a text has no chat template.", given)
+    return InvalidOptionError(option, value, "", hint, message=message)
 
 
 def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
@@ -141,13 +130,21 @@ def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
     template = model.chat_template or ""
     read, reasoning = names_read(template), reasoning_format(model)
     for name, value in options.values.items():
-        _check_value(model, reasoning, name, value, name in read)
+        problem = ""
+        if name not in read:
+            problem = f"the chat template of {model.path.name} does not read {name[:100]!r}."
+        elif value is not None and not isinstance(value, (str, bool, int, float)):
+            problem = f"the value of {name!r} is not a text, a number, a boolean or null."
+        elif isinstance(value, str) and spells_special(model, reasoning, value):
+            problem = f"the value of {name!r} contains a special token."
+        if problem:
+            hint = f"omit {name[:100]!r}."
+            raise InvalidOptionError("chat_template_kwargs", name, "", hint, message=problem)
     if options.think and reasoning is None:
         raise no_reasoning(model, "think", True)
     if options.think and options.prefill:
-        raise OptionConflictError(
-            Option("think", True), Option("prefill"), "omit one of the two: an answer has begun."
-        )
+        hint = "omit one of the two: an answer has begun."
+        raise OptionConflictError(Option("think", True), Option("prefill"), hint)
     think = {name: options.think for name in _SWITCHES if name in read}
     return (think if options.think is not None else {}) | dict(options.values)
 
@@ -158,33 +155,9 @@ def no_reasoning(
     """Return the error for an option of reasoning where no reasoning is separated."""
     if not is_chat:
         return _needs_messages(option, value)
-    return InvalidOptionError(
-        option,
-        value,
-        "",
-        Text("omit {}, or use a model that reasons.", Option(option)),
-        message=f"the chat template of {model.path.name} has no reasoning parts.",
-    )
-
-
-def _check_value(
-    model: Model, reasoning: ReasoningFormat | None, name: str, value: object, is_read: bool
-) -> None:
-    is_plain = value is None or isinstance(value, (str, bool, int, float))
-    is_special = isinstance(value, str) and spells_special(model, reasoning, value)
-    problem = (
-        f"the chat template of {model.path.name} does not read {name[:100]!r}."
-        if not is_read
-        else f"the value of {name!r} is not a text, a number, a boolean or null."
-        if not is_plain
-        else f"the value of {name!r} contains a special token."
-        if is_special
-        else ""
-    )
-    if problem:
-        raise InvalidOptionError(
-            "chat_template_kwargs", name, "", f"omit {name[:100]!r}.", message=problem
-        )
+    hint = Text("omit {}, or use a model that reasons.", Option(option))
+    message = f"the chat template of {model.path.name} has no reasoning parts."
+    return InvalidOptionError(option, value, "", hint, message=message)
 
 
 def ending(model: Model, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
@@ -207,18 +180,14 @@ def with_reasoning(
 
     Reasoning that the template does not read is left out.
     """
-    return [_with_reasoning(message, reasoning) for message in messages]
-
-
-def _with_reasoning(
-    message: Mapping[str, Any], reasoning: ReasoningFormat | None
-) -> dict[str, Any]:
-    read = dict(message)
-    said = read.pop("reasoning_content", None)
-    if not said or reasoning is None or reasoning.field is None:
-        return read
-    # The template of gpt-oss takes the reasoning of a call only, and rejects it beside a content.
-    is_call = bool(read.get("tool_calls")) and not read.get("content")
-    if isinstance(reasoning.syntax, ChannelSyntax) and not is_call:
-        return read
-    return read | {reasoning.field: said}
+    read = [dict(message) for message in messages]
+    for message in read:
+        said = message.pop("reasoning_content", None)
+        # The template of gpt-oss takes the reasoning of a call only, and rejects it beside a
+        # content.
+        is_call = bool(message.get("tool_calls")) and not message.get("content")
+        if reasoning is None or (isinstance(reasoning.syntax, ChannelSyntax) and not is_call):
+            continue
+        if said and reasoning.field is not None:
+            message[reasoning.field] = said
+    return read

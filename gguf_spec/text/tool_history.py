@@ -25,11 +25,8 @@ def call_tokens(model: Model) -> dict[int, str]:
     """Return the special tokens of the model's tool calls that have no text, with their names."""
     family = family_of(model.chat_template or "")
     ids = {name: model.tokenize(name, special=True, start=False) for name in family.tokens}
-    return {
-        found[0]: name
-        for name, found in ids.items()
-        if len(found) == 1 and not model.piece(found[0])
-    }
+    single = ((found[0], name) for name, found in ids.items() if len(found) == 1)
+    return {token: name for token, name in single if not model.piece(token)}
 
 
 def reads_tools(template: str) -> bool:
@@ -52,22 +49,18 @@ class ToolHistory:
 
     def render(self, render: Callable[[Messages], str], contents: Messages) -> str:
         """Return the prompt for other contents of the messages, with all calls."""
-        filled = [
-            {**new, "content": new["content"] + place} if place else new
-            for new, place in zip(contents, map(_place_of, self.messages), strict=True)
-        ]
-        text = render([{k: v for k, v in one.items() if k != _PLACE} for one in filled])
+        filled = []
+        for new, fitted in zip(contents, self.messages, strict=True):
+            filled.append({k: v for k, v in new.items() if k != _PLACE})
+            if place := fitted.get(_PLACE):
+                filled[-1]["content"] += place
+        text = render(filled)
         for place, written in self.places.items():
             text = text.replace(place, written)
         return text
 
 
 _PLACE = "_place_of_calls"
-
-
-def _place_of(message: Mapping[str, Any]) -> str:
-    place: str = message.get(_PLACE, "")
-    return place
 
 
 def tool_history(

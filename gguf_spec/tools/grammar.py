@@ -62,7 +62,7 @@ class ToolSchemaError(InvalidOptionError):
         self.reason = str(getattr(error, "reason", error)).rstrip(".")[:300] + "."
         option = "json_schema" if tool is None else "tools"
         what = "the schema of the answer" if tool is None else f"the schema of the tool {tool}"
-        super().__init__(option, tool, "", message=f"{what} cannot be used: {self.reason}")
+        super().__init__(option, tool, message=f"{what} cannot be used: {self.reason}")
 
 
 def tool_grammar(
@@ -88,23 +88,15 @@ def tool_grammar(
         ToolSchemaError: The schema of a strict tool, or `schema`, cannot be converted, or the
             conversion of all schemas takes too much work.
     """
-    with limited_work():
-        return _tool_grammar(use, family, token, schema, thinks)
-
-
-def _tool_grammar(
-    use: ToolUse,
-    family: Family,
-    token: Callable[[str], int | None],
-    schema: Any,
-    thinks: bool,
-) -> str:
     sym = symbols(HARMONY_TOKENS if family.name == HARMONY else family.tokens, token)
-    calls = list(_calls(use, family, sym))
-    rules = [f"call ::= {' | '.join(name for name, _ in calls)}"]
-    rules += [line for _, lines in calls for line in lines]
-    if schema is not None:
-        rules += _answer_rules(schema)
+    with limited_work():
+        names = (f"t{i}-call" for i in range(len(use.schemas)))
+        rules = [f"call ::= {' | '.join(names)}", *_calls(use, family, sym)]
+        if schema is not None:
+            try:
+                rules += _checked(to_rules(schema, "answer-"), "answer-root")
+            except InvalidOptionError as error:
+                raise ToolSchemaError(None, error) from None
     if family.name == HARMONY:
         return _grammar([*harmony_rules(use.required, schema is not None, thinks, token), *rules])
     rules += _sequence(use, family, sym)
@@ -121,24 +113,16 @@ def _grammar(rules: Iterable[str]) -> str:
     return "\n".join([*rules, *BUILT_IN_RULES]) + "\n"
 
 
-def _answer_rules(schema: Any) -> list[str]:
-    try:
-        return _checked(to_rules(schema, "answer-"), "answer-root")
-    except InvalidOptionError as error:
-        raise ToolSchemaError(None, error) from None
-
-
-def _calls(use: ToolUse, family: Family, sym: Sym) -> Iterator[tuple[str, list[str]]]:
-    """Yield for each tool the name of the rule for its call, and its rules."""
+def _calls(use: ToolUse, family: Family, sym: Sym) -> Iterator[str]:
+    """Yield the rules for a call of each tool; the first one of the tool `i` is `t<i>-call`."""
     for i, (name, schema) in enumerate(use.schemas.items()):
         prefix = f"t{i}-"
         try:
-            rules = _call(family, name, {"type": "object", **schema}, prefix, sym)
+            yield from _call(family, name, {"type": "object", **schema}, prefix, sym)
         except InvalidOptionError as error:
             if name in use.strict or isinstance(error, GrammarTooLargeError):
                 raise ToolSchemaError(name, error) from None
-            rules = family.call.rule(name, {"type": "object"}, prefix, sym)
-        yield f"{prefix}call", rules
+            yield from family.call.rule(name, {"type": "object"}, prefix, sym)
 
 
 def _call(family: Family, name: str, schema: Mapping[str, Any], prefix: str, sym: Sym) -> list[str]:
@@ -154,11 +138,7 @@ def _call(family: Family, name: str, schema: Mapping[str, Any], prefix: str, sym
 
 
 def _checked(rules: list[str], first: str) -> list[str]:
-    """Return rules, if they are a grammar.
-
-    Args:
-        rules: The rules.
-        first: Name of the first one.
+    """Return rules with the name of the first one, if they are a grammar.
 
     Raises:
         InvalidOptionError: They are none, or too large.
@@ -171,11 +151,9 @@ def _checked(rules: list[str], first: str) -> list[str]:
 def _sequence(use: ToolUse, family: Family, sym: Sym) -> Iterator[str]:
     """Yield the rules for calls, and for what follows the first marker."""
     marker = words_of(family.lead)[0] if family.lead.strip() else ""
-    is_parallel = use.parallel and family.is_parallel
-    lead = sym(family.lead[len(marker) :])
     begin = sym(family.between + family.call.begins[0])
-    again = f"({begin} call)*" if is_parallel else ""
-    parts = [lead, "call", again, sym(family.close)]
+    again = f"({begin} call)*" if use.parallel and family.is_parallel else ""
+    parts = [sym(family.lead[len(marker) :]), "call", again, sym(family.close)]
     yield f"more ::= {' '.join(filter(None, parts))}"
     yield f"calls ::= {sym(marker)} more" if marker else "calls ::= more"
 

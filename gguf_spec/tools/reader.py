@@ -47,28 +47,23 @@ class ToolReader:
         self._n_calls = 0
         self._n_read = 0  # calls since the last text
         self._steps = self._answer()
-        self._advance()
+        next(self._steps, None)
 
     def push(self, text: str) -> list[Event]:
         """Append text of the answer; return the events that it completes."""
-        if text:
-            self._source.text += text
-            self._advance()
-        return self._kept(self._source.take())
+        self._source.text += text
+        return self._read() if text else []
 
     def finish(self) -> list[Event]:
         """End the answer; return the last events."""
         self._source.ended = True
-        self._advance()
-        return self._kept(self._source.take())
+        return self._read()
 
-    def _advance(self) -> None:
+    def _read(self) -> list[Event]:
+        """Return the next events, without the calls after the last one that is wanted."""
         next(self._steps, None)
-
-    def _kept(self, events: list[Event]) -> list[Event]:
-        """Return events without the calls after the last one that is wanted."""
         kept = []
-        for event in events:
+        for event in self._source.take():
             self._n_calls += isinstance(event, CallStarted)
             if self._most is None or self._n_calls <= self._most or isinstance(event, TextPiece):
                 kept.append(event)
@@ -220,11 +215,7 @@ def call_of(family: Family, name: str, arguments: str) -> Delta:
     id_ = f"call_{secrets.token_hex(12)}"
     if family.id_length:
         id_ = secrets.token_hex(family.id_length)[: family.id_length]
-    return {
-        "id": id_,
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def whole_answer(text: str, family: Family, use: ToolUse) -> tuple[str, list[Delta]]:
@@ -263,25 +254,17 @@ class ToolDeltas:
                 call = {"index": self._index, **call_of(self._family, event.name, "")}
                 deltas.append({"tool_calls": [call]})
             elif isinstance(event, ArgumentPiece):
-                _add_arguments(deltas, self._index, event.text)
+                # pieces of one chunk are one delta
+                last = deltas[-1].get("tool_calls") if deltas else None
+                if last and "id" not in last[0]:
+                    last[0]["function"]["arguments"] += event.text
+                else:
+                    call = {"index": self._index, "function": {"arguments": event.text}}
+                    deltas.append({"tool_calls": [call]})
             elif isinstance(event, CallEnded):
                 self.has_call = True
             elif text := event.text if isinstance(event, TextPiece) else event.rest:
-                _add_content(deltas, text)
+                if not (deltas and "content" in deltas[-1]):
+                    deltas.append({"content": ""})
+                deltas[-1]["content"] += text
         return deltas
-
-
-def _add_arguments(deltas: list[Delta], index: int, text: str) -> None:
-    """Add a piece of arguments; pieces of one chunk are one delta."""
-    last = deltas[-1].get("tool_calls") if deltas else None
-    if last and last[0]["index"] == index and "id" not in last[0]:
-        last[0]["function"]["arguments"] += text
-    else:
-        deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
-
-
-def _add_content(deltas: list[Delta], text: str) -> None:
-    if deltas and "content" in deltas[-1]:
-        deltas[-1]["content"] += text
-    else:
-        deltas.append({"content": text})

@@ -21,28 +21,32 @@ together, and must be those of each request alone (`under_load`).
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
+from typing import Any
 
 from ..bench.workloads import long_text
 from ..errors import (
     ContextTooShortError,
     EmptyPromptError,
+    GgufSpecError,
     InvalidOptionError,
     NoSpeculationError,
     Text,
 )
-from ..options import Sampling
-from ..results import OnProgress, Progress
+from ..options import Sampling, Speculation
+from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
+from ..runtime.many import Cancellation, run_all
 from .chi_square import LAW_TOKENS, ChiSquareTest, Reference, drawn, n_draws_of
 from .chi_square import WAYS as LAWS
-from .report import Comparison, Difference, Report
 from .request_checks import RequestChecks
 from .row_checks import Check, check_kernels, check_rows, noise_in_use
-from .text_checks import SAMPLINGS, WAYS, TextChecks
-from .under_load import PARALLEL, check_load
+from .text_checks import SAMPLINGS, WAYS, Comparison, Difference, Job, TextChecks
 
 __all__ = [
     "PARALLEL",
@@ -59,6 +63,85 @@ __all__ = [
 PROMPTS = 10  # default number of bundled prompts
 # Tokens of text before each prompt of a long run, their minimum, and tokens left free.
 _LONG, _LEAST_LONG, _SPARE = (1500, 300, 16)
+PARALLEL = 8  # default number of requests at once
+_LOAD_WAYS = {
+    "none": Speculation(0),
+    "text": Speculation(drafter="ngram"),
+    "model, k = 3": Speculation(3, drafter="model", adaptive=False),
+    "auto": Speculation(),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of `verify`.
+
+    Attributes:
+        target: Name of the model.
+        draft: File name of the draft, or None.
+        n_prompts: Number of continued prompts.
+        n_tokens: Maximum number of tokens of a text.
+        noise: Largest logit shift caused by the pass width on this machine, in logits.
+        comparisons: One per sampling and drafter.
+        differences: One per text that differs from the plain text.
+        cache_faults: Cache errors, one sentence each.
+        laws: Chi-square tests, one per entry of `chi_square.WAYS`.
+        total_s: Duration in seconds.
+        checks: One per feature: rows, near ties, warm caches and so on.
+        n_parallel: Number of requests that ran at once; 1 without `under_load`.
+    """
+
+    target: str
+    draft: str | None
+    n_prompts: int
+    n_tokens: int
+    noise: float
+    comparisons: tuple[Comparison, ...]
+    differences: tuple[Difference, ...]
+    cache_faults: tuple[str, ...]
+    laws: tuple[ChiSquareTest, ...]
+    total_s: float
+    checks: tuple[Check, ...] = ()
+    n_parallel: int = 1
+
+    @property
+    def ok(self) -> bool:
+        """Whether all differences are within the noise."""
+        texts_ok = not self.cache_faults and all(d.near_tie for d in self.differences)
+        laws_ok = all(law.ok for law in self.laws)
+        return texts_ok and laws_ok and all(check.ok for check in self.checks)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one plain sentence."""
+        subject = "Running requests together" if self.n_parallel > 1 else "Speculation"
+        n = sum(one.n_texts for one in self.comparisons)
+        n_same = sum(one.n_identical for one in self.comparisons)
+        n_different = sum(not d.near_tie for d in self.differences)
+        if self.ok:
+            found = f"{n_same} of {n} texts identical"
+            if n > n_same:
+                found += (
+                    f", {n - n_same} differ at a near tie, which this machine's rounding decides"
+                )
+            return f"{subject} does not change this model's output ({found})."
+        wrong = [f"{n_different} of {n} texts differ"] if n_different else []
+        wrong += ["a cache does not contain the generated tokens"] if self.cache_faults else []
+        wrong += [
+            f"first tokens under {law.accept} do not follow the model's probabilities"
+            for law in self.laws
+            if not law.ok
+        ]
+        wrong += [check.changes for check in self.checks if not check.ok]
+        return f"{subject} changes this model's output: {'; '.join(wrong)}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as plain values."""
+        parts = {
+            name: [asdict(one) | {"ok": one.ok} for one in getattr(self, name)]
+            for name in ("laws", "checks")
+        }
+        return {"ok": self.ok, "sentence": self.sentence} | asdict(self) | parts
 
 
 def bundled_prompts() -> list[str]:
@@ -102,74 +185,97 @@ def verify(
         ContextTooShortError: A prompt leaves no room in the context for a few tokens.
         EmptyPromptError: A prompt contains no token.
     """
-    started = time.perf_counter()
+    run = _Run(limit_s, progress)
     prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
     n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
     if not (llm.draft_name or under_load):
-        raise NoSpeculationError(
-            "draft",
-            None,
-            "there is no draft model, so there is no speculation to verify.",
-            Text("set {draft} to a model."),
-        )
+        fact = "there is no draft model, so there is no speculation to verify."
+        raise NoSpeculationError("draft", None, fact, Text("set {draft} to a model."))
     if not prompts or isinstance(prompts, str):
-        raise InvalidOptionError(
-            "prompts", prompts, "a list of one text or more", "write at least one text."
-        )
+        allowed = "a list of one text or more"
+        raise InvalidOptionError("prompts", prompts, allowed, "write at least one text.")
     Sampling(seed=seed, max_tokens=n_tokens)  # raises if a value is invalid
     if n_draws < 1:
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
     for prompt in prompts:
         _check_room(llm, prompt)
     before = _long_text(llm, prompts, n_tokens) if long else ""
+    longer = [before + prompt for prompt in prompts]
     if under_load:
-        longer = [before + prompt for prompt in prompts]
-        return check_load(llm, longer, n_tokens, seed, limit_s, progress)
+        return _check_load(llm, longer, n_tokens, seed, run)
     noise = noise_in_use(llm, WAYS.values())
     texts = TextChecks(llm, n_tokens, noise)
     requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)
-    steps = _Steps(
-        len(prompts) * len(SAMPLINGS) * (1 + len(WAYS))
-        + sum(n_draws_of(way, n_draws) for way in LAWS)
-        + len(requests.parts),
-        progress,
-    )
+    run.total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + len(requests.parts)
+    run.total += sum(n_draws_of(way, n_draws) for way in LAWS)
     checks = [check_rows(llm, WAYS.values()), *check_kernels(llm)]
-    until = [
-        math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS))
-        for i in range(len(LAWS))
-    ]
-    reference = Reference(llm, prompts[0], exact=not noise)
-    laws = tuple(
-        drawn(llm, reference, way, n_draws, seed, end, steps.one_more)
-        for way, end in zip(LAWS, until, strict=True)
-    )
-
-    def is_late() -> bool:
-        return limit_s is not None and time.perf_counter() - started > limit_s
-
+    reference, laws = Reference(llm, prompts[0], exact=not noise), []
+    for i, way in enumerate(LAWS):
+        until = run.started + run.limit_s * (i + 1) / (3 * len(LAWS))
+        laws.append(drawn(llm, reference, way, n_draws, seed, until, run.one_more))
     for name, part in requests.parts.items():
-        checks.append(Check(name, 0, "omitted: the time limit ended it") if is_late() else part())
-        steps.one_more()
+        omitted = Check(name, 0, "omitted: the time limit ended it")
+        checks.append(omitted if run.is_late() else part())
+        run.one_more()
     n_prompts = 0
-    for prompt in prompts:
-        if n_prompts and is_late():
+    for prompt in longer:
+        if n_prompts and run.is_late():
             break
-        texts.compare(before + prompt, n_prompts, (seed + n_prompts) % 2**64, steps.one_more)
+        texts.compare(prompt, n_prompts, seed, run.one_more)
         n_prompts += 1
     checks.insert(1, texts.near_ties())
+    return _report(llm, texts, run, checks, n_prompts=n_prompts, n_tokens=n_tokens, laws=laws)
+
+
+class _Run:
+    """Clock, time limit and progress of a verification.
+
+    Attributes:
+        started: Time of its start, in seconds.
+        limit_s: Time limit in seconds, or infinity.
+        total: Number of generations and checks.
+    """
+
+    def __init__(self, limit_s: float | None, progress: OnProgress) -> None:
+        self.started = time.perf_counter()
+        self.limit_s = math.inf if limit_s is None else limit_s
+        self.total, self._done, self._progress = 0, 0, progress
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.perf_counter() - self.started
+
+    def is_late(self, share: float = 1.0) -> bool:
+        """Return whether more than a share of the time limit has passed."""
+        return self.seconds > share * self.limit_s
+
+    def one_more(self) -> None:
+        """Report a finished generation or check."""
+        self._done += 1
+        self._progress(Progress("verify", self._done, self.total, "generations"))
+
+
+def _report(
+    llm: LLM,
+    texts: TextChecks,
+    run: _Run,
+    checks: Sequence[Check],
+    *,
+    laws: Sequence[ChiSquareTest] = (),
+    **facts: Any,
+) -> Report:
     return Report(
         llm.name,
         llm.draft_name,
-        n_prompts,
-        n_tokens,
-        noise,
-        tuple(texts.comparisons()),
-        tuple(texts.differences),
-        tuple(texts.cache_faults),
-        laws,
-        time.perf_counter() - started,
-        tuple(checks),
+        noise=texts.noise,
+        comparisons=tuple(texts.comparisons()),
+        differences=tuple(texts.differences),
+        cache_faults=tuple(texts.cache_faults),
+        laws=tuple(laws),
+        total_s=run.seconds,
+        checks=tuple(checks),
+        **facts,
     )
 
 
@@ -189,15 +295,82 @@ def _check_room(llm: LLM, prompt: str) -> None:
         raise EmptyPromptError
     if n > most:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-        raise ContextTooShortError(
-            f"the prompt {shown!r}", llm.n_ctx, n + llm.n_ctx - most, "shorten the prompt"
-        )
+        needed = n + llm.n_ctx - most
+        raise ContextTooShortError(f"the prompt {shown!r}", llm.n_ctx, needed, "shorten the prompt")
 
 
-class _Steps:
-    def __init__(self, total: int, progress: OnProgress) -> None:
-        self._done, self._total, self._progress = 0, total, progress
+def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run: _Run) -> Report:
+    """Continue each prompt alone without drafts, then all together with every draft setting.
 
-    def one_more(self) -> None:
-        self._done += 1
-        self._progress(Progress("verify", self._done, self._total, "generations"))
+    No further text starts after the time limit, except for the first prompt alone and as many texts
+    as run at once.
+
+    Args:
+        llm: Models, loaded with `parallel` above 1. A draft is not needed.
+        prompts: Texts to continue; they fit into the context.
+        n_tokens: Maximum number of tokens of a text.
+        seed: Seed of the first text; each further prompt uses the next seed.
+        run: Time limit and progress.
+
+    Raises:
+        InvalidOptionError: The models run one request at a time.
+    """
+    if llm.parallel < 2:
+        raise InvalidOptionError("parallel", llm.parallel, "2 or more")
+    ways = {
+        name: way for name, way in _LOAD_WAYS.items() if llm.draft_name or way.drafter != "model"
+    }
+    texts = TextChecks(llm, n_tokens, noise_in_use(llm, ways.values()))
+    run.total = len(prompts) * len(SAMPLINGS) * (1 + len(ways))
+    jobs: list[Job] = []
+    for index, prompt in enumerate(prompts):
+        if jobs and run.is_late(1 / 2):
+            break
+        jobs += texts.plain_texts(prompt, index, seed, ways, run.one_more)
+    random.Random(seed).shuffle(jobs)
+    llm.forget()
+    ended, errors = _together(llm, jobs, ways, run)
+    for job, burst in ended:
+        texts.count(job, burst)
+    found = f"{len(errors)} of {len(ended) + len(errors)} requests"
+    check = Check("errors", len(ended) + len(errors), found, tuple(errors), "requests fail")
+    n_prompts = len({job.prompt for job in jobs})
+    checks = [texts.near_ties(), check]
+    return _report(
+        llm, texts, run, checks, n_prompts=n_prompts, n_tokens=n_tokens, n_parallel=llm.parallel
+    )
+
+
+def _together(
+    llm: LLM, jobs: Sequence[Job], ways: dict[str, Speculation], run: _Run
+) -> tuple[list[tuple[Job, Completion]], list[str]]:
+    """Run the requests, as many at once as share passes; return the results and the errors."""
+    ended: list[tuple[Job, Completion]] = []
+    errors: list[str] = []
+    cancellation = Cancellation()
+
+    def in_time() -> Iterator[Job]:
+        for i, job in enumerate(jobs):
+            if i >= llm.parallel and run.is_late():
+                return
+            yield job
+
+    def complete(job: Job) -> Completion | GgufSpecError:
+        begin = partial(llm.stream, job.ids, job.sampling, speculation=ways[job.drafter])
+        try:
+            with cancellation.opened(begin) as stream:
+                for _ in stream:
+                    pass
+            return stream.result
+        except GgufSpecError as error:
+            return error.with_traceback(None)  # the traceback holds the stream
+
+    def keep(job: Job, result: Completion | GgufSpecError) -> None:
+        if isinstance(result, Completion):
+            ended.append((job, result))
+        else:
+            errors.append(f"Prompt {job.prompt + 1} ({job.name}, {job.drafter}): {result}")
+        run.one_more()
+
+    run_all(in_time(), complete, keep, n_threads=llm.parallel, cancellation=cancellation)
+    return ended, errors

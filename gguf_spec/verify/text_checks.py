@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
 from ..speculative.interfaces import LanguageModel, decode_last, return_to
 from ..speculative.translated_model import TranslatedModel
-from .report import Comparison, Difference
 from .row_checks import Check
 
 SAMPLINGS = {
@@ -47,6 +47,72 @@ _MARGIN = 5.0
 _SAME_ROW = 1e-3  # constant part of that tolerance, as a share of the spread of a row
 
 
+@dataclass(frozen=True)
+class Difference:
+    """First position at which a text differs from the plain one.
+
+    Attributes:
+        sampling: Name of the options, a key of `SAMPLINGS`.
+        drafter: Name of the draft setting, a key of `WAYS`.
+        prompt: Index of the prompt.
+        position: Number of equal tokens before it.
+        gap: Smallest relative logit shift that reverses the decision, in logits; None if a new pass
+            of the target selects neither token.
+        near_tie: Whether the gap is below the noise of this machine and the generation counted a
+            near tie.
+    """
+
+    sampling: str
+    drafter: str
+    prompt: int
+    position: int
+    gap: float | None
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of the texts of one sampling and one drafter with the plain texts.
+
+    Attributes:
+        sampling: Name of the options.
+        drafter: Name of the draft setting.
+        n_texts: Number of compared texts.
+        n_identical: Number of identical texts.
+        n_near_ties: Number of texts that differ from a near tie on.
+        n_different: Number of texts that differ for another reason.
+        acceptance: Acceptance rate: accepted over drafted tokens.
+    """
+
+    sampling: str
+    drafter: str
+    n_texts: int
+    n_identical: int
+    n_near_ties: int
+    n_different: int
+    acceptance: float
+
+
+class Job(NamedTuple):
+    """A text to be generated, and the plain text of the same request alone.
+
+    Attributes:
+        prompt: Index of the prompt.
+        ids: The prompt.
+        name: Name of the sampling options, a key of `SAMPLINGS`.
+        sampling: The sampling options.
+        drafter: Name of the draft setting.
+        plain: The plain text.
+    """
+
+    prompt: int
+    ids: Sequence[int]
+    name: str
+    sampling: Sampling
+    drafter: str
+    plain: Completion
+
+
 class TextChecks:
     """Compares texts, and checks the caches after each of them."""
 
@@ -58,7 +124,7 @@ class TextChecks:
             n_tokens: Maximum number of tokens of a text.
             noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
         """
-        self._llm, self._n_tokens, self._noise = llm, n_tokens, noise
+        self._llm, self._n_tokens, self.noise = llm, n_tokens, noise
         self._n_generated = self._n_near_ties = 0
         self._tolerance: dict[str, float] = {}
         self._n_texts: Counter[tuple[str, str]] = Counter()
@@ -67,53 +133,47 @@ class TextChecks:
         self.differences: list[Difference] = []
         self.cache_faults: list[str] = []
 
-    def compare(self, prompt: str, index: int, seed: int, one_more: Callable[[], object]) -> None:
-        """Continue a prompt with every sampling and every draft setting.
+    def plain_texts(
+        self,
+        prompt: str,
+        index: int,
+        seed: int,
+        ways: Iterable[str],
+        one_more: Callable[[], object],
+    ) -> Iterator[Job]:
+        """Continue a prompt without drafts with every sampling; yield the texts to compare.
 
         Args:
             prompt: The prompt.
-            index: Its index, for the report.
-            seed: Seed of all texts.
+            index: Its index; the seed of its texts is that much above `seed`.
+            seed: Seed of the first prompt.
+            ways: Names of the draft settings.
             one_more: Called after each text.
         """
         ids = self._llm.tokenize(prompt)
         for name, options in SAMPLINGS.items():
-            sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
+            seeded = replace(options, seed=(seed + index) % 2**64, max_tokens=self._n_tokens)
             self._llm.forget()
-            plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
+            plain = self._llm.generate_tokens(ids, seeded, speculation=Speculation(0))
             one_more()
-            for drafter, speculation in WAYS.items():
-                self._llm.forget()
-                burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
-                self.count(name, drafter, index, ids, sampling, plain, burst)
-                self.cache_faults += [
-                    f"{fault} ({name}, {drafter}, prompt {index + 1})."
-                    for fault in self._faults([*ids, *burst.tokens])
-                ]
-                one_more()
+            for drafter in ways:
+                yield Job(index, ids, name, seeded, drafter, plain)
 
-    def count(
-        self,
-        name: str,
-        drafter: str,
-        index: int,
-        ids: Sequence[int],
-        sampling: Sampling,
-        plain: Completion,
-        burst: Completion,
-    ) -> None:
-        """Compare a text with the plain one.
+    def compare(self, prompt: str, index: int, seed: int, one_more: Callable[[], object]) -> None:
+        """Continue a prompt with every sampling and every draft setting; see `plain_texts`."""
+        for job in self.plain_texts(prompt, index, seed, WAYS, one_more):
+            self._llm.forget()
+            way = WAYS[job.drafter]
+            burst = self._llm.generate_tokens(job.ids, job.sampling, speculation=way)
+            self.count(job, burst)
+            where = f"({job.name}, {job.drafter}, prompt {index + 1})"
+            faults = self._faults([*job.ids, *burst.tokens])
+            self.cache_faults += [f"{fault} {where}." for fault in faults]
+            one_more()
 
-        Args:
-            name: Name of the sampling options.
-            drafter: Name of the draft setting.
-            index: Index of the prompt.
-            ids: The prompt.
-            sampling: The sampling options.
-            plain: The plain text.
-            burst: The other text.
-        """
-        key, n_near_ties = (name, drafter), burst.stats.n_near_ties
+    def count(self, job: Job, burst: Completion) -> None:
+        """Compare a text with the plain one."""
+        key, n_near_ties, plain = (job.name, job.drafter), burst.stats.n_near_ties, job.plain
         self._n_texts[key] += 1
         self._drafted[key] += burst.stats.n_drafted
         self._accepted[key] += burst.stats.n_accepted
@@ -121,31 +181,17 @@ class TextChecks:
         self._n_near_ties += n_near_ties
         at = _first_difference(plain.tokens, burst.tokens)
         if at is not None:
-            gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
-            self.differences.append(
-                Difference(name, drafter, index, at, gap, near_tie and n_near_ties > 0)
-            )
+            gap, near_tie = self.gap(job.ids, plain.tokens, burst.tokens, at, job.sampling)
+            is_tie = near_tie and n_near_ties > 0
+            self.differences.append(Difference(*key, job.prompt, at, gap, is_tie))
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield the totals per sampling and drafter."""
-        for (sampling, drafter), n in self._n_texts.items():
-            parted = [
-                d.near_tie
-                for d in self.differences
-                if (d.sampling, d.drafter) == (sampling, drafter)
-            ]
-            acceptance = self._accepted[sampling, drafter] / max(
-                1, self._drafted[sampling, drafter]
-            )
-            yield Comparison(
-                sampling,
-                drafter,
-                n,
-                n - len(parted),
-                sum(parted),
-                len(parted) - sum(parted),
-                acceptance,
-            )
+        for key, n in self._n_texts.items():
+            parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == key]
+            n_ties, acceptance = sum(parted), self._accepted[key] / max(1, self._drafted[key])
+            counts = n, n - len(parted), n_ties, len(parted) - n_ties
+            yield Comparison(*key, *counts, acceptance)
 
     def near_ties(self) -> Check:
         """Return the check of the near-tie count.
@@ -154,7 +200,7 @@ class TextChecks:
         """
         n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
         faults = []
-        if n and not self._noise:
+        if n and not self.noise:
             faults.append(f"{n} near ties were counted, where passes are exact.")
         if share > MOST_NEAR_TIES:
             faults.append(
@@ -162,13 +208,8 @@ class TextChecks:
                 f"most {MOST_NEAR_TIES:.0%} are plausible."
             )
         found = f"{n} of {self._n_generated} tokens"
-        return Check(
-            "near ties",
-            self._n_generated,
-            found,
-            tuple(faults),
-            "there are too many near ties to tell rounding from errors",
-        )
+        changes = "there are too many near ties to tell rounding from errors"
+        return Check("near ties", self._n_generated, found, tuple(faults), changes)
 
     def gap(
         self,
@@ -194,10 +235,11 @@ class TextChecks:
         low, high = (0.0, 64.0)
         while high - low > 1e-4:
             middle = (low + high) / 2
-            low, high = (
-                (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
-            )
-        return high, is_near_tie(sampler, row, history, now, self._noise)
+            if is_near_tie(sampler, row, history, now, middle):
+                high = middle
+            else:
+                low = middle
+        return high, is_near_tie(sampler, row, history, now, self.noise)
 
     def _faults(self, text: Sequence[int]) -> Iterator[str]:
         """Yield the cache errors after a text.

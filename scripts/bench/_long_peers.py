@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from _peers import DECODED, GREEDY, OURS, _setup, flags, load_ours, our_sampling, post, run, started
 
-from gguf_spec.bench.long_workloads import LONG_WORKLOADS
+from gguf_spec.bench.workloads import LONG_WORKLOADS
 
 ENCODED = re.compile(r"encoded +(\d+) tokens in +([\d.]+) seconds")
 

@@ -39,8 +39,7 @@ from _peers import (
 )
 
 from gguf_spec import Speculation
-from gguf_spec.bench.long_workloads import LONG_WORKLOADS
-from gguf_spec.bench.workloads import WORKLOADS
+from gguf_spec.bench.workloads import LONG_WORKLOADS, WORKLOADS
 
 # Ratios that we want to reach at least against a peer at its best, on each workload and in the geometric mean; `useless` is a draft that is never
 # right, against plain decoding. Memory may be 80 MiB more.

@@ -18,7 +18,7 @@ from _peers import build, parser_of, post, started
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.bench.long_workloads import LONG_WORKLOADS
+from gguf_spec.bench.workloads import LONG_WORKLOADS
 
 
 def prompts_of(llm, n_users, n_tokens):

@@ -9,10 +9,9 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.batch import LineDefaults, answers
-from gguf_spec.batch.defaults import seed_of_line
-from gguf_spec.batch.lines import LINE_BYTES, read_lines
-from gguf_spec.batch.requests import read_head, read_request
+from gguf_spec.batch import LineDefaults
+from gguf_spec.batch import requests as answers
+from gguf_spec.batch.requests import LINE_BYTES, read_head, read_lines, read_request, seed_of_line
 from gguf_spec.errors import InvalidGrammarError, InvalidOptionError
 from gguf_spec.grammar import gbnf
 from gguf_spec.options import Speculation

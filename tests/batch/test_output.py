@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+import gguf_spec.batch as run
 from gguf_spec import Sampling, Speculation
-from gguf_spec.batch import Batch, LineDefaults, output, run
-from gguf_spec.batch.progress import BatchProgress
+from gguf_spec.batch import Batch, BatchProgress, LineDefaults, output
 from gguf_spec.errors import BatchFileError
 from gguf_spec.runtime.stream import Stream
 from tests.batch.conftest import DEFAULTS, answer, of_openai, read, write

@@ -359,7 +359,7 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
 )
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, when):
-    from gguf_spec.cli.chat.signals import Signals
+    from gguf_spec.cli.chat.loop import Signals
 
     class Turn:
         cancelled = False
@@ -430,7 +430,7 @@ def test_a_signal_at_any_line_of_the_editor_ends_the_chat(monkeypatch):
     from prompt_toolkit.output import DummyOutput
 
     from gguf_spec.cli import chat
-    from gguf_spec.cli.chat.signals import Signals
+    from gguf_spec.cli.chat.loop import Signals
     from gguf_spec.cli.chat.terminal import TerminalUI
 
     def typed(at):

@@ -93,7 +93,7 @@ def test_a_link_stays_a_link(edit, file):
 
 
 def test_a_fence_around_the_whole_answer_goes():
-    from gguf_spec.cli.edit_prompt import EditPrompt
+    from gguf_spec.cli.edit import EditPrompt
 
     def text(old, answer, reason="stop"):
         prompt = object.__new__(EditPrompt)
@@ -203,7 +203,7 @@ def test_ctrl_c_writes_nothing(cage, environment, file):
 
 def test_a_gain_is_shown_only_where_it_is_one(monkeypatch, capsys):
     from gguf_spec import Stats
-    from gguf_spec.cli.edit_screen import EditScreen
+    from gguf_spec.cli.edit import EditScreen
 
     def summary(plain_s, rounds=20):
         monkeypatch.setenv("TERM", "xterm")

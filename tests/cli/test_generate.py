@@ -262,7 +262,7 @@ def test_stats_go_to_stderr(generate):
 
 def test_near_ties_are_in_the_stats():
     from gguf_spec import Stats
-    from gguf_spec.cli.render import stats_lines
+    from gguf_spec.cli.output import stats_lines
 
     assert "ties" not in stats_lines(Stats(n_generated=9), 1)
     assert (

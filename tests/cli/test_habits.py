@@ -159,7 +159,7 @@ def test_a_pipe_that_nobody_closes_is_named(cage, environment):
     import subprocess
     import sys
 
-    program = "from gguf_spec.cli import main, prompt; prompt._PATIENCE_S = 0; main()"
+    program = "from gguf_spec.cli import generate, main; generate._PATIENCE_S = 0; main()"
     line = [sys.executable, "-c", program, "generate", "xa", "-m", "abc.gguf", "--raw", *RUN]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     child = children.Child(line, cwd=cage, env=environment, **pipes)

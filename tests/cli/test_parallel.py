@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from gguf_spec.cli import config_file
+from gguf_spec.cli import config
 from gguf_spec.cli.batch import batch
 from gguf_spec.cli.error_text import option_name
 from gguf_spec.cli.parameters import NumberOrAuto
@@ -37,11 +37,11 @@ def test_the_config_file_has_a_number_or_a_text(tmp_path, monkeypatch, line):
     file.parent.mkdir()
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     file.write_text(f"[serve]\n{line}\n")
-    found = config_file.defaults(serve)
+    found = config.defaults(serve)
     assert found.keys() == {"parallel"}
     file.write_text("[serve]\nparallel = true\n")
-    with pytest.raises(config_file.ConfigFileError, match="a whole number or text"):
-        config_file.defaults(serve)
+    with pytest.raises(config.ConfigFileError, match="a whole number or text"):
+        config.defaults(serve)
 
 
 @pytest.mark.parametrize("n", ["1", "3", "auto"])

@@ -144,7 +144,7 @@ def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command
     assert child.returncode == -signal.SIGINT or b"Traceback" not in stderr
 
 
-AT_ONCE = "from gguf_spec.cli import main, progress; progress._PATIENCE_S = 0; main()"
+AT_ONCE = "from gguf_spec.cli import main, output; output._PATIENCE_S = 0; main()"
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import json
 
-from gguf_spec.cli.trim import trim as command
+from gguf_spec.cli.models import trim as command
 from gguf_spec.trim import KEEP
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gguf_spec.cli.tune import cost_lines
+from gguf_spec.cli.doctor import cost_lines
 from tests.unit.test_tune import tuning
 
 PAIR = ("-m", "abc.gguf", "-d", "abc.gguf", "--threads", "1")

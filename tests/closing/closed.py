@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as C
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.compat import DraftModel, Llama
-from gguf_spec.compat.not_supported import NOT_HERE
+from gguf_spec.compat.llama import NOT_HERE
 from gguf_spec.errors import ClosedError, SessionError, UnsupportedError
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 

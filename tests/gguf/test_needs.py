@@ -11,10 +11,9 @@ import pytest
 
 from gguf_spec.doctor.installation import build_features
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama.memory import needs
+from gguf_spec.llama.memory import cache_bytes, needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.sizes import cache_bytes
 from gguf_spec.registry.download import local
 from gguf_spec.registry.resolve import resolve
 from tests.support import children, zoo

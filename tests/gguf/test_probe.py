@@ -79,7 +79,7 @@ def test_no_child_at_all(child, monkeypatch, caplog):
     assert "did not run" in caplog.text
 
 
-@pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}'])
+@pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}', "[" * 100_000], ids=range(6))
 def test_a_damaged_probe_result_is_measured_again(child, data):
     child(DIES)
     assert own_kernels.extra_bufts_work() is False

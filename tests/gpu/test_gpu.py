@@ -17,9 +17,9 @@ from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import memory
 from gguf_spec.llama.backend import offloads
 from gguf_spec.llama.devices import devices
+from gguf_spec.llama.memory import cache_bytes, offloaded
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import LAYERS_MAX, Placement
-from gguf_spec.llama.sizes import cache_bytes, offloaded
 from tests.support import zoo
 
 pytestmark = pytest.mark.skipif(not offloads(), reason="llama.cpp finds no GPU")

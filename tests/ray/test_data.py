@@ -9,7 +9,7 @@ import pytest
 
 import gguf_spec.ray
 from gguf_spec import Sampling, errors
-from gguf_spec.ray import data, node
+from gguf_spec.ray import data
 
 
 @pytest.fixture
@@ -93,12 +93,12 @@ def test_threads_follow_the_cpus_of_the_actor(monkeypatch):
     monkeypatch.setattr(
         gguf_spec.runtime.load, "load", lambda model, **options: given.append(options)
     )
-    node.load_on_node("tales", False, {"n_ctx": 5})
-    node.load_on_node("tales", False, {"threads": 1})
+    data.load_on_node("tales", False, {"n_ctx": 5})
+    data.load_on_node("tales", False, {"threads": 1})
     context.get_assigned_resources = lambda: {"CPU": 0.5}
-    node.load_on_node("tales", False, {})
+    data.load_on_node("tales", False, {})
     ray.is_initialized = lambda: False
-    node.load_on_node("tales", False, {})
+    data.load_on_node("tales", False, {})
     assert given == [{"threads": 3, "n_ctx": 5}, {"threads": 1}, {"threads": 1}, {"threads": None}]
 
 

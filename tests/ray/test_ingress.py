@@ -10,9 +10,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from gguf_spec.ray.calls import Call, Head
-from gguf_spec.ray.continuation import AttemptLostError, ContinuedAnswer
-from gguf_spec.ray.ingress import MOST_ATTEMPTS, Ingress
+from gguf_spec.ray.ingress import (
+    MOST_ATTEMPTS,
+    AttemptLostError,
+    Call,
+    ContinuedAnswer,
+    Head,
+    Ingress,
+)
 from gguf_spec.server import Settings, make_app
 from gguf_spec.server.errors import ApiError, ending
 from gguf_spec.server.wire import DATA_EVENTS

@@ -6,7 +6,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.cli.render import stats_lines
+from gguf_spec.cli.output import stats_lines
 from gguf_spec.server import serve_in_thread
 from gguf_spec.speculative.interfaces import common
 from tests.server.conftest import ask, metrics

@@ -11,7 +11,7 @@ import pytest
 
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
 from gguf_spec.grammar import gbnf
-from gguf_spec.server import Settings, choices, serve_in_thread
+from gguf_spec.server import Settings, jobs, serve_in_thread
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"
@@ -305,7 +305,7 @@ def test_a_schema_that_takes_too_long(server, monkeypatch, path, fields, field, 
 def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
     """Other requests are answered during a conversion; the request of a closed connection is not converted."""
     begun, goes_on, converted = threading.Event(), threading.Event(), []
-    real = choices.with_grammar
+    real = jobs.with_grammar
 
     def slow(asked, llm):
         if asked.needs_grammar:
@@ -343,7 +343,7 @@ def test_a_conversion_has_the_time_limit_of_an_answer(tales, monkeypatch):
 
 
 def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
-    schemas, real = [], choices.to_gbnf
-    monkeypatch.setattr(choices, "to_gbnf", lambda schema: schemas.append(schema) or real(schema))
+    schemas, real = [], jobs.to_gbnf
+    monkeypatch.setattr(jobs, "to_gbnf", lambda schema: schemas.append(schema) or real(schema))
     assert ask_chat(server, n=3, response_format={"type": "json_object"}).status == 200
     assert len(schemas) == 1

@@ -11,7 +11,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
-from gguf_spec.server.choices import ChoiceRequest
+from gguf_spec.server.jobs import ChoiceRequest
 from tests.server.conftest import ask, ask_chat, ask_text, metrics, threads_since, until
 from tests.server.test_api import FOX, START, alone
 from tests.server.test_load import LONG, busy, connect, n_waiting

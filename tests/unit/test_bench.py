@@ -19,11 +19,10 @@ from gguf_spec.bench import (
     Run,
     Spread,
     bench,
-    long_workloads,
+    workloads,
 )
-from gguf_spec.bench.long_workloads import LONG_WORKLOADS, Conversation
 from gguf_spec.bench.report import ratios
-from gguf_spec.bench.workloads import _BARGAIN, choose_workloads
+from gguf_spec.bench.workloads import _BARGAIN, LONG_WORKLOADS, Conversation, choose_workloads
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import Sampling, Speculation
 
@@ -403,7 +402,7 @@ def test_a_long_workload_has_few_fixed_settings(tales, runs):
 
 
 def test_records_do_not_repeat():
-    records = [long_workloads._record(i, "active") for i in range(200)]
+    records = [workloads._record(i, "active") for i in range(200)]
     assert len({record.partition(",")[2] for record in records}) == 200
     assert json.loads(records[3])["status"] == "active"
 

@@ -36,7 +36,10 @@ def test_the_folders_are_those_of_earlier_versions(monkeypatch, tmp_path, given)
     assert files.config_folder() == before("CONFIG")
     assert files.state_folder() == before("STATE")
     assert user_file() == before("CONFIG") / "models.yaml"
-    assert Path(terminal._history().filename) == before("STATE") / "chat-history"
+    assert (
+        Path(terminal._KeptHistory(terminal.state_folder() / "chat-history").filename)
+        == before("STATE") / "chat-history"
+    )
 
 
 def test_a_folder_is_not_made_by_asking_for_it(monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ from gguf_spec.gguf.validation import ArrayLength, Header, Tensor
 from gguf_spec.llama import memory
 from gguf_spec.llama.backend import features_of
 from gguf_spec.llama.memory import (
+    cache_bytes,
     check_room,
     largest_ctx,
     needs,
@@ -17,7 +18,6 @@ from gguf_spec.llama.memory import (
     prefix_memory_in_room,
 )
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.sizes import cache_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 F16 = ContextOptions(n_ctx=1000)

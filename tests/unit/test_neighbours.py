@@ -5,7 +5,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.neighbours import moves, pays, runs
+from gguf_spec.speculative.scheduler import moves, pays, runs
 
 N = 10
 ids = st.sets(st.integers(0, N - 1), max_size=N)

@@ -13,7 +13,7 @@ from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import devices, memory
 from gguf_spec.llama.devices import Device, check_placement, devices_in_use
-from gguf_spec.llama.memory import needs
+from gguf_spec.llama.memory import needs, offloaded
 from gguf_spec.llama.options import (
     LAYERS_MAX,
     ContextOptions,
@@ -21,8 +21,7 @@ from gguf_spec.llama.options import (
     expression,
     read_placement,
 )
-from gguf_spec.llama.sizes import offloaded
-from gguf_spec.load_options import LOADING, REQUESTS
+from gguf_spec.options import LOADING, REQUESTS
 from tests.support import zoo
 
 GIB = 1 << 30

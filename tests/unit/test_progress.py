@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gguf_spec import Progress, Sampling, Speculation
-from gguf_spec.cli import progress
-from gguf_spec.cli.progress import Line, LoadBar, MeasuringNote, PromptBar
+from gguf_spec.cli import output
+from gguf_spec.cli.output import Line, LoadBar, MeasuringNote, PromptBar
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -205,7 +205,7 @@ def test_the_note_that_the_machine_is_measured(terminal):
     note.remove()
     assert terminal.getvalue() == ""
     note()
-    assert terminal.seen == progress._MEASURING == "Measuring this machine once (about 2 s)"
+    assert terminal.seen == output._MEASURING == "Measuring this machine once (about 2 s)"
     note.remove()
     assert terminal.seen == ""
 

@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..command import Command
-from ..images import check_images, image_option
+from ..generate import check_images, image_option
 from ..options import (
+    load_models,
     model_options,
     sampling_options,
     speculation_options,
     think_options,
+    to_sampling,
     to_speculation,
 )
-from ..progress import PromptBar
-from ..render import CONTROL, answer_json, logprob_lines, show_chunk
+from ..output import CONTROL, PromptBar, answer_json, logprob_lines, print_json, styled, write
 
 if TYPE_CHECKING:
-    from ... import LLM, Chat, Turn
-    from .loop import ChatUI
+    from ... import LLM, Chat, Sampling, Speculation, Turn
+    from .terminal import TerminalUI
 
 __all__ = ["chat"]
 
 
-_USUAL = (
-    "model", "draft", "system", "max_tokens", "temperature", "seed", "ctx", "load", "save",
-    "show_draft",
-)  # fmt: skip
-
-
+_USUAL = "model draft system max_tokens temperature seed ctx load save show_draft"
 # The default length limit is larger than that of `generate`.
-@click.command(
-    cls=Command,
-    usual=_USUAL,
-    context_settings={"default_map": {"max_tokens": 1024}},
-)
+_SETTINGS = {"default_map": {"max_tokens": 1024}}
+
+
+@click.command(cls=Command, usual=tuple(_USUAL.split()), context_settings=_SETTINGS)
 @click.option("-s", "--system", help="System message.")
 @image_option
 @partial(model_options, chat=True)
@@ -88,10 +83,7 @@ def chat(**options: Any) -> int:
     In the chat, /help lists the commands. A message of several lines begins and ends with \"\"\".
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    from .loop import ChatLoop
-    from .models import ChatModels
-    from .saved import load, save
-    from .signals import Signals
+    from .loop import ChatLoop, Signals, load, save
 
     _check_place(options["save"])
     check_images(options["image"], options)
@@ -104,8 +96,17 @@ def chat(**options: Any) -> int:
             conversation.system = options["system"]
         if conversation.note:
             click.echo(f"Note: {conversation.note}", err=True)
-        in_pipe = options["as_json"] or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
-        face = (_pipe if in_pipe else _screen)(models.llm, conversation, options)
+        streams = (sys.stdin, sys.stdout)
+        at_terminal = all(stream is not None and stream.isatty() for stream in streams)
+        in_pipe = options["as_json"] or not at_terminal
+        face: PipeUI | TerminalUI
+        if in_pipe:
+            face = PipeUI(models.llm, options["show_draft"], options["as_json"])
+        else:
+            from .terminal import TerminalUI  # imported late: prompt_toolkit is slow to import
+
+            face = TerminalUI(models.llm, conversation, options["show_draft"], options["history"])
+            face.show_thinking = not options["hide_thinking"]
         signals = Signals(keep_on=not in_pipe)
         talk = ChatLoop(models, conversation, face, signals, options["save"] or options["load"])
         talk.images = [*options["image"]]
@@ -119,6 +120,66 @@ def chat(**options: Any) -> int:
                     with contextlib.suppress(OSError):  # the terminal may be closed
                         click.echo(said.translate(CONTROL), err=True)
         return signals.code or face.code
+
+
+class ChatModels:
+    """A target and its draft.
+
+    Attributes:
+        llm: The loaded models.
+        sampling: Sampling options for the target: those of the command, and where it has none those
+            of models.yaml.
+    """
+
+    def __init__(self, options: dict[str, Any], speculation: Speculation) -> None:
+        """Load the models of the options."""
+        self._options, self._speculation = options, speculation
+        self.sampling: Sampling = to_sampling(options)
+        self.llm: LLM = self._load(options)
+
+    def _load(self, options: dict[str, Any], cancelled: Callable[[], bool] | None = None) -> LLM:
+        draft = options["draft"] if self._speculation.k else "none"
+        return load_models(options, draft, self._speculation, cancelled)
+
+    def switch(self, name: str, cancelled: Callable[[], bool]) -> None:
+        """Load another target, and close the old one.
+
+        A draft model of the old target is not kept: its place takes the best one for the new
+        target. If both targets do not fit into memory, the old one is closed first.
+
+        Args:
+            name: The target.
+            cancelled: Returns whether the loading is to end, which keeps the old target.
+
+        Raises:
+            GgufSpecError: The model cannot be loaded. The old one is still there.
+        """
+        from ...errors import NotEnoughMemoryError
+        from ...models import path
+
+        path(name, self._options["models_file"])  # raises before anything is loaded
+        own = {"model": name, "mmproj": None, "lora": (), "draft_lora": ()}
+        old, options = self.llm, self._options | own
+        if options["draft"] not in ("auto", "mtp", "ngram", "none"):
+            options["draft"] = "auto"
+        sampling = to_sampling(options)
+        try:
+            self.llm = self._load(options, cancelled)
+        except NotEnoughMemoryError:
+            old.close()
+            try:
+                self.llm = self._load(options, cancelled)
+            except BaseException:
+                self.llm = self._load(self._options)
+                raise
+        old.close()
+        self._options, self.sampling = options, sampling
+
+    def __enter__(self) -> ChatModels:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.close()
 
 
 class PipeUI:
@@ -166,42 +227,22 @@ class PipeUI:
             for chunk in turn:
                 bar.remove()
                 if not self._as_json:
-                    show_chunk(self._out, chunk, self.show_draft)
+                    write(self._out, styled(chunk, self.show_draft))
         finally:
             bar.remove()
             result = turn.result
             if not self._as_json and not result.text.endswith("\n"):
                 click.echo()
         if self._as_json:
-            with_logprobs = bool(result.logprobs)
-            self._print(
-                {
-                    **answer_json(self._llm, result, self._llm.speculation.k, with_logprobs),
-                    "dropped": turn.dropped,
-                }
-            )
+            k, with_logprobs = self._llm.speculation.k, bool(result.logprobs)
+            data = answer_json(self._llm, result, k, with_logprobs)
+            self._print(data | {"dropped": turn.dropped})
         elif result.logprobs:
             click.echo(logprob_lines(self._llm, result), err=True)
 
     def _print(self, data: dict[str, Any]) -> None:
-        click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+        print_json(data)
         sys.stdout.flush()
-
-
-def _pipe(llm: LLM, _conversation: Chat, options: dict[str, Any]) -> ChatUI:
-    return PipeUI(llm, options["show_draft"], options["as_json"])
-
-
-def _screen(llm: LLM, conversation: Chat, options: dict[str, Any]) -> ChatUI:
-    from .terminal import TerminalUI  # imported late: prompt_toolkit is slow to import
-
-    face = TerminalUI(llm, conversation, options["show_draft"], options["history"])
-    face.show_thinking = not options["hide_thinking"]
-    return face
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()
 
 
 def _check_place(path: Path | None) -> None:
@@ -215,8 +256,6 @@ def _check_place(path: Path | None) -> None:
     from ...errors import SessionError
 
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise SessionError(
-            f"{path} cannot be written: "
-            f"{'it is a folder' if path.is_dir() else 'its folder does not exist'}.",
-            "name a file in an existing folder.",
-        )
+        why = "it is a folder" if path.is_dir() else "its folder does not exist"
+        fact = f"{path} cannot be written: {why}."
+        raise SessionError(fact, "name a file in an existing folder.")

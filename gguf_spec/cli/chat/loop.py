@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ...errors import GgufSpecError
+from ...errors import GgufSpecError, InvalidOptionError, SessionError
+from ...models import format_bytes
+from ...options import SAMPLING, SPECULATION, Rule
 from ..error_text import in_command, message_and_hint
-from ..habits import nearest
-from ..images import check_image, plain
-from ..progress import PromptBar
-from ..render import stats_lines
+from ..generate import check_image, plain
+from ..habits import HIDDEN_NAMES, nearest
+from ..output import PromptBar, stats_lines
 from ..text_file import TextFile
-from .clipboard import copy
-from .saved import load, path_of, save, short
-from .settings import Settings
-from .thinking import think
 
 if TYPE_CHECKING:
-    from ... import LLM, Chat, Speculation, Turn
-    from .models import ChatModels
-    from .signals import Signals
+    from ... import Chat, Sampling, Speculation, Turn
+    from . import ChatModels, PipeUI
+    from .terminal import TerminalUI
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
@@ -56,8 +60,8 @@ _MEANT = {
     **dict.fromkeys(("/show", "/info", "/usage"), "/stats"),
     **dict.fromkeys(("/clip", "/clipboard", "/yank"), "/copy"),
 }
-# Arguments of /draft.
-DRAFT = ("on", "off", "show", "hide")
+# Arguments of /draft and /think.
+SWITCHES = ("on", "off", "show", "hide")
 # Mark before and after a message of several lines.
 BLOCK = '"""'
 _KEYS = """
@@ -74,67 +78,31 @@ def is_open_block(text: str) -> bool:
     return text.startswith(BLOCK) and not (len(text) >= 2 * len(BLOCK) and text.endswith(BLOCK))
 
 
-class ChatUI(Protocol):
-    """User interface of a chat.
-
-    Attributes:
-        show_draft: Whether accepted draft tokens are coloured.
-        show_thinking: Whether reasoning is shown.
-        code: Exit code of the program, unless a signal ends the chat.
-    """
-
-    show_draft: bool
-    show_thinking: bool
-    code: int
-
-    def begin(self, loaded: str) -> None:
-        """Show the start of the chat.
-
-        Args:
-            loaded: Description of the loaded conversation; empty for none.
-        """
-
-    def read(self) -> str | None:
-        """Wait for a line and return it; return None at the end of the input."""
-
-    def interrupt(self, error: BaseException) -> None:
-        """Let `read` raise an error; called by a signal handler in the same thread."""
-
-    def say(self, text: str) -> None:
-        """Show the result of a command."""
-
-    def fail(self, message: str, hint: str) -> None:
-        """Show an error and a hint."""
-
-    def answer(self, turn: Turn, bar: PromptBar) -> None:
-        """Show an answer while it is generated; remove `bar` before its first text."""
-
-    def use(self, llm: LLM, chat: Chat) -> None:
-        """Continue with another model, and with the same conversation."""
-
-
 class ChatLoop:
     """Loop that processes input lines until the input ends or a line is /quit.
 
+    Each command is a method, which returns the text to show.
+
     Attributes:
+        chat: The conversation; /model replaces it.
         images: Files of images for the next message.
     """
 
     def __init__(
-        self, models: ChatModels, chat: Chat, face: ChatUI, signals: Signals, file: Path | None
+        self,
+        models: ChatModels,
+        chat: Chat,
+        face: PipeUI | TerminalUI,
+        signals: Signals,
+        file: Path | None,
     ) -> None:
         """Create the loop; /save without an argument writes to `file`."""
-        self._models, self._chat, self._face = models, chat, face
+        self._models, self.chat, self._face = models, chat, face
         self._signals, self._place = signals, file
         self._settings = Settings(models.sampling, models.llm.speculation)
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
         self.images: list[Path] = []
-
-    @property
-    def chat(self) -> Chat:
-        """The conversation; /model replaces it."""
-        return self._chat
 
     @property
     def _speculation(self) -> Speculation:
@@ -174,6 +142,11 @@ class ChatLoop:
         return " " + text.rstrip()[len(BLOCK) : -len(BLOCK)].strip("\n")
 
     def _do(self, line: str) -> None:
+        """Send a message, or carry out a command.
+
+        Raises:
+            GgufSpecError: The command failed, or there is no such command.
+        """
         command, text = _COMMAND.fullmatch(line.rstrip()), line.strip()
         if not command:
             if text:
@@ -183,22 +156,19 @@ class ChatLoop:
         if name not in COMMANDS:
             near = nearest(name, COMMANDS, _MEANT)
             hint = f"did you mean {near}?" if near else "/help lists them."
-            self._face.fail(
-                f"there is no command {name}.",
-                f"{hint} Begin the line with a space to send it to the model.",
-            )
-        elif rest and not COMMANDS[name][0]:
-            self._face.fail(
-                f"{name} has no argument.", "begin the line with a space to send it to the model."
-            )
-        else:
-            getattr(self, f"_{name[1:]}")(rest)
+            hint += " Begin the line with a space to send it to the model."
+            raise GgufSpecError(f"there is no command {name}.", hint)
+        if rest and not COMMANDS[name][0]:
+            hint = "begin the line with a space to send it to the model."
+            raise GgufSpecError(f"{name} has no argument.", hint)
+        if said := getattr(self, f"_{name[1:]}")(rest):
+            self._face.say(said)
 
     def _send(self, text: str) -> None:
         self._n_retries = 0
         message = "\n\n".join([text, *(content for _, content in self._attached)])
         self._answer(
-            lambda bar: self._chat.stream(
+            lambda bar: self.chat.stream(
                 message,
                 self._settings.sampling,
                 images=self.images,
@@ -219,179 +189,472 @@ class ChatLoop:
                 )
             self._face.answer(turn, bar)
 
-    def _help(self, _rest: str) -> None:
+    def _help(self, _rest: str) -> str:
         rows = [(f"{name} {argument}", text) for name, (argument, text) in COMMANDS.items()]
         width = max(len(left) for left, _ in rows)
-        self._face.say("\n".join([*(f"{left:<{width}}  {text}" for left, text in rows), _KEYS]))
+        return "\n".join([*(f"{left:<{width}}  {text}" for left, text in rows), _KEYS])
 
-    def _system(self, rest: str) -> None:
-        if rest:
-            self._chat.system = None if rest == "-" else rest
-            self._face.say("The system message applies from the next answer on.")
-        else:
-            self._face.say(self._chat.system or "There is no system message.")
+    def _system(self, rest: str) -> str:
+        if not rest:
+            return self.chat.system or "There is no system message."
+        self.chat.system = None if rest == "-" else rest
+        return "The system message applies from the next answer on."
 
-    def _set(self, rest: str) -> None:
-        self._face.say(self._settings.set(rest))
+    def _set(self, rest: str) -> str:
+        return self._settings.set(rest)
 
-    def _model(self, rest: str) -> None:
+    def _model(self, rest: str) -> str:
         if not rest:
             draft = self._models.llm.draft_name or "the text only"
-            self._face.say(f"{self._models.llm.name}, with drafts from {draft}.")
-            return
+            return f"{self._models.llm.name}, with drafts from {draft}."
         self._models.switch(rest, lambda: self._signals.came)
-        llm, old = self._models.llm, self._chat
-        self._chat = old.with_model(llm)
+        llm, old = self._models.llm, self.chat
+        self.chat = old.with_model(llm)
         self._settings.use(self._models.sampling, llm.speculation)
-        self._face.use(llm, self._chat)
-        what = f"{llm.name} answers from now on."
+        self._face.use(llm, self.chat)
+        said = f"{llm.name} answers from now on."
         if old.messages:
-            what += " It reads the conversation before its first answer."
-        self._face.say(
-            " ".join(filter(None, [what, self._chat.note and f"Note: {self._chat.note}"]))
-        )
+            said += " It reads the conversation before its first answer."
+        return f"{said} Note: {self.chat.note}" if self.chat.note else said
 
-    def _file(self, rest: str) -> None:
+    def _file(self, rest: str) -> str:
         if rest == "-":
             self._attached.clear()
         elif rest:
-            path = path_of(rest)
+            path = _path(rest)
             self._attached.append((path.name, TextFile(path).text.removesuffix("\n")))
         names = ", ".join(
             f"{name} ({len(text.encode('utf-8', 'replace')):,} bytes)"
             for name, text in self._attached
         )
-        self._face.say(f"With the next message: {names or 'no file'}.")
+        return f"With the next message: {names or 'no file'}."
 
-    def _image(self, rest: str) -> None:
+    def _image(self, rest: str) -> str:
         if rest == "-":
             self.images.clear()
         elif rest:
-            check_image(path_of(rest), self._models.llm)
-            self.images.append(path_of(rest))
+            check_image(_path(rest), self._models.llm)
+            self.images.append(_path(rest))
         names = ", ".join(path.name for path in self.images)
-        self._face.say(f"With the next message: {names or 'no image'}.")
+        return f"With the next message: {names or 'no image'}."
 
-    def _copy(self, _rest: str) -> None:
-        answers = [one["content"] for one in self._chat.messages if one["role"] == "assistant"]
+    def _copy(self, _rest: str) -> str:
+        answers = [one["content"] for one in self.chat.messages if one["role"] == "assistant"]
         if not answers:
-            self._face.fail("there is no answer yet.", "send a message first.")
-        elif how := copy(answers[-1]):
-            self._face.say(f"The last answer was copied {how}.")
-        else:
-            self._face.fail(
-                "the answer was not copied.", "install wl-copy, xclip or pbcopy, or use a terminal."
-            )
+            raise GgufSpecError("there is no answer yet.", "send a message first.")
+        how = copy(answers[-1])
+        if not how:
+            hint = "install wl-copy, xclip or pbcopy, or use a terminal."
+            raise GgufSpecError("the answer was not copied.", hint)
+        return f"The last answer was copied {how}."
 
-    def _reset(self, _rest: str) -> None:
-        self._chat.reset()
-        self._face.say(
-            "All messages were removed."
-            + (" The system message is kept." if self._chat.system else "")
-        )
+    def _reset(self, _rest: str) -> str:
+        self.chat.reset()
+        kept = " The system message is kept." if self.chat.system else ""
+        return f"All messages were removed.{kept}"
 
-    def _undo(self, _rest: str) -> None:
-        asked = self._question()
-        if asked is None:
-            self._face.fail("there is no question to remove.", "send a message first.")
-        elif self._chat.undo():
-            self._n_retries = 0
-            self._face.say(f"Removed: {short(asked)}")
+    def _undo(self, _rest: str) -> str | None:
+        question = self._question("remove")
+        if not self.chat.undo():
+            return None
+        self._n_retries = 0
+        return f"Removed: {_short(question)}"
 
     def _retry(self, _rest: str) -> None:
-        if self._question() is None:
-            self._face.fail("there is no question to answer again.", "send a message first.")
-            return
-        if self._settings.sampling.greedy:
+        self._question("answer again")
+        sampling = self._settings.sampling
+        if sampling.greedy:
             self._face.say("Note: at temperature 0 the answer is always the same.")
         self._n_retries += 1
         # With a fixed seed the whole conversation can be reproduced, including retries.
-        seed = self._settings.sampling.seed
-        sampling = (
-            self._settings.sampling
-            if seed is None
-            else replace(self._settings.sampling, seed=(seed + self._n_retries) % 2**64)
-        )
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=(sampling.seed + self._n_retries) % 2**64)
         self._answer(
-            lambda bar: self._chat.retry(sampling, speculation=self._speculation, on_prompt=bar)
+            lambda bar: self.chat.retry(sampling, speculation=self._speculation, on_prompt=bar)
         )
 
-    def _stats(self, _rest: str) -> None:
-        last = self._chat.last
+    def _question(self, purpose: str) -> str:
+        """Return the last question.
+
+        Raises:
+            GgufSpecError: There is none.
+        """
+        for one in reversed(self.chat.messages):
+            if one["role"] == "user":
+                return plain(one["content"])
+        raise GgufSpecError(f"there is no question to {purpose}.", "send a message first.")
+
+    def _stats(self, _rest: str) -> str:
+        last, llm = self.chat.last, self._models.llm
         if last is None:
-            self._face.fail("there is no answer yet.", "send a message first.")
-            return
-        s = last.stats
+            raise GgufSpecError("there is no answer yet.", "send a message first.")
+        used = last.stats.n_prompt + last.stats.n_generated
         lines = [
-            stats_lines(s, last.seed),
-            f"context {s.n_prompt + s.n_generated:,} of {self._models.llm.n_ctx:,} tokens after it",
+            stats_lines(last.stats, last.seed),
+            f"context {used:,} of {llm.n_ctx:,} tokens after it",
         ]
-        self._face.say(
-            "\n".join([*lines, *(f"note    {in_command(note)}" for note in self._models.llm.notes)])
-        )
+        return "\n".join([*lines, *(f"note    {in_command(note)}" for note in llm.notes)])
 
-    def _draft(self, rest: str) -> None:
+    def _draft(self, rest: str) -> str:
         if rest in ("show", "hide"):
             self._face.show_draft = rest == "show"
-            self._face.say(
-                "Accepted draft tokens are green, and Markdown is shown as plain text."
-                if rest == "show"
-                else "Markdown is formatted."
-            )
-        elif rest in ("on", "off"):
-            if rest == "on" and not self._models.llm.speculation.k:
-                self._face.fail(
-                    "the models were loaded without speculation.",
-                    "start the chat again without -k 0 and --draft none.",
-                )
-                return
+            if rest == "hide":
+                return "Markdown is formatted."
+            return "Accepted draft tokens are green, and Markdown is shown as plain text."
+        llm = self._models.llm
+        if rest == "on" and not llm.speculation.k:
+            hint = "start the chat again without -k 0 and --draft none."
+            raise GgufSpecError("the models were loaded without speculation.", hint)
+        if rest in ("on", "off"):
             self._drafts = rest == "on"
-            self._face.say(self._drafting())
         elif rest:
-            self._face.fail(
-                f"{short(rest)!r} is not an argument of /draft.",
-                f"use {', '.join(DRAFT[:-1])} or {DRAFT[-1]}.",
-            )
-        else:
-            self._face.say(self._drafting())
-
-    def _drafting(self) -> str:
+            hint = f"use {', '.join(SWITCHES[:-1])} or {SWITCHES[-1]}."
+            raise GgufSpecError(f"{_short(rest)!r} is not an argument of /draft.", hint)
         if not self._speculation.k:
             return "Speculation is off."
-        return f"""Speculation is on: {
-            f"the draft is {self._models.llm.draft_name}"
-            if self._models.llm.draft_name
-            else "drafts come from the text only"
-        }."""
+        how = (
+            f"the draft is {llm.draft_name}" if llm.draft_name else "drafts come from the text only"
+        )
+        return f"Speculation is on: {how}."
 
-    def _think(self, rest: str) -> None:
-        think(self._models.llm, self._chat, self._face, rest)
+    def _think(self, rest: str) -> str:
+        llm, states = self._models.llm, {None: "left to the model", True: "on", False: "off"}
+        if not llm.can_think:
+            raise GgufSpecError(
+                f"{llm.name} has no reasoning parts.", "chat with a model that reasons."
+            )
+        if rest in ("show", "hide"):
+            self._face.show_thinking = rest == "show"
+        elif rest in ("on", "off"):
+            self.chat.think = rest == "on"
+        elif rest:
+            hint = "use on, off, show or hide."
+            raise GgufSpecError(f"{rest[:60]!r} is not an argument of /think.", hint)
+        shown = "shown" if self._face.show_thinking else "hidden"
+        return f"Reasoning is {states[self.chat.think]}, and {shown}."
 
-    def _save(self, rest: str) -> None:
-        path = path_of(rest) if rest else self._place
+    def _save(self, rest: str) -> str:
+        path = _path(rest) if rest else self._place
         if path is None:
-            self._face.fail("/save needs a file.", "name a file: /save talk.session.")
-            return
-        self._face.say(save(self._chat, path))
+            raise GgufSpecError("/save needs a file.", "name a file: /save talk.session.")
+        said = save(self.chat, path)
         self._place = path
+        return said
 
-    def _load(self, rest: str) -> None:
+    def _load(self, rest: str) -> str:
         if not rest:
-            self._face.fail("/load needs a file.", "name a file that /save wrote.")
-            return
-        path = path_of(rest)
-        self._face.say(load(self._chat, path))
+            raise GgufSpecError("/load needs a file.", "name a file that /save wrote.")
+        path = _path(rest)
+        said = load(self.chat, path)
         self._place, self._n_retries = path, 0
+        return said
 
     def _quit(self, _rest: str) -> None:
         self._leave = True
 
-    def _question(self) -> str | None:
-        return next(
-            (
-                plain(one["content"])
-                for one in reversed(self._chat.messages)
-                if one["role"] == "user"
-            ),
-            None,
+
+# `overflow` of a chat is not that of one answer.
+RULES: dict[str, Rule] = {
+    name: rule for name, rule in (SAMPLING | SPECULATION).items() if name != "overflow"
+}
+_TRUTH = {
+    **dict.fromkeys(("on", "true", "yes", "1"), True),
+    **dict.fromkeys(("off", "false", "no", "0"), False),
+}
+
+
+def _names() -> dict[str, str]:
+    """Return the fields by all their names: fields, options, and hidden names of options."""
+    found = {name: name for name in RULES}
+    for name, rule in RULES.items():
+        if not rule.inverted:
+            flags = [flag.split("/")[0] for flag in rule.flags]
+            parameter = (flags or [name])[-1].lstrip("-").replace("-", "_")
+            for flag in (*flags, *HIDDEN_NAMES.get(parameter, ())):
+                if flag.startswith("--") or flag == "-k":
+                    found.setdefault(flag.lstrip("-").replace("-", "_"), name)
+    return found
+
+
+NAMES = _names()
+
+
+class Settings:
+    """Sampling and speculation options of a chat.
+
+    Attributes:
+        sampling: Sampling options of the next answer.
+        speculation: Speculation options of the next answer.
+    """
+
+    def __init__(self, sampling: Sampling, speculation: Speculation) -> None:
+        self._loaded = (sampling, speculation)
+        self._changed: dict[str, Any] = {}
+        self.sampling, self.speculation = sampling, speculation
+
+    def use(self, sampling: Sampling, speculation: Speculation) -> None:
+        """Take the options of another model; what was changed stays changed."""
+        self._loaded = (sampling, speculation)
+        self._apply(self._changed)
+
+    def _apply(self, changed: dict[str, Any]) -> None:
+        sampling, speculation = self._loaded
+        of_sampling = {name: value for name, value in changed.items() if name in SAMPLING}
+        of_speculation = {name: value for name, value in changed.items() if name in SPECULATION}
+        new = replace(sampling, **of_sampling), replace(speculation, **of_speculation)
+        self.sampling, self.speculation = new
+        self._changed = changed
+
+    def set(self, text: str) -> str:
+        """Carry out /set: show all options, show one, or change one.
+
+        Args:
+            text: Nothing, `NAME` or `NAME VALUE`.
+
+        Returns:
+            What to tell the user.
+
+        Raises:
+            GgufSpecError: There is no such option, or it does not take the value.
+        """
+        typed, _, value = text.partition(" ")
+        if not typed:
+            return "\n".join(self._line(name) for name in RULES)
+        field = _field(typed)
+        if not value.strip():
+            return f"{self._line(field)}\n{RULES[field].help}"
+        changed = {name: one for name, one in self._changed.items() if name != field}
+        if value.strip().lower() != "default":
+            changed[field] = _parsed(field, value.strip())
+            if field in SPECULATION and not self._loaded[1].k:
+                raise GgufSpecError(
+                    f"the models were loaded without speculation, so {field} has no effect.",
+                    "start the chat again without -k 0 and --draft none.",
+                )
+        self._apply(changed)
+        return self._line(field)
+
+    def _line(self, field: str) -> str:
+        value = getattr(self.sampling if field in SAMPLING else self.speculation, field)
+        return f"{field:<22}{_shown(value)}{' (changed)' if field in self._changed else ''}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "none"
+    if isinstance(value, dict):
+        value = [f"{token}={bias:g}" for token, bias in value.items()]
+    if isinstance(value, (tuple, list)):
+        return " ".join(map(repr, value)) or "none"
+    text = str(value)
+    return text if len(text) <= 50 else text[:47].rstrip() + "..."
+
+
+def _field(typed: str) -> str:
+    name = typed.lstrip("-").replace("-", "_").lower()
+    if name in NAMES:
+        return NAMES[name]
+    near = nearest(name, NAMES, {})
+    raise GgufSpecError(
+        f"there is no option {typed}.", f"did you mean {near}?" if near else "/set lists them."
+    )
+
+
+def _parsed(field: str, text: str) -> Any:
+    """Return the value of an option as typed.
+
+    Raises:
+        InvalidOptionError: The text is not of the type of the option.
+    """
+    rule, word = RULES[field], text.lower()
+    convert = {"number": float, "integer": int}.get(rule.type, str)
+    try:
+        if rule.shape != "one":
+            items = [] if word == "none" else shlex.split(text)
+            if rule.shape == "mapping":
+                pairs = (one.partition("=") for one in items)
+                return {int(token): float(bias) for token, _, bias in pairs}
+            return tuple(map(convert, items))
+        if rule.optional and word == "none":
+            return None
+        if rule.type == "boolean":
+            return _TRUTH[word]
+        if field in ("grammar", "json_schema"):  # a schema may be in a file, a grammar always is
+            file = text if field == "grammar" else text[1:] if text.startswith("@") else ""
+            return TextFile(Path(file).expanduser()).text if file else text
+        value = convert(text)
+        return None if (field, value) == ("max_tokens", -1) else value
+    except (KeyError, ValueError):
+        allowed = "on or off" if rule.type == "boolean" else rule.allowed
+        raise InvalidOptionError(field, text, allowed) from None
+
+
+def save(chat: Chat, path: Path) -> str:
+    """Save a conversation; return a message with its size."""
+    chat.save(path)
+    return f"Saved {_count(chat)} in {path.resolve()} ({format_bytes(path.stat().st_size)})."
+
+
+def load(chat: Chat, path: Path) -> str:
+    """Load a conversation; return a description that includes its last two messages."""
+    why = chat.restore(path)
+    lines = [f"Loaded {_count(chat)} from {path}."]
+    if why:
+        lines.append(f"Note: the next answer reads the conversation again: {why.rstrip('.')}.")
+    names = {"system": "System", "user": "You", "assistant": "Answer"}
+    for one in chat.messages[-2:]:
+        lines.append(f"{names[one['role']]}: {_short(plain(one['content']), 200)}")
+    return "\n".join(lines)
+
+
+def _count(chat: Chat) -> str:
+    n = len(chat.messages)
+    return f"{n} message{'' if n == 1 else 's'}"
+
+
+def _path(text: str) -> Path:
+    """Return the path that a text names.
+
+    Raises:
+        SessionError: It names a home folder that does not exist.
+    """
+    try:
+        return Path(text.replace("\0", "")).expanduser()
+    except RuntimeError:
+        fact = f"{text} names a home folder that does not exist."
+        raise SessionError(fact, "write the complete path.") from None
+
+
+def _short(text: str, n_most: int = 60) -> str:
+    """Return a text in one line of limited length."""
+    text = " ".join(text.split())
+    return text if len(text) <= n_most else text[: n_most - 3].rstrip() + "..."
+
+
+class Signals:
+    """Signal handlers of the chat, for Ctrl-C and requests to end the program.
+
+    A signal takes effect at once while the chat waits for a line. At other times the running
+    operation ends first; an answer is cancelled after its round. After Ctrl-C the chat continues,
+    unless it runs in a pipe. An editor must not be left by an exception at any of its instructions:
+    some of them catch it, and then the chat would wait for ever for a terminal that is closed.
+
+    Attributes:
+        code: Exit code if a signal ended the program, otherwise 0.
+        came: Whether a signal arrived since the last line.
+    """
+
+    def __init__(self, keep_on: bool) -> None:
+        self.code = 0
+        names = ("SIGTERM", "SIGHUP") if keep_on else ("SIGTERM", "SIGHUP", "SIGINT")
+        self._ending = [name for name in names if hasattr(signal, name)]  # Windows lacks SIGHUP
+        self._before: dict[int, Any] = {}
+        self._turn: Turn | None = None
+        self._interrupt: Callable[[BaseException], object] | None = None
+        self.came = False
+
+    def wait(
+        self, read: Callable[[], str | None], interrupt: Callable[[BaseException], object]
+    ) -> str | None:
+        """Call `read` and return its result; signals take effect at once.
+
+        Args:
+            read: Waits for a line.
+            interrupt: Called by the signal handler; lets `read` raise an exception.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: A signal arrived.
+        """
+        self.came, self._turn, self._interrupt = False, None, interrupt
+        try:
+            line = None if self.code else read()
+        finally:
+            self._interrupt = None
+        if self.code:
+            raise SystemExit(self.code)
+        return line
+
+    def open(self, start: Callable[[], Turn]) -> Turn:
+        """Call `start` and return its turn, which signals cancel from now on.
+
+        A signal that arrived since the last line, or arrives during the call, cancels it, too.
+        """
+        turn = self._turn = start()
+        if self.came:
+            turn.cancel()
+        return turn
+
+    def _arrived(self, number: int, _frame: object) -> None:
+        if signal.Signals(number).name in self._ending:
+            self.code = 128 + number
+        if self._interrupt:
+            self._interrupt(SystemExit(self.code) if self.code else KeyboardInterrupt())
+            return
+        self.came = True
+        if self._turn:
+            self._turn.cancel()
+
+    def __enter__(self) -> Signals:
+        for name in {*self._ending, "SIGINT"}:
+            number = getattr(signal, name)
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+# Environment variable of a desktop -> commands that read a text for its clipboard. macOS has none.
+_PROGRAMS = {
+    "WAYLAND_DISPLAY": (("wl-copy",),),
+    "DISPLAY": (("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input")),
+    "": (("pbcopy",),),
+}
+_TIMEOUT_S = 3.0
+_MOST_BYTES = 74_000  # terminals ignore longer texts
+
+
+def copy(text: str) -> str | None:
+    """Copy a text to the clipboard.
+
+    Over SSH, and without a program for it, the terminal is asked by the sequence OSC 52. Whether it
+    does so cannot be known.
+
+    Returns:
+        How it was copied; None if it was not.
+    """
+    data = text.encode("utf-8", errors="replace")
+    if not os.environ.get("SSH_CONNECTION"):
+        for variable, commands in _PROGRAMS.items():
+            if variable and not os.environ.get(variable):
+                continue
+            for command in commands:
+                if _ran(command, data):
+                    return f"with {command[0]}"
+    if len(data) > _MOST_BYTES or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    sys.stdout.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
+    sys.stdout.flush()
+    return "by the terminal, if it allows that (OSC 52)"
+
+
+def _ran(command: tuple[str, ...], data: bytes) -> bool:
+    program = shutil.which(command[0])
+    if not program:
+        return False
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            input=data,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -95,13 +95,8 @@ class Markdown:
             begins = None if self._fence else _BEGINNING.match(self._line)
             if begins:
                 self._at, self._style = begins.end(), "bold" if begins["heading"] else ""
-                out.append(
-                    (
-                        begins["indent"]
-                        + ("• " if begins["bullet"] else "│ " if begins["quote"] else ""),
-                        "",
-                    )
-                )
+                mark = "• " if begins["bullet"] else "│ " if begins["quote"] else ""
+                out.append((begins["indent"] + mark, ""))
             return False
         out.append((self._line, "dim"))
         self._at = len(self._line)
@@ -140,16 +135,12 @@ def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> in
         elif line[at] == "\\" and at + 1 < len(line):
             out.append((line[at + 1], style))
             at += 2
-        elif (
-            not final
-            and len(line) - at < _HELD
-            and (span or line[at] == "\\" or _MAY_OPEN.match(line, at))
-        ):
-            break
         else:
             end = at + len(line[at:]) - len(line[at:].lstrip(line[at]))
-            # The run of equal characters may continue.
-            if not final and end == len(line) and end - at < _HELD:
+            may_hold = not final and len(line) - at < _HELD
+            may_open = span or line[at] == "\\" or _MAY_OPEN.match(line, at)
+            # A span may follow, or the run of equal characters may continue.
+            if may_hold and (may_open or end == len(line)):
                 break
             out.append((line[at:end], style))
             at = end
@@ -202,16 +193,10 @@ class Wrap:
     def _end_word(self) -> None:
         if not self._word:
             return
-        width, n, n_spaces = (
-            self._width(),
-            sum(cell_len(text) for text, _ in self._word),
-            cell_len(self._spaces),
-        )
-        if (
-            self._column + n_spaces + n > width
-            and self._column > self._indent
-            and n <= width - self._indent
-        ):
+        width, n_spaces = self._width(), cell_len(self._spaces)
+        n = sum(cell_len(text) for text, _ in self._word)
+        fits = self._column + n_spaces + n <= width
+        if not fits and self._column > self._indent and n <= width - self._indent:
             self._out.append(("\n" + " " * self._indent, ""))
             self._column = self._indent
         else:
@@ -220,10 +205,8 @@ class Wrap:
         if self._first:
             word = "".join(text for text, _ in self._word)
             is_marker = word in ("•", "│", "-", "*", ">") or re.fullmatch(r"\d{1,3}[.)]", word)
-            self._indent, self._first = (
-                min(self._column + (n + 1 if is_marker else 0), width // 3),
-                False,
-            )
+            indent = self._column + (n + 1 if is_marker else 0)
+            self._indent, self._first = min(indent, width // 3), False
         self._out += self._word
         # The terminal itself breaks a word that is wider than the line.
         self._column = (self._column + n - 1) % width + 1

@@ -24,24 +24,21 @@ from rich.console import Console
 
 from ...system.files import state_folder
 from ..completion import names_from
-from ..progress import PromptBar
-from ..render import CONTROL, Thoughts, logprob_lines, speed
-from .loop import COMMANDS, DRAFT, is_open_block
+from ..output import CONTROL, PromptBar, Thoughts, logprob_lines, speed, styled
+from .loop import COMMANDS, RULES, SWITCHES, is_open_block
 from .markdown import Markdown, Piece, Wrap
-from .settings import RULES
-from .thinking import THINK
 
 if TYPE_CHECKING:
-    from ... import LLM, Chat, Chunk, Turn
+    from ... import LLM, Chat, Turn
     from ... import Completion as Answer
 
 _PROMPT = "> "
 # Command -> function that returns its possible arguments for what is typed of one.
 _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
-    "/draft": lambda _: DRAFT,
+    "/draft": lambda _: SWITCHES,
     "/set": lambda _: RULES,
     "/model": names_from,
-    "/think": lambda _: THINK,
+    "/think": lambda _: SWITCHES,
 }
 
 
@@ -53,10 +50,12 @@ class TerminalUI:
         self._llm, self._chat = llm, chat
         self._out = Console(highlight=False, soft_wrap=True)
         self._dumb = is_dumb_terminal()
-        self._history = _history() if keep_history and not self._dumb else None
-        self._session = (
-            None if self._dumb else _session(self._status, self._history or InMemoryHistory())
-        )
+        self._history: _KeptHistory | None = None
+        self._session: PromptSession[str] | None = None
+        if not self._dumb:
+            if keep_history:
+                self._history = _KeptHistory(state_folder() / "chat-history")
+            self._session = _session(self._status, self._history or InMemoryHistory())
         self._said = False
         self._error: BaseException | None = None
 
@@ -136,7 +135,9 @@ class TerminalUI:
                 for chunk in turn:
                     bar.remove()
                     self._flow(thoughts.before(chunk), None, wrap)
-                    self._flow(_pieces(chunk, self.show_draft), markdown, wrap)
+                    pieces = styled(chunk, self.show_draft)
+                    shown = [(text.translate(CONTROL), style) for text, style in pieces]
+                    self._flow(shown, markdown, wrap)
             finally:
                 bar.remove()
                 rest = markdown.finish() if markdown else []
@@ -163,18 +164,11 @@ class TerminalUI:
         with self._out:  # one write for all pieces
             for text, style in pieces:
                 if text:
-                    self._out.out(
-                        text.translate(CONTROL), style=style or None, highlight=False, end=""
-                    )
+                    shown = text.translate(CONTROL)
+                    self._out.out(shown, style=style or None, highlight=False, end="")
 
     def _status(self) -> str:
         return "\n".join(textwrap.wrap(status(self._llm, self._chat), max(20, self._out.width - 1)))
-
-
-def _pieces(chunk: Chunk, show_draft: bool) -> list[Piece]:
-    """Return the styled text of a chunk, with control characters replaced."""
-    pieces = chunk.accepted_text if show_draft else ((chunk.text, False),)
-    return [(text.translate(CONTROL), "green" if accepted else "") for text, accepted in pieces]
 
 
 def status(llm: LLM, chat: Chat) -> str:
@@ -191,24 +185,15 @@ def status(llm: LLM, chat: Chat) -> str:
 def _ending(result: Answer, n_ctx: int) -> str:
     if result.finish_reason == "cancelled":
         return "(stopped)"
-    if (
-        result.finish_reason == "length"
-        and result.stats.n_prompt + result.stats.n_generated >= n_ctx
-    ):
+    n, n_prompt = result.stats.n_generated, result.stats.n_prompt
+    if result.finish_reason == "length" and n_prompt + n >= n_ctx:
         return (
             "(the context is full: /undo or /reset, "
             "or begin with a larger --ctx or with --overflow shift)"
         )
     if result.finish_reason == "length":
-        return (
-            f"(cut after {result.stats.n_generated:,} tokens: /set max_tokens N changes the limit)"
-        )
+        return f"(cut after {n:,} tokens: /set max_tokens N changes the limit)"
     return "" if result.text.strip() else "(the answer is empty)"
-
-
-def _history() -> _KeptHistory:
-    """Return the input history in the user's state folder."""
-    return _KeptHistory(state_folder() / "chat-history")
 
 
 class _KeptHistory(FileHistory):
@@ -246,9 +231,8 @@ class _KeptHistory(FileHistory):
         try:
             yield
         except OSError as error:
-            self.problem = (
-                f"Note: typed lines are not saved: {self._path}: {error.strerror or error}."
-            )
+            why = error.strerror or error
+            self.problem = f"Note: typed lines are not saved: {self._path}: {why}."
 
 
 def _session(status_line: AnyFormattedText, kept: History) -> PromptSession[str]:

@@ -1,0 +1,321 @@
+"""Output at a terminal: text of a model, statistics, JSON, progress lines, and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .. import LLM, Chunk, Completion, Progress, Stats, Stream
+
+# Translation table that replaces control characters except tab and newline, so that the text of a
+# model cannot control the terminal.
+CONTROL = {
+    c: "\N{REPLACEMENT CHARACTER}"
+    for c in (*range(0x20), *range(0x7F, 0xA0))
+    if c not in (0x09, 0x0A)
+}
+
+
+def styled(chunk: Chunk, show_draft: bool) -> list[tuple[str, str]]:
+    """Return the text of a chunk with styles; accepted draft tokens are green if `show_draft`."""
+    pieces = chunk.accepted_text if show_draft else ((chunk.text, False),)
+    return [(text, "green" if accepted else "") for text, accepted in pieces]
+
+
+class Thoughts:
+    """The reasoning of an answer as styled text: dim, with an empty line after it.
+
+    Hidden reasoning is one word.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        """Start an answer whose reasoning is shown or hidden."""
+        self._shown, self._open = shown, False
+
+    def before(self, chunk: Chunk) -> list[tuple[str, str]]:
+        """Return the pieces to write before the text of a chunk: text and style."""
+        pieces = []
+        if chunk.reasoning and (self._shown or not self._open):
+            text = chunk.reasoning.translate(CONTROL) if self._shown else "Thinking..."
+            pieces.append((text, "dim"))
+        self._open = self._open or bool(chunk.reasoning)
+        if self._open and chunk.text:
+            self._open = False
+            pieces.append(("\n\n", ""))
+        return pieces
+
+
+def write(out: Console, pieces: Iterable[tuple[str, str]]) -> None:
+    """Write styled texts, each at once; at a terminal, control characters are replaced."""
+    for text, style in pieces:
+        shown = text.translate(CONTROL) if out.is_terminal else text
+        out.out(shown, style=style or None, highlight=False, end="")
+        out.file.flush()
+
+
+def answer_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> dict[str, Any]:
+    """Return an answer as the object that --json prints."""
+    head = result.to_dict()
+    data = {
+        "text": result.text,
+        "reasoning": result.reasoning,
+        "tokens": head["tokens"],
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.stats.n_prompt,
+        "seed": result.seed,
+        "target": llm.name,
+        "draft": (llm.draft_name or "ngram") if k else None,
+        "stats": head["stats"],
+    }
+    if with_logprobs:
+        data["logprobs"] = [_named(llm, one) for one in head["logprobs"]]
+    return data
+
+
+def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
+    """Return the log-probability of a token and its alternatives, with their texts."""
+    named = {
+        "token": one["token"],
+        "text": llm.token_text(one["token"]),
+        "logprob": round(one["logprob"], 6),
+    }
+    if one["top"]:
+        named["top"] = [_named(llm, other | {"top": []}) for other in one["top"]]
+    return named
+
+
+def print_json(data: Any, allow_nan: bool = False) -> None:
+    """Print a value as one line of JSON."""
+    click.echo(json.dumps(data, ensure_ascii=False, allow_nan=allow_nan))
+
+
+def logprob_lines(llm: LLM, result: Completion) -> str:
+    """Return one line per token: probability and text of the token and of its alternatives."""
+
+    def shown(token: int, logprob: float) -> str:
+        return f"{math.exp(logprob):7.2%} {llm.token_text(token)!r}"
+
+    lines = [
+        (shown(one.token, one.logprob), *(shown(*other) for other in one.top))
+        for one in result.logprobs
+    ]
+    return "\n".join(aligned(lines))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines whose columns have equal widths."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ([f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)] for row in rows)
+    return ["  ".join(cells).rstrip() for cells in padded]
+
+
+def speed(s: Stats) -> str:
+    """Return the speed of an answer."""
+    return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s"
+
+
+def stats_lines(s: Stats, seed: int) -> str:
+    """Return the lines of --stats."""
+    busy = s.draft_s + s.verify_s + s.other_s or 1.0
+    cached = f", {s.n_cached} of them cached," if s.n_cached else ""
+    prompt = f"prompt: {s.n_prompt} tokens{cached} in {s.prompt_s * 1000:,.0f} ms"
+    by = ", ".join(
+        f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items()
+    )
+    accepted = (
+        f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), "
+        f"{s.tokens_per_round:.2f} tokens a round"
+    )
+    ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: "
+    ties += (
+        "decided again, as plain decoding does\n"
+        if s.n_decided_again
+        else "plain decoding may choose other tokens there (--strict decides them again)\n"
+    )
+    gain = (
+        f"gain    {s.speedup:.2f} times plain decoding by the clock, "
+        f"{s.predicted_speedup:.2f} by measured costs\n"
+    )
+    return (
+        f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, "
+        f"the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
+        "draft   "
+        f"{accepted + (s.why_none and f'; {s.why_none}') if s.n_drafted else f'none: {s.why_none}'}"
+        "\n"
+        f"{gain if s.plain_s and s.n_drafted else ''}"
+        f"{ties if s.n_near_ties else ''}"
+        f"time    draft {s.draft_s / busy:.0%}, verify {s.verify_s / busy:.0%}, "
+        f"Python {s.other_s / busy:.0%}\n"
+        f"seed    {seed}"
+    )
+
+
+_PATIENCE_S = 2.0  # seconds before a bar appears
+_BAR = 24  # width of the bar in characters
+_MEASURING = "Measuring this machine once (about 2 s)"
+
+
+class Line:
+    """Line of a terminal that can be replaced and removed."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        """Create a line on `out`; it shows nothing unless `out` is a terminal other than `dumb`.
+
+        A dumb terminal cannot move the cursor to the start of the line.
+        """
+        self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
+        self._n_shown = 0
+
+    def show(self, text: str) -> None:
+        """Replace the text of the line; it is cut to the width of the terminal."""
+        if self._out:
+            text = text[: shutil.get_terminal_size().columns - 1]
+            self._out.write("\r" + text.ljust(self._n_shown))
+            self._out.flush()
+            self._n_shown = max(self._n_shown, len(text))
+
+    def remove(self) -> None:
+        """Remove the text; further calls have no effect."""
+        if self._out and self._n_shown:
+            self._out.write("\r" + " " * self._n_shown + "\r")
+            self._out.flush()
+            self._n_shown = 0
+
+
+class LateBar(Line):
+    """Progress bar for a callback; it appears after two seconds.
+
+    Call `remove` before text is written.
+    """
+
+    title = ""
+
+    def __init__(
+        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start the waiting time before the bar appears.
+
+        Args:
+            out: Terminal; None takes stderr.
+            clock: Returns a time in seconds.
+        """
+        super().__init__(out or sys.stderr)
+        self._clock, self._since, self._percent = clock, clock(), -1
+
+    def amount(self, now: Progress) -> str:
+        """Return the text behind the percentage."""
+        raise NotImplementedError
+
+    def __call__(self, now: Progress) -> None:
+        """Show the progress."""
+        percent = int(100 * now.share)
+        if percent != self._percent and self._clock() - self._since >= _PATIENCE_S:
+            self._percent = percent
+            n_full = int(_BAR * now.share)
+            bar = "#" * n_full + "." * (_BAR - n_full)
+            self.show(f"{self.title} [{bar}] {percent / 100:4.0%} {self.amount(now)}")
+
+
+class PromptBar(LateBar):
+    """Progress bar for the prefill, for `on_prompt` of `LLM.stream`."""
+
+    title = "Reading the prompt"
+
+    def amount(self, now: Progress) -> str:
+        """Return the number of tokens."""
+        return f"of {now.total:,} tokens"
+
+
+class LoadBar(LateBar):
+    """Progress bar for the loading of the weights, for `progress` of `load`."""
+
+    title = "Loading"
+
+    def amount(self, now: Progress) -> str:
+        """Return the size of the weights."""
+        from ..models import format_bytes
+
+        return f"of {format_bytes(now.total or 0)}"
+
+
+class MeasuringNote(Line):
+    """Note that this machine is being measured, for `on_measure` of `load`.
+
+    It is shown until `remove` is called.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        super().__init__(out or sys.stderr)
+
+    def __call__(self) -> None:
+        """Show the note."""
+        self.show(_MEASURING)
+
+
+@contextlib.contextmanager
+def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
+    """Yield a progress callback that shows a bar with a count and the time left, at a terminal.
+
+    Args:
+        title: What is done.
+        unit: What is counted, in the plural.
+        quiet: Whether to show nothing.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
+        TimeRemainingColumn(),
+    )
+    disable = quiet or not console.is_terminal
+    with Bar(*columns, console=console, transient=True, disable=disable) as bar:
+        task = bar.add_task("", visible=False)  # until the total is known
+        yield lambda now: bar.update(task, completed=now.done, total=now.total, visible=True)
+
+
+@contextlib.contextmanager
+def ctrl_c_ends_process() -> Iterator[None]:
+    """End the process at once on Ctrl-C.
+
+    A KeyboardInterrupt could arrive in llama.cpp's log callback, where Python discards it. Nothing
+    needs to be cleaned up while models are loaded.
+    """
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def ctrl_c_cancels(stream: Stream) -> Iterator[None]:
+    """Cancel a stream on Ctrl-C; a second one does not wait for the end of the round."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(_number: int, _frame: object) -> None:
+        stream.cancel()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
