@@ -20,6 +20,7 @@ from gguf_spec.speculative.drafters import NgramDrafter, Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.round_state import RoundState, SearchBudget, Step
+from gguf_spec.speculative.scheduler import SlotPair
 from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
@@ -70,7 +71,9 @@ class Scene:
     ):
         """Say `n` tokens; return the seconds that took, prompt and all."""
         chain = sampler(SeededRng(seed), **options)
-        self.controller = self.pair.drafter(speculation, chain, n)
+        self.controller = self.pair.drafter(
+            speculation, chain, n, SlotPair(self.target, self.draft)
+        )
         for model in filter(
             None, (self.target, self.draft)
         ):  # or what was read before would be read no more
@@ -301,7 +304,7 @@ def test_how_long_answers_are_is_learned_from_those_before(scene):
     for answer, is_read in ((400, True), (10, False)):
         for _ in range(30):
             one.known.answered(answer, is_whole=True)
-        controller = one.pair.drafter(MODEL, chain, 1000)
+        controller = one.pair.drafter(MODEL, chain, 1000, SlotPair(one.target, one.draft))
         one.draft.rollback(0)
         read_prompt(one.target, controller, prompt, 32, lambda: False)
         assert (one.draft.n_past > 0) == is_read
