@@ -81,7 +81,7 @@ def rendered(template, messages):
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_calls_and_results_are_rendered(name, n):
-    """What the template writes is what the reader of the family reads."""
+    """The reader of a family reads the calls that its template writes."""
     template = TEMPLATES[name]
     family = family_of(template)
     assert (family.name, reads_tools(template)) == (name, True)
