@@ -48,6 +48,7 @@ from .wire import (
     StreamFormat,
     read_body,
     refused,
+    run_apart,
 )
 from .worker import TaskRunner, Worker, cancel_on_disconnect
 
@@ -199,12 +200,14 @@ class App:
     # ---- completions
 
     async def _complete(self, api: ApiFormat, request: Request) -> Response:
-        data = parse(await self._open_body(request))
+        body = await self._open_body(request)
+        data = await run_apart(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
         if api.task and (task := api.task(data)):
             done = await self._tasks.run(request, model, lambda llm, _: task(llm), {})
             return JSONResponse(done)
-        asked = api.read(data, self._pool.speculation, self._settings.max_tokens)
+        limits = self._pool.speculation, self._settings.max_tokens
+        asked = await run_apart(body, api.read, data, *limits)
         asked = await self._with_grammar(request, model, asked)
         job = Job(model, asked)
         request.scope[JOB] = job
@@ -249,10 +252,9 @@ class App:
                 close()
 
     async def _run_task(self, route: TaskRoute, request: Request) -> Response:
-        data, began_s = (
-            route.body.read(parse(await self._open_body(request)), ""),
-            time.perf_counter(),
-        )
+        body = await self._open_body(request)
+        data = await run_apart(body, lambda: route.body.read(parse(body), ""))
+        began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
 
         def work(llm: LLM, check: Callable[..., None]) -> Response:

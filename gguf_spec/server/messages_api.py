@@ -53,7 +53,7 @@ from .schema import (
     text_or,
     unread,
 )
-from .wire import NO_THREADS, anthropic_error
+from .wire import NO_THREADS, anthropic_error, run_apart
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -300,8 +300,9 @@ def count_route(models: ModelRoutes, read_body: Callable[[Request], Awaitable[by
     """
 
     async def count(request: Request) -> Response:
-        data = parse(await read_body(request))
-        asked = read_request(data, Speculation(), None, PROMPT)
+        body = await read_body(request)
+        data = await run_apart(body, parse, body)
+        asked = await run_apart(body, read_request, data, Speculation(), None, PROMPT)
 
         def look(llm: LLM) -> dict[str, Any]:
             options = asked.reasoning.options(llm) | {"tools": asked.tools.tools or None}

@@ -21,6 +21,7 @@ from .model_pool import ModelPool, ServedModel
 from .requests import parse
 from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj, string
 from .settings import Settings
+from .wire import run_apart
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class ModelRoutes:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        data = TOKENIZE.read(parse(await self._body(request)), "")
+        body = await self._body(request)
+        data = await run_apart(body, lambda: TOKENIZE.read(parse(body), ""))
         content, special = data["content"], data.get("parse_special", True)
         start, pieces = data.get("add_special", False), data.get("with_pieces", False)
 
@@ -168,7 +170,8 @@ class ModelRoutes:
         return await self.look(data.get("model"), look)
 
     async def _detokenize(self, request: Request) -> Response:
-        data = DETOKENIZE.read(parse(await self._body(request)), "")
+        body = await self._body(request)
+        data = await run_apart(body, lambda: DETOKENIZE.read(parse(body), ""))
         tokens = data["tokens"]
 
         def look(llm: LLM) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by id. Use it in one thread only, that of the event loop."""
+    """Responses by id. Calls of several threads take turns."""
 
     def __init__(self, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
         """Create an empty store.
@@ -54,16 +55,18 @@ class ResponseStore:
         self._most, self._most_bytes = most, most_bytes
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
         self._n_bytes = 0
+        self._lock = threading.Lock()
 
     def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
         """Store a response; one that is larger than the store is not kept."""
         n_bytes = len(json.dumps([response, items]))
         if n_bytes > self._most_bytes:
             return
-        self._stored[response["id"]] = StoredResponse(response, items, n_bytes)
-        self._n_bytes += n_bytes
-        while len(self._stored) > self._most or self._n_bytes > self._most_bytes:
-            self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
+        with self._lock:
+            self._stored[response["id"]] = StoredResponse(response, items, n_bytes)
+            self._n_bytes += n_bytes
+            while len(self._stored) > self._most or self._n_bytes > self._most_bytes:
+                self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
 
     def get(self, id_: str, param: str) -> StoredResponse:
         """Return a response and mark it as used.
@@ -75,10 +78,11 @@ class ResponseStore:
         Raises:
             ApiError: No response has this id, or it was removed to make room.
         """
-        if id_ not in self._stored:
-            raise self._missing(id_, param)
-        self._stored.move_to_end(id_)
-        return self._stored[id_]
+        with self._lock:
+            if id_ not in self._stored:
+                raise self._missing(id_, param)
+            self._stored.move_to_end(id_)
+            return self._stored[id_]
 
     def remove(self, id_: str, param: str) -> None:
         """Remove a response.
@@ -86,9 +90,10 @@ class ResponseStore:
         Raises:
             ApiError: No response has this id.
         """
-        if id_ not in self._stored:
-            raise self._missing(id_, param)
-        self._n_bytes -= self._stored.pop(id_).n_bytes
+        with self._lock:
+            if id_ not in self._stored:
+                raise self._missing(id_, param)
+            self._n_bytes -= self._stored.pop(id_).n_bytes
 
     def finder(self) -> FindItem:
         """Return a function that looks up items of the stored responses by their ids."""
@@ -96,7 +101,9 @@ class ResponseStore:
 
         def find(id_: str) -> Item | None:
             if not items:
-                for stored in self._stored.values():
+                with self._lock:
+                    kept = [*self._stored.values()]
+                for stored in kept:
                     items.update((item["id"], item) for item in stored.conversation)
             return items.get(id_)
 

@@ -16,6 +16,8 @@ from .settings import Settings
 # How much of an oversized body is read, as a multiple of the size limit. A client that is still
 # sending does not read the response; after this amount it can receive the error.
 _MOST_READ = 8
+# Bytes of a body from which it is read in a thread.
+_LARGE = 1 << 16
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:
@@ -45,6 +47,17 @@ async def _read(request: Request, most: int) -> bytes:
     if n > most:
         raise ApiError(f"The body has more than {most:,} bytes.", None, "request_too_large", 413)
     return b"".join(parts)
+
+
+async def run_apart(body: bytes, run: Callable[..., Any], *given: Any) -> Any:
+    """Run a function that reads a body: of a large one in a thread, so that others are answered.
+
+    Args:
+        body: The body.
+        run: The function.
+        given: Its arguments.
+    """
+    return await asyncio.to_thread(run, *given) if len(body) > _LARGE else run(*given)
 
 
 # Error code after which clients of Anthropic send whole conversations.

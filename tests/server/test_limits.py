@@ -1,9 +1,11 @@
 """Access control and limits of the server."""
 
+import asyncio
 import http.client
 import json
 import socket
 import threading
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import openai
@@ -11,7 +13,7 @@ import pytest
 
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
 from gguf_spec.grammar import gbnf
-from gguf_spec.server import Settings, jobs, serve_in_thread
+from gguf_spec.server import Settings, jobs, requests, serve_in_thread
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"
@@ -347,3 +349,35 @@ def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
     monkeypatch.setattr(jobs, "to_gbnf", lambda schema: schemas.append(schema) or real(schema))
     assert ask_chat(server, n=3, response_format={"type": "json_object"}).status == 200
     assert len(schemas) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 70_000}]}),
+        ("/v1/completions", {"prompt": "a" * 70_000}),
+        ("/v1/responses", {"input": "a" * 70_000}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a" * 70_000}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a" * 70_000}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a" * 70_000}]}),
+        ("/api/embed", {"input": "a" * 70_000}),
+        ("/tokenize", {"content": "a" * 70_000}),
+    ],
+)
+def test_large_bodies_are_read_outside_of_the_event_loop(tales, monkeypatch, path, body):
+    in_loop = []
+
+    def loads(text, real=json.loads, **options):
+        if len(text) > 70_000:
+            try:
+                in_loop.append(bool(asyncio.get_running_loop()))
+            except RuntimeError:
+                in_loop.append(False)
+        return real(text, **options)
+
+    monkeypatch.setattr(requests, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
+    with serve_in_thread(tales, api_key=KEY) as one:
+        ask(
+            one, "POST", path, body | {"model": "tales"}, headers={"Authorization": f"Bearer {KEY}"}
+        )
+    assert in_loop == [False]
