@@ -425,6 +425,12 @@ REQUESTS: dict[str, Rule] = {
         optional=True,
     ),
 }
+OPTIONS = LOADING | REQUESTS | SAMPLING | SPECULATION
+# Name in Python -> names on the command line, and parameter of the command.
+FLAGS = {name: rule.flags or (f"--{name.replace('_', '-')}",) for name, rule in OPTIONS.items()}
+PARAMETERS = {
+    name: flags[-1].split("/")[0].lstrip("-").replace("-", "_") for name, flags in FLAGS.items()
+}
 # Options of `llama.options.read_placement`.
 PLACEMENT = (
     "device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap", "mlock", "numa", "kernels",

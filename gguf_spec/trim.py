@@ -146,22 +146,15 @@ def trim(
     except OSError as error:
         why = error.strerror or error
         hint = "choose a file in a folder with write permission and enough free space."
-        raise OutputFileError("target", target, f"{target} cannot be written: {why}.", hint) from (
-            error
-        )
+        what = f"{target} cannot be written: {why}."
+        raise OutputFileError("target", target, what, hint) from error
     n_text, kept = sum(counts.values()), set(ids)
     covered = sum(n for token, n in counts.items() if token in kept)
+    share = covered / n_text if n_text else None
     return Trimmed(
-        source,
-        target,
-        header.file_bytes,
-        made.file_bytes,
-        n_vocab,
-        len(ids),
-        n_text,
-        covered / n_text if n_text else None,
+        source, target, header.file_bytes, made.file_bytes, n_vocab, len(ids), n_text, share,
         time.monotonic() - started,
-    )
+    )  # fmt: skip
 
 
 def _matrices(header: Header, n_vocab: int) -> list[str]:
@@ -248,15 +241,10 @@ def _metadata(
     for one in values:
         if one.key == _TYPES and header.n_values(_TYPES) == n_vocab:
             items = array_items(one.data, 4)
-            changed[_TYPES] = whole_array(
-                [int.from_bytes(items[token], "little", signed=True) for token in ids]
-            )
+            types = [int.from_bytes(items[token], "little", signed=True) for token in ids]
+            changed[_TYPES] = whole_array(types)
+    left = [one for one in values if one.key not in changed and one.key != _TYPES]
     left = [
-        one
-        for one in values
-        if one.key not in changed
-        and one.key != _TYPES
-        and not _DROPPED.fullmatch(one.key)
-        and not one.key.startswith("split.")
+        one for one in left if not (_DROPPED.fullmatch(one.key) or one.key.startswith("split."))
     ]
     return [*left, *(Value(key, data) for key, data in changed.items())]

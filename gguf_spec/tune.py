@@ -71,18 +71,15 @@ class Tuning:
     def sentence(self) -> str:
         """Interpretation of the measurement in a few sentences."""
         one, agreement = self.target_s(1), self.profile.agreement
-        text = f"A token of the target takes {milliseconds(one)}; "
-        text += (
-            f"checking 4 takes as long as {self.target_s(4) / one:.1f}, 8 as long as "
-            f"{self.target_s(8) / one:.1f}."
+        text = (
+            f"A token of the target takes {milliseconds(one)}; checking 4 takes as long as "
+            f"{self.target_s(4) / one:.1f}, 8 as long as {self.target_s(8) / one:.1f}."
         )
+        needed = self.profile.needed
         if self.draft is None:
-            needed = self.profile.needed
-            pays = (
-                "would bring no gain even if they were always right"
-                if needed is None
-                else f"bring a gain if more than {needed:.0%} of them are right"
-            )
+            pays = "would bring no gain even if they were always right"
+            if needed is not None:
+                pays = f"bring a gain if more than {needed:.0%} of them are right"
             return f"{text} Drafts from the text {pays}."
         speedup, k = self.profile.best(agreement)
         tokens = f"{k} token{'s' if k > 1 else ''} a round"
@@ -92,14 +89,11 @@ class Tuning:
                 f"{text} At the measured {agreement:.0%} agreement drafting {tokens} should be "
                 f"{speedup:.1f} times as fast as plain decoding."
             )
-        text += (
-            f" Drafting with the model brings no gain here: at the measured {agreement:.0%} "
-            f"agreement {tokens} would be {speedup:.2f} times as fast as "
-        )
+        enough = "not even 100%" if needed is None else f"{needed:.0%}"
         return (
-            f"{text}plain decoding, and "
-            f"{'not even 100%' if self.profile.needed is None else f'{self.profile.needed:.0%}'} "
-            "would be enough."
+            f"{text} Drafting with the model brings no gain here: at the measured {agreement:.0%} "
+            f"agreement {tokens} would be {speedup:.2f} times as fast as plain decoding, and "
+            f"{enough} would be enough."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What all tests share: --slow, no draft that fails unseen, and the bundled pair, loaded once."""
+"""Shared fixtures: --slow, no unnoticed failure of a draft, and the bundled pair, loaded once."""
 
 import logging
 import os

@@ -25,8 +25,7 @@ def _groups() -> dict[str, Sequence[str]]:
 
     A parameter is in the first group that names it.
     """
-    from ..options import LOADING, REQUESTS, SAMPLING, SPECULATION
-    from .options import PARAMETERS
+    from ..options import LOADING, PARAMETERS, REQUESTS, SAMPLING, SPECULATION
 
     def of(table: Iterable[str]) -> list[str]:
         return [PARAMETERS[name] for name in table if name not in _IN_REST]

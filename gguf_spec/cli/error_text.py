@@ -8,19 +8,15 @@ from collections.abc import Iterator
 import click
 from click.core import ParameterSource
 
+from .. import options
 from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, written
 from . import config
 from .command import Command, CommandGroup
 
-# Option in Python -> parameters of commands with another name. The first one that the running
+# Option in Python -> parameters of commands. The first one that the running
 # command has is used; all other options have the name of their parameter.
 PARAMETERS = {
-    "n_ctx": ("ctx",),
-    "reference": ("draft_text",),
-    "adaptive": ("fixed",),
-    "exact": ("allow_near_ties",),
-    "stop_tokens": ("stop_token",),
-    "dry_sequence_breakers": ("dry_breaker",),
+    **{name: (parameter,) for name, parameter in options.PARAMETERS.items()},
     "max_tokens": ("max_tokens", "max_tokens_limit"),
     "cors_origins": ("cors_origin",),
     "body_bytes": ("body_limit",),
@@ -31,7 +27,7 @@ PARAMETERS = {
     "n_draws": ("draws",),
 }
 # Parameters that are set where the option in Python is False.
-_NEGATED = ("fixed", "allow_near_ties")
+_NEGATED = [options.PARAMETERS[name] for name, rule in options.SPECULATION.items() if rule.inverted]
 
 
 def message_and_hint(error: GgufSpecError) -> tuple[str, str]:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ..options import LOADING, REQUESTS, SAMPLING, SPECULATION, Rule, Sampling, Speculation
+from ..options import (
+    FLAGS,
+    LOADING,
+    OPTIONS,
+    PARAMETERS,
+    REQUESTS,
+    SAMPLING,
+    SPECULATION,
+    Sampling,
+    Speculation,
+)
 from .completion import model_names
 from .error_text import in_command
 from .missing_models import default_model, offer_download
@@ -51,7 +61,6 @@ _CLICK: dict[str, dict[str, Any]] = {
     "logprobs": {"metavar": "N"},
 }
 _TYPES = {"number": float, "integer": int, "string": str, "any": str}
-_TABLE = LOADING | REQUESTS | SAMPLING | SPECULATION
 
 
 def table_option(name: str, **more: Any) -> Callable[[F], F]:
@@ -61,7 +70,7 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
         name: The name in Python.
         more: Arguments of `click.option` that differ in a command.
     """
-    rule = _TABLE[name]
+    rule = OPTIONS[name]
     how: dict[str, Any] = {"type": _TYPES.get(rule.type), "help": rule.help}
     if rule.type == "boolean":
         how |= {"default": None} if rule.optional else {"is_flag": True}
@@ -72,7 +81,7 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
     elif rule.choices:
         default = None if rule.optional else rule.choices[0]
         how |= {"type": click.Choice(rule.choices), "default": default}
-    return click.option(*_flags(name, rule), **(how | _CLICK.get(name, {}) | more))
+    return click.option(*FLAGS[name], **(how | _CLICK.get(name, {}) | more))
 
 
 def table_options(names: Iterable[str]) -> Callable[[F], F]:
@@ -86,18 +95,7 @@ def table_options(names: Iterable[str]) -> Callable[[F], F]:
     return add
 
 
-def _flags(name: str, rule: Rule) -> tuple[str, ...]:
-    return rule.flags or (f"--{name.replace('_', '-')}",)
-
-
-def _parameter(name: str) -> str:
-    """Return the name of click's parameter for a row of the tables."""
-    return _flags(name, _TABLE[name])[-1].split("/")[0].lstrip("-").replace("-", "_")
-
-
-# Row of the tables -> parameter.
-PARAMETERS = {name: _parameter(name) for name in _TABLE}
-# The same for `Sampling`. `overflow` is left out: the values of `generate` and `chat` differ.
+# Field of `Sampling` -> parameter, without `overflow`: the values of `generate` and `chat` differ.
 SAMPLING_PARAMETERS = {name: PARAMETERS[name] for name in SAMPLING if name != "overflow"}
 sampling_options = table_options(SAMPLING_PARAMETERS)
 speculation_options = table_options(SPECULATION)

@@ -249,10 +249,8 @@ def _check_numbers(header: Header) -> None:
         n_experts = n_used = 0
     check("expert_count", lambda n: isinstance(n, int) and n <= 1024)
     if not min(n_experts, 1) <= n_used <= n_experts:
-        raise damaged(
-            header.path,
-            f"its {header.architecture}.expert_used_count is {n_used:,} of {n_experts:,} experts",
-        )
+        what = f"expert_used_count is {n_used:,} of {n_experts:,} experts"
+        raise damaged(header.path, f"its {header.architecture}.{what}")
     if n_groups and not (
         n_groups < n_experts
         and (n_groups == 1 or (n_experts % n_groups == 0 and 0 < n_groups_used < n_groups))
@@ -282,11 +280,8 @@ def _check_heads(header: Header) -> None:
     n_heads, width = numbers("attention.head_count", 0), numbers("embedding_length", 0)
     shared = numbers("attention.head_count_kv", 0)
     n_layers = max(len(n_heads), len(shared))
-    for n, n_kv in zip(
-        n_heads * (n_layers if len(n_heads) == 1 else 1),
-        shared * (n_layers if len(shared) == 1 else 1),
-        strict=False,
-    ):
+    by_layer = [one * (n_layers if len(one) == 1 else 1) for one in (n_heads, shared)]
+    for n, n_kv in zip(*by_layer, strict=False):
         if n_kv and n % n_kv:
             raise refuse(f"{n:,} heads share {n_kv:,}")
     if not (header.facts.has_rope and n_heads and n_heads[0] and width):

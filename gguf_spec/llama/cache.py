@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,30 +27,13 @@ from .native_head import HiddenRows
 from .recurrent_state import RecurrentState, RollbackCounts
 from .weights import Weights
 
-if TYPE_CHECKING:
-    from .model import Model
-
-
-class Part(NamedTuple):
-    """Part of a common pass: what one sequence decodes.
-
-    Attributes:
-        slot: The sequence.
-        tokens: Token ids.
-        n_rows: Number of last tokens whose logits are returned; 0 only reads.
-    """
-
-    slot: Model
-    tokens: Sequence[int]
-    n_rows: int
-
 
 class Cache(Weights):
     """A model with one sequence of its context, which is the slot of a request.
 
     Attributes:
         index: Id of the sequence in llama.cpp.
-        run: Decodes tokens in a pass with other sequences; None if passes are of this one only.
+        run: Decodes a `Part` in a pass with other sequences; None if passes are of this one only.
         most_read: Most prompt tokens that one prefill pass may decode, because other sequences are
             decoded meanwhile; 0 without a limit.
         n_ctx: Capacity, in positions; that of each sequence if there are several.
@@ -67,7 +50,7 @@ class Cache(Weights):
     grid: int
     threads: int
     index = 0
-    run: Callable[[Part], Logits] | None = None
+    run: Callable[[Any], Logits] | None = None
     most_read = 0
     n_read = least_cut = 0
     busy_s = 0.0

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ..results import PassCounts
 from . import own_kernels
 from .backend import build_features, offloads, start_backend, uses_gpu
 from .bindings import C
-from .cache import Cache, Part
+from .cache import Cache
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
 from .memory import cpu_batch, fit_layers, padded
@@ -54,6 +55,20 @@ from .threads import PassKind, shared_governor
 _SHALLOW = 256
 # ids of models, for the thread governor
 _OWNERS = itertools.count()
+
+
+class Part(NamedTuple):
+    """Part of a common pass: what one sequence decodes.
+
+    Attributes:
+        slot: The sequence.
+        tokens: Token ids.
+        n_rows: Number of last tokens whose logits are returned; 0 only reads.
+    """
+
+    slot: Model
+    tokens: Sequence[int]
+    n_rows: int
 
 
 class Model(Cache):

@@ -18,9 +18,8 @@ from ..arrays import Logits
 from ..errors import DecodeError
 from ..options import K_MAX
 from .bindings import C
-from .cache import Part
 from .log import log
-from .model import Model
+from .model import Model, Part
 from .native import SequenceTokens
 
 

@@ -217,10 +217,14 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
 # ---- messages
 
 
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
 def _name(value: Any, at: str) -> str:
-    if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", string(value, at)):
+    name = string(value, at)
+    if not _NAME.fullmatch(name):
         raise bad(at, "must be 1 to 64 letters, digits, _ or -.")
-    return str(value)
+    return name
 
 
 def read_arguments(value: Any, at: str) -> dict[str, Any]:
@@ -361,22 +365,20 @@ FUNCTION_FIELDS = {
     "strict?": FLAG,
 }
 _FUNCTION = obj(FUNCTION_FIELDS, empty=())
-_ONLY = "may contain only type and function."
-_TOOL = obj(
-    {"type": "function", "function": _FUNCTION.schema}, only=_ONLY, ignored=("cache_control",)
-)
-_FACT = "must be function: other tools are not supported."
-_TYPED_TOOL = tagged("type", {"function": _TOOL}, _FACT, default="function")
 
 
-def _read_tool(tool: Any, at: str) -> dict[str, Any]:
-    function = _TYPED_TOOL.read(tool, at).get("function")
-    if not isinstance(function, dict):
-        raise bad(at, _ONLY)
-    return dict(_FUNCTION.read(function, f"{at}.function"))
+def _read_tool(tool: Any, at: str) -> Any:
+    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+        fact = f"{at}.type must be function: other tools are not supported."
+        raise ApiError(fact, f"{at}.type", "unsupported_parameter")
+    function = tool.get("function")
+    if not isinstance(function, dict) or not tool.keys() <= {"type", "function", "cache_control"}:
+        raise bad(at, "may contain only type and function.")
+    return _FUNCTION.read(function, f"{at}.function")
 
 
-TOOLS = array(Shape(_TOOL.schema, _read_tool), "must be an array of tools.")
+_TOOL = object_of({"type": "function", "function": _FUNCTION})
+TOOLS = array(Shape(_TOOL, _read_tool), "must be an array of tools.")
 
 
 def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -428,13 +430,14 @@ def tool_use(
     strict = frozenset(
         one["name"] for one in functions if one.get("strict") and only in (None, one["name"])
     )
+    nothing = {"type": "object", "properties": {}}  # one for all, to save memory
     tools = [
         {
             "type": "function",
             "function": {
                 "name": one["name"],
                 "description": one.get("description") or "",
-                "parameters": one.get("parameters") or {"type": "object", "properties": {}},
+                "parameters": one.get("parameters") or nothing,
             },
         }
         for one in functions

@@ -30,9 +30,8 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import DecodeError
-from ..llama.cache import Part
 from ..llama.head import Head
-from ..llama.model import Model
+from ..llama.model import Model, Part
 from ..llama.slots import Slots
 from .batch_costs import ALONE, Batch, BatchCosts, Batches, Offer, common_rows
 from .cost_model import CostModel

@@ -107,11 +107,8 @@ def _cgroup_files() -> int:
         lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return sum(
-        int(line.split()[1])
-        for line in lines
-        if line.startswith(("inactive_file ", "active_file "))
-    )
+    found = [line for line in lines if line.startswith(("inactive_file ", "active_file "))]
+    return sum(int(line.split()[1]) for line in found)
 
 
 def format_bytes(n_bytes: float) -> str:

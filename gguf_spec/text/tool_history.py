@@ -55,12 +55,13 @@ class ToolHistory:
             if place := fitted.get(_PLACE):
                 filled[-1]["content"] += place
         text = render(filled)
-        for place, written in self.places.items():
-            text = text.replace(place, written)
-        return text
+        # in one search: there may be thousands of places
+        return _PLACES.sub(lambda match: self.places.get(match[0], match[0]), text)
 
 
 _PLACE = "_place_of_calls"
+# Placeholders of calls: a number between two equal private-use characters.
+_PLACES = re.compile("([\U00100000-\U0010fffd])[0-9]+\\1")
 
 
 def tool_history(

@@ -47,7 +47,7 @@ PARTS = ("gguf_spec", "tests", "scripts", "models.yaml", "pyproject.toml", "READ
 LIBRARIES = ("numpy", "llama_cpp", "jinja2", "yaml", "click", "rich.console")
 VERIFY = ("verify", "--count", "3", "--max-tokens", "48", "--draws", "400", "--threads", "1")
 SEED = 15
-ENUMERATION = "exactness/test_enumeration.py::test_every_path_together_gives_the_targets_law"
+ENUMERATION = "exactness/test_enumeration.py::test_all_paths_together_give_the_targets_distribution"
 TESTS = {  # of mutants of a module: those that are asked first, and those that are asked about survivors
     name: (quick.split(), slow.split())
     for name, quick, slow in (
@@ -257,7 +257,7 @@ BUGS = (
         ("server/test_model_pool.py",)),
     Bug("only errors of the exact path have the format of their API", "server/wire.py",
         "path == start or path.startswith(f\"{start}/\")", "path == start",
-        ("server/test_faces.py",)),
+        ("server/test_api_formats.py",)),
     Bug("the response that was stored first is removed, used or not", "server/responses_store.py",
         "        self._stored.move_to_end(id_)\n", "",
         ("server/test_responses_api.py",)),

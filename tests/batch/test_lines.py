@@ -1,4 +1,4 @@
-"""What a line means: as over HTTP, with the defaults of the options; and what is wrong with it."""
+"""Lines are read as bodies over HTTP, with the defaults of the options; errors of invalid lines."""
 
 import io
 import json

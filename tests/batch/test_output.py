@@ -298,7 +298,7 @@ def test_streams(llm, tmp_path, right):
 
 
 def test_a_full_disk(llm, tmp_path, right, monkeypatch):
-    """What is written stays, the next run continues."""
+    """Written results stay; the next run continues behind them."""
     write_, n = output.Output._write, []
 
     def full(self, file, data):

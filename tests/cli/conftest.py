@@ -10,7 +10,7 @@ from tests.support import children, zoo
 
 @pytest.fixture(scope="session")
 def cage(tmp_path_factory) -> Path:
-    """A folder of models that say one thing each, and the folder commands run in."""
+    """A folder of models with one fixed text each, and the folder in which commands run."""
     folder = tmp_path_factory.mktemp("cage")
     zoo.write(folder / "abc.gguf", zoo.parrot("abcdefghijkl"))
     zoo.write(folder / "abx.gguf", zoo.parrot("abcdefxyz"))

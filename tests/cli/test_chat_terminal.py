@@ -192,7 +192,7 @@ def stopped(n):
 
 
 def test_a_conversation(terminal, tmp_path):
-    """Edit, say, stop, undo, retry, save, leave, load, leave."""
+    """Edit, send, stop, undo, retry, save, exit, load, exit."""
     file = tmp_path / "talk.session"
     terminal.begin("-m", "on.gguf", "-n", "-1", "--ctx", "60000")
     terminal.type("helo", "Left", "l", "End", " you", "Enter")

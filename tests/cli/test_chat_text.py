@@ -1,4 +1,4 @@
-"""What an answer looks like: markdown as it comes, and lines that end between words."""
+"""Display of an answer: markdown as it arrives, and lines that end between words."""
 
 import re
 

@@ -57,7 +57,7 @@ def own(command, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tale(command, own):
-    """What the command writes where all is well."""
+    """Return the output of the command without a fault."""
     return command(*TALE, **home(own)).stdout
 
 

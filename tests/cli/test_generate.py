@@ -1,4 +1,4 @@
-"""`gguf-spec generate` by its whole output."""
+"""`gguf-spec generate` by its complete output."""
 
 import contextlib
 import json

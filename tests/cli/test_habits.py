@@ -1,4 +1,4 @@
-"""What users of llama.cpp, ollama and llm type without thinking."""
+"""Names and options of llama.cpp, ollama and llm."""
 
 import re
 

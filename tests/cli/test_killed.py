@@ -1,4 +1,4 @@
-"""kill -9 at random moments, two hundred times: what is written is whole or as before, and the next run says nothing strange."""
+"""kill -9 at random moments, two hundred times: files are complete or unchanged, and the next run works."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ TARGET = TALES / "tales-target-Q8_0.gguf"
 
 
 def killed(code, *args, most_s, ready=True, env=None):
-    """Run code that says `ready`, if it does, and kill it some time later."""
+    """Run code that may print `ready`, and kill it some time later."""
     child = children.Child(
         [sys.executable, "-c", code, *map(str, args)],
         stdout=subprocess.PIPE,

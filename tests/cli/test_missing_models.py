@@ -1,4 +1,4 @@
-"""The question whether to download a model, and what is said where it is not asked."""
+"""The question whether to download a model, and the message in place of the question."""
 
 import os
 import re

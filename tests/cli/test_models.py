@@ -213,7 +213,7 @@ def test_interrupted(command, run, hub, home, tmp_path):
 
 
 def test_killed(command, run, hub, home, tmp_path):
-    """What lies about then is not taken for the file."""
+    """A leftover part is not used as the file."""
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = len(BODY) - 1000
     line, settings = command("pull", "one", "--no-draft")

@@ -17,7 +17,7 @@ from tests.support import children, zoo
 
 @pytest.fixture
 def quantise(cli, tmp_path):
-    """Quantise the model that says abc, into an empty folder."""
+    """Quantise the model whose text is abc, into an empty folder."""
 
     def run(*args, model="abc.gguf", out="small.gguf", **options):
         return cli("models", "quantize", model, tmp_path / out, "--threads", "1", *args, **options)
@@ -144,7 +144,7 @@ def test_help_lists_the_types(cli):
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 def test_ctrl_c_leaves_nothing(tmp_path, environment):
-    """The whole group gets the signal, as from a terminal; the quantiser is in the middle of a tensor."""
+    """The process group gets the signal, as from a terminal; the quantiser is in the middle of a tensor."""
     rows = np.random.default_rng(0).normal(size=(20_000, 1024)).astype(np.float32)
     big = zoo.write(tmp_path / "big.gguf", tensors={"blk.0.ffn_up.weight": rows})
     command = [

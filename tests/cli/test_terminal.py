@@ -1,4 +1,4 @@
-"""What a person sees: the command at a pseudo-terminal."""
+"""The command at a pseudo-terminal."""
 
 import re
 import signal

@@ -46,7 +46,7 @@ def test_a_table_and_a_sentence(tuned):
 
 
 def test_it_is_kept(cli, tuned):
-    """What is loaded next goes by it: the file is not written anew."""
+    """The next load uses the result: the file is not written again."""
     doctor = json.loads(cli("doctor", *PAIR, "--json").stdout)
     assert doctor["costs"]["sentence"] == tuned.stdout.decode().splitlines()[-1]
 

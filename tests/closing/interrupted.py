@@ -18,7 +18,7 @@ LIMIT_S = 60
 
 
 class Sender:
-    """Another process that sends SIGINT to this one, so many seconds after it is asked to."""
+    """Another process that sends SIGINT to this one after a number of seconds."""
 
     def __init__(self):
         us, (theirs, self._ask) = os.getpid(), os.pipe()

@@ -1,4 +1,4 @@
-"""After `close` nothing touches native memory, and everything says so or works."""
+"""After `close` nothing uses native memory: each call works or raises an error."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""Requests in company: closing, dropping, Ctrl-C, unread streams, and calls that need the models to themselves."""
+"""Requests in a batch: closing, dropping, Ctrl-C, unread streams, and calls that need exclusive use of the models."""
 
 import gc
 import queue
@@ -69,7 +69,7 @@ def test_close_ends_the_requests_that_run():
 
 
 def test_a_request_that_waits_while_another_thread_closes():
-    """Five requests on four slots: each ends as cancelled, or is told that all is closed."""
+    """Five requests on four slots: each is cancelled or raises an error about closing."""
     llm = gguf_spec.load("tales", **OPTIONS)
     ended = []
     with Beside(llm, 4) as beside:
@@ -341,7 +341,7 @@ def test_a_stream_that_waits_for_the_turn_ends_at_once(llm, right):
 
 
 def test_an_unexpected_error_ends_the_requests_and_leaves_nothing_wrong(llm, right, monkeypatch):
-    """Caches are empty afterwards, and the books say so."""
+    """Caches are empty afterwards, and so are the lists of cached tokens."""
     llm.generate(PROMPTS[0] + " there was a king who had three sons", SHORT)
     step, n = Scheduler.step, []
 

@@ -17,13 +17,13 @@ def rows_at_width(model, tokens, n_prompt, width):
 
 
 def gap(row):
-    """How far the best logit is above the second."""
+    """Return the distance of the best logit from the second."""
     second, best = np.partition(row, -2)[-2:]
     return float(best - second)
 
 
 def noise(model, prompt, tokens, widths=(2, 3, 5, 9)):
-    """How far the gap between the best token and any other moves with the width, at most, along a text."""
+    """Return the largest change with the width of the gap between the best token and any other, along a text."""
     whole = [*prompt, *tokens]
     plain = rows_at_width(model, whole, len(prompt), 1)
     best = plain.argmax(1)
@@ -38,6 +38,6 @@ def noise(model, prompt, tokens, widths=(2, 3, 5, 9)):
 
 
 def first_difference(a, b):
-    """Where two token sequences part, or None."""
+    """Return the first index where two token sequences differ, or None."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), None if len(a) == len(b) else n)

@@ -1,4 +1,4 @@
-"""Bugs that `verify` must catch: each is a function that plants one, with what the report then says."""
+"""Bugs that `verify` must catch: each is a function that plants one, with a part of the report."""
 
 from collections import Counter
 from dataclasses import replace
@@ -33,7 +33,7 @@ def keep_checks(monkeypatch, parts, distributions):
 
 
 def keep_all(draft, rows):
-    """Accepts always, whatever the target says."""
+    """Accepts every drafted token."""
     return [*draft.tokens, rows.token(len(draft.tokens))]
 
 
@@ -58,7 +58,7 @@ def draft_cache_off_by_one(monkeypatch):
 
 
 def cache_of_other_tokens(monkeypatch):
-    """The books are right, but what llama.cpp holds is not."""
+    """The list of cached tokens is right, but llama.cpp's cache has others."""
     right = ModelDrafter.rollback
 
     def rollback(self, to):
@@ -115,7 +115,7 @@ def prefixes_compared_over_64_tokens_only(monkeypatch):
 
 
 def session_of_another_text(monkeypatch):
-    """The books of a restored cache are right, but what llama.cpp holds is not."""
+    """The list of cached tokens of a restored cache is right, but llama.cpp's cache has others."""
     restore = Model.restore
 
     def wrong(self, tokens, n_read, state):

@@ -25,7 +25,7 @@ from gguf_spec.speculative.engine import Rule, run_round
 from gguf_spec.speculative.pair_statistics import AcceptanceRates, PairStatistics, expectations
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.verify import bundled_prompts
-from tests.exactness.test_enumeration import V, distance, exact_law
+from tests.exactness.test_enumeration import V, distance, exact_distribution
 from tests.support.fakes import Clock, FakeModel, every_path, random_table, sampler
 
 N = 2  # tokens; more have too many paths
@@ -48,7 +48,7 @@ def nothing_known():
 
 
 def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"):
-    """The law of the first tokens over all paths; the controller knows what it learned on this path, and no real clock."""
+    """The distribution of the first tokens over all paths; the controller learns on its path only, without a real clock."""
     distribution, drafted = {}, set()
     by_text, by_model = WHO[who]
 
@@ -99,7 +99,7 @@ def right_law(table, prompt):
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 0, 1, 2, 0, 1, 2]], ids=["short", "repeated"])
-def test_every_path_of_an_adaptive_controller_follows_the_targets_law(
+def test_every_path_of_an_adaptive_controller_follows_the_targets_distribution(
     rule, cost, prompt, monkeypatch
 ):
     rng = np.random.default_rng(5)
@@ -170,7 +170,7 @@ def test_so_does_one_whose_draft_model_fails(rule, who, after, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, monkeypatch):
-    """What the text proposes was no choice: its law is that token alone."""
+    """A proposal from the text is no random choice: its distribution has only that token."""
     rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
     table = random_table(rng, V)
     monkeypatch.setattr(
@@ -203,7 +203,7 @@ def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
 def test_the_right_law_is_that_of_the_other_enumeration():
     table = random_table(np.random.default_rng(5), V)
     distribution = {}
-    for tokens, weight in exact_law(table, {}).items():
+    for tokens, weight in exact_distribution(table, {}).items():
         distribution[tokens[:N]] = distribution.get(tokens[:N], 0.0) + weight
     assert distance(distribution, right_law(table, [1, 2])) < 1e-12
 

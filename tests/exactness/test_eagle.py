@@ -156,7 +156,7 @@ def test_statistics_are_those_of_the_head(folder):
 
 
 def test_heads_that_cannot_be_used(folder, monkeypatch):
-    """A note names the reason, or an error if the head is asked for."""
+    """A note gives the reason, or an error where the head is requested."""
     cases = [
         ("wide", "llama", {}, "is for rows of 96 values, and llama.gguf has rows of 64"),
         ("mad", "llama", {}, "names tokens that are not in its vocabulary"),

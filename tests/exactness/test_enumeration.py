@@ -45,7 +45,7 @@ CHAINS = {
 RULES = {"coupled": coupled, "rejection": rejection, "block": block}
 
 
-def exact_law(target_table, options, m=M):
+def exact_distribution(target_table, options, m=M):
     """The target's own law of the first `m` tokens, by the chain rule."""
     distribution = {}
     for tokens in itertools.product(range(V), repeat=m):
@@ -60,7 +60,7 @@ def exact_law(target_table, options, m=M):
 
 
 def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=None, m=M):
-    """The engine's law of the first `m` tokens, over all its random paths; and how many paths there are.
+    """Return the engine's distribution of the first `m` tokens over all random paths, and the number of paths.
 
     Under the rule `coupled` nothing is asked of the draft, so every draft there can be is tried.
     """
@@ -100,11 +100,11 @@ MANY = {"coupled": 1000, "rejection": 400, "block": 100}
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("k", [0, 1, 2])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_path_together_gives_the_targets_law(tables, chain, k, rule):
+def test_all_paths_together_give_the_targets_distribution(tables, chain, k, rule):
     target, draft = tables
     distribution, n_paths = engine_law(target, draft, k, CHAINS[chain], RULES[rule])
     assert abs(sum(distribution.values()) - 1) < 1e-12
-    assert distance(distribution, exact_law(target, CHAINS[chain])) < 1e-12
+    assert distance(distribution, exact_distribution(target, CHAINS[chain])) < 1e-12
     assert n_paths > 1 or chain == "greedy"
     assert n_paths > MANY[rule] or (k, chain) != (2, "plain")
 
@@ -134,11 +134,11 @@ def test_block_verification_accepts_at_least_as_much(tables):
 def test_a_wrong_rule_is_caught(tables, rule):
     target, draft = tables
     distribution, _ = engine_law(target, draft, 2, {}, rule, m=2)
-    assert distance(distribution, exact_law(target, {}, 2)) > 1e-3
+    assert distance(distribution, exact_distribution(target, {}, 2)) > 1e-3
 
 
 def kept_unseen(draft, rows):
-    """Coupling that trusts the first drafted token."""
+    """Coupling that accepts the first drafted token always."""
     return [
         *draft.tokens[:1],
         *coupled(
@@ -157,9 +157,9 @@ def row_too_early(draft, rows):
 def test_a_wrong_coupling_is_caught(tables, rule):
     target, draft = tables
     distribution, _ = engine_law(target, draft, 2, {}, rule, Anything, 2)
-    assert distance(distribution, exact_law(target, {}, 2)) > 1e-3
+    assert distance(distribution, exact_distribution(target, {}, 2)) > 1e-3
     right, _ = engine_law(target, draft, 2, {}, coupled, Anything, 2)
-    assert distance(right, exact_law(target, {}, 2)) < 1e-12
+    assert distance(right, exact_distribution(target, {}, 2)) < 1e-12
 
 
 def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
@@ -167,11 +167,11 @@ def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
     monkeypatch.setattr(
         ModelDrafter, "rollback", lambda self, to: self._model.rollback(max(to - 1, 0))
     )
-    assert distance(engine_law(target, draft, 2, {})[0], exact_law(target, {})) < 1e-12
+    assert distance(engine_law(target, draft, 2, {})[0], exact_distribution(target, {})) < 1e-12
 
 
 def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
-    """The rows of a burst must see the tokens drafted before them; here they see only the prompt."""
+    """The rows of a pass must depend on the tokens drafted before them; here they depend on the prompt only."""
     target, draft = tables
     options = CHAINS["penalties"]
     right = Sampler.distribution
@@ -182,7 +182,7 @@ def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
     )
     distribution = engine_law(target, draft, 2, options)[0]
     monkeypatch.undo()
-    assert distance(distribution, exact_law(target, options)) > 1e-3
+    assert distance(distribution, exact_distribution(target, options)) > 1e-3
 
 
 @pytest.mark.parametrize("rule", [rejection, block])

@@ -1,4 +1,4 @@
-"""How wide a pass can be exact: by the types of the matrices, where a few rows would show more by chance."""
+"""The exact width by the types of the matrices, where a few rows would give a larger one by chance."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Which passes give a row the bits of a single-row pass, on the real llama.cpp: what is promised holds, and texts are the plain ones.
+"""Passes that give a row the bits of a single-row pass, with the real llama.cpp: the exact width holds, and texts are those of plain decoding.
 
 The same for another library, such as one for plain AVX2: `scripts/build/library.py avx2` builds it and says how these tests use it.
 """
@@ -69,7 +69,7 @@ def worst(model, n_deepest):
 
 
 def most_moved(model, width):
-    """How far the best logits of a row move against each other in passes over `width` tokens, at most, behind up to 1,024 tokens."""
+    """Return the largest change of the gaps of the best logits of a row in passes over `width` tokens, behind up to 1,024 tokens."""
     tokens, most = [100 + i * 7919 % 3900 for i in range(1024 + width)], 0.0
     for depth in DEPTHS[:4]:
         model.rollback(0)
@@ -167,7 +167,7 @@ def test_a_model_loaded_before_changes_no_text(files, monkeypatch, kernels):
 
 
 def kept_apart(llm, prompts, n_tokens):
-    """How many texts are those of plain decoding, of all; and near ties that were counted: at the default options and at fixed lengths."""
+    """Return the number of texts equal to plain decoding, of all, and of counted near ties, with default options and fixed lengths."""
     same = n = n_ties = 0
     for i, prompt in enumerate(prompts):
         for sampling in (
@@ -203,7 +203,7 @@ def test_texts_are_those_of_plain_decoding(files, name, n_prompts, kernels, prom
 
 @pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K", "Q8_0"])
 def test_a_cache_that_is_used_again_gives_the_text_of_a_fresh_one(files, name, kernels):
-    """Whatever was asked before: other prompts that begin the same, other answers, a chat's last turn."""
+    """The text is the same after any earlier request: prompts with a common prefix, other answers, a chat's last turn."""
     start = (
         "Once upon a time there was a fox who met a king, and the king said to the fox that the winter was long. "
         * 4

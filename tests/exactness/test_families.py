@@ -133,7 +133,7 @@ def test_conversations(folder, name):
 
 @pytest.mark.parametrize("name", FEW)
 def test_what_a_conversation_reads_again(folder, name, monkeypatch):
-    """The next turn reads its own tokens only, and a question asked again none."""
+    """The next turn reads its own tokens only, and a repeated question none."""
     question, read = [40 + i % 50 for i in range(120)], []
     original = Model.read
     monkeypatch.setattr(

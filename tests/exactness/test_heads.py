@@ -58,7 +58,7 @@ def loaded(folder, name="trained", draft="auto", **options):
 
 
 def test_a_trained_head_drafts_well_and_changes_nothing(folder):
-    """Chance would be one token in about 64, the number of tokens that the model says."""
+    """Chance would be one token in about 64, the number of tokens of the model's texts."""
     with loaded(folder) as llm:
         assert llm.notes == ()
         assert llm.draft_name == "trained.gguf (prediction head)"

@@ -26,7 +26,7 @@ CHAIN = {"temperature": 0.9, "top_k": 4, "repeat_penalty": 1.2}
 M, K = 3, 2
 
 
-def exact_law(target, prompt):
+def exact_distribution(target, prompt):
     """The target's own law of the first M tokens, from its logits; the law of each depends on those before it."""
     chain = sampler(None, **CHAIN)
     distribution = {(): 1.0}
@@ -66,7 +66,7 @@ def sampled(llm, prompt, rule, n, k=K, seed=11):
 
 
 def excess(counts, distribution, n):
-    """How many standard deviations chi-square is above what chance gives; cells with few expected are pooled."""
+    """Return by how many standard deviations chi-square exceeds its mean; cells with few expected are pooled."""
     rare = [t for t, p in distribution.items() if p * n < 5]
     cells = [(sum(counts[t] for t in rare), sum(distribution[t] for t in rare))] if rare else []
     cells += [(counts[t], p) for t, p in distribution.items() if p * n >= 5]
@@ -79,7 +79,7 @@ def excess(counts, distribution, n):
 @pytest.fixture(scope="module")
 def opening(tales):
     prompt = tales.tokenize("Once upon a time there was a")
-    return prompt, exact_law(tales._target, prompt)
+    return prompt, exact_distribution(tales._target, prompt)
 
 
 def test_the_law_depends_on_earlier_tokens(opening):
@@ -171,7 +171,7 @@ def test_greedy_text_of_fifty_prompts(tales, prompts, capsys):
 
 @pytest.mark.slow
 def test_greedy_text_of_fifty_prompts_through_the_command_line(tales, prompts, capsys):
-    """What a user can do: `generate --json -t 0` with --draft none and with -k 1, 2, 4, 8."""
+    """`generate --json -t 0` with --draft none and with -k 1, 2, 4, 8."""
     n_same, near_ties = 0, 0
     for prompt in prompts:
         results = []

@@ -119,7 +119,7 @@ def valid(text):
 
 
 def schema_run(llm, prompts):
-    """How many answers are valid and equal to the plain ones."""
+    """Return the number of answers that are valid and equal to the plain ones."""
     n_valid = 0
     for i, prompt in enumerate(prompts):
         sampling = Sampling(temperature=1.0, json_schema=SCHEMA, seed=i, max_tokens=400)
@@ -203,7 +203,7 @@ def test_cancelled_and_taken_up_again(tales):
 
 
 def test_what_was_asked_before_changes_no_text(tales):
-    """The draft learns from every request; the text must not know."""
+    """The draft learns from every request; the text does not depend on it."""
     sampling = Sampling(seed=2, max_tokens=50)
     before = tales.generate("A fox and a hen", sampling)
     for seed in range(6):
@@ -229,7 +229,7 @@ def test_the_other_rules_are_reproducible(tales, accept):
 
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_draft_from_the_text_may_leave_the_grammar(tales, accept, monkeypatch):
-    """The text goes on with a word that the grammar forbids, and the draft model is asked what follows that."""
+    """The text continues with a word that the grammar forbids, and the draft model predicts what follows it."""
     best_text = DraftController._best_text
     monkeypatch.setattr(
         DraftController,

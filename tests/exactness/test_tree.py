@@ -1,4 +1,4 @@
-"""Second guesses beside the first: the text stays what the target alone says, and they are of use."""
+"""Second guesses beside the first: the text is that of the target, and some of them are accepted."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.engine import Rule, run_round
 from gguf_spec.speculative.tree import TreeDraft, TreeRows
 from gguf_spec.verify import bundled_prompts
-from tests.exactness.test_enumeration import CHAINS, PROMPT, V, distance, exact_law
+from tests.exactness.test_enumeration import CHAINS, PROMPT, V, distance, exact_distribution
 from tests.gguf.test_near_ties import TALES
 from tests.support import families
 from tests.support.fakes import Anything, FakeModel, every_path, random_table, sampler
@@ -58,13 +58,13 @@ def tree_law(table, options, k=2):
 
 def first_tokens_law(table, options):
     distribution = {}
-    for tokens, weight in exact_law(table, options).items():
+    for tokens, weight in exact_distribution(table, options).items():
         distribution[tokens[:N]] = distribution.get(tokens[:N], 0.0) + weight
     return distribution
 
 
 @pytest.mark.parametrize("name", ["plain", "top-p", "penalties", "grammar", "greedy"])
-def test_every_path_of_every_tree_follows_the_targets_law(name):
+def test_every_path_of_every_tree_follows_the_targets_distribution(name):
     table = random_table(np.random.default_rng(7), V, 0.2)
     distribution, taken = tree_law(table, CHAINS[name])
     assert distance(distribution, first_tokens_law(table, CHAINS[name])) < 1e-12

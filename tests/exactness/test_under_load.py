@@ -1,4 +1,4 @@
-"""`verify --under-load`: it passes on the bundled pair, and fails where company changes a text."""
+"""`verify --under-load` passes on the bundled pair, and fails where a batch changes a text."""
 
 import json
 
@@ -67,7 +67,7 @@ def noise_of_company(monkeypatch):
 
 
 def copies_of_another_text(monkeypatch):
-    """The books of a copied cache are right, but what llama.cpp holds is not."""
+    """The list of cached tokens of a copied cache is right, but llama.cpp's cache has others."""
 
     def copy(self, other):
         self.rollback(0)

@@ -1,4 +1,4 @@
-"""`verify` passes on the bundled pair, and must be able to fail: each planted bug is caught, and said."""
+"""`verify` passes on the bundled pair; each planted bug is caught and reported."""
 
 import json
 import re
@@ -226,7 +226,7 @@ def test_the_largest_seed(tales, monkeypatch):
 
 
 def test_an_end_at_a_near_tie_is_one(tales):
-    """One text ended where the other went on: whichever of the two the target says when asked again, it is the decision that counts."""
+    """One text ended where the other continued: the gap of that decision counts, whichever token the target gives again."""
     texts = TextChecks(tales, 20, 1e9)
     sampling = SAMPLINGS["greedy"]
     ids = tales.tokenize("Once upon a time")

@@ -1,4 +1,4 @@
-"""Runs the desktop app and tells ten times a second, in one line of JSON, what it shows.
+"""Runs the desktop app and prints its state ten times a second, as one line of JSON.
 
 Arguments: the model, and the seconds that each round takes longer. A line on stdin closes the window as its frame does.
 """

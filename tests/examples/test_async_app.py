@@ -38,7 +38,7 @@ def test_streams_at_once_are_those_alone(tales):
     ]
 
 
-def test_the_loop_goes_on_meanwhile(tales):
+def test_the_event_loop_is_not_blocked(tales):
     async def count():
         n = 0
         task = asyncio.create_task(read(tales, "Once", Sampling(seed=1, max_tokens=300)))

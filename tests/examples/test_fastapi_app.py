@@ -1,4 +1,4 @@
-"""fastapi_app.py: streamed and whole answers by a client, errors, and a client that goes away."""
+"""fastapi_app.py: streamed and complete answers, errors, and a closed connection."""
 
 import asyncio
 import sys

@@ -29,12 +29,12 @@ def texts(path):
     [path for path in PACKAGE.rglob("*.py") if path != TABLE],
     ids=lambda path: path.relative_to(PACKAGE).as_posix(),
 )
-def test_nobody_else_names_architectures(path):
+def test_only_the_table_names_architectures(path):
     # "eagle3" is a drafter, too
     assert not set(texts(path)) & (set(_TABLE) - TOKENIZERS - {*HEADS})
 
 
-def test_nobody_else_names_those_that_share_a_name_with_a_tokenizer():
+def test_only_the_table_names_architectures_that_share_a_name_with_a_tokenizer():
     users = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
@@ -49,7 +49,7 @@ def test_nobody_else_names_those_that_share_a_name_with_a_tokenizer():
     }
 
 
-def test_llama_knows_every_name():
+def test_llama_cpp_has_every_name():
     folder = Path(llama_cpp.__file__).parent / "lib"
     library = b"".join(path.read_bytes() for path in folder.glob("*llama*") if path.is_file())
     # the linker lets a name share the end of a longer one

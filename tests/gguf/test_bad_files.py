@@ -293,7 +293,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("metadata", HARMLESS.values(), ids=HARMLESS)
-def test_odd_but_usable(tmp_path, metadata):
+def test_unusual_but_valid_files(tmp_path, metadata):
     with load(zoo.write(tmp_path / "odd.gguf", metadata=metadata)) as llm:
         assert len(llm.generate("Once upon", Sampling(temperature=0, max_tokens=4)).tokens) == 4
 

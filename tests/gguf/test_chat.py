@@ -52,7 +52,7 @@ def same(one, other):
     return one.tokens == other.tokens or one.stats.n_near_ties + other.stats.n_near_ties > 0
 
 
-def test_every_turn_says_what_a_fresh_read_of_the_conversation_says(llm, fresh):
+def test_every_turn_gives_the_text_of_a_fresh_read_of_the_conversation(llm, fresh):
     chat = llm.chat("You tell tales.", sampling=SAID)
     for question in QUESTIONS:
         asked = [*chat.messages, {"role": "user", "content": question}]
@@ -134,7 +134,7 @@ def test_undo_retry_reset_and_system(llm):
     assert chat.messages == [{"role": "system", "content": "C."}]
 
 
-def test_an_answer_that_is_stopped_stays_as_far_as_it_came(llm):
+def test_a_stopped_answer_stays_in_the_chat(llm):
     chat = llm.chat(sampling=Sampling(seed=1, max_tokens=200, ignore_eos=True))
     with chat.stream("Tell me a long tale.") as turn:
         heard = next(turn).text
@@ -209,7 +209,7 @@ def saved(llm, tmp_path_factory):
     return path, messages, chat.send(QUESTIONS[3])
 
 
-def test_a_restored_session_goes_on_as_if_nothing_had_been(saved, fresh, reads):
+def test_a_restored_session_continues_with_the_same_text(saved, fresh, reads):
     path, messages, after = saved
     fresh.forget()
     chat = fresh.chat(sampling=SAID)

@@ -1,4 +1,4 @@
-"""How models are put into memory: number types of the cache, flash attention and layers on a GPU, for target and draft apart."""
+"""Options for memory: types of the cache, flash attention and layers on a GPU, separately for target and draft."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def narrow(tmp_path_factory):
     return zoo.write(tmp_path_factory.mktemp("narrow") / "narrow.gguf", (metadata | heads, tensors))
 
 
-def test_types_of_the_cache_round_as_they_say(animals):
+def test_types_of_the_cache_round_as_specified(animals):
     exact = logits(animals / "llama.gguf")
     off = {
         kind: float(np.abs(logits(animals / "llama.gguf", kv_type=kind) - exact).max())
@@ -49,7 +49,7 @@ def test_types_of_the_cache_round_as_they_say(animals):
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
-def test_flash_attention_says_the_same(animals, flash):
+def test_flash_attention_gives_the_same_text(animals, flash):
     assert (
         np.abs(
             logits(animals / "llama.gguf", flash_attention=flash) - logits(animals / "llama.gguf")
@@ -70,7 +70,7 @@ def test_a_cache_in_blocks_needs_flash_attention(kind):
 
 @pytest.mark.parametrize("kind", KV_TYPES)
 def test_blocks_must_divide_heads(narrow, kind):
-    """Where we refuse, llama.cpp would have, and nowhere else."""
+    """We refuse exactly where llama.cpp would."""
     options = ContextOptions(n_ctx=64, threads=1, extra_bufts=False, kv_type=kind)
     if KV_TYPES[kind][1] >= 2:
         options.check_heads(read_header(narrow))
@@ -121,7 +121,7 @@ def test_sizes_of_heads_from_any_header(tmp_path, metadata, sizes):
 @pytest.mark.parametrize(
     ("layers", "asked"), [(1, {"gpu_layers": 1}), (99, {"gpu_layers": 0, "draft_gpu_layers": 99})]
 )
-def test_layers_on_a_gpu_that_the_build_does_not_know(animals, layers, asked, monkeypatch):
+def test_layers_on_a_gpu_with_a_build_without_one(animals, layers, asked, monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
     option = next(name for name, n in asked.items() if n)
     with pytest.raises(
@@ -149,7 +149,7 @@ def test_no_layers_asked_for_is_never_refused(animals, layers, monkeypatch):
         assert llm.generate("The", Sampling(temperature=0, max_tokens=2)).tokens
 
 
-def test_a_draft_takes_what_the_target_has(animals):
+def test_a_draft_inherits_the_options_of_the_target(animals):
     options = {
         "threads": 1,
         "extra_bufts": False,

@@ -73,7 +73,7 @@ def test_the_largest_chat_model_that_fits(home, monkeypatch):
         assert llm.prompt == "chat"
 
 
-def test_a_named_model_goes_before_the_same_file(home, tmp_path):
+def test_a_named_model_has_priority_over_the_same_file(home, tmp_path):
     path = put(tmp_path / "mine.gguf", zoo.llama())
     file = tmp_path / "models.yaml"
     file.write_text(f"models: {{mine: {{path: {path}, sampling: {{temperature: 0.1}}}}}}")
@@ -131,7 +131,7 @@ def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch
     assert "loaded.gguf" in run.stderr
 
 
-def test_load_takes_a_choice_that_was_made_before(home, lookups):
+def test_load_uses_an_earlier_choice(home, lookups):
     best = llama_cpp(home, "best.gguf", zoo.llama())
     chosen = models.default_model()
     llama_cpp(home, "later.gguf", zoo.llama(n_layer=5))

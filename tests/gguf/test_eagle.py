@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what a file says of them, and what they compute from the inputs of layers."""
+"""EAGLE-3 heads: fields of their headers, and their outputs from the inputs of layers."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def header(tmp_path, head, name="head", **changes):
 # ---- files
 
 
-def test_what_a_file_says(tmp_path):
+def test_fields_of_the_header(tmp_path):
     one = header(tmp_path, eagle.head(known=KNOWN))
     assert is_head_alone(one)
     assert head_kind(one) == "eagle3"
@@ -173,7 +173,7 @@ def test_architectures_with_layer_inputs():
 
 @pytest.mark.parametrize("known", [None, KNOWN])
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_head_computes_what_the_formulas_say(tmp_path, known, norm_first):
+def test_a_head_computes_the_formulas(tmp_path, known, norm_first):
     """Against NumPy, attention and own rows included; the first token of a text is not read."""
     metadata, tensors = eagle.head(width=48, known=known)
     metadata["eagle3.norm_before_residual"] = norm_first

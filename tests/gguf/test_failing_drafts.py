@@ -68,7 +68,7 @@ def test_adaptive_drafting_is_measured_without_the_draft(llm):
     assert len(one.tokens) == 100 or one.finish_reason == "stop"
 
 
-def test_a_session_goes_on(llm, tmp_path):
+def test_a_session_continues(llm, tmp_path):
     sampling = Sampling(temperature=0.0, max_tokens=20)
     first = llm.generate(PROMPT, sampling, speculation=Speculation(4, adaptive=False))
     llm.save_session(tmp_path / "one.session", {})
@@ -79,7 +79,7 @@ def test_a_session_goes_on(llm, tmp_path):
     )
 
 
-def test_a_draft_for_llama_cpp_python_goes_on_with_the_text(animals, broken):
+def test_a_draft_for_llama_cpp_python_continues_the_text(animals, broken):
     from gguf_spec.compat import DraftModel
 
     with_draft = DraftModel(broken, 4, n_ctx=128, n_threads=1)

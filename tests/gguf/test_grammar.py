@@ -78,7 +78,7 @@ def walk(model, grammar, rng, prompt=(), most=60, hurry=30):
 
 
 class Oracle:
-    """llama.cpp's own grammar, for grammars that do it no harm."""
+    """llama.cpp's own grammar, for grammars that do not crash it."""
 
     def __init__(self, model, gbnf):
         self.model = model
@@ -220,7 +220,7 @@ def test_each_state_is_worked_out_once(model, monkeypatch):
     assert len(accepted) == 5
 
 
-def test_a_long_answer_keeps_few_states_and_goes_back_far(model):
+def test_a_long_answer_keeps_few_states_and_can_roll_back_far(model):
     grammar, (a, b) = Grammar(model, 'root ::= ("a" "b")*', 0), [ids_of(model, c)[0] for c in "ab"]
     answer = [a, b] * 400
     for n in range(0, 800, 7):
@@ -256,7 +256,7 @@ CAT = f"root ::= ({WAYS})+"
 
 
 def test_work_that_is_cached_counts(model, monkeypatch):
-    """What is refused does not depend on what was looked at before."""
+    """Refused tokens do not depend on the tokens checked before."""
     history, works = ids_of(model, "the cat"), {}
     for warm in (False, True):
         grammar = Grammar(model, CAT, 0)
@@ -275,7 +275,7 @@ def test_work_that_is_cached_counts(model, monkeypatch):
 
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_grammar_near_its_limit_fails_with_drafts_as_without(monkeypatch, accept):
-    """The masks of drafts cost work that those of the target need not do again, and may fail alone."""
+    """Masks of drafts cost work that is not repeated for the target; they may fail without the request."""
     sampling = Sampling(
         temperature=0 if accept != "coupled" else 0.8, seed=3, max_tokens=12, grammar=CAT
     )
@@ -637,7 +637,7 @@ def test_random_answers_follow_the_schema(model, case):
 
 
 def takes(model, schema, text):
-    """Tell whether a text is a whole answer."""
+    """Return whether a text is a complete answer."""
     try:
         grammar = Grammar(model, to_gbnf(schema), 0, text)
     except InvalidOptionError as error:
@@ -703,7 +703,7 @@ def test_texts_that_fit_a_schema_and_texts_that_do_not(model, schema, good, bad)
 
 
 def fits(schema, text, _made={}):  # noqa: B006 - made once for each schema
-    """Tell whether a text is a whole answer, without a model."""
+    """Return whether a text is a complete answer, without a model."""
     key = json.dumps(schema)
     automaton = (
         _made[key]

@@ -1,4 +1,4 @@
-"""scripts/models/grow_gguf.py: a small model in a larger shape says the same; a random one does not."""
+"""scripts/models/grow_gguf.py: a small model in a larger shape gives the same text; a random one does not."""
 
 import sys
 from pathlib import Path
@@ -59,13 +59,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(folder):
-    """The bundled draft with weights that lose nothing more, and what it says."""
+    """The bundled draft with lossless weights, and its text."""
     path = zoo.as_float16(SMALL, folder / "small.gguf")
     return path, *rows(path)
 
 
 @pytest.mark.parametrize(("shape", "type"), [(WIDE, "F32"), (GROUPED, "F32"), (GROUPED, "F16")])
-def test_it_says_what_the_small_model_says(small, folder, shape, type):
+def test_it_gives_the_text_of_the_small_model(small, folder, shape, type):
     source, ids, logits = small
     assert len(ids) > 64
     grown_ids, grown = rows(grow(source, shape, N_VOCAB, type, folder))
@@ -192,7 +192,7 @@ def test_more_layers_than_the_shape_has(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0"])
-def test_quantised_it_says_nearly_that(folder, type):
+def test_the_quantised_model_gives_nearly_that_text(folder, type):
     ids, logits = rows(SMALL)
     grown_ids, grown = rows(grow(SMALL, GROUPED, N_VOCAB, type, folder))
     assert grown_ids == ids
@@ -220,7 +220,7 @@ def test_added_layers_cost_and_write_nothing(small, folder):
 
 
 @pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
-def test_a_random_one_says_something_else(small, folder, type):
+def test_a_random_model_gives_another_text(small, folder, type):
     _, ids, logits = small
     random_ids, random = rows(grow(SMALL, WIDE, N_VOCAB, type, folder, random=True))
     assert random_ids == ids
@@ -284,7 +284,7 @@ def test_what_does_not_fit_is_refused(tmp_path, shape, n_vocab, why):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_prints_the_path_or_says_why_not(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_the_path_or_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(SHAPES, "135M", WIDE)
     monkeypatch.setattr(sys, "argv", ["grow_gguf.py", "135M", "--from", "draft", "--vocab", "5000"])

@@ -37,7 +37,7 @@ def test_reads_what_the_gguf_package_wrote(good):
     assert header.metadata["tokenizer.ggml.add_bos_token"] is False
 
 
-def test_says_where_everything_lies(good):
+def test_offsets_of_the_header(good):
     header, theirs = read_header(good), gguf.GGUFReader(good)
     assert header.data_at == theirs.data_offset
     assert header.parts == (good,)
@@ -276,7 +276,7 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
         ),
     ],
 )
-def test_says_what_is_wrong(tmp_path, data, said):
+def test_errors_name_the_fault(tmp_path, data, said):
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
     with pytest.raises(NotAModelError, match=said):

@@ -1,4 +1,4 @@
-"""Prediction heads: what a file says of them, and what they compute from which rows."""
+"""Prediction heads: fields of their headers, and their outputs from the rows of the target."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def pair(folder):
     model.close()
 
 
-def test_what_a_file_says(folder):
+def test_fields_of_the_header(folder):
     names = ("one", "alone", "none", "two", "chain", "other")
     assert [n_heads(header(folder, name)) for name in names] == [1, 1, 0, 2, 3, 1]
     assert [name for name in names if is_head_alone(header(folder, name))] == ["alone"]
@@ -73,7 +73,7 @@ def test_a_pass_of_a_head_reads_its_layer_and_the_output(folder):
     assert head_bytes(header(folder, "one")) == layer + sizes["output.weight"]
 
 
-def test_a_head_without_all_of_its_tensors_is_none(folder):
+def test_a_head_that_lacks_tensors_is_not_a_head(folder):
     model = families.with_head(families.family("qwen35"))
     path = zoo.write(folder / "damaged.gguf", model, tensors={"blk.2.nextn.hnorm.weight": None})
     assert n_heads(ModelFile(path).header) == 0
@@ -187,7 +187,7 @@ def test_a_head_predicts_from_a_token_and_the_row_before_it(folder):
 
 @pytest.mark.parametrize("offset", [0, 30])
 def test_a_head_takes_the_rows_of_the_place_in_the_text(folder, offset):
-    """Whatever of the text the head has read; without attention the place decides alone."""
+    """The output does not depend on the part of the text that the head has read; without attention only the position decides."""
     metadata, tensors = families.with_head(families.family("qwen35"))
     for part in ("attn_output", "ffn_down"):
         tensors[f"blk.2.{part}.weight"] *= 0
@@ -256,7 +256,7 @@ def test_the_state_of_a_head_is_restored(pair):
 
 
 def test_a_chain_runs_each_head_over_the_draft(folder):
-    """Head i sees the tokens of the draft and the rows of the heads before it."""
+    """Head i reads the tokens of the draft and the rows of the heads before it."""
     model = Model(folder / "chain.gguf", OPTIONS)
     head = Head(model, OPTIONS.for_draft(), None)
     assert head.n_heads == 3

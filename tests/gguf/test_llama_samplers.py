@@ -127,7 +127,7 @@ def plain_xtc(ids, logits, threshold):
 
 @pytest.mark.parametrize("threshold", [0.0, 0.001, 0.02, 0.1, 0.3, 0.5, 0.6])
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 129, 2000])
-def test_xtc_takes_out_the_top(n, threshold):
+def test_xtc_removes_the_likeliest_tokens(n, threshold):
     for seed in range(5):
         ids, logits = row(n, seed)
         kept = xtc(ids, logits, 1.0, threshold, seed)
@@ -192,7 +192,7 @@ def penalties(dry, history):
 
 
 def walk(rnd, alphabet, steps):
-    """Histories as a speculative generation asks for them: grown by up to 5, cut by up to 4, now and then another one."""
+    """Histories of a speculative generation: grown by up to 5, cut by up to 4, sometimes replaced."""
     history = []
     for _ in range(steps):
         jump = rnd.random()
@@ -255,7 +255,7 @@ def test_dry_does_nothing_where_it_is_off(model):
 @pytest.mark.parametrize(
     ("multiplier", "base"), [(5.0, 10.0), (0.1, 1e32), (2.0, 1e300), (1e30, 1.75), (1e300, 1.0)]
 )
-def test_dry_never_takes_off_infinity(model, multiplier, base):
+def test_dry_penalties_are_finite(model, multiplier, base):
     (value,) = penalties(Dry(model, multiplier, base, 0, -1, ()), [40] * 300).values()
     assert value == 1e30
     (value,) = penalties(Dry(model, -multiplier, base, 0, -1, ()), [40] * 300).values()
@@ -295,7 +295,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("breaker", ODD, ids=range(len(ODD)))
-def test_odd_breakers_do_no_harm(model, breaker):
+def test_unusual_sequence_breakers(model, breaker):
     assert penalties(Dry(model, 0.8, 1.75, 2, -1, (breaker, "\n")), [40, 41] * 9) == plain_dry(
         [40, 41] * 9, 0.8, 1.75, 2, -1
     ) | {40: pytest.approx(0.8 * 1.75**14, rel=1e-5)}
@@ -372,7 +372,7 @@ def test_closing(animals):
 
 
 def applied(native, logits, history=()):
-    """What a native sampler leaves of a whole vocabulary after a history; frees it."""
+    """Return what a native sampler leaves of the vocabulary after a history; frees the sampler."""
     candidates = np.zeros(len(logits), samplers._CANDIDATE)
     candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
     array = C.llama_token_data_array(
@@ -387,7 +387,7 @@ def applied(native, logits, history=()):
 
 
 def llama_chain(logits, history, s):
-    """The law by llama.cpp alone, without DRY; XTC either always or never takes effect."""
+    """The distribution by llama.cpp only, without DRY; XTC takes effect always or never."""
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
     last_n = len(history) if s.penalty_last_n < 0 else s.penalty_last_n
     for native in (

@@ -1,4 +1,4 @@
-"""LoRA adapters: a model with one is the model with its matrices added to the weights; what does not fit is refused before llama.cpp dies of it."""
+"""LoRA adapters: their matrices are added to the weights; unsuitable files are refused before they crash llama.cpp."""
 
 import sys
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_a_scale_of_0_adds_nothing(folder):
     )
 
 
-def test_an_adapter_without_alpha_takes_the_scale_alone(folder, tmp_path):
+def test_an_adapter_without_alpha_uses_the_scale_only(folder, tmp_path):
     path = write(tmp_path / "lora.gguf", metadata={"adapter.lora.alpha": None})
     expected = logits(folder / "model.gguf", (folder / "lora.gguf", RANK / ALPHA))
     assert np.abs(logits(folder / "model.gguf", path) - expected).max() < 1e-3 * np.ptp(expected)
@@ -284,7 +284,7 @@ def refused(folder, path, *said, kind=UnsupportedModelError):
         ({"adapter.alora.invocation_tokens": [1, 2]}, "is an activated LoRA"),
     ],
 )
-def test_what_the_file_says_it_is(folder, tmp_path, metadata, said):
+def test_metadata_of_an_adapter_is_checked(folder, tmp_path, metadata, said):
     refused(folder, write(tmp_path / "lora.gguf", metadata=metadata), "lora.gguf ", said)
 
 
@@ -351,7 +351,7 @@ def test_half_a_pair_and_strangers(folder, tmp_path):
     )
 
 
-def test_files_that_are_none(folder, tmp_path):
+def test_invalid_files(folder, tmp_path):
     refused(folder, tmp_path / "none.gguf", "none.gguf", kind=ModelNotFoundError)
     (tmp_path / "cut.gguf").write_bytes((folder / "lora.gguf").read_bytes()[:-500])
     refused(folder, tmp_path / "cut.gguf", "cut short", kind=NotAModelError)

@@ -67,7 +67,7 @@ def test_rows_are_those_of_one_token_at_a_time(model):
     assert not close(alone[0], alone[1])
 
 
-def test_rollback_forgets_the_end_and_only_the_end(model):
+def test_rollback_removes_the_end_only(model):
     first = rows(model, [40, 41, 42, 43], 2)
     rows(model, [50, 51, 52])
     model.rollback(4)
@@ -80,7 +80,7 @@ def test_rollback_forgets_the_end_and_only_the_end(model):
     assert (model.n_past, model.cached) == (5, [40, 41, 42, 43, 60])
 
 
-def test_a_restored_cache_knows_what_was_read_as_a_prompt(model):
+def test_a_restored_cache_has_the_count_of_prompt_tokens(model):
     """And a rollback into that part does: decoded tokens may have other bits than those that a prompt is read with."""
     model.read([40, 41, 42])
     model.logits([43, 44], 1)
@@ -136,13 +136,13 @@ def test_rows_out_of_range(model, n_tokens, n_rows):
         model.logits([1] * n_tokens, n_rows)
 
 
-def test_as_many_rows_as_can_be_asked_for(model):
+def test_the_maximum_number_of_rows(model):
     assert rows(model, list(range(K_MAX + 1)), K_MAX + 1).shape == (K_MAX + 1, model.n_vocab)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 @pytest.mark.parametrize("special", [True, False])
-def test_pieces_put_together_are_the_text(model, text, special):
+def test_joined_pieces_are_the_text(model, text, special):
     ids = model.tokenize(text, special=special)
     assert b"".join(model.piece(t) for t in ids) == text.encode()
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_written_as_utf_8_becomes_a_question_mark(model):
     assert model.tokenize("a\ud800b\udfff", special=True) == model.tokenize("a?b?", special=True)
 
 
-def test_special_tokens_count_only_when_asked_for(model):
+def test_special_tokens_are_parsed_only_on_request(model):
     assert model.tokenize("<|im_start|>x", special=True) == [zoo.IM_START, zoo.TOKENS.index("x")]
     plain = model.tokenize("<|im_start|>x", special=False)
     assert zoo.IM_START not in plain
@@ -181,7 +181,7 @@ def test_a_token_longer_than_the_buffer(tmp_path):
     model.close()
 
 
-def test_a_start_token_is_added_when_the_model_wants_one(tmp_path):
+def test_a_start_token_is_added_as_the_header_says(tmp_path):
     model = Model(
         zoo.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}),
         ContextOptions(n_ctx=32, threads=1, extra_bufts=False),
@@ -201,7 +201,7 @@ def test_closed(animals):
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-def test_a_model_that_cannot_go_back_says_so(animals, kind):
+def test_a_model_that_cannot_roll_back_gives_the_reason(animals, kind):
     model = Model(animals / f"{kind}.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
     assert not model.can_roll_back
     model.read([1, 2, 3])

@@ -68,7 +68,7 @@ def test_strict_decides_them_again(wobbly):
     ],
     ids=["some", "all"],
 )
-def test_differences_are_near_ties_and_told(wobbly, prompts, monkeypatch, which, ways):
+def test_differences_are_near_ties_and_reported(wobbly, prompts, monkeypatch, which, ways):
     some = [prompts[i] for i in which]  # where texts parted on one machine
     if left_out := set(WAYS) - set(ways):
         keep_checks(monkeypatch, {"long prompts"}, {"coupled"})
@@ -89,7 +89,7 @@ def test_differences_are_near_ties_and_told(wobbly, prompts, monkeypatch, which,
 
 
 @pytest.mark.slow
-def test_no_text_parts_untold(wobbly, prompts, capsys):
+def test_every_difference_of_texts_is_reported(wobbly, prompts, capsys):
     """Over all prompts: where a text is not the plain one, a near tie was counted."""
     n_parted = n_ties = 0
     for i, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""What we say that models take, against what llama.cpp says while it loads them, and against the peak of a process that runs them."""
+"""Estimates of memory against llama.cpp's own figures, and against the peak of a process."""
 
 import json
 import os
@@ -28,7 +28,7 @@ GROWN_HALF_BILLION = GROWN / "grown-0.5B-draft-151936-Q4_0.gguf"
 
 
 def said(capfd, path, **options):
-    """Load a model and return what llama.cpp says of its buffers, in MiB by kind."""
+    """Load a model and return the sizes of its buffers from llama.cpp's log, in MiB by kind."""
     capfd.readouterr()
     Model(path, ContextOptions(threads=1, verbose=True, **options)).close()
     found = {"KV": 0.0, "RS": 0.0, "compute": 0.0, "model": {}}

@@ -75,7 +75,7 @@ def pair(request, tmp_path_factory):
         yield llm
 
 
-def test_it_says_so(pair):
+def test_the_error_message(pair):
     (note,) = pair.notes
     assert note == "the draft spm.gguf has another tokenizer; 100% of its tokens can be used."
 

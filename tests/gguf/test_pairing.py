@@ -80,7 +80,7 @@ def names(target):
         {"tokenizer.ggml.model": "t5"},
     ],
 )
-def test_a_header_tells_the_vocabulary_that_llama_cpp_sees(tmp_path, metadata):
+def test_the_header_gives_the_vocabulary_of_llama_cpp(tmp_path, metadata):
     tokens = [*zoo.TOKENS[:50], "", "zz\0b", *zoo.TOKENS[50:]]
     path = zoo.write(
         tmp_path / "a.gguf", zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata
@@ -188,7 +188,7 @@ def test_nothing_to_find(home, target):
     )
 
 
-def test_what_models_yaml_declares_comes_first_and_is_said_to_be_so(home, target, tmp_path):
+def test_drafts_of_models_yaml_are_first_and_marked(home, target, tmp_path):
     small, smaller = (
         put(tmp_path / "small.gguf", zoo.llama(n_layer=8)),
         put(tmp_path / "models/smaller.gguf", zoo.llama(n_layer=2)),
@@ -252,7 +252,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
     assert "measured on this machine" in why
 
 
-def test_comparisons_are_remembered_until_a_file_changes(home, target, monkeypatch):
+def test_comparisons_are_cached_until_a_file_changes(home, target, monkeypatch):
     other = put(target.parent / "other.gguf", zoo.llama(), tokens=OTHER_TOKENS)
     assert names(target)["other.gguf"].translated
     compare = draft_search.check_vocabulary
@@ -263,7 +263,7 @@ def test_comparisons_are_remembered_until_a_file_changes(home, target, monkeypat
     assert not names(target)["other.gguf"].translated
 
 
-def test_loading_finds_it_and_says_so(home, target):
+def test_loading_finds_the_draft_and_notes_it(home, target):
     put(target.parent / "right.gguf", zoo.llama(n_layer=4))
     with gguf_spec.load(target, threads=1, extra_bufts=False) as llm:
         assert llm.draft_name == "right.gguf"

@@ -1,4 +1,4 @@
-"""Several requests at once, for each kind of cache: the tokens are those alone."""
+"""Several requests at once, for each kind of cache: the tokens are those of separate requests."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def tokens(results):
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba", "lfm2"])
-def test_tokens_are_those_alone(animals, kind):
+def test_tokens_are_those_of_separate_requests(animals, kind):
     with gguf_spec.load(animals / f"{kind}.gguf", None, **PLAIN) as llm:
         alone = [llm.generate(*one).tokens for one in zip(PROMPTS, SAMPLINGS, strict=True)]
     with gguf_spec.load(animals / f"{kind}.gguf", None, parallel=4, **PLAIN) as llm:

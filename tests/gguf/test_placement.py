@@ -1,4 +1,4 @@
-"""What the options for devices and memory do, as llama.cpp and the system say it."""
+"""Effects of the options for devices and memory, by llama.cpp's log and the system's figures."""
 
 import re
 import resource
@@ -22,7 +22,7 @@ def overridden(text):
     return re.findall(r"tensor (\S+) \(.*\) buffer type overridden to CPU", text)
 
 
-def test_experts_go_where_the_options_say(animals, capfd):
+def test_experts_are_placed_by_the_options(animals, capfd):
     texts = set()
     for options, wanted in (
         ({}, []),

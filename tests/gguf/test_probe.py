@@ -80,7 +80,7 @@ def test_no_child_at_all(child, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}', "[" * 100_000], ids=range(6))
-def test_a_damaged_cache_is_asked_again(child, data):
+def test_a_damaged_probe_result_is_measured_again(child, data):
     child(DIES)
     assert own_kernels.extra_bufts_work() is False
     own_kernels.repacking_result().write_text(data, encoding="utf-8")
@@ -99,7 +99,7 @@ def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
     assert own_kernels.extra_bufts_work() is True
 
 
-def test_another_library_or_machine_is_asked_again(child, monkeypatch):
+def test_another_library_or_machine_is_probed_again(child, monkeypatch):
     first = own_kernels.repacking_result()
     monkeypatch.setattr(files, "_cpu", lambda: "flags: other")
     second = own_kernels.repacking_result()
@@ -108,14 +108,14 @@ def test_another_library_or_machine_is_asked_again(child, monkeypatch):
 
 
 @pytest.mark.parametrize(("code", "works"), [(DIES, False), (WORKS["exactly"], True)])
-def test_models_are_loaded_by_what_it_says(child, animals, code, works):
+def test_models_are_loaded_by_the_result_of_the_probe(child, animals, code, works):
     child(code)
     with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1) as llm:
         assert [model.options.extra_bufts for model in (llm._target, llm._draft)] == [works, works]
         assert llm.generate("Once").finish_reason
 
 
-def test_it_is_not_asked_when_the_caller_decides(child, animals):
+def test_no_probe_where_the_caller_decides(child, animals):
     child(DIES)
     with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
         assert llm._target.options.extra_bufts is True

@@ -1,4 +1,4 @@
-"""What was measured is kept, recalled, and measured anew where it cannot be trusted."""
+"""Measurements are stored, loaded, and repeated where the file is not valid."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """How often something was measured."""
+    """Count the measurements."""
     real, calls = profiler.measure, []
     monkeypatch.setattr(
         profiler, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
@@ -33,7 +33,7 @@ def load(**options):
     return gguf_spec.load("tales", threads=1, n_ctx=256, **options)
 
 
-def test_a_second_load_measures_nothing_and_knows_the_same(cache, measured, monkeypatch):
+def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured, monkeypatch):
     monkeypatch.setattr(profiler, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
     with load() as llm:
@@ -61,7 +61,7 @@ def test_other_threads_and_another_draft_are_measured_apart(cache, measured):
     assert len(measured) == len(list((cache / "profiles").iterdir())) == 3
 
 
-def test_a_damaged_or_old_file_is_measured_anew(cache, measured):
+def test_a_damaged_or_old_profile_is_measured_again(cache, measured):
     load().close()
     (path,) = (cache / "profiles").iterdir()
     whole = json.loads(path.read_text(encoding="utf-8"))

@@ -63,7 +63,7 @@ def tensors(path):
 
 
 def fields(path):
-    """What another reader finds in the header, but for what counts or must change."""
+    """Return the header by another reader, without counts and fields that must change."""
     changed = ("GGUF.", "general.file_type", "general.quantization_version")
     return {
         name: field.contents()
@@ -214,7 +214,7 @@ def test_threads_out_of_range(model, tmp_path, threads):
         quantize.quantize(model, tmp_path / "small.gguf", "Q8_0", threads=threads)
 
 
-def test_nothing_is_overwritten_unless_asked(model, tmp_path):
+def test_nothing_is_overwritten_without_force(model, tmp_path):
     target = tmp_path / "small.gguf"
     target.write_bytes(b"mine")
     with pytest.raises(InvalidOptionError, match=r"small\.gguf exists\.") as caught:
@@ -225,7 +225,7 @@ def test_nothing_is_overwritten_unless_asked(model, tmp_path):
     assert read_header(target).architecture == "llama"
 
 
-def test_a_model_never_takes_its_own_place(model, tmp_path):
+def test_a_model_is_never_written_to_its_own_path(model, tmp_path):
     before = model.read_bytes()
     (tmp_path / "soft.gguf").symlink_to(model)
     own = tmp_path / "model.gguf"
@@ -279,7 +279,7 @@ def only(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_llama_cpp_refuses_is_told_in_its_words(tmp_path):
+def test_an_error_of_llama_cpp_is_quoted(tmp_path):
     nan = zoo.write(
         tmp_path / "nan.gguf",
         tensors={"blk.0.ffn_up.weight": np.full((64, 64), np.nan, np.float32)},
@@ -293,7 +293,7 @@ def test_what_llama_cpp_refuses_is_told_in_its_words(tmp_path):
     assert (tmp_path / "small.gguf").read_bytes() == b"mine"
 
 
-def test_a_quantiser_that_dies(model, tmp_path, monkeypatch):
+def test_a_quantiser_that_is_killed(model, tmp_path, monkeypatch):
     code = "import os, sys\nopen(sys.argv[1], 'wb').write(b'GGUF')\nos.write(2, b'ggml.c:1: GGML_ASSERT(x) failed\\n')\nos.abort()"
     monkeypatch.setattr(
         quantize, "_command", lambda source, part, *_: [sys.executable, "-c", code, str(part)]
@@ -328,7 +328,7 @@ def test_what_is_not_right_is_not_kept(model, tmp_path, monkeypatch, wrong):
     assert only(tmp_path) == ["other.bin"]
 
 
-def test_a_disk_without_room_is_told_before(model, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_the_work(model, tmp_path, monkeypatch):
     free = type("Free", (), {"free": 1000})
     monkeypatch.setattr(quantize.shutil, "disk_usage", lambda path: free)
     with pytest.raises(
@@ -344,7 +344,7 @@ def test_a_disk_without_room_is_told_before(model, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems limit files otherwise")
 def test_a_disk_that_runs_full(model, tmp_path):
-    """llama.cpp says nothing when a write fails; no file of half a model is to be left."""
+    """llama.cpp reports no error when a write fails; no incomplete file may be left."""
     code = (
         "import resource, sys\nfrom gguf_spec.errors import QuantizeError\nfrom gguf_spec.quantize import quantize\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
@@ -381,7 +381,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_quantiser_does_not_outlive_who_asked(tmp_path, number):
+def test_the_quantiser_ends_with_its_parent(tmp_path, number):
     """With the real quantiser, stopped in the middle by a model large enough for that."""
     big = zoo.write(tmp_path / "big.gguf", tensors=large())
     code = "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda now: print(now.done, now.total, flush=True))"
@@ -411,8 +411,8 @@ def large():
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
-def test_whoever_asked_decides_what_ctrl_c_does(model, tmp_path):
-    """A terminal sends it to the whole group; the quantiser goes on as long as its parent does."""
+def test_the_caller_handles_ctrl_c(model, tmp_path):
+    """A terminal signals the process group; the quantiser runs as long as its parent."""
     code = (
         "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: None)\nfrom gguf_spec.quantize import quantize\n"
         "quantize(*sys.argv[1:3], 'Q4_0', threads=1)\nsys.stdin.read()"  # Python no longer handles signals when it ends: not before the last one

@@ -82,7 +82,7 @@ def test_passes_with_wrong_tokens_leave_nothing_behind(files, name, n_snapshots)
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_a_lasting_checkpoint_outlives_others(files, name):
+def test_a_lasting_checkpoint_is_kept_longer_than_others(files, name):
     model = opened(files[name])
     rows = single_rows(model)
     model.rollback(0)
@@ -106,7 +106,7 @@ def test_a_lasting_checkpoint_outlives_others(files, name):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_a_checkpoint_of_a_text_that_is_gone_is_not_used(files, name):
+def test_a_checkpoint_of_a_removed_text_is_not_used(files, name):
     model = opened(files[name])
     rows = single_rows(model)
     model.rollback(0)
@@ -163,7 +163,7 @@ def test_several_sequences_cannot_roll_back(files, name):
 
 
 def test_the_documentation_names_what_is_tried():
-    """The table of docs/models.md is generated from the table of architectures; it says which have files here."""
+    """The table of docs/models.md is generated from the table of architectures; it marks those with files here."""
     spec = importlib.util.spec_from_file_location("readme", SCRIPTS / "readme.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))

@@ -1,4 +1,4 @@
-"""The scheduler on a small real file: order, common passes, and failed passes that cost nobody else its text."""
+"""The scheduler on a small real file: order, common passes, and failed passes that change no other text."""
 
 import random
 from collections import Counter
@@ -77,7 +77,7 @@ class Task:
             self.error = error
 
     def rows_alone(self, model):
-        """The rows of the same tokens from the model alone."""
+        """The rows of the same tokens from the model without slots."""
         model.rollback(0)
         model.read(self.prompt[:-1])
         tokens, found = self.prompt[-1:], []
@@ -126,7 +126,7 @@ def test_passes_are_joined(models, passes):
 
 
 def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes):
-    """The first that came is read to its end before the next begins; those that decode go on meanwhile."""
+    """The first prompt is read to its end before the next begins; decoding tasks continue."""
     scheduler, events = scheduler_of(models[0], costs=Costs(a_token=1e-2)), []
     first = Task(scheduler, 3, [1, 2], 12, events=events)
     while not first.rows:
@@ -187,7 +187,7 @@ def test_no_pass_is_wider_than_the_widest(models, passes):
 @pytest.mark.parametrize("code", [1, -3])
 @pytest.mark.parametrize("at", [2, 3, 5])
 @pytest.mark.parametrize("places", [(0, 1, 2, 3), (0, 2, 3)])
-def test_a_common_pass_that_fails_once_costs_nobody_its_text(models, passes, code, at, places):
+def test_a_common_pass_that_fails_once_changes_no_text(models, passes, code, at, places):
     scheduler = scheduler_of(models[0])
     passes[1][at] = code
     tasks = [
@@ -200,7 +200,7 @@ def test_a_common_pass_that_fails_once_costs_nobody_its_text(models, passes, cod
     assert all(task.is_right(models[1]) for task in tasks)
 
 
-def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes, monkeypatch):
+def test_a_failed_pass_does_not_affect_a_task_between_passes(models, passes, monkeypatch):
     """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
     monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
     # Pieces of 64 tokens, whatever the passes take on a busy machine.
@@ -220,8 +220,8 @@ def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes, monkey
     assert all(task.is_right(models[1]) for task in (*tasks, reading))
 
 
-def test_an_error_of_one_task_is_its_own(models, passes, monkeypatch):
-    """Its passes fail in company and alone."""
+def test_an_error_of_one_task_ends_only_that_task(models, passes, monkeypatch):
+    """Its passes fail in a batch and by themselves."""
     decode = Model.decode_sequences
     monkeypatch.setattr(
         Model,
@@ -253,7 +253,7 @@ def test_a_full_context_is_an_error_of_one_task(models):
     assert tasks[1].is_right(models[1])
 
 
-def test_a_parked_task_stops_nobody(models):
+def test_a_parked_task_does_not_block_others(models):
     scheduler = scheduler_of(models[0])
     other = Task(scheduler, 1, [1, 2], 5)
     events = []
@@ -309,7 +309,7 @@ class Work:
 
 @pytest.mark.parametrize("n_working", [1, 3])
 def test_tasks_that_compute_long_delay_the_others_by_a_share(models, clock, n_working):
-    """Half of the time of the passes, and one piece; they read their own rows, though others have passes meanwhile."""
+    """Half of the time of the passes, and one piece; tasks read their own rows between passes of others."""
     scheduler = scheduler_of(models[0])
     neighbour = Task(scheduler, 0, [1, 9], 40)
     workers = [Work(clock, scheduler, i, 30, 2) for i in range(1, 1 + n_working)]
@@ -327,7 +327,7 @@ def test_tasks_that_compute_long_delay_the_others_by_a_share(models, clock, n_wo
         assert one.n_done == 60
 
 
-def test_a_task_that_computes_long_alone_is_left_regularly(models, clock):
+def test_a_single_task_that_computes_long_yields_regularly(models, clock):
     """New requests are admitted between two steps."""
     scheduler = scheduler_of(models[0])
     work, n_steps = Work(clock, scheduler, 0, 100, 1), 0
@@ -338,7 +338,7 @@ def test_a_task_that_computes_long_alone_is_left_regularly(models, clock):
 
 
 def test_first_slots_are_shared_with_the_model(models):
-    """What the model read alone is not read again, and what a task left is the model's."""
+    """Tokens read without tasks are not read again, and the cache of a task stays with the model."""
     model = models[0]
     scheduler = scheduler_of(model)
     model.read([4, 5, 6])
@@ -392,7 +392,7 @@ def test_a_piece_of_a_prompt_overwrites_no_rows(models, rows_of_one_pass):
     assert all(task.is_right(models[1]) for task in tasks)
 
 
-def test_random_tasks_come_and_go(models, rows_of_one_pass):
+def test_random_tasks_start_and_end(models, rows_of_one_pass):
     rng, scheduler, done = random.Random(4), scheduler_of(models[0]), []
     for _ in range(40):
         free = [pair.target.index for pair in scheduler.free]

@@ -1,4 +1,4 @@
-"""Slots on a small real file: the rows and caches of a slot are those of a model alone, whatever is decoded beside it."""
+"""Slots on a small real file: rows and caches of a slot do not depend on the other slots."""
 
 import random
 
@@ -37,7 +37,7 @@ def slots(pair):
 
 
 def alone(pair, past, tokens, n_rows):
-    """Rows of the model alone, behind tokens that were read."""
+    """Rows of the model without other slots, behind tokens that were read."""
     model = pair[1]
     model.rollback(0)
     model.read(past)
@@ -45,7 +45,7 @@ def alone(pair, past, tokens, n_rows):
 
 
 def n_cells(slot):
-    """Number of tokens that llama.cpp holds of a slot; -1 for a gap or for wrong books."""
+    """Return the number of tokens in llama.cpp's cache of a slot; -1 for a gap or a different list."""
     native = slot.model.native
     first = native.cache(C.llama_memory_seq_pos_min, slot.index)
     last = native.cache(C.llama_memory_seq_pos_max, slot.index)
@@ -61,7 +61,7 @@ def some_tokens(rng, n):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_of_ragged_parts_with_gaps_are_those_of_a_model_alone(pair, slots, seed):
+def test_rows_of_ragged_parts_with_gaps_are_those_of_a_single_sequence(pair, slots, seed):
     """Random parts of random slots, cut back at random, for many passes."""
     rng = random.Random(seed)
     for slot in slots.all:
@@ -85,7 +85,7 @@ def test_rows_of_ragged_parts_with_gaps_are_those_of_a_model_alone(pair, slots, 
 
 
 def test_equal_parts_of_all_slots_are_one_pass(slots, monkeypatch):
-    """Shorter parts and gaps are filled, so that llama.cpp sees equal numbers of neighbours."""
+    """Shorter parts and gaps are filled, so that llama.cpp gets equal numbers of rows."""
     seen = []
     decode = Model.decode_sequences
     monkeypatch.setattr(
@@ -207,7 +207,7 @@ def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeyp
     check_books(slots)
 
 
-def test_a_moved_sequence_goes_on_with_its_bits(pair, slots):
+def test_a_moved_sequence_continues_with_the_same_bits(pair, slots):
     """Its place is another one, the place it left is empty, and no other slot changes."""
     rng = random.Random(8)
     texts = [some_tokens(rng, 30 + 5 * i) for i in range(3)]

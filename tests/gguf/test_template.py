@@ -124,6 +124,6 @@ BAD_MESSAGES = [
 
 
 @pytest.mark.parametrize("messages", BAD_MESSAGES)
-def test_messages_that_are_none(llm, messages):
+def test_invalid_messages(llm, messages):
     with pytest.raises(TemplateError, match="is not a message with a role and a text"):
         llm.generate(messages)

@@ -201,7 +201,7 @@ def pair(half):
         yield llm
 
 
-def test_it_says_so(pair, half):
+def test_the_error_message(pair, half):
     assert pair.notes == ("the draft half.gguf knows 2,048 of the 4,096 tokens.",)
     assert pair.draft_name == "half.gguf"
 

@@ -155,7 +155,7 @@ def test_drafts_do_not_change_the_text(files, fresh, draft, sampling):
             assert found.stats.n_drafted > 0
 
 
-def test_a_draft_model_sees_the_texts_only(files):
+def test_a_draft_model_reads_the_texts_only(files):
     """Its twin drafts a text behind an image as if there were none, in the positions of the text."""
     with load(files, files / "draft.gguf", speculation=Speculation(4, adaptive=False)) as llm:
         llm.generate(TEXT, GREEDY, images=[ONE, OTHER])
@@ -252,7 +252,7 @@ def test_a_rollback_into_an_image_drops_it(fresh):
         assert target.position(start) == start
 
 
-def test_text_alone_is_that_of_the_model_alone(files, fresh):
+def test_text_without_images_is_that_of_the_model_without_projector(files, fresh):
     with gguf_spec.load(files / "model.gguf", None, threads=1) as llm:
         assert not llm.can_see
         assert llm.generate("the king", GREEDY).tokens == fresh.generate("the king", GREEDY).tokens
@@ -336,7 +336,7 @@ def test_bad_parts(fresh):
         fresh.generate("a<__media__>", images=[ONE])
 
 
-def test_ids_of_an_image_that_is_gone(fresh):
+def test_ids_of_a_removed_image(fresh):
     ids = fresh.tokenize("<__media__>the king", images=[projector_file.png(77)])
     assert fresh.generate(ids, GREEDY).tokens  # they are valid as long as the list
     part_of_it = [*ids[:3], *ids[-2:]]
@@ -425,7 +425,7 @@ def test_wrong_files(files, tmp_path, name):
 
 
 def test_tensors_that_crash_llama_cpp(files, tmp_path):
-    """What only llama.cpp knows ends a child process, not this one."""
+    """A fault that only llama.cpp detects ends a child process, not this one."""
     narrow = np.zeros((7, 7), np.float32)
     path = projector_file.write(tmp_path / "mmproj.gguf", tensors={"v.blk.0.attn_q.weight": narrow})
     with pytest.raises(UnsupportedModelError, match="cannot use the projector mmproj"):

@@ -42,7 +42,7 @@ def gpu():
 
 
 def buffers(capfd, path, **options):
-    """Load a model and return what llama.cpp says of its buffers: kind -> device -> MiB."""
+    """Load a model and return the sizes of its buffers from llama.cpp's log: kind -> device -> MiB."""
     capfd.readouterr()
     how = {"n_ctx": 256, "threads": 1, "extra_bufts": False, "flash_attention": "off"}
     Model(path, ContextOptions(**how, **options, verbose=True)).close()

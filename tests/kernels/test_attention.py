@@ -1,4 +1,4 @@
-"""Our attention against float64, and the bits of a row in company."""
+"""The own attention against float64, and the bits of a row in a batch."""
 
 import numpy as np
 import pytest
@@ -159,7 +159,7 @@ def test_hidden_positions_change_nothing(instruction_set):
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
-def test_a_row_that_sees_nothing_is_zero(instruction_set):
+def test_a_fully_masked_row_is_zero(instruction_set):
     q, k, v = case(4, 4, 3, 64)
     mask = causal(1, 3, 64, 60)
     mask[:, :, 1] = HIDDEN

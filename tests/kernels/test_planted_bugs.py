@@ -96,7 +96,7 @@ def test_the_self_test_finds_each_bug(planted, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
 def test_verify_finds_each_bug(planted, kind, tmp_path, monkeypatch):
-    """Though the self-test is said to have passed."""
+    """With a stored result of the self-test that it has passed."""
     library, _ = planted
     monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
     monkeypatch.setenv("GGUF_SPEC_KERNELS", "auto")

@@ -60,7 +60,7 @@ def test_bits_of_a_row(name, repacked, instruction_set):
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize(("name", "repacked"), KINDS)
 def test_random_blocks(name, repacked, instruction_set):
-    """Bytes of a file are not trusted: any scale, infinities and NaN among them, any code."""
+    """Bytes of a file may be anything: any scale, infinities and NaN among them, any code."""
     k, columns = 512, 40
     random = np.random.default_rng(5)
     n_bytes = len(quantized(np.zeros((columns, k), np.float32), TYPES[name]))

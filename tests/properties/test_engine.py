@@ -59,7 +59,7 @@ drawing_ways = st.builds(
 
 
 def is_reproducible(speculation):
-    """Whether the seed alone decides the text; else what was learned and the clock do too."""
+    """Return whether only the seed decides the text; else statistics and clock do too."""
     return (
         speculation.accept == "coupled"
         or not speculation.k
@@ -286,7 +286,7 @@ def test_the_seed_alone_decides_the_text(prompt, sampling, draft, speculation, c
 
 
 def test_the_rules_that_draw_anew_do_not_give_the_same_text():
-    """What the test above would say of them: a negative control."""
+    """The test above must fail with them: a negative control."""
     sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3, max_tokens=12)
     with make_llm() as llm:
         for accept in ("rejection", "block"):
@@ -300,7 +300,7 @@ def test_the_rules_that_draw_anew_do_not_give_the_same_text():
 
 
 def test_a_draft_that_is_not_sure_enough_is_read_colder():
-    """Here the draft is the target at more than twice the temperature; by the same noise it says the same when read at its own."""
+    """The draft is the target at more than twice the temperature; with the same noise it gives the same text at its own."""
     sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=None)
     table = random_table(np.random.default_rng(5), V) * 2
 

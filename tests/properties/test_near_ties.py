@@ -190,7 +190,7 @@ def plain_tokens(seed, options):
 
 
 def differences(rule, n=60, **options):
-    """How many of `n` texts differ from plain ones, and at how many of those no near tie was counted."""
+    """Return how many of `n` texts differ from plain ones, and how many of those without a counted near tie."""
     pairs = [
         (plain_tokens(seed, tuple(options.items())), text(seed, options, 3, rule))
         for seed in range(n)
@@ -223,7 +223,7 @@ FILTERS = {
 
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS)
 def test_what_can_flip_is_a_near_tie(options):
-    """Rows and their noise as they come, and many ways in which logits may move: where one of them changes the token, it must be told."""
+    """Random rows, noise and changes of logits: where a change alters the token, a near tie must be counted."""
     rng, noise, n_told, n_flipped = np.random.default_rng(1), 0.2, 0, 0
     for seed in range(400):
         row, history = (rng.normal(size=7) * 1.2).astype(np.float32), [1, 3]
@@ -359,7 +359,7 @@ def test_tokens_that_cannot_come_do_not_count_as_noise():
 
 
 def test_rows_alone_are_compared_with_rows_together():
-    """A row that moves as a whole has not moved; what counts is how far the others come up to the best one, or fall behind."""
+    """A shift of all logits of a row is no change; the gaps to the best one count."""
     alone = SingleTokenReference()
     for row in ([1.0, 3.0, 2.0], [0.0, -np.inf, 1.0]):
         alone.add(np.array(row, dtype=np.float32))

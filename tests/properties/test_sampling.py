@@ -55,7 +55,7 @@ def make_row(kind, n_vocab, seed):
 
 
 def outcome(sampler, row, history):
-    """What a sampler makes of a row: candidates, probabilities and token, or the error."""
+    """Return candidates, probabilities and token of a row, or the error."""
     try:
         candidates, distribution = (
             sampler.candidates(row, history),

@@ -360,7 +360,7 @@ def test_a_path_is_below_the_prefix():
 
 
 def test_a_stream_of_another_format_is_passed_on(app):
-    """What the ingress cannot read it does not change; a loss ends the connection."""
+    """The ingress does not change data that it cannot read; a loss ends the connection."""
     lines = [b'{"response":"a"}\n', b'{"done":true}\n']
 
     class Lines(Replicas):

@@ -1,4 +1,4 @@
-"""What needs no build with the RPC backend: addresses, refusals, and the memory that stays here."""
+"""Workers without a build with the RPC backend: addresses, refusals, and local memory."""
 
 import socket
 

@@ -85,7 +85,7 @@ def held():
 
 
 def test_an_rpc_build_has_no_gpu():
-    """llama.cpp says it can offload; that alone must not change local runs."""
+    """llama.cpp reports that it can offload; this must not change local runs."""
     assert not offloads() or devices.has_gpu()
 
 
@@ -161,7 +161,7 @@ def test_a_lost_worker_is_an_error_and_not_the_end(workers, in_thread):
         assert llm.generate(PROMPT, Sampling(max_tokens=3)).text
 
 
-def test_an_interrupt_at_any_moment_leaves_the_pipe_whole(workers):
+def test_an_interrupt_at_any_moment_leaves_the_pipe_usable(workers):
     with load(workers) as llm:
         sampling = Sampling(seed=2, max_tokens=60, ignore_eos=True)
         expected = llm.generate(PROMPT, sampling).text
@@ -184,7 +184,7 @@ def test_an_interrupt_at_any_moment_leaves_the_pipe_whole(workers):
                 assert llm.generate(PROMPT, sampling).text == expected
 
 
-def test_the_server_goes_on_without_its_workers(workers):
+def test_the_server_continues_without_its_workers(workers):
     with load(workers) as llm, serve_in_thread(llm) as server:
         assert ask_text(server).status == 200
         workers[0].end()

@@ -30,7 +30,7 @@ def client(server):
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory):
-    """A model that says the alphabet for ever."""
+    """A model that repeats the alphabet without an end."""
     path = tmp_path_factory.mktemp("endless") / "ever.gguf"
     zoo.write(
         path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000}
@@ -120,7 +120,7 @@ def until(condition, seconds=10.0):
 
 
 def threads_since(before):
-    """Return the threads that run now and are not in `before`; those of earlier tests may end meanwhile."""
+    """Return the running threads that are not in `before`; those of earlier tests may end."""
     return set(threading.enumerate()) - before
 
 

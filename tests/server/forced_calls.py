@@ -1,4 +1,4 @@
-"""Two tools, and a request that forces a call of one, for models that say anything."""
+"""Two tools, and a request that forces a call of one, for models with random texts."""
 
 import json
 

@@ -133,7 +133,7 @@ def completion(clients: Clients, plan: Plan) -> Pieces:
 
 
 def _choices(made: Any, stream: bool, content: Callable[[Any], str | None] | None) -> Pieces:
-    """Read the choices of an answer, whole or streamed."""
+    """Read the choices of an answer, complete or streamed."""
     finish, seeds, named, usage = {}, {}, {}, None
     with made if stream else contextlib.nullcontext():
         for one in made if stream else [made]:

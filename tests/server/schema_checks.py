@@ -1,4 +1,4 @@
-"""What schemathesis makes of the server's description: no 500, and only answers that it knows."""
+"""Requests of schemathesis from the server's description: no 500, and only described answers."""
 
 import schemathesis
 from hypothesis import HealthCheck, settings

@@ -1,4 +1,4 @@
-"""Every call of the official client, whole and in pieces: the answer is the one that the library gives alone."""
+"""Every call of the official client, complete and streamed: the answer is that of the library."""
 
 import math
 
@@ -39,7 +39,7 @@ def in_pieces(stream):
         {"tree": True, "strict": True},
     ],
 )
-def test_a_chat_whole_and_in_pieces(client, tales, speculation):
+def test_a_chat_complete_and_as_a_stream(client, tales, speculation):
     wanted = alone(tales, FOX)
     body = {} if speculation is None else {"speculation": speculation}
     whole = client.chat.completions.create(
@@ -62,7 +62,7 @@ def test_a_chat_whole_and_in_pieces(client, tales, speculation):
 
 
 @pytest.mark.parametrize("prompt", [START, [START], "ids", "ids in an array"])
-def test_a_text_whole_and_in_pieces(client, tales, prompt):
+def test_a_text_complete_and_as_a_stream(client, tales, prompt):
     wanted = alone(tales, START)
     if prompt in ("ids", "ids in an array"):
         prompt = tales.tokenize(START) if prompt == "ids" else [tales.tokenize(START)]
@@ -101,7 +101,7 @@ def test_what_speculation_did_is_in_the_usage(client):
     assert off["why_none"]
 
 
-def test_usage_comes_last_and_only_when_asked(client):
+def test_usage_is_the_last_chunk_and_only_on_request(client):
     options = {"model": "tales", "messages": FOX, "max_tokens": 5, "stream": True}
     with client.chat.completions.create(**options) as stream:
         assert all(piece.usage is None and piece.choices for piece in stream)
@@ -118,7 +118,7 @@ def test_usage_comes_last_and_only_when_asked(client):
     assert len({piece.id for piece in pieces}) == 1
 
 
-def test_the_pieces_show_what_was_drafted_when_asked(client):
+def test_chunks_show_drafted_tokens_on_request(client):
     body = {
         "speculation": {"k": 4, "adaptive": False},
         "stream_options": {"include_speculation": True},
@@ -178,7 +178,7 @@ def test_without_a_seed_answers_differ_and_name_theirs(client, tales):
         assert alone(tales, START, max_tokens=20, seed=one.seed).text == one.choices[0].text
 
 
-def test_a_text_has_16_tokens_where_nothing_is_said(client):
+def test_a_text_has_16_tokens_by_default(client):
     assert (
         client.completions.create(
             model="tales", prompt=START, extra_body={"ignore_eos": True}

@@ -78,7 +78,7 @@ def usage_of(server, path, fields, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
-def test_what_a_route_tells(own, path, stream):
+def test_usage_of_each_route(own, path, stream):
     llm, server = own
     fields_of, limit, counts = ROUTES[path]
     text = f"{path[4:]} {stream} " * 12  # begins like no other

@@ -68,7 +68,7 @@ class Child:
 
     @property
     def err(self):
-        """What stderr holds so far."""
+        """Return the output on stderr so far."""
         self._err.seek(0)
         return self._err.read()
 
@@ -152,7 +152,7 @@ def test_what_is_under_way_may_finish(ever):
     assert child.process.returncode == 0
 
 
-def test_what_takes_too_long_is_cut_and_says_so(ever):
+def test_a_request_over_the_time_limit_ends_with_a_note(ever):
     with (
         Child(
             "-m", ever, "-d", "none", "--port", 0, "--grace", 0.5, "--ctx", 50_000, "--parallel", 1

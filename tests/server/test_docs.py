@@ -1,4 +1,4 @@
-"""The commands and programs of docs/server.md, and the first program of README, do what they say, against a real server."""
+"""The commands and programs of docs/server.md, and the first program of README, against a real server."""
 
 import importlib.util
 import json

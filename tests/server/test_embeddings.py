@@ -157,7 +157,7 @@ def test_no_text_from_an_embedding_model(several):
 
 
 def test_beside_chats(several, vectors):
-    """Mixed requests at once: each answer is that of the request alone."""
+    """Mixed requests at once: each answer is that of a separate request."""
     text = ask_chat(several, model="tales", seed=3, max_tokens=12).json()["choices"][0]["message"]
     scores, found, before = rerank(several).json(), [], metrics(several)["embedded_tokens_total"]
 
@@ -203,7 +203,7 @@ def slow(files, monkeypatch):
         may_end.set()
 
 
-def test_a_client_that_leaves_ends_its_request(slow, monkeypatch):
+def test_a_closed_connection_ends_its_request(slow, monkeypatch):
     server, running, may_end = slow
     cancelled, real = threading.Event(), Worker.cancel
 

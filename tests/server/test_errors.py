@@ -1,4 +1,4 @@
-"""What is refused: by class, status, code, and the name of the field."""
+"""Errors: class, status, code, and the name of the field."""
 
 from dataclasses import replace
 
@@ -112,7 +112,7 @@ def test_fields_of_a_text(server, fields, param, stream):
         {"logprobs": False, "top_logprobs": 0},
     ],
 )
-def test_what_asks_for_nothing_is_taken(server, fields):
+def test_fields_without_effect_are_accepted(server, fields):
     assert ask_chat(server, **fields).status == 200
 
 
@@ -130,7 +130,7 @@ def test_what_asks_for_nothing_is_taken(server, fields):
         b"9" * 5000,
     ],
 )
-def test_bodies_that_are_none(server, body):
+def test_invalid_bodies(server, body):
     reply = ask(server, "POST", "/v1/completions", body)
     assert (reply.status, reply.code) == (400, "invalid_json")
 

@@ -1,4 +1,4 @@
-"""Who is let in, and how much of anything is taken on."""
+"""Access control and limits of the server."""
 
 import http.client
 import json
@@ -76,7 +76,7 @@ def test_what_needs_no_key(locked):
         "10.0.0.1",
     ],
 )
-def test_a_name_that_was_made_to_point_here(server, host):
+def test_a_host_name_that_was_rebound_to_loopback(server, host):
     reply = ask(server, headers={"Host": host})
     assert (reply.status, reply.code) == (403, "unknown_host")
 
@@ -152,7 +152,7 @@ def test_a_body_that_is_too_large(tales, times):
         assert ask_text(one).status == 200
 
 
-def test_a_body_that_does_not_come(tales):
+def test_a_body_that_is_not_sent(tales):
     with (
         serve_in_thread(tales, timeout=0.5) as one,
         socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), 10) as slow,
@@ -189,7 +189,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("settings", BAD)
-def test_settings_that_are_none(settings):
+def test_invalid_settings(settings):
     with pytest.raises(InvalidOptionError) as caught:
         Settings(**settings)
     assert caught.value.option == ("api_key" if settings.get("host") else next(iter(settings)))
@@ -303,7 +303,7 @@ def test_a_schema_that_takes_too_long(server, monkeypatch, path, fields, field, 
 
 
 def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
-    """Others are answered meanwhile; a client that leaves before its turn is never converted."""
+    """Other requests are answered during a conversion; the request of a closed connection is not converted."""
     begun, goes_on, converted = threading.Event(), threading.Event(), []
     real = jobs.with_grammar
 

@@ -1,4 +1,4 @@
-"""Many clients, slow ones, and ones that go away: the engine waits for none of them, and every answer is the one given alone."""
+"""Many clients, slow ones and closed connections: the engine is not blocked, and every answer is that of a separate request."""
 
 import asyncio
 import gc
@@ -60,7 +60,7 @@ def idle(endless):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_frees_the_engine(idle, stream):
+def test_a_closed_connection_frees_the_engine(idle, stream):
     one = connect(idle, **LONG, stream=stream)
     until(lambda: metrics(idle)["generated_tokens_total"] > 10)
     one.close()
@@ -70,7 +70,7 @@ def test_a_client_that_goes_away_frees_the_engine(idle, stream):
     assert ask_text(idle).status == 200
 
 
-def test_a_client_that_goes_away_in_a_long_prompt(idle):
+def test_a_connection_closed_while_a_long_prompt_is_read(idle):
     one = connect(idle, prompt="abcdefghijkl" * 4000, max_tokens=10)
     until(lambda: busy(idle))
     one.close()
@@ -78,7 +78,7 @@ def test_a_client_that_goes_away_in_a_long_prompt(idle):
     assert metrics(idle)["generated_tokens_total"] == 0
 
 
-def test_a_client_that_goes_away_leaves_the_queue(idle):
+def test_a_closed_connection_removes_its_request_from_the_queue(idle):
     first = connect(idle, **LONG)
     until(lambda: busy(idle))
     second, third = connect(idle, **LONG), connect(idle, **LONG)
@@ -101,7 +101,7 @@ def test_the_official_client_can_stop_a_stream(idle):
 
 
 def test_a_full_queue(idle):
-    """One runs, two wait, the fourth is told to come again."""
+    """One request runs, two wait, the fourth gets 429."""
     held = [connect(idle, **LONG) for _ in range(3)]
     until(lambda: n_waiting(idle) == 2)
     reply = ask_text(idle)
@@ -126,7 +126,7 @@ def test_a_full_queue(idle):
     assert ask_text(idle).status == 200
 
 
-def test_a_slow_client_holds_nobody_up(endless):
+def test_a_slow_client_does_not_delay_other_clients(endless):
     """It takes nothing of its stream, more than any socket holds, while others are answered; then it reads all of it."""
     with serve_in_thread(endless, timeout=60) as server:
         server._socket.setsockopt(
@@ -155,7 +155,7 @@ def test_a_slow_client_holds_nobody_up(endless):
         assert text == ("abcdefghijkl" * 200)[1:1501]
 
 
-def test_a_client_that_takes_nothing_for_too_long_is_left():
+def test_a_client_that_reads_nothing_is_disconnected():
     sent, closed = [], []
 
     async def send(message):
@@ -216,7 +216,7 @@ def test_the_program_may_use_the_llm_itself(server, tales):
 
 
 def test_200_requests_of_8_clients_three_in_ten_cancelled(tales):
-    """Every answer that is finished is the one given alone with the same seed; none is lost, no memory, no thread."""
+    """Every finished answer is that of a separate request with the same seed; no answer, memory or thread is lost."""
     prompts = [
         START,
         "The king said to the fox:",

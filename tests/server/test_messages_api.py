@@ -370,7 +370,7 @@ def test_an_error_in_a_stream(server):
     assert post(server).status == 500
 
 
-def test_a_client_that_leaves(endless):
+def test_a_closed_connection(endless):
     from tests.server.test_load import busy, connect
 
     with serve_in_thread(endless) as server:

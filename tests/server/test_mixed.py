@@ -1,4 +1,4 @@
-"""Mixed requests over all APIs at once: each answer is the one that the request gets alone, without drafts, on a server of its own."""
+"""Mixed requests over all APIs at once: each answer is that of a separate request without drafts, on a server of its own."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -48,7 +48,7 @@ def together(models):
 
 
 @pytest.mark.parametrize("n", [45, pytest.param(200, marks=pytest.mark.slow)])
-def test_each_answer_is_the_one_alone(alone, together, n):
+def test_each_answer_is_that_of_a_separate_request(alone, together, n):
     plans = mixed.plans(n, seed=n)
     with (
         mixed.Clients(together.url) as clients,

@@ -207,7 +207,7 @@ def test_requests_wait_for_a_load_and_closing_ends_it(files):
         assert cancelled == [True]
 
 
-def test_a_client_that_leaves_ends_the_load(files):
+def test_a_closed_connection_ends_the_load(files):
     pool = pool_of(files, "one")
 
     def cancelled():
@@ -296,7 +296,7 @@ def test_options_of_one_model(files):
 
 
 def test_a_model_in_use_stays(files):
-    """An answer is under way while other models are asked for and time goes by."""
+    """An answer is being generated while other models are requested and the time limit passes."""
     clock = Clock()
     options = {**PLAIN, "n_ctx": 50_000}
     models = [served_model(files[name], **options) for name in ("one", "two")]

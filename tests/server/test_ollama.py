@@ -240,7 +240,7 @@ def caller(tmp_path_factory):
 
 
 def conversation(call, stream):
-    """Ask, run the tool, and ask again; return all messages of the model."""
+    """Send a question, run the tool, and send its result; return all messages of the model."""
     messages, said = [{"role": "user", "content": "Weather in Rome?"}], []
     for _ in range(2):
         found = call(messages, stream)
@@ -286,7 +286,7 @@ def test_ids_of_calls():
 # ---- cancellation, several at once, schema
 
 
-def test_a_client_that_leaves_frees_the_engine(endless):
+def test_a_closed_connection_frees_the_engine(endless):
     with serve_in_thread(endless) as server:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
         connection.request(

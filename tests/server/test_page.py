@@ -69,13 +69,13 @@ def test_the_page_needs_no_key(tales):
         assert ask(server, path="/v1/models").status == 401
 
 
-def test_the_page_knows_the_limit_of_the_server(tales):
+def test_the_page_has_the_limit_of_the_server(tales):
     with serve_in_thread(tales, max_tokens=7) as server:
         assert ask(server, path="/v1/models").json()["data"][0]["max_tokens"] == 7
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_a_file_asks_nobody_else(path):
+def test_a_file_causes_no_further_request(path):
     text = text_of(path)
     assert not re.search(r"(?:src|href|url|import|fetch)\s*[=(]?\s*[\"'(]*(?:https?:)?//", text)
     assert not re.search(r"\son[a-z]+\s*=\s*[\"']|<style|style=|<script>", text), "inline code"

@@ -52,7 +52,7 @@ class TestChat:
             "stream_options": {"include_usage": True, "include_speculation": True},
         }  # fmt: skip
 
-    def test_remembers_and_forgets(self, page):
+    def test_sends_the_conversation_until_a_new_chat(self, page):
         page.set(max_tokens=20, system="You are brief.")
         page.fake(pieces("**Yes.**"))
         page.answer("One.")
@@ -125,8 +125,8 @@ class TestChat:
         order = ["open-settings", "Edit", "Answer again", "attach", "prompt", "send"]
         assert [name for name in names if name in order] == order
 
-    def test_moves_no_more_than_asked(self, page):
-        """The caret blinks, but not where less motion is asked for."""
+    def test_reduced_motion_is_respected(self, page):
+        """The caret blinks, but not with `prefers-reduced-motion`."""
         caret = """const [one, two] = [document.createElement("div"), document.createElement("div")];
             one.className = "message"; one.setAttribute("aria-busy", "true"); two.className = "text";
             one.append(two); document.querySelector("#thread").append(one);
@@ -203,7 +203,7 @@ class TestWhyFast:
         assert page.texts(".proposed .drafted") == ["b ", "d"]
         assert page.count(".measured") == 0, "the request is not kept"
 
-    def test_says_nothing_where_drafts_do_not_pay(self, page):
+    def test_no_text_about_drafts_where_they_do_not_pay(self, page):
         page.fake(pieces(("a", True), drafted=8, accepted=6, speedup=0.9))
         page.answer("Hello.")
         assert page.count(".why") == 0
@@ -251,7 +251,7 @@ class TestWhyFast:
         assert page.asked()[0]["speculation"] == "off"
 
     @pytest.mark.parametrize("page", ["for_ever"], indirect=True)
-    def test_no_word_of_drafts_where_there_are_none(self, page):
+    def test_no_text_about_drafts_without_a_draft(self, page):
         page.find("#open-settings").click()
         page.script("document.querySelector('#settings details').open = true")
         assert not page.shows("#drafts-row")
@@ -259,7 +259,7 @@ class TestWhyFast:
 
 
 class TestFullContext:
-    def test_old_turns_are_left_out_and_that_is_said(self, page):
+    def test_old_turns_are_left_out_with_a_note(self, page):
         page.set(max_tokens=1000)
         page.fake(*(pieces("word " * 100, prompt_tokens=n) for n in (220, 660, 700)))
         for n in range(3):
@@ -347,7 +347,7 @@ class TestStop:
         assert page.text(".cost").startswith("Stopped")
 
     def test_reading_on_is_not_disturbed(self, page):
-        """Who scrolls up while the answer grows stays there."""
+        """A user's scroll position stays while the answer grows."""
         page.set(max_tokens=40_000)
         page.say("a")
         until(lambda: page.script("return document.documentElement.scrollTop") > 300, 30)

@@ -418,7 +418,7 @@ class TestTrouble:
             assert page.answer("Hello.")
             assert page.bodies()[-1]["max_tokens"] == 7
 
-    def test_a_server_that_is_gone(self, tales, driver):
+    def test_a_server_that_has_stopped(self, tales, driver):
         with serve_in_thread(tales) as server:
             page = Page(driver, server.url)
             until(lambda: page.text("#model-name"))
@@ -431,7 +431,7 @@ class TestTrouble:
         assert page.texts("#trouble button") == ["Try again", ""]
 
     def test_a_server_that_ends_meanwhile(self, endless, driver):
-        """What was said stays."""
+        """Earlier messages stay."""
         with serve_in_thread(endless) as server:
             page = Page(driver, server.url)
             until(lambda: page.text("#model-name"))

@@ -135,7 +135,7 @@ def test_hostile_text_stays_text(page, text):
     assert page.script("return document.title") != "owned"
 
 
-def test_a_hostile_answer_asks_nobody(page):
+def test_a_hostile_answer_causes_no_request(page):
     """The fixture checks the requests, and that the policy had nothing to stop."""
     page.fake(pieces("\n\n".join(HOSTILE), thought="\n".join(HOSTILE)))
     page.answer("\n".join(HOSTILE[:3]).replace("\n", " "))

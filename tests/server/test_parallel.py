@@ -1,4 +1,4 @@
-"""Several requests at once: each text is the one given alone, and nobody is harmed by what others do."""
+"""Several requests at once: each text is that of a separate request, whatever other requests do."""
 
 import itertools
 import json
@@ -77,7 +77,7 @@ def n_running(server):
 
 
 def answer(server, prompt, **fields):
-    """Return the text of an answer, whole or in pieces."""
+    """Return the text of an answer, complete or streamed."""
     chat = isinstance(prompt, list)
     ask_it = ask_chat if chat else ask_text
     reply = ask_it(server, **{"messages" if chat else "prompt": prompt}, **fields)
@@ -121,7 +121,7 @@ def test_they_share_passes(four):
     assert metrics(four)["queue_length"] == metrics(four)["requests_running"] == 0
 
 
-def test_clients_that_leave_and_requests_that_fail_harm_nobody(four, tales):
+def test_disconnects_and_failed_requests_do_not_affect_other_requests(four, tales):
     wrong = [
         ({"temperature": -1}, 400), ({"prompt": "fox " * 5000}, 400), ({"grammar": "root ::= ("}, 400),
         ({"n": 3, "prompt": ["a", "fox " * 5000]}, 400), ({"speculation": {"tree": True}}, 400),
@@ -286,7 +286,7 @@ def test_the_only_slot(letters):
         llm.slots()
 
 
-def test_what_runs_out_of_time_is_cut_alone(letters):
+def test_a_timeout_ends_only_its_own_request(letters):
     with (
         gguf_spec.load(letters[0], None, parallel=2, **PLAIN) as llm,
         serve_in_thread(llm, timeout=0.5) as server,
@@ -359,7 +359,7 @@ def test_kept_prefixes_are_shown(four):
 
 
 def test_the_official_client_with_eight_threads(four, tales):
-    """One client, which the threads share; each answer is the one given alone."""
+    """One client, which the threads share; each answer is that of a separate request."""
     with openai.OpenAI(base_url=f"{four.url}/v1", api_key="none", max_retries=0) as client:
 
         def ask_it(seed):

@@ -60,7 +60,7 @@ def sent_by(ping, next_event, events=(), n=1):
     return bodies
 
 
-def test_pings_come_until_there_is_text_and_between_texts():
+def test_pings_are_sent_before_the_first_text_and_between_texts():
     plan = [None, None, CHUNK, None, ENDED, Finished()]
     bodies = sent_by(1e-4, lambda _: plan.pop(0) if plan else None)
     assert bodies[:3] == [b": ping\n\n"] * 3
@@ -70,7 +70,7 @@ def test_pings_come_until_there_is_text_and_between_texts():
 
 
 @pytest.mark.parametrize("interval", [0, 3600])
-def test_no_ping_where_events_come(interval):
+def test_no_ping_between_frequent_events(interval):
     bodies = sent_by(interval, lambda _: None, [CHUNK, ENDED, Finished()])
     assert not any(b"ping" in body for body in bodies)
 
@@ -163,7 +163,7 @@ def by_ollama(url):
 
 
 @pytest.mark.parametrize("read", [by_chat, by_responses, by_messages, by_ollama])
-def test_official_clients_pass_over_them(reading, server, read):
+def test_official_clients_ignore_pings(reading, server, read):
     slow, pings = reading
     text = read(slow.url)
     assert len(pings) >= 3

@@ -1,4 +1,4 @@
-"""What comes of each of some thousand bodies is what came of it when it was recorded."""
+"""The outcome of each of some thousand bodies is the recorded one."""
 
 import gzip
 import json

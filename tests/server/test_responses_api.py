@@ -565,7 +565,7 @@ def test_routes_are_counted_and_locked(tales):
         assert id_ not in lines
 
 
-def test_a_client_that_leaves(endless):
+def test_a_closed_connection(endless):
     """Its answer ends within a round, and is not stored."""
     from tests.server.conftest import until
     from tests.server.test_load import busy, connect

@@ -1,4 +1,4 @@
-"""What schemathesis makes of the server's own description: no 500, and no answer that the description does not know."""
+"""Requests of schemathesis from the server's own description: no 500, and only described answers."""
 
 import pytest
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""What systemd is told: a datagram socket in place of systemd."""
+"""Messages to systemd: a datagram socket in place of systemd."""
 
 import os
 import signal
@@ -118,7 +118,7 @@ def test_the_progress_of_a_server(tmp_path, monkeypatch):
 
 
 def test_the_command(inbox, monkeypatch):
-    """`gguf-spec serve` is ready when it answers, lives while it is idle, and stops by SIGTERM."""
+    """`gguf-spec serve` reports ready when it answers, keeps running while it is idle, and stops by SIGTERM."""
     monkeypatch.setenv("WATCHDOG_USEC", "300000")
     command = [
         sys.executable,

@@ -19,7 +19,7 @@ MARKED = [*zoo.TOKENS[:-2], "[TOOL_CALLS]", "[ARGS]"]
 
 @pytest.fixture(scope="module", params=["<tool_call>", "[TOOL_CALLS]", ARGS, "none"])
 def noisy(request, tmp_path_factory):
-    """A server of a model that says anything."""
+    """A server of a model with random texts."""
     path = tmp_path_factory.mktemp("noisy") / "noisy.gguf"
     template = CHATML.replace("MARK", request.param)
     tokens = MARKED if "[" in request.param else zoo.TOKENS

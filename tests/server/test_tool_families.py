@@ -21,7 +21,7 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def noisy(family, tmp_path_factory):
-    """A server of a model that says anything."""
+    """A server of a model with random texts."""
     path = callers.noise(tmp_path_factory.mktemp("noisy") / "noisy.gguf", family.name)
     with serving(path) as server:
         yield server
@@ -38,7 +38,7 @@ def test_noise_calls_tools(family, noisy, choice):
 
 
 def joined(events):
-    """What a client makes of a stream: content, calls and the finish reason."""
+    """Return content, calls and finish reason of a stream."""
     text, calls, finish = "", [], None
     for event in events:
         for choice in event["choices"]:
@@ -53,7 +53,7 @@ def joined(events):
 
 
 def spoken(family, tmp_path):
-    """A model that says a text and a call, and the text."""
+    """A model whose answer is a text and a call, and the text."""
     before = "" if family.starts or family.name == "harmony" else "I look."
     call = family.write([("f", {"x": 1})])
     said = family.text_mark + before + "\n" + call if before else call.removeprefix(family.prompted)

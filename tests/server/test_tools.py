@@ -1,4 +1,4 @@
-"""Tools: the template is given them, and calls are returned, whole and in pieces."""
+"""Tools are passed to the template, and calls are returned, complete and streamed."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ ANSWERS = [
 
 
 def saying(path, template, pieces):
-    """Write a model that answers with these pieces, a token each, whatever it is asked."""
+    """Write a model that answers every prompt with these pieces, a token each."""
     letters = zoo._byte_letters()
     tokens = [
         *zoo.TOKENS[:-3],
@@ -179,7 +179,7 @@ def test_a_template_without_tools(server):
 
 
 def test_structured_outputs(client):
-    """What the schema says, from a model that only tells tales; whole, in pieces, and by the official client's own helper."""
+    """Answers by a schema, from a model of tales: complete, streamed, and by the official client's own helper."""
     pydantic = pytest.importorskip("pydantic")
 
     class Fox(pydantic.BaseModel):

@@ -1,4 +1,4 @@
-"""The build backend: which llama-cpp-python the metadata asks for, and what is said where it cannot be compiled.
+"""The build backend: the llama-cpp-python of the metadata, and the message where it cannot be compiled.
 
 Nothing is compiled or downloaded. The backend is the real one, in a small copy of the project; each step runs in a child, as pip runs it.
 """

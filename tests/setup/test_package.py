@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Build both from a copy of what git knows, as a release would."""
+    """Build both from a copy of the tracked files, as for a release."""
     folder = tmp_path_factory.mktemp("build")
     files = children.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
@@ -156,7 +156,7 @@ def test_it_works_where_the_clone_is_not(installed, tmp_path):
 
 
 def test_a_library_compiled_without_our_flags_is_tried_out_first(installed, tmp_path):
-    """The first load asks a child process whether the kernels compute right, and where they do not, goes without them."""
+    """The first load runs the self-test of the kernels in a child process; where it fails, they are not used."""
     start = "import os, sys\nos.environ['GGUF_SPEC_KERNELS'] = 'stock'\nfrom gguf_spec import Sampling, load\nfrom gguf_spec.llama import child_process as _probe\n"
     dies = "_probe.command = lambda *_: [sys.executable, '-c', 'import os; os.abort()']\n"
     tell = "with load('tales', threads=1{}) as llm:\n    print(llm.generate('Once', Sampling(seed=1, max_tokens=20)).text)\n"

@@ -1,4 +1,4 @@
-"""Random requests with their texts alone, and neighbours that fail or end early: what company must not change."""
+"""Random requests with their texts by themselves, and neighbours that fail or end early."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def outcome(llm, request):
 
 
 def together(llm, requests, others=(), n=8):
-    """The outcomes of requests in company, with other work between them; errors of either are raised."""
+    """Return the outcomes of requests in a batch, with other work between them; errors of either are raised."""
     work = [partial(outcome, llm, request) for request in requests]
     step = max(1, len(work) // (len(others) + 1))
     order = [(i, None) for i in range(len(work))]
@@ -102,11 +102,11 @@ def together(llm, requests, others=(), n=8):
 
 
 class CallbackError(Exception):
-    """What a callback raises."""
+    """Error of a callback."""
 
 
 class Neighbours:
-    """Requests that end otherwise than most; each says whether it ended as it should."""
+    """Requests with unusual ends; each returns whether it ended as expected."""
 
     def __init__(self, llm):
         self.llm = llm

@@ -1,4 +1,4 @@
-"""Chromium, and the page in it as its user sees it."""
+"""Chromium, and the page in it."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ def refusal(message, code, param=None, status=400):
 
 
 class Page:
-    """The page, as its user sees it."""
+    """The page in the browser."""
 
     def __init__(self, driver, url):
         self.driver, self.url = driver, url
@@ -105,7 +105,7 @@ class Page:
         self.script(FAKE, list(replies))
 
     def asked(self):
-        """Return the requests that the fake was asked."""
+        """Return the requests to the fake."""
         return self.script("return window.asked")
 
     def text(self, selector):
@@ -187,7 +187,7 @@ class Page:
         )
 
     def requests(self):
-        """Return the addresses that were asked for since the last call."""
+        """Return the addresses requested since the last call."""
         told = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
         return [
             one["params"]["request"]["url"]
@@ -204,5 +204,5 @@ class Page:
         return [json.loads(one["postData"]) for one in sent if one.get("postData")]
 
     def complaints(self):
-        """Return what the browser's console was told since the last call."""
+        """Return the messages of the browser's console since the last call."""
         return [one["message"] for one in self.driver.get_log("browser") if one["level"] != "DEBUG"]

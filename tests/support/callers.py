@@ -43,13 +43,13 @@ def _vocabulary(name, pieces=()):
 
 
 def noise(path, name):
-    """Write a model of a family that says anything."""
+    """Write a model of a family with random texts."""
     tokens, _, added, _ = _vocabulary(name)
     return zoo.write(path, zoo.llama(n_vocab=len(tokens), scale=0.5), tokens=tokens, metadata=added)
 
 
 def saying(path, name, text):
-    """Write a model of a family that answers with a text, whatever it is asked.
+    """Write a model of a family that answers every prompt with a text.
 
     Each marker of the text is one token, and so is the text between two markers.
     """

@@ -48,7 +48,7 @@ def with_few_calls(work, most=1_000_000):
 
 
 def costing(table):
-    """What passes of a fake model cost, from the seconds of some widths."""
+    """Costs of passes of a fake model, from the seconds of some widths."""
     return lambda n, n_past: interpolate(table, n)
 
 
@@ -59,7 +59,7 @@ AS_TARGET, AS_DRAFT = (
 
 
 class Clock:
-    """Time that passes in fake models alone; `speculative.controller` can be given it in place of the module `time`."""
+    """Time that passes only in fake models; for `speculative.controller` in place of the module `time`."""
 
     def __init__(self):
         self.now = 0.0
@@ -300,7 +300,7 @@ def every_path(run):
 
 
 def drafting(target, draft, guess, n_vocab):
-    """A drafter of just as many tokens as it is asked for, from a draft model alone."""
+    """A drafter of exactly the requested number of tokens, from a draft model only."""
     known = DEFAULT_PROFILE.experiences()["drawn"]
     return DraftController(
         target, [], ModelDrafter(draft, guess, n_vocab), known, n_left=64, fixed=True

@@ -149,7 +149,7 @@ _NO_ATTENTION: Metadata = {"attention.head_count": 0, "feed_forward_length": 0}
 
 
 def _rwkv(i: int) -> Shapes:
-    """What rwkv6 and rwkv7 have in common."""
+    """Return the tensors common to rwkv6 and rwkv7."""
     at = f"blk.{i}."
     square = ("time_mix_key", "time_mix_value", "time_mix_receptance", "time_mix_output")
     rows = ("attn_norm", "attn_norm_2", "time_mix_ln")

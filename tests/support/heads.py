@@ -18,7 +18,7 @@ _EPS = 1e-5  # of the norms
 def trained(
     folder: Path, name: str = "qwen35", n_texts: int = 12, n_steps: int = 200
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a model of `families` with a head that learned to predict what the model says.
+    """Return a model of `families` with a head that predicts the model's text.
 
     The head's attention and feed-forward part add nothing; only the projection of the token before and of the target's row is trained,
     by Adam on the cross-entropy of the target's own next token.

@@ -1,4 +1,4 @@
-"""A hub on loopback: as much of huggingface.co's protocol as a download sees, and all that can go wrong with it."""
+"""A hub on loopback: the part of huggingface.co's protocol that downloads use, and its faults."""
 
 import hashlib
 import json
@@ -89,7 +89,7 @@ class Hub:
         return self.files[repo, file]
 
     def sent(self, method):
-        """Return the paths asked for by a method."""
+        """Return the paths requested with a method."""
         return [path for m, path, _ in self.requests if m == method]
 
     def environment(self, home):

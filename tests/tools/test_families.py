@@ -1,4 +1,4 @@
-"""The table of families: calls are written, read whole and in pieces, and demanded by grammars."""
+"""The table of families: calls are written, read complete and streamed, and forced by grammars."""
 
 import contextlib
 import json
@@ -96,7 +96,7 @@ def test_text_around_calls(family):
 
 @each()
 def test_nothing_is_lost_of_bad_calls(family):
-    """A cut or changed call is text as a whole, and its characters are all in the stream."""
+    """A cut or changed call is text, and all its characters are in the stream."""
     rng = random.Random(7)
     good = written(family, CALLS[3])
     bad = [good[: rng.randrange(len(good))] for _ in range(15)]

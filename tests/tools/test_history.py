@@ -1,6 +1,7 @@
 """Earlier calls and results in prompts: chat templates with the quirks of well-known ones, in short."""
 
 import json
+import sys
 
 import pytest
 
@@ -80,7 +81,7 @@ def rendered(template, messages):
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_calls_and_results_are_rendered(name, n):
-    """What the template writes is what the reader of the family reads."""
+    """The reader of a family reads the calls that its template writes."""
     template = TEMPLATES[name]
     family = family_of(template)
     assert (family.name, reads_tools(template)) == (name, True)
@@ -89,6 +90,23 @@ def test_calls_and_results_are_rendered(name, n):
     expected = [("weather", {"city": f"C{i}", "days": i}) for i in range(n)]
     assert [(found, json.loads(arguments)) for found, arguments in answer.calls] == expected
     assert all(f"<r>sunny {i}</r>" in text for i in range(n))
+
+
+def test_thousands_of_calls_take_one_search_of_the_prompt():
+    """The template has no place for calls, and the prompt is searched once, not once for each."""
+    calls = [
+        {"role": "assistant", "content": "", "tool_calls": [call(i, city=f"C{i}", days=i)]}
+        for i in range(2000)
+    ]
+    replaced = []
+    sys.setprofile(lambda _, event, of: event == "c_call" and replaced.append(of.__name__))
+    try:
+        text = rendered(TEMPLATES["granite3"], calls)
+    finally:
+        sys.setprofile(None)
+    places = [text.index(f'"C{i}"') for i in range(2000)]
+    assert places == sorted(places)
+    assert replaced.count("replace") < 100
 
 
 def test_each_call_is_followed_by_its_result():

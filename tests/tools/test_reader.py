@@ -1,4 +1,4 @@
-"""What models write that is not exactly the syntax of their family."""
+"""Calls that differ slightly from the syntax of their family."""
 
 import json
 

@@ -11,7 +11,7 @@ from tests.support.fakes import sampler
 
 
 class ChunkEvent:
-    """A random source that says what it was told to, and notes the questions."""
+    """A random source with given outcomes that records its calls."""
 
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []
@@ -26,7 +26,7 @@ class ChunkEvent:
 
 
 class Laws:
-    """Rows of laws, which notes the ones it was asked for."""
+    """Rows of distributions, which record their reads."""
 
     def __init__(self, laws, rng):
         self.laws, self.sampler, self.asked = laws, sampler(rng), []
@@ -48,32 +48,32 @@ def test_residual():
     assert rest.probs == pytest.approx([0.6, 0.4])
 
 
-def test_residual_of_laws_that_share_no_token_is_p():
+def test_residual_of_disjoint_distributions_is_p():
     p = distribution(a=0.5, b=0.5)
     rest = residual(p, distribution(c=1.0))
     assert list(rest.ids) == [0, 1]
     assert rest.probs == pytest.approx([0.5, 0.5])
 
 
-def test_residual_of_a_law_and_itself_is_that_law():
+def test_residual_of_a_distribution_and_itself_is_that_distribution():
     p = distribution(a=0.5, b=0.3, c=0.2)
     assert residual(p, distribution(a=0.5, b=0.3, c=0.2)) is p
 
 
-def test_residual_where_all_of_q_comes_before_p():
+def test_residual_where_all_ids_of_q_are_before_those_of_p():
     rest = residual(distribution(c=0.25, d=0.75), distribution(a=1.0))
     assert (list(rest.ids), list(rest.probs)) == ([2, 3], [0.25, 0.75])
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
-def test_a_draft_that_lacks_a_law_is_refused(rule):
+def test_a_draft_without_a_distribution_is_refused(rule):
     q = distribution(a=0.5, b=0.5)
     with pytest.raises(ValueError, match="shorter"):
         rule(Draft([0, 1], [q]), Laws([q] * 3, ChunkEvent(True, True, True, 0)))
 
 
 def test_a_block_that_only_rounding_refuses():
-    """Target and draft agree, so nothing is left to be refused; should rounding say so all the same, what was kept before stays kept."""
+    """Target and draft agree, so nothing can be rejected; if rounding gives a rejection, earlier accepted tokens stay."""
     q = distribution(a=0.5, b=0.5)
     rng = ChunkEvent(False, True, 0)
     assert block(Draft([1, 1], [q, q]), Laws([q] * 3, rng)) == [1, 0]
@@ -99,7 +99,7 @@ def test_no_draft_is_a_plain_draw(rule):
     assert rule(Draft([], []), Laws([distribution(a=0.1, c=0.9)], ChunkEvent(1))) == [2]
 
 
-def test_rows_after_a_rejection_are_never_asked_for():
+def test_rows_after_a_rejection_are_never_read():
     rows = Laws([distribution(a=0.5, b=0.5)] * 4, ChunkEvent(True, False, 0))
     rejection(Draft([0, 0, 0], [distribution(a=1.0)] * 3), rows)
     assert rows.asked == [0, 1]
@@ -130,13 +130,13 @@ def test_the_weight_of_a_block_is_that_of_all_before():
     assert rng.asked[0] == pytest.approx(0.625 * 0.8)
 
 
-def test_block_does_not_ask_for_a_law_after_a_token_the_target_never_says():
+def test_block_reads_no_row_after_a_token_of_probability_zero():
     rows = Laws([distribution(b=1.0), None, None], ChunkEvent(0))
     assert block(Draft([0, 0], [distribution(a=1.0), distribution(a=1.0)]), rows) == [1]
     assert rows.asked == [0]
 
 
-def test_coupled_goes_on_as_long_as_the_target_says_the_same():
+def test_coupled_accepts_while_the_target_samples_the_same_token():
     rows = SimpleNamespace(token=[3, 1, 4].__getitem__, branch_off=lambda i, token: False)
     assert coupled(Draft([3, 1], []), rows) == [3, 1, 4]
     assert coupled(Draft([3, 2], []), rows) == [3, 1]

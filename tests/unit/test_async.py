@@ -1,4 +1,4 @@
-"""AsyncLLM: texts as alone, cancelled with the task, and a reader that does not read stops the generation."""
+"""AsyncLLM: the same texts, cancellation with the task, and a generation that waits for its reader."""
 
 import asyncio
 import gc
@@ -61,7 +61,7 @@ def is_free(llm):
     return llm._line.first is None
 
 
-def test_texts_are_those_alone(llm):
+def test_texts_are_those_of_separate_requests(llm):
     prompts = ["ab", "ba", "cab", [0, 1]]
 
     async def main():
@@ -91,7 +91,7 @@ def test_a_stream_has_a_result(llm):
     assert is_free(llm)
 
 
-def test_the_loop_goes_on_meanwhile(llm, rounds):
+def test_the_event_loop_is_not_blocked(llm, rounds):
     async def main():
         task, n = asyncio.create_task(AsyncLLM(llm).generate("ab", replace(FREE, max_tokens=50))), 0
         while not task.done():
@@ -120,7 +120,7 @@ def test_cancelling_the_task_cancels_the_generation(llm, rounds, how):
     assert len(rounds) < 1000
 
 
-def test_cancelling_a_task_that_waits(llm, rounds):
+def test_cancelling_a_waiting_task(llm, rounds):
     """It never begins."""
 
     async def main():
@@ -268,7 +268,7 @@ def test_closing_ends_requests(rounds):
         llm.generate("ab", FREE)
 
 
-def test_closing_ends_a_stream_that_nobody_reads(rounds):
+def test_closing_ends_an_unread_stream(rounds):
     llm = fake_llm(FakeModel(TABLES[0], n_ctx=5000), None, Speculation(0))
 
     async def main():
@@ -300,7 +300,7 @@ def test_threads_end(llm):
 
 
 def test_a_loop_that_ends_meanwhile(llm, rounds):
-    """The generation ends as nobody can read it any more."""
+    """The generation ends because it has no reader any more."""
 
     async def main():
         main.stream = AsyncLLM(llm).stream("ab", LONG)

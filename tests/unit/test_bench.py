@@ -1,4 +1,4 @@
-"""What `bench` counts and computes, by numbers made by hand; that copying is copied."""
+"""Figures of `bench` from given numbers, and the workload of copying."""
 
 import json
 from types import SimpleNamespace
@@ -140,7 +140,7 @@ def test_the_sentence():
     )
 
 
-def test_texts_that_differ_are_told():
+def test_different_texts_are_reported():
     other = report(case(n_same=0))
     assert (other.n_texts, other.n_same, other.texts_equal) == (7, 4, False)
     assert "3 of 7 texts are not those of plain decoding" in other.sentence
@@ -221,7 +221,7 @@ def test_quick(tales, runs):
     assert {one[3].k for one in runs} == {0, 64, 2, 4, 8}
 
 
-def test_the_useless_draft_is_timed_against_plain_decoding_alone(tales, runs):
+def test_the_useless_draft_is_timed_against_plain_decoding_only(tales, runs):
     found = bench(tales, ["story", "copy"], n_rounds=2, useless=True)
     assert len(runs) == 3 * 2 * 2
     assert [one.contender.name for one in found.cases[0].results] == [PLAIN, USELESS]
@@ -235,7 +235,7 @@ def test_when_the_time_is_up_one_pair_has_run(tales, runs):
     assert (len(found.cases), found.speedup, found.of_best) == (1, 1.0, 1.0)
 
 
-def test_without_a_draft_the_text_drafts_alone(tales, runs, monkeypatch):
+def test_without_a_draft_model_only_the_text_drafts(tales, runs, monkeypatch):
     monkeypatch.setattr(tales, "draft_name", None)
     found = bench(tales, ["copy"], n_rounds=1)
     assert {one[3].drafter for one in runs} == {"auto", "ngram"}
@@ -249,7 +249,7 @@ def test_without_a_draft_the_text_drafts_alone(tales, runs, monkeypatch):
 # ---- the bundled pair
 
 
-def test_each_run_begins_with_what_was_known_at_first(tales, monkeypatch):
+def test_each_run_begins_with_the_initial_statistics(tales, monkeypatch):
     calibration, seen, real = tales._pair.calibration, [], module._run
 
     def spy(*args):
@@ -265,7 +265,7 @@ def test_each_run_begins_with_what_was_known_at_first(tales, monkeypatch):
     assert tales._pair.calibration is not calibration
 
 
-def test_all_say_the_same_and_all_of_it(tales):
+def test_all_settings_give_the_same_complete_text(tales):
     found = bench(tales, ["chat", "story"], n_rounds=1, n_tokens=6, quick=True)
     assert found.texts_equal
     assert found.n_texts == 10 * (1 + 3)
@@ -320,7 +320,7 @@ def test_every_workload_fits_and_has_both_forms(tales, workload):
     )
 
 
-def test_the_long_prompt_takes_what_there_is(tales):
+def test_the_long_prompt_fills_the_context(tales):
     (long,) = [workload for workload in WORKLOADS if workload.name == "long"]
     for n_ctx, least, most in ((4096, 3450, 3550), (2048, 1700, 1950), (512, 200, 384)):
         (prompt,) = long.prompts(SimpleNamespace(n_ctx=n_ctx, tokenize=tales.tokenize))
@@ -329,7 +329,7 @@ def test_the_long_prompt_takes_what_there_is(tales):
         assert len(set(sentences)) == len(sentences) > 10
 
 
-def test_a_context_too_small_is_told(tales):
+def test_a_too_small_context_is_reported(tales):
     with pytest.raises(
         InvalidOptionError,
         match=r"the workload long needs about 3,\d\d\d tokens but the context holds 2,048",
@@ -433,7 +433,7 @@ def test_texts_that_are_changed_begin_with_the_change(tales):
     )
 
 
-def test_a_conversation_goes_on_with_what_was_answered():
+def test_a_conversation_continues_with_the_answers():
     asked = []
 
     def generate(prompt, sampling, *, speculation, prefill):

@@ -1,4 +1,4 @@
-"""What measurements are kept under: names that must not change from one version to the next, and that tell contents apart."""
+"""Names of stored measurements: the same in each version, and different for different contents."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def test_the_folder_is_the_users(cache, tmp_path, monkeypatch):
         assert cache_folder() == tmp_path / ".cache" / "gguf-spec"
 
 
-def test_what_an_earlier_version_kept_is_found(cache):
+def test_entries_of_an_earlier_version_are_found(cache):
     """The names are on users' disks: another way to make them would lose every measurement."""
     name = hashlib.sha256(b"3\none\n/tmp/two").hexdigest()[:24]
     assert (
@@ -45,7 +45,7 @@ def test_what_an_earlier_version_kept_is_found(cache):
     )
 
 
-def test_parts_are_told_apart(cache):
+def test_parts_are_distinguished(cache):
     parts = [[1, 2], [12], ["1 2"], [2, 1], [1, 2, ""], []]
     assert (
         len({cache_file("profiles", one) for one in parts} | {cache_file("pairs", [1, 2])})
@@ -77,7 +77,7 @@ def test_a_folder_where_nothing_can_be_kept(cache):
     assert read_json(cache / "profiles" / "one.json") is None
 
 
-def test_an_error_that_is_not_of_the_disk_is_told(cache):
+def test_an_error_not_of_the_disk_is_raised(cache):
     with pytest.raises(TypeError):
         write_json(cache / "one.json", {1j})
     assert [path for path in cache.rglob("*") if stat.S_ISREG(path.stat().st_mode)] == []
@@ -133,7 +133,7 @@ model name\t: Another
 """
 
 
-def test_machines_are_told_apart_by_name_and_processor_not_by_its_pace(tmp_path, monkeypatch):
+def test_machines_are_distinguished_by_name_and_processor_not_by_speed(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(CPUINFO, encoding="utf-8")
     monkeypatch.setattr(cache_module, "Path", lambda _: tmp_path / "cpuinfo")
     cpu = "model name\t: A processor\nflags\t\t: fpu avx2\nCPU architecture: 8\nFeatures\t: asimd"

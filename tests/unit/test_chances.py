@@ -1,4 +1,4 @@
-"""How often proposals are right, by kind."""
+"""Acceptance rates by kind of proposal."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from gguf_spec.speculative.pair_statistics import AcceptanceRates, RequestAccept
 BELIEFS = {"ngram": (0.2, 0.9), "model": (0.5,)}
 
 
-def test_before_anything_was_seen_it_is_what_was_believed():
+def test_without_observations_the_estimate_is_the_prior():
     chances = AcceptanceRates(BELIEFS)
     assert chances.of(("ngram", 0)) == pytest.approx(0.2)
     assert chances.of(("ngram", 1)) == pytest.approx(0.9)
@@ -29,7 +29,7 @@ def test_kinds_are_counted_apart():
 
 
 @pytest.mark.parametrize("true", [0.0, 0.3, 0.95])
-def test_what_was_seen_outweighs_what_was_believed(true):
+def test_observations_outweigh_the_prior(true):
     rng, chances = np.random.default_rng(1), AcceptanceRates(BELIEFS)
     found = []
     for _ in range(2000):
@@ -48,7 +48,7 @@ def test_a_change_is_noticed_in_time():
     assert 0.6 < chances.of(("model", 0)) < 0.9
 
 
-def test_a_request_believes_its_own_first_places_more_than_those_of_others():
+def test_a_request_weighs_its_own_first_positions_more_than_those_of_others():
     """A text that is hard shows in all buckets after a few places, and the next request begins with what is usual."""
     known = AcceptanceRates(BELIEFS)
     for _ in range(300):
@@ -84,7 +84,7 @@ def test_rates_of_a_request_stay_between_0_and_1(seen):
 
 
 def test_what_a_pair_is_like_is_seen_from_few_places():
-    """0 of 17 right in one bucket: the others are believed less too. Without any place nothing changes."""
+    """0 of 17 accepted in one bucket lowers the estimates of the others. Without a position nothing changes."""
     priors = [0.4, 0.7, 0.9]
     assert fitted(priors, [(0, 0)] * 3) == pytest.approx(priors)
     useless = fitted(priors, [(0.0, 17.0), (0.0, 0.0), (0.0, 0.0)])

@@ -28,7 +28,7 @@ def test_all_tests_start_programs_by_way_of_children():
             assert not other_ways.search(path.read_text(encoding="utf-8")), path
 
 
-def test_what_takes_too_long_is_killed_and_fails_with_what_it_printed():
+def test_a_child_over_its_time_limit_is_killed_and_its_output_shown():
     with pytest.raises(
         AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"
     ):

@@ -97,7 +97,7 @@ def test_each_further_sequence_costs_the_reading_of_its_cache():
     assert costs.seconds(base, 4, 2, 500) == pytest.approx(expected)
 
 
-def test_a_sequence_alone_has_no_factor():
+def test_a_single_sequence_has_no_factor():
     costs, base = BatchCosts(64), Straight()
     costs.learn(base, 1, 3, 0, 9.0)
     costs.learn(base, 4, 3, 0, 0.0)
@@ -121,7 +121,7 @@ def test_passes_with_as_many_rows_have_one_factor_and_unknown_ones_the_median():
     assert [factor(*one) for one in ((3, 1), (8, 3))] == pytest.approx([1.5, 1.5], rel=1e-3)
 
 
-def test_alone_is_what_the_cost_model_says():
+def test_a_single_sequence_costs_what_the_cost_model_gives():
     base = Straight()
     assert (ALONE.n, ALONE.is_alone, ALONE.agreed([0.9], 5)) == (1, True, 5)
     assert ALONE.seconds(base, 3, 10) == base.seconds(3, 10)

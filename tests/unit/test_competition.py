@@ -48,7 +48,7 @@ def test_cores_are_shared_when_there_are_too_few(stat):
 
 
 @pytest.mark.parametrize("text", ["", "procs_running many\n", "procs_running\n", None])
-def test_where_it_is_not_known_nothing_is_shared(tmp_path, monkeypatch, text):
+def test_without_figures_no_other_process_is_counted(tmp_path, monkeypatch, text):
     file = tmp_path / "stat"
     monkeypatch.setattr(machine, "_STAT", file)
     if text is not None:

@@ -146,7 +146,7 @@ def test_a_useless_draft_costs_next_to_nothing(scene, target_s, draft_s):
 
 
 @pytest.mark.parametrize("draft", ["good", "useless"])
-def test_nothing_is_drafted_where_each_token_checked_costs_as_much_as_one_said(scene, draft):
+def test_nothing_is_drafted_where_a_checked_token_costs_as_much_as_a_decoded_one(scene, draft):
     """But for a pass now and then that makes sure of it."""
     one = scene(linear, CHEAP, draft)
     plain = scene(linear, CHEAP, draft).run(PLAIN)
@@ -186,7 +186,7 @@ def test_looking_for_drafts_in_vain_costs_next_to_nothing(scene, slow_searches, 
 
 
 def test_a_first_request_looks_in_its_first_rounds(scene, slow_searches):
-    """A program of one request has no earlier one that knows what a search costs."""
+    """A program of one request has no earlier measurement of a search."""
     one = slow_searches(scene(linear))
     one.run(n=4)
     assert one.n_searches == 1 + 3, "of the prompt, and of three rounds"
@@ -217,7 +217,7 @@ def test_the_better_the_draft_the_longer_the_drafts(scene):
     assert lengths[0] > lengths[1] + 1 > lengths[2] + 2
 
 
-def test_no_more_is_drafted_than_asked_for(scene):
+def test_drafts_are_not_longer_than_the_limit(scene):
     one = scene(FLAT, CHEAP, "good")
     one.run(Speculation(3))
     assert max(n for n, _ in one.target.passes) == 4
@@ -236,7 +236,7 @@ def test_asking_costs_less_than_one_part_in_a_hundred(scene):
     assert one.controller.counts == {}
 
 
-def test_a_draft_that_could_not_help_is_not_asked(scene):
+def test_a_draft_that_cannot_pay_is_not_run(scene):
     one = scene(linear, DEAR, "useless")
     one.run()
     one.run(n=2000)
@@ -265,7 +265,7 @@ def test_a_draft_that_becomes_good_in_the_middle_of_a_text_is_noticed(scene):
     )  # had it been so from the start
 
 
-def test_a_draft_that_becomes_useless_is_given_up(scene):
+def test_a_draft_that_becomes_useless_is_stopped(scene):
     assert changing(scene(FLAT, CHEAP, "good"), "useless", 1500, 900) < 1.02 * FLAT(1, 0)
 
 
@@ -324,7 +324,7 @@ def test_costs_follow_a_machine_that_becomes_half_as_fast(scene):
     assert one.known.draft.seconds(1, 100) == pytest.approx(2 * CHEAP(1, 100), rel=0.1)
 
 
-def test_a_target_whose_wide_passes_become_dear_is_drafted_for_no_more(scene):
+def test_drafting_stops_where_wide_passes_become_expensive(scene):
     """As when half of the processor goes to another program: single tokens wait for memory, and do not notice."""
     one = scene(FLAT, CHEAP, "good")
     one.run()
@@ -350,7 +350,7 @@ def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
         assert one.controller.forecast.plain_s == pytest.approx(scene(*models).run(PLAIN), rel=0.1)
 
 
-def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
+def test_statistics_of_one_request_are_used_in_the_next(scene):
     one = scene(FLAT, CHEAP, "useless")
     one.pair.use_profile(profile.DEFAULT_PROFILE)
     first, second = one.run(MODEL, n=200), one.run(MODEL, n=200)
@@ -372,7 +372,7 @@ def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
 
 
 def n_checked(*steps):
-    """How many tokens of a draft are checked, where each costs almost as much as one said."""
+    """Return the number of checked draft tokens, where each costs almost as much as a decoded one."""
     target = SimpleNamespace(n_past=0, busy_s=0.0)
     controller = DraftController(
         target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9

@@ -1,4 +1,4 @@
-"""What passes cost: a table, what lies between its widths, and how it follows the machine."""
+"""Costs of passes: a table, interpolation between its widths, and its correction by measurements."""
 
 import math
 
@@ -26,7 +26,7 @@ def test_measured_widths_are_kept_and_those_between_lie_on_the_line():
     assert [interpolate(STAIRS, n) for n in (5, 6, 12)] == [92.75, 98.5, 151.0]
 
 
-def test_beyond_the_last_width_it_goes_on_as_before():
+def test_beyond_the_last_width_the_slope_continues():
     assert interpolate({1: 10.0, 3: 20.0}, 5) == 30.0
     assert interpolate({2: 10.0}, 5) == 25.0
     assert interpolate({1: 10.0, 3: 20.0, 4: 23.0}, 6) == 23.0 + 2 * 13.0 / 3
@@ -60,7 +60,7 @@ def test_the_cost_of_attention_is_for_each_row_and_each_cached_token():
 
 
 def after(n_passes, costs, seconds, widths=(1, 4, 8), n_past=0):
-    """Let passes of some widths take what `seconds` says."""
+    """Let passes of some widths take `seconds`."""
     for i in range(n_passes):
         n = widths[i % len(widths)]
         costs.learn(n, n_past, seconds(n))
@@ -245,7 +245,7 @@ def test_one_entry_that_is_far_off_is_found_by_the_others(table, wrong, factor):
         assert spoilt[n] == (pytest.approx(seconds, rel=0.85) if n == wrong else seconds)
 
 
-def test_three_entries_cannot_tell_which_is_wrong():
+def test_three_entries_cannot_show_which_is_wrong():
     assert repaired({1: 40.0, 2: 78.0, 4: 870.0}) == {1: 40.0, 2: 78.0, 4: 870.0}
 
 
@@ -262,7 +262,7 @@ def test_a_wrong_depth_is_corrected_by_passes_far_into_a_text(factor):
 
 
 @pytest.mark.parametrize("factor", [1 / 16, 1 / 4, 4, 16])
-def test_a_large_error_counts_when_it_comes_twice(factor):
+def test_a_large_error_counts_when_it_is_repeated(factor):
     costs = after(6, CostModel(STAIRS, {}, 33, Pace()), STAIRS.get, widths=(1, 2, 8))
     costs.learn(4, 0, factor * 87.0)
     assert costs.seconds(4, 0) == pytest.approx(87.0, rel=0.1)

@@ -1,4 +1,4 @@
-"""Each check of the doctor is well here, or says why not, and can be made to say so."""
+"""Each check of the doctor passes here or gives a reason, and can be made to fail."""
 
 import http.server
 import importlib.metadata
@@ -38,7 +38,7 @@ FLAGS = {installation._FEATURES[name] for name in AVX2}
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
-    """A machine on which all is well: nothing of the real one is asked but llama.cpp."""
+    """A machine without faults: only llama.cpp is that of the real machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
@@ -134,7 +134,7 @@ def test_all_that_is_looked_for_is_there():
     assert [name for name in installation._NEEDED if not hasattr(llama_cpp, name)] == []
 
 
-def test_layers_for_a_gpu_that_the_build_does_not_know():
+def test_layers_for_a_gpu_with_a_build_without_one():
     build = found("build", doctor(options=ContextOptions(n_ctx=64, threads=1, gpu_layers=4)))
     assert build.status == "fail"
     assert "it has no GPU backend, which gpu_layers=4 needs" in build.found
@@ -470,7 +470,7 @@ def test_a_models_file_that_is_not_there(tmp_path):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Serve a status to the hub's library; return the paths that were asked for."""
+    """Serve a status to the hub's library; return the requested paths."""
     from huggingface_hub import constants
 
     asked, servers = [], []
@@ -518,7 +518,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
     assert "HF_ENDPOINT" in hub.todo
 
 
-def test_nothing_is_asked_unless_it_is_wanted(served):
+def test_no_request_without_the_option(served):
     asked = served(200)
     assert "hub" not in [one.name for one in doctor(options=OPTIONS).checks]
     assert asked == []

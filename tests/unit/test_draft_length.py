@@ -81,15 +81,15 @@ def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(
     assert drafting_gain(reaches, k, outlook, cost) == pytest.approx(brute, abs=1e-7)
 
 
-def test_it_sees_past_a_step_of_the_stairs():
+def test_the_draft_length_can_exceed_a_step_of_the_costs():
     """The second row costs as much as four: one token does not pay, four do."""
     cost = Prices(1.0, [1.0, 2.5, 2.6, 2.7, 2.8])
     sure = Outlook(np.array([1.0]), np.array([0.9]), 0.01, 0.01)
     assert drafting_gain([], 1, sure, cost) < 0 < drafting_gain([], 4, sure, cost)
 
 
-def test_a_look_at_one_token_pays_where_its_confidence_tells_much():
-    """On average drafting does not pay; if half of the tokens are certain, it pays to see which."""
+def test_drafting_one_token_pays_where_its_confidence_is_informative():
+    """On average drafting does not pay; if half of the tokens are certain, it pays to draft one token first."""
     cost = Prices(1.0, [1.0, 1.6])
     told = Outlook(np.array([0.5, 0.5]), np.array([0.05, 0.95]), 0.02, 0.02)
     mean = Outlook(np.array([1.0]), np.array([0.5]), 0.02, 0.02)

@@ -266,7 +266,7 @@ def test_log_probabilities_are_those_of_the_row_before_penalties_and_bias():
     ],
 )
 def test_what_a_pass_leaves_in_the_caches(drafted, new, n):
-    """All that was drafted and said, not the newest token, and nothing from a branch on."""
+    """All drafted and emitted tokens but the newest one, and nothing from a branch on."""
     assert TreeDraft(drafted, []).n_cached(new) == n
 
 

@@ -130,7 +130,7 @@ def flags_of(command):
 
 
 def of_a_request():
-    """Return the options that requests know."""
+    """Return the options of requests."""
     return {
         *(one.name for one in fields(Sampling)),
         *(f"speculation.{one.name}" for one in fields(Speculation)),
@@ -342,7 +342,7 @@ def test_errors_carry_what_they_suggest():
 
 
 def test_no_flag_in_texts_of_the_library():
-    """Only the command line knows flags; pip, Python and a child process have flags of their own."""
+    """Only texts of the command line name flags; pip, Python and a child process have flags of their own."""
     package = Path(gguf_spec.__file__).parent
     others = ("pip install", "--force-reinstall", '"--child"')
     tables = package / "options.py"

@@ -284,7 +284,7 @@ def test_a_failure_is_logged_once(caplog):
     ]
 
 
-def test_what_an_error_says_is_one_short_line():
+def test_the_message_of_an_error_is_one_short_line():
     reason = base.failure("model", ValueError("a\nb  c. " + "d" * 1000))
     assert reason.startswith(
         "the model drafter failed and was switched off (ValueError: a b c. ddd"
@@ -293,7 +293,7 @@ def test_what_an_error_says_is_one_short_line():
 
 
 def test_a_draft_that_fails_while_the_pair_is_measured():
-    """What is known of the target is used; the draft is tried in each request, at a cost guessed from its size."""
+    """Costs of the target are used; the draft is tried in each request, at a cost estimated from its size."""
     asked = []
 
     def measure(target, draft):

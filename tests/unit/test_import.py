@@ -47,7 +47,7 @@ def run(code, *args):
     )
 
 
-def test_importing_loads_nothing_and_says_nothing():
+def test_importing_loads_and_prints_nothing():
     child = run(CHECK)
     assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
 
@@ -100,7 +100,7 @@ def packages():
 
 
 @pytest.mark.parametrize("name", packages())
-def test_every_package_says_what_is_public(name):
+def test_every_package_lists_its_public_names(name):
     module = importlib.import_module(name)
     if name != "gguf_spec.errors":  # all of its classes
         assert len(set(module.__all__)) == len(module.__all__)

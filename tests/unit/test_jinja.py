@@ -1,4 +1,4 @@
-"""Chat templates: the same text as llama-cpp-python writes, and an end within seconds and megabytes for those that mean harm."""
+"""Chat templates: the same text as llama-cpp-python's, and limits of time and memory for hostile ones."""
 
 import json
 import sys
@@ -173,7 +173,9 @@ def of_ours(template, messages):
 
 @pytest.mark.parametrize("name", SIMPLE)
 @pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
-def test_well_known_shapes_are_rendered_here_and_as_ever(name, messages, monkeypatch):
+def test_well_known_templates_are_rendered_in_process_with_the_same_text(
+    name, messages, monkeypatch
+):
     monkeypatch.setattr(
         jinja_sandbox,
         "_render_apart",
@@ -294,7 +296,7 @@ print(json.dumps([len(text), said, time.monotonic() - started, kib / 1024]))
 
 @pytest.fixture(scope="module")
 def harmed():
-    """Begin all renderings, two at a time, and return what each will say: most wait for the limit of their time."""
+    """Begin all renderings, two at a time, and return their outcomes: most wait for their time limit."""
 
     def render(template):
         task = json.dumps([template, values([{"role": "user", "content": "x" * 5000}])])

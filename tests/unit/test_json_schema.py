@@ -64,7 +64,7 @@ def test_a_pattern_is_read_as_ecma_262_reads_it(pattern, good, bad):
         "(?=a)",
     ],
 )
-def test_a_pattern_that_python_alone_knows_is_refused(pattern):
+def test_a_pattern_of_pythons_own_syntax_is_refused(pattern):
     with pytest.raises(InvalidOptionError) as caught:
         to_gbnf({"pattern": pattern})
     assert "pattern" in caught.value.reason
@@ -111,7 +111,7 @@ def test_a_constant_may_be_written_with_and_without_spaces(value):
     assert not takes({"const": value}, {"foo": "bar"})
 
 
-def test_a_whole_constant_may_have_a_point():
+def test_an_integral_constant_may_have_a_decimal_point():
     assert takes({"const": -2.0}, -2)
     assert not takes({"const": -2.0}, -2.5)
 
@@ -259,7 +259,7 @@ def test_a_conversion_has_a_limit_of_work(schema, monkeypatch):
     "part",
     [lambda i: {"const": i}, lambda i: an_object(["kind", "v"], kind={"const": f"k{i}"}, v=TEXT)],
 )
-def test_many_parts_that_an_enum_tells_apart(part, others, monkeypatch):
+def test_many_parts_that_an_enum_distinguishes(part, others, monkeypatch):
     """They are not compared in pairs."""
     monkeypatch.setattr(gbnf, "MOST_WORK", 200_000)
     parts = [part(i) for i in range(500)]

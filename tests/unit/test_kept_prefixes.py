@@ -1,4 +1,4 @@
-"""The store of kept prefixes, on caches that only keep books."""
+"""The store of kept prefixes, on caches that only list tokens."""
 
 import random
 from types import SimpleNamespace
@@ -79,7 +79,7 @@ def visit(store, one, text):
     return n
 
 
-def test_a_text_comes_back_after_another_one():
+def test_a_prefix_is_used_again_after_another_text():
     store, one = store_of(), caches(Cache())
     assert [visit(store, one, text) for text in (A, B, A, [*B, 5, 6], [*A[:200], 7])] == [
         0,

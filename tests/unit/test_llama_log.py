@@ -54,7 +54,7 @@ def test_afterwards_the_last_of_each_level_is_kept():
     assert log.last == ""
 
 
-def test_the_whole_log_goes_to_stderr_only_if_asked(capfd):
+def test_the_complete_log_goes_to_stderr_only_on_request(capfd):
     loading(3, b"quiet\n")
     verbose.set()
     try:

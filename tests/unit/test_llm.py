@@ -192,7 +192,7 @@ def test_a_row_in_which_most_cannot_come_has_finite_log_probabilities():
     assert np.isfinite(logprob(row, 1, 0).logprob)
 
 
-def test_strict_is_asked_for_in_vain_where_nothing_wobbles(llm):
+def test_strict_changes_nothing_without_rounding_noise(llm):
     result = llm.generate("ab", FREE, speculation=fixed(3, strict=True))
     assert (result.tokens, result.stats.n_decided_again) == (llm.generate("ab", FREE).tokens, 0)
 
@@ -285,7 +285,7 @@ def test_cancel_from_another_thread(llm):
     assert stream.result.text == first.text
 
 
-def test_errors_come_before_anything_runs(llm):
+def test_errors_are_raised_before_any_pass(llm):
     for bad, error in (
         ([], EmptyPromptError),
         ([1] * 64, PromptTooLongError),
@@ -307,7 +307,7 @@ def test_errors_come_before_anything_runs(llm):
     assert len(llm.generate_tokens([1] * 63).tokens) == 1
 
 
-def test_the_thread_that_streams_is_told_and_others_wait(llm):
+def test_the_streaming_thread_gets_an_error_and_other_threads_wait(llm):
     done = []
     with llm.stream("ab", FREE) as stream:
         next(stream)
@@ -416,7 +416,7 @@ def test_close_ends_a_stream_that_another_thread_holds_and_does_not_read():
 
 
 def test_close_while_a_round_runs_gives_the_llm_back_after_it(llm, monkeypatch):
-    """The reader takes its chunk and reads no more; nobody has to wait for it."""
+    """The reader takes its chunk and reads no more; other requests do not wait for it."""
     running, closed, piece = threading.Event(), threading.Event(), llm._target.piece
     stream = llm.stream("ab", FREE)
     monkeypatch.setattr(
@@ -451,7 +451,7 @@ def test_close():
 # ---- the models, and what is learned
 
 
-def test_without_a_draft_there_is_none():
+def test_without_a_draft_no_tokens_are_drafted():
     target, draft = FakeModel(TABLES[0]), FakeModel(TABLES[1])
     with fake_llm(target, None, fixed(3)) as llm, llm.models() as models:
         assert models == (target, None)
@@ -540,7 +540,7 @@ ALIASES = [by_alias, streamed_by_alias]
 
 @pytest.fixture
 def asked(llm, monkeypatch):
-    """What the template was given; it writes the same prompt as the text and the ids."""
+    """The messages of the template; it writes the same prompt as the text and the ids."""
     seen = []
 
     def encode(model, messages, options):
@@ -587,7 +587,7 @@ def test_all_prompts_take_all_options(llm, asked, call, kind):
 
 
 @pytest.mark.parametrize("call", CALLS + ALIASES)
-def test_empty_prompts_and_ids_that_are_none(llm, call):
+def test_empty_prompts_and_invalid_ids(llm, call):
     with pytest.raises(EmptyPromptError):
         call(llm, prompt=[])
     for bad in ([6], [-1], [0, "a"], [1.0], [None]):

@@ -1,4 +1,4 @@
-"""What the library logs: warnings, and one line a round at DEBUG; it writes nothing itself."""
+"""Logs of the library: warnings, and one line a round at DEBUG; it prints nothing."""
 
 import logging
 import re
@@ -76,7 +76,7 @@ def test_plain_decoding_is_logged_too(llm, caplog):
     assert [LINE.fullmatch(one)[3] for one in caplog.messages] == ["no drafter"] * 30
 
 
-def test_without_debug_it_is_asked_once_a_request(llm, monkeypatch):
+def test_without_debug_the_level_is_read_once_a_request(llm, monkeypatch):
     asked = []
     monkeypatch.setattr(generation, "_log_round", lambda *_: pytest.fail("logged"))
     monkeypatch.setattr(generation._LOG, "isEnabledFor", asked.append)

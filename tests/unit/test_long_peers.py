@@ -45,7 +45,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 
 @pytest.fixture
 def programs(tmp_path):
-    """A folder of programs; those that read a file say that it has `n` tokens."""
+    """A folder of programs; those that read a file report `n` tokens."""
     folder, log = tmp_path / "bin", tmp_path / "log"
 
     def make(n):

@@ -28,7 +28,7 @@ def drafter(model, first=None):
     )
 
 
-def test_positions_in_the_text_and_in_the_cache_are_told_apart():
+def test_positions_in_the_text_and_in_the_cache_are_distinguished():
     model = FakeModel(TABLE, n_ctx=9000)
     one = drafter(model)
     one.begin_at(4000)
@@ -50,7 +50,7 @@ def test_positions_in_the_text_and_in_the_cache_are_told_apart():
     assert (one.n_past, model.cached) == (10, PROMPT[:10])
 
 
-def test_the_next_turn_goes_on_from_the_part_that_was_read():
+def test_the_next_turn_continues_from_the_read_part():
     model, first = FakeModel(TABLE, n_ctx=9000), FirstRead()
     one = drafter(model, first)
     one.begin_at(4000)

@@ -46,7 +46,7 @@ def no_threads_left():
 
 
 @pytest.mark.parametrize("n", [None, 1, 3, 50])
-def test_results_are_those_of_each_alone_and_in_order(llm, n):
+def test_results_are_those_of_separate_requests_in_order(llm, n):
     alone = [llm.generate(prompt, FREE).text for prompt in PROMPTS]
     assert texts(llm.generate_many(PROMPTS, FREE, max_parallel=n)) == alone
     assert no_threads_left()
@@ -254,7 +254,7 @@ def test_an_interrupt_at_every_bytecode(llm):
 
 
 @pytest.mark.slow
-def test_real_texts_are_those_alone(tales, prompts):
+def test_real_texts_are_those_of_separate_requests(tales, prompts):
     samplings = [Sampling(seed=i, max_tokens=30) for i in range(len(prompts))]
     alone = [tales.generate(*one).text for one in zip(prompts, samplings, strict=True)]
     assert texts(tales.generate_many(prompts, samplings, max_parallel=4)) == alone

@@ -1,4 +1,4 @@
-"""When a kept profile is believed, and which entries of a table are."""
+"""Checks of stored profiles and of the entries of a table."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ FRESH = replace(GOOD, seconds=2.0)
 
 @pytest.fixture
 def store(monkeypatch):
-    """What is kept (`kept`), what a measurement finds (`found`), and how often one was made (`n`)."""
+    """The stored profile (`kept`), the result of a measurement (`found`), and the number of measurements (`n`)."""
     store = SimpleNamespace(kept=GOOD, found=FRESH, n=0, budgets=[])
 
     def measure(target, draft, budget_s=None):

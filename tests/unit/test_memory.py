@@ -65,7 +65,7 @@ def test_what_is_resident_is_that_of_earlier_versions(monkeypatch, tmp_path):
     assert hardware.resident_bytes() == 777 * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_another_system_tells_its_cores(monkeypatch):
+def test_cores_on_another_system(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 6)
     assert physical_cores() == 6
@@ -109,7 +109,7 @@ def test_another_system(machine):
     assert (hardware.total_bytes(), hardware.available_bytes()) == (16 * GIB, 3 * GIB)
 
 
-def test_a_system_that_tells_nothing(machine, monkeypatch):
+def test_a_system_without_figures(machine, monkeypatch):
     machine(None, None, {})
     assert (hardware.total_bytes(), hardware.available_bytes()) == (None, None)
     monkeypatch.setattr(psutil, "Process", _missing)

@@ -1,4 +1,4 @@
-"""What a header says of the memory that a model takes, by hand for one model of each kind, and what fits."""
+"""Memory of a model by its header, with figures by hand for one model of each kind, and what fits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_without_flash_attention_all_layers_are_as_wide_as_the_widest():
 )
 @pytest.mark.parametrize("key", ["block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length",
                                  "feed_forward_length", "expert_used_count", "nextn_predict_layers", "attention.shared_kv_layers"])  # fmt: skip
-def test_a_header_that_says_nonsense_is_no_reason_to_crash(key, value):
+def test_a_nonsensical_header_causes_no_crash(key, value):
     for architecture in ("llama", "mamba", "jamba", "nemotron_h", "deepseek2"):
         wanted = needs([(header(architecture, **{**SMOLLM2, key: value}), F16)], AVX2)
         assert wanted.total >= 0
@@ -216,7 +216,7 @@ def test_amx_makes_copies_that_are_larger():
     )
 
 
-def test_what_a_build_says_of_itself():
+def test_features_of_a_build():
     said = features_of("CPU : SSE3 = 1 | AVX2 = 0 | REPACK = 1 | ")
     assert said == {"SSE3": "1", "AVX2": "0", "REPACK": "1"}
     assert features_of("") == {}
@@ -279,7 +279,7 @@ def test_what_is_refused_names_the_context_that_fits(machine):
     assert caught.value.needed_bytes > 8 * GIB
 
 
-def test_weights_that_do_not_fit_alone(machine):
+def test_weights_that_do_not_fit_even_without_a_cache(machine):
     machine(4 * GIB, total=4 * GIB)
     with pytest.raises(
         NotEnoughMemoryError, match=r"this machine has 4\.0 GiB: the weights alone do not fit\.$"
@@ -308,7 +308,7 @@ def test_weights_may_push_others_out_but_caches_may_not(machine):
         check_room(models(4096, file_bytes=8 * GIB), {})
 
 
-def test_where_nothing_is_known_nothing_is_refused(machine):
+def test_without_figures_nothing_is_refused(machine):
     machine(None, None)
     check_room(models(file_bytes=1 << 60), {})
 

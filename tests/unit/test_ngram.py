@@ -111,7 +111,7 @@ def test_longer_matches_and_clearer_ones_are_surer():
     assert max(lengths) < len(priors)
 
 
-def test_every_sureness_there_can_be_has_a_belief():
+def test_every_confidence_has_a_prior():
     from gguf_spec.speculative.drafters.ngram import _bucket
 
     buckets = {
@@ -152,7 +152,7 @@ def test_nothing_is_proposed_again_where_nothing_was_wrong():
         assert proposed(drafter, tokens) == []
 
 
-def test_it_goes_on_in_the_next_round_as_long_as_the_text_agrees():
+def test_a_draft_continues_in_the_next_round_while_the_text_agrees():
     drafter, tokens = after("the cat sat on it", "the b")
     drafter.begin(tokens)
     for letter in "at":
@@ -162,7 +162,7 @@ def test_it_goes_on_in_the_next_round_as_long_as_the_text_agrees():
     assert said(proposed(drafter, tokens + new)) == "sat on i"
 
 
-def test_it_is_given_up_when_the_text_goes_another_way():
+def test_a_draft_is_dropped_when_the_text_differs():
     drafter, tokens = after("the cat sat on it", "the b")
     assert proposed(drafter, [*tokens, ord("Z")]) == []
     drafter, tokens = after("the cat sat on it", "the b")

@@ -86,7 +86,7 @@ def test_python_takes(owner, name, value):
 
 
 def bodies(owner, name, value):
-    """How a request asks for an option, for each route, and the name of the field there."""
+    """Return a request with an option, for each route, and the name of the field there."""
     if owner is Speculation:
         for read in (read_chat, read_text):
             yield read, {"speculation": {name: value}}, f"speculation.{name}"
@@ -200,7 +200,7 @@ def test_the_description(owner, name, rule):
 
 
 def parsed(command, *args):
-    """The options that a command line asks for, with the context in which they are read."""
+    """Return the options of a command line, with the context in which they are read."""
     context = command.make_context(command.name, ["-m", "tales", *args])
     with context:
         return to_sampling(context.params), to_speculation(context.params)
@@ -220,7 +220,7 @@ def option(name):
 
 
 def words(name, value):
-    """The arguments that ask for a value, or None where the command line has no words for it."""
+    """Return the arguments for a value, or None where the command line has none."""
     rule = (SAMPLING | SPECULATION)[name]
     if (
         isinstance(value, (bool, dict, list))

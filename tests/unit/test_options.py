@@ -46,7 +46,7 @@ def test_no_file():
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """What `load` is called with by a command that has the options of models."""
+    """Return the arguments of `load` by a command with the options of models."""
     calls = []
     monkeypatch.setattr(
         gguf_spec, "load", lambda *args, **given: calls.append((args, given)), raising=False

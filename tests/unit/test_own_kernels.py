@@ -1,4 +1,4 @@
-"""The own kernels: which are used, what is said where they are not, and what their self-test finds."""
+"""The own kernels: which are used, the reason where they are not, and their self-test."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ def test_the_option_and_the_variable(ask):
     assert "kernels is 'sse' but must be one of auto, stock" in ask(GGUF_SPEC_KERNELS="sse")
 
 
-def test_a_library_that_is_missing_or_none(ask, tmp_path):
+def test_a_missing_or_invalid_library(ask, tmp_path):
     missing = ask(GGUF_SPEC_KERNELS_LIBRARY="/nowhere/x.so")
     assert (missing.name, missing.reason) == ("", "the library was not compiled")
     assert "pip install ." in missing.todo
@@ -143,7 +143,7 @@ def test_measurements_have_other_names_with_other_kernels(monkeypatch):
 # What the self-test finds
 
 
-def test_heads_that_the_library_cannot_take_are_not_asked_for(kernels):
+def test_unsupported_head_sizes_are_not_requested(kernels):
     sizes = [(0, 64, 1), (1 << 20, 64, 1), (80, 80, 8)]
     assert not any(own_kernels.takes_attention(*size) for size in sizes)
     assert own_kernels.takes_attention(64, 64, 1) is (kernels == "own")

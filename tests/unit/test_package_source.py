@@ -216,7 +216,7 @@ def test_an_index_that_refuses(use, tmp_path, status):
     assert left(tmp_path) == []
 
 
-def test_nobody_listens(use, tmp_path):
+def test_a_refused_connection(use, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/simple"
@@ -255,7 +255,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_what_pip_says(output, tmp_path):
+def test_output_of_pip(output, tmp_path):
     found = package._failure("some-model", "x==1", tmp_path, output)
     assert type(found).__name__ == OUTPUTS[output]
     assert found.hint.endswith(".")

@@ -1,4 +1,4 @@
-"""How many requests run at once without a number: by memory, and by tables of costs."""
+"""The default number of parallel requests, by memory and by tables of costs."""
 
 from dataclasses import replace
 

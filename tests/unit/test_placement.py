@@ -8,7 +8,6 @@ import pytest
 
 import gguf_spec
 from gguf_spec.cli import cli
-from gguf_spec.cli.options import PARAMETERS
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import devices, memory
@@ -21,7 +20,7 @@ from gguf_spec.llama.options import (
     expression,
     read_placement,
 )
-from gguf_spec.options import LOADING, REQUESTS
+from gguf_spec.options import LOADING, PARAMETERS, REQUESTS
 from tests.support import zoo
 
 GIB = 1 << 30
@@ -73,7 +72,7 @@ def test_what_is_refused(options, said, with_devices):
     assert len(str(caught.value)) < 600
 
 
-def test_a_build_without_a_gpu_says_so(monkeypatch):
+def test_a_build_without_a_gpu_is_reported(monkeypatch):
     monkeypatch.setattr(devices, "devices", list)
     check_placement(Placement())
     check_placement(Placement(("none",)))
@@ -179,7 +178,7 @@ def with_room(header, options, n_bytes):
     return fitted
 
 
-def test_the_output_comes_first_and_then_the_last_layers(tmp_path):
+def test_the_output_is_placed_first_and_then_the_last_layers(tmp_path):
     header = mixture_header(tmp_path)
     of_layer = sum(one.n_bytes for one in header.tensors if one.name.startswith("blk.7."))
     output = sum(one.n_bytes for one in header.tensors if one.name.startswith("output"))
@@ -233,7 +232,7 @@ def test_a_plain_model_gives_up_layers(tmp_path):
     assert with_room(header, options, size(1) - 8).gpu_layers == 0
 
 
-def test_the_draft_comes_first_and_only_auto_changes(tmp_path):
+def test_the_draft_is_placed_first_and_only_auto_changes(tmp_path):
     header = mixture_header(tmp_path)
     auto = ContextOptions(n_ctx=256, gpu_layers="auto")
     one = memory.device_bytes(header, ContextOptions(n_ctx=256), 256, 1)

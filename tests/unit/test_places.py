@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and what a killed process left is removed by the next one."""
+"""Files appear complete or not at all, and leftovers of a killed process are removed by the next one."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ def only(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_it_takes_its_name_at_the_end(tmp_path):
+def test_the_file_is_renamed_at_the_end(tmp_path):
     file = tmp_path / "kept.json"
     file.write_text("old")
     with atomic_write(file) as part:

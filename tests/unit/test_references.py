@@ -152,7 +152,7 @@ def test_a_bad_manifest(home, manifest):
     assert [one.name for one in local_models()] == [blob.name]
 
 
-def test_a_name_of_models_yaml_goes_first(home):
+def test_a_name_of_models_yaml_has_priority(home):
     put(home / ".cache/llama.cpp/smollm2-360m.gguf")
     assert resolve("smollm2-360m").repo == "bartowski/SmolLM2-360M-Instruct-GGUF"
 

@@ -80,7 +80,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def test_all_families_are_there():
+def test_all_families_exist():
     assert sorted(entries()) == sorted(
         [*PAIRS, *ALONE, *(target for targets in PAIRS.values() for target in targets)]
     )
@@ -109,7 +109,7 @@ def test_every_declared_pair_is_compatible():
             )
 
 
-def test_what_is_decoded_plainly_says_so():
+def test_models_decoded_plainly_are_marked():
     for entry in entries().values():
         assert (entry.draft == "none") == ("decoded plainly" in entry.note), entry.name
 
@@ -120,7 +120,7 @@ def test_new_entries_have_a_sha256_and_a_revision():
         assert entry.parts[0].sha256 and (entry.package or len(entry.revision) == 40), name
 
 
-def test_every_entry_says_what_a_user_must_know():
+def test_every_entry_has_the_fields_that_a_user_needs():
     for entry in entries().values():
         assert entry.license and entry.context and entry.tokenizer and entry.chat and entry.note, (
             entry.name
@@ -213,7 +213,7 @@ def test_home_is_understood(tmp_path, monkeypatch):
     assert resolve("~/m.gguf").path == tmp_path / "m.gguf"
 
 
-def test_a_name_goes_before_a_file_called_like_it(tmp_path, monkeypatch):
+def test_a_name_has_priority_over_a_file_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("tales", "mine.gguf"):
         (tmp_path / name).write_text("")
@@ -259,14 +259,14 @@ def test_what_is_no_part_of_a_split_model(name):
         ("gemma-3", "gemma3"),
     ],
 )
-def test_what_comes_close_is_suggested(wrong, right):
+def test_similar_names_are_suggested(wrong, right):
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(wrong)
     assert wrong in str(caught.value)
     assert caught.value.hint == f"did you mean {right}?"
 
 
-def test_what_comes_close_to_nothing_is_told_the_ways():
+def test_a_name_without_similar_ones_lists_the_forms_of_references():
     with pytest.raises(ModelNotFoundError) as caught:
         resolve("/nowhere/x.gguf")
     assert "/nowhere/x.gguf" in str(caught.value)
@@ -404,7 +404,7 @@ def test_the_users_file_and_one_more_go_over_the_packages(config, write, tmp_pat
         resolve("new")
 
 
-def test_an_alias_goes_to_the_last_file_that_gives_it(write):
+def test_the_last_file_defines_an_alias(write):
     more = write(
         "models:\n  mine: {path: a.gguf, aliases: [smollm2, m]}\n  qwen3: {path: b.gguf}\n"
     )
@@ -876,7 +876,7 @@ def test_a_file_that_fails_in_reading(tmp_path):
         entries(tmp_path / "m.yaml")
 
 
-def test_a_users_file_that_leads_nowhere_is_told(config):
+def test_a_missing_models_file_of_the_user_is_reported(config):
     (config / "gguf-spec").mkdir(parents=True)
     (config / "gguf-spec" / "models.yaml").symlink_to("nowhere")
     with pytest.raises(InvalidModelsFileError, match="No such file"):

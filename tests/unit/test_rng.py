@@ -25,7 +25,7 @@ FILTERS = {
 
 
 def deviations(counts, probs, n):
-    """How many standard deviations chi-square is above what chance gives; cells with few expected are pooled."""
+    """Return by how many standard deviations chi-square exceeds its mean; cells with few expected are pooled."""
     rare = probs * n < 5
     counts = np.append(counts[~rare], counts[rare].sum())
     expected = np.append(probs[~rare], probs[rare].sum()) * n
@@ -41,7 +41,7 @@ def drawn(chain, row, n, history_of):
 
 
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS)
-def test_marginals_over_positions_follow_the_law(options):
+def test_marginals_over_positions_follow_the_distribution(options):
     row = np.random.default_rng(3).normal(size=40).astype(np.float32) * 1.5
     chain = sampler(SeededRng(5), **options)
     distribution = chain.distribution(row, [1, 2, 2])
@@ -64,7 +64,7 @@ def test_marginals_over_positions_follow_the_law(options):
     assert deviations(counts, probs, 10_000) < 4
 
 
-def test_marginals_over_seeds_follow_the_law():
+def test_marginals_over_seeds_follow_the_distribution():
     row = np.random.default_rng(4).normal(size=40).astype(np.float32)
     distribution = sampler(None).distribution(row, [])
     counts = np.bincount(
@@ -105,7 +105,7 @@ def test_the_noise_is_gumbel_and_ids_do_not_share_it():
     assert abs(np.corrcoef(noise, SeededRng(2).gumbel(np.arange(200_000), 17))[0, 1]) < 0.01
 
 
-def test_the_noise_of_an_id_does_not_depend_on_the_others_asked_for():
+def test_the_noise_of_an_id_does_not_depend_on_other_ids():
     rng = SeededRng(3)
     whole = rng.gumbel(np.arange(1000), 5)
     assert rng.gumbel(np.array([907, 4]), 5).tolist() == whole[[907, 4]].tolist()

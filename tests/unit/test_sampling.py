@@ -1,4 +1,4 @@
-"""The chain against a plain reading of it over the whole vocabulary."""
+"""The chain against a direct implementation over the complete vocabulary."""
 
 from dataclasses import FrozenInstanceError
 
@@ -199,7 +199,7 @@ def test_the_largest(n_vocab):
         assert np.sort(row[ids]).tolist() == np.sort(row)[n_vocab - n :].tolist()
 
 
-def test_greedy_takes_the_best_after_bias_and_penalties():
+def test_greedy_chooses_the_best_token_after_bias_and_penalties():
     logits = np.array([1.0, 2.0, 3.0], dtype=np.float32)
     assert sampler(None, temperature=0.0).distribution(logits, []).ids == [2]
     assert sampler(None, temperature=0.0, logit_bias={2: -5.0}).distribution(logits, []).ids == [1]
@@ -210,8 +210,8 @@ def test_greedy_takes_the_best_after_bias_and_penalties():
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.2])
-def test_typical_p_comes_before_top_p_and_looks_at_all_tokens(top_p):
-    """So many unlikely tokens that they are the typical ones; top-p alone would leave none of them."""
+def test_typical_p_is_before_top_p_and_uses_all_tokens(top_p):
+    """So many unlikely tokens that they are the typical ones; top-p by itself would leave none of them."""
     row = np.concatenate([np.linspace(4.0, 2.0, 8), np.linspace(-4.0, -4.2, 30_000)]).astype(
         np.float32
     )
@@ -230,7 +230,7 @@ def test_a_greedy_choice_is_one_candidate():
     assert (ids.tolist(), logits.shape) == ([1], (1,))
 
 
-def test_no_token_is_an_end_where_no_model_says_so():
+def test_no_token_is_an_end_without_a_model():
     row = np.array([5.0, 1.0], dtype=np.float32)
     assert sampler(None, temperature=0.0, ignore_eos=True).token(row, []) == 0
     assert (NO_FILTERS.ends.shape, NO_FILTERS.penalise_from) == ((0,), 0)

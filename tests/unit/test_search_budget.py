@@ -18,7 +18,7 @@ def searches(gains_s, search_s, plain_s=1.0, known=True):
 
 @pytest.mark.parametrize("gain_s", [0.0, -0.2])
 @pytest.mark.parametrize("search_s", [0.001, 0.005, 0.02, 0.1, 0.2, 0.31])
-def test_looking_in_vain_takes_a_small_share_of_the_time(search_s, gain_s):
+def test_searches_without_result_take_a_small_share_of_the_time(search_s, gain_s):
     n = 2000
     looked = searches([gain_s] * n, search_s)
     assert search_s * looked.sum() <= _SHARE * n + (_FIRST + 1) * search_s

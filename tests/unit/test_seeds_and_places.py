@@ -40,7 +40,7 @@ def test_every_bit_of_a_seed_reaches_every_kind_of_choice():
 
 
 @pytest.mark.parametrize("period", [2**i for i in range(5, 41)])
-def test_noise_does_not_come_again_after(period):
+def test_noise_is_not_repeated_after(period):
     chain = sampler(SeededRng(1))
     first, later = ([chain.pick(EVEN, start + i) for i in range(32)] for start in (3, 3 + period))
     assert sum(a == b for a, b in zip(first, later, strict=True)) < 8

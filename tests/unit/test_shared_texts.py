@@ -10,7 +10,7 @@ from gguf_spec.speculative.drafters import NgramDrafter, SharedTexts
 from tests.support.fakes import proposed
 
 
-def test_a_draft_comes_from_an_earlier_answer():
+def test_a_draft_from_an_earlier_answer():
     shared = SharedTexts()
     shared.add([1, 2, 3, 4, 5, 6])
     drafter = NgramDrafter(shared=shared)

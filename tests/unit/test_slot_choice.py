@@ -1,4 +1,4 @@
-"""Which slots a new request gets, on slots that only keep books."""
+"""The slots of new requests, on slots that only list tokens."""
 
 from itertools import takewhile
 
@@ -124,7 +124,7 @@ def test_a_model_that_cannot_roll_back_copies_nothing():
     assert (chosen, chosen.target.cached) == (pairs[1], [])
 
 
-def test_a_model_that_cannot_roll_back_uses_whole_caches_only():
+def test_a_model_that_cannot_roll_back_uses_complete_caches_only():
     pairs = made(TEXT[:90], TEXT[:20], [], can_roll_back=False)
     assert choose_slots(pairs, TEXT[:80]) is pairs[1]
     assert choose_slots(pairs, TEXT[:91]) is pairs[0]

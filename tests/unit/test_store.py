@@ -48,7 +48,7 @@ def no_sleep(monkeypatch):
 
 
 def entry_of(file=None, name="one", revision=COMMIT, repo=REPO, **fields):
-    """Return the entry of a file on the hub, as it is declared there unless `fields` say otherwise."""
+    """Return the entry of a file on the hub, with its own values unless `fields` has others."""
     size, digest = (None, None) if file is None else (len(file.body), file.sha256)
     return Entry(
         name,
@@ -105,7 +105,7 @@ def test_pull(hub, tmp_path):
     assert download.verified(entry) == "sha256"
 
 
-def test_the_library_asks_for_nothing_but_the_file(hub, monkeypatch):
+def test_the_hub_client_requests_only_the_file(hub, monkeypatch):
     """Not for the list of programs that may be calling it, and not for the way to Xet's servers."""
     monkeypatch.setattr(
         "huggingface_hub.utils._detect_agent._registry", None
@@ -136,7 +136,7 @@ def test_the_library_is_left_as_it_was(hub, caplog, capfd):
     assert not caplog.records
 
 
-def test_what_is_there_takes_no_request(hub):
+def test_a_downloaded_file_needs_no_request(hub):
     entry = entry_of(hub.add(FILE, BODY))
     download.pull(entry)
     hub.requests.clear()
@@ -379,7 +379,7 @@ def test_another_file_on_the_hub_is_not_even_downloaded(hub, field, wrong):
 
 
 def test_a_body_that_is_too_short(hub, tmp_path):
-    """The hub says how long it is, and sends less as if that were all."""
+    """The hub announces a length and sends less."""
     with pytest.raises(errors.HubError, match=r"did not send all of tales\.gguf"):
         download.pull(entry_of(hub.add(FILE, BODY, sent=BODY[:-9])))
     assert files_in(tmp_path / "hub") == []
@@ -537,7 +537,7 @@ def test_a_token_stays_on_the_hub(hub, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_hub_is_asked_again(hub, no_sleep, status):
+def test_a_request_to_a_busy_hub_is_repeated(hub, no_sleep, status):
     hub.busy = 2 * [(status, {"Retry-After": "0"})]
     steps = []
     assert download.pull(entry_of(hub.add(FILE, BODY)), progress=steps.append).verified == "sha256"
@@ -562,7 +562,7 @@ def test_a_hub_that_stays_busy(hub, no_sleep, status, said):
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("answers", [0, 1])
 def test_a_hub_that_breaks_down_between(hub, no_sleep, answers, force):
-    """It says what there is, and then it does not, or cannot send it."""
+    """It announces a file, and then refuses or fails to send it."""
     hub.add(FILE, BODY)
 
     def then_break(now):
@@ -586,7 +586,7 @@ def test_a_connection_that_keeps_breaking(hub, tmp_path, no_sleep):
 # ---- no hub at all
 
 
-def test_nobody_listens(hub, monkeypatch):
+def test_a_refused_connection(hub, monkeypatch):
     from huggingface_hub import constants
 
     with socket.socket() as taken:

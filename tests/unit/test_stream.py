@@ -1,4 +1,4 @@
-"""What a stream reports of time, by a clock that moves only where the test says so; seeds, parts of a long text, and text that was held back."""
+"""Times of a stream by a simulated clock; seeds, parts of a long text, and text that was held back."""
 
 import itertools
 from dataclasses import FrozenInstanceError, asdict, replace
@@ -154,7 +154,7 @@ def test_near_ties_are_those_of_the_coupled_rule(monkeypatch, accept):
     assert (stats.n_near_ties > 0) == (accept == "coupled")
 
 
-def test_text_that_was_held_back_is_nobodys_draft():
+def test_text_that_was_held_back_is_not_shown_as_drafted():
     with fake_llm(
         FakeModel(TABLES[0]), FakeModel(TABLES[0]), Speculation(3, adaptive=False)
     ) as llm:

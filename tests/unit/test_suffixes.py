@@ -38,7 +38,7 @@ def followers(part, text):
 
 
 def is_known_follower(suffixes, state, part, text):
-    """What an automaton says of a state against all that followed `part`: never more than there was, and something where there was something."""
+    """Counts of a state against all tokens that followed `part`: never larger, and not empty where there were some."""
     followed, true = suffixes.follow(state), followers(part, text)
     if followed is None:
         return not true
@@ -66,7 +66,7 @@ def test_the_longest_end_that_was_there_before_and_all_shorter_ones(text):
 
 
 @given(any_text, any_text)
-def test_another_text_is_followed_by_the_longest_end_that_is_known(text, other):
+def test_another_text_finds_its_longest_known_suffix(text, other):
     suffixes = automaton(text)
     state, length = 0, 0
     for i, token in enumerate(other):
@@ -80,7 +80,7 @@ def test_another_text_is_followed_by_the_longest_end_that_is_known(text, other):
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=8))
-def test_it_does_not_matter_in_which_parts_a_text_comes(parts):
+def test_the_parts_of_a_text_do_not_matter(parts):
     together, one_by_one = automaton([token for part in parts for token in part]), SuffixAutomaton()
     for part in parts:
         one_by_one.extend(part)
@@ -147,7 +147,7 @@ def test_of_equals_the_last_one_is_proposed():
     assert suffixes.follow(suffixes.state) == (7, 2, 3)
 
 
-def test_nothing_is_known_of_an_empty_text():
+def test_an_empty_text_has_no_continuations():
     suffixes = SuffixAutomaton()
     assert (
         suffixes.state,

@@ -28,7 +28,7 @@ def test_what_may_become_a_stop_string_is_held_back():
     assert run([b"one E", b"N", b"X two"], ["END"]) == (["one ", "", "ENX two"], "", False)
 
 
-def test_what_was_held_back_comes_at_the_end():
+def test_text_that_was_held_back_is_emitted_at_the_end():
     assert run([b"one EN"], ["END"]) == (["one "], "EN", False)
 
 
@@ -53,7 +53,7 @@ def test_which_stop_string_it_was():
             assert stream.stop_string == text
 
 
-def test_nothing_comes_after_a_stop_string():
+def test_no_text_after_a_stop_string():
     assert run([b"a.", b"b", b"."], ["."]) == (["a", "", ""], "", True)
 
 

@@ -17,7 +17,7 @@ class Machine:
         self._random = random.Random(seed)
 
     def seconds(self, threads, work_s=0.010):
-        """What a pass takes: each thread that shares its core may keep all others waiting."""
+        """Seconds of a pass: each thread that shares its core may delay all others."""
         share = 1 + max(0, threads + self.busy - self.cores) / self.cores
         late = self.busy and threads + self.busy > self.cores
         wait = (
@@ -126,7 +126,7 @@ def test_one_slow_pass_changes_nothing():
         assert used.count(1) <= 3
 
 
-def test_a_machine_that_slows_down_as_a_whole_keeps_its_threads():
+def test_a_machine_that_slows_down_uniformly_keeps_its_threads():
     """Such as a hot one: fewer threads are no faster, and trying them must not cost much."""
     machine, governor = Machine(2), ThreadGovernor(2)
     run(governor, machine, 200)

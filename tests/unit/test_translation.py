@@ -10,7 +10,7 @@ from gguf_spec.speculative.drafters import FirstRead, ModelDrafter, StochasticDr
 from gguf_spec.speculative.engine import Rule, read_prompt, run_round
 from gguf_spec.speculative.translated_model import TranslatedModel
 from gguf_spec.speculative.translation import Reading, Translation, longest_pieces
-from tests.exactness.test_enumeration import exact_law
+from tests.exactness.test_enumeration import exact_distribution
 from tests.support.fakes import FakeModel, drafting, every_path, random_table, sampler
 
 # Target: ids of these pieces; b"" is a control token.
@@ -167,8 +167,8 @@ def test_a_failed_pass_loses_nothing():
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("k", [1, 2])
-def test_the_law_of_the_text_is_the_targets_own(rule, k):
-    """Every random path, with a draft that knows two of the target's three tokens under other ids."""
+def test_the_text_has_the_distribution_of_the_target(rule, k):
+    """Every random path, with a draft that has two of the target's three tokens under other ids."""
     rng = np.random.default_rng(3)
     table, draft_table = random_table(rng, 3), random_table(rng, 4)
     pieces = [b"a", b"b", b"c"]
@@ -190,5 +190,5 @@ def test_the_law_of_the_text_is_the_targets_own(rule, k):
     law = {}
     for drawn, weight in every_path(run):
         law[drawn] = law.get(drawn, 0.0) + weight
-    exact = exact_law(table, {}, 2)
+    exact = exact_distribution(table, {}, 2)
     assert max(abs(law.get(one, 0.0) - exact.get(one, 0.0)) for one in {*law, *exact}) < 1e-12

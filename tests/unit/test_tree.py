@@ -103,7 +103,7 @@ def test_no_branches_where_the_next_row_is_a_step_of_the_stairs():
     assert decided(AVX512, 40.0, [0.7, 0.7, 0.7], 0.3) == (3, 0)
 
 
-def test_a_branch_takes_the_row_of_a_draft_token_that_is_less_likely():
+def test_a_branch_replaces_the_row_of_a_less_likely_draft_token():
     """Three rows cost as much as two, a fourth doubles the price: the second guess of an unsure token comes before a second token."""
     cost = Prices(1.0, [1.0, 1.5, 1.55, 3.0, 5.0, 7.0])
     assert best_tree([0.6, 0.06, 0.006], [0.3, 0.02, 0.0], 5, cost) == (1, 1)

@@ -1,4 +1,4 @@
-"""Measuring thoroughly, on fakes whose passes take what a table says, and what is made of it."""
+"""Thorough measurement, on fakes with a table of costs, and its results."""
 
 import json
 import math
@@ -115,7 +115,7 @@ def test_drafting_pays_where_rows_are_free():
     assert one.profile.needed == pytest.approx(0.05, abs=0.005)
 
 
-def test_what_it_says_is_what_it_would_take():
+def test_the_announced_time_is_that_of_the_measurement():
     """Rounds drawn one by one, each with the passes that the engine would do."""
     one = tuning(
         {1: 0.06, 4: 0.07, 8: 0.12, 33: 0.5},
@@ -197,7 +197,7 @@ def test_a_program_may_read_it(draft):
 
 @pytest.fixture
 def kept(monkeypatch):
-    """What was kept, in place of a file."""
+    """The stored result, in place of a file."""
     seen = []
     monkeypatch.setattr(pair_module, "write_statistics", lambda *args: None)
     monkeypatch.setattr(module, "write_profile", lambda *args: seen.append(args) or True)
@@ -205,7 +205,7 @@ def kept(monkeypatch):
 
 
 @pytest.mark.parametrize("with_draft", [True, False])
-def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
+def test_tune_stores_the_result_and_uses_it(pair, kept, with_draft):
     target, draft = pair[0], pair[1] if with_draft else None
     with fake_llm(target, draft, Speculation(3)) as llm:
         assert llm.profile is DEFAULT_PROFILE

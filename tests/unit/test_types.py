@@ -194,7 +194,7 @@ def test_dicts_can_be_written_as_json():
 
 
 def test_a_gain_is_never_more_than_the_tokens_of_a_round():
-    """Whatever a cost table says, a pass is never faster than one over a single token."""
+    """With any cost table, a pass is never faster than one over a single token."""
     stats = Stats(n_generated=30, rounds=10, total_s=1.0, forecast_s=1.0, plain_s=50.0)
     assert (stats.predicted_speedup, stats.speedup) == (3.0, 3.0)
     assert (

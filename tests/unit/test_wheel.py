@@ -72,7 +72,7 @@ def test_a_bomb_that_declares_the_right_size(tmp_path):
     assert len(out.getvalue()) <= len(BODY)
 
 
-def test_the_bytes_are_counted_as_they_come(tmp_path, monkeypatch):
+def test_the_bytes_are_counted_while_they_arrive(tmp_path, monkeypatch):
     """Not left to the library that unpacks them."""
     bomb = patched(wheels.wheel(tmp_path, [(MEMBER, BODY + bytes(1 << 24))]), 24, len(BODY))
     real = zipfile.ZipFile.open

@@ -1,4 +1,4 @@
-"""Requests in company give the text that each gives alone, whatever their options and their neighbours do."""
+"""Requests in a batch give the texts of separate requests, with any options and neighbours."""
 
 from dataclasses import replace
 
@@ -86,7 +86,7 @@ def quantized(tmp_path_factory):
 
 @pytest.mark.parametrize("n_drafts", [1, 0])
 def test_no_common_pass_is_wider_than_the_exact_ones(quantized, monkeypatch, n_drafts):
-    """A K-quant file with a profile that says that passes of up to three rows are exact."""
+    """A K-quant file with a profile in which passes of up to three rows are exact."""
     draft = DRAFT if n_drafts else "none"
     requests = random_requests(seeded(5), 15, draft=bool(n_drafts))
     options = {"threads": 1, "n_ctx": N_CTX}
