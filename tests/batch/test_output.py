@@ -138,7 +138,7 @@ def test_few_results_wait_for_an_earlier_one(llm, tmp_path, right, monkeypatch):
 
     def watched(self, result):
         put(self, result)
-        most.append(self.n_ahead)
+        most.append(len(self.ahead))
 
     def slow(self, prompt, *a, **b):
         if next(n_asked) == 1:  # the first was to check the options
