@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from ..errors import ClosedError, GgufSpecError
 from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
-from ..server.errors import ApiError, as_refusal, bad, refusal_of, unknown
+from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
 from ..server.fields import OTHER_NAMES
 from ..server.jobs import requests_of
@@ -250,14 +250,14 @@ def _read_openai(
             raise unknown(name[:100])
     custom_id, body = data.get("custom_id"), data.get("body")
     if not isinstance(custom_id, str) or not custom_id:
-        raise bad("custom_id", "must be a string that is not empty.")
+        raise invalid_value("custom_id", "must be a string that is not empty.")
     if data.get("method") != "POST":
-        raise bad("method", "must be POST.")
+        raise invalid_value("method", "must be POST.")
     url = data.get("url")
     if not isinstance(url, str) or url not in _READERS:
-        raise bad("url", f"must be {' or '.join(_READERS)}.")
+        raise invalid_value("url", f"must be {' or '.join(_READERS)}.")
     if not isinstance(body, dict):
-        raise bad("body", "must be an object.")
+        raise invalid_value("body", "must be an object.")
     _check_stream(body)
     return _READERS[url](body, speculation, None), body
 
@@ -267,9 +267,9 @@ def _read_plain(
 ) -> tuple[CompletionRequest, dict[str, Any]]:
     body = {name: value for name, value in data.items() if name != "id"}
     if not isinstance(data.get("id"), (str, type(None))) and not is_count(data.get("id")):
-        raise bad("id", "must be a string or a whole number.")
+        raise invalid_value("id", "must be a string or a whole number.")
     if ("prompt" in body) == ("messages" in body):
-        raise bad("prompt", "or messages is required, and excludes the other.")
+        raise invalid_value("prompt", "or messages is required, and excludes the other.")
     _check_stream(body)
     prompt = body.get("prompt")
     if isinstance(prompt, str) and defaults.chat and not _OF_TEXTS & body.keys():
@@ -279,9 +279,11 @@ def _read_plain(
     asked = (read_chat if "messages" in body else read_text)(body, speculation, None)
     if len(asked.prompts) * asked.n != 1:
         name = "n" if asked.n > 1 else "prompt"
-        raise bad(name, "gives several answers, which only lines in OpenAI's format may have.")
+        raise invalid_value(
+            name, "gives several answers, which only lines in OpenAI's format may have."
+        )
     if asked.tools.tools:
-        raise bad("tools", "are supported in lines in OpenAI's format only.")
+        raise invalid_value("tools", "are supported in lines in OpenAI's format only.")
     return asked, body
 
 

@@ -23,7 +23,7 @@ from ..options import Speculation
 from .access import HEALTH_PATHS, JOB, AccessMiddleware
 from .answer_stream import AnswerStream
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import ApiError, as_refusal, ending, failure, gone, too_slow
+from .errors import ApiError, as_refusal, client_closed, failure, shutting_down, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
 from .jobs import Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
@@ -221,7 +221,7 @@ class App:
             watch.cancel()
             if timer:
                 timer.cancel()
-            self._worker.cancel(job, "gone")  # no effect if the answer is complete
+            self._worker.cancel(job, "client_closed")  # no effect if the answer is complete
 
         streams = False
         try:
@@ -280,7 +280,7 @@ class App:
         async def convert(llm: LLM) -> CompletionRequest:
             async with self._converting:
                 if await request.is_disconnected():
-                    raise gone()
+                    raise client_closed()
                 return await asyncio.to_thread(with_grammar, asked, llm)
 
         loaded = self._pool.loaded(model)
@@ -299,7 +299,7 @@ class App:
         """Return the request body, unless the server is shutting down."""
         body = await read_body(request, self._settings)
         if self._ends:
-            raise ending()
+            raise shutting_down()
         return body
 
     # ---- other routes

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import ApiError, bad
+from .errors import ApiError, invalid_value
 from .metrics import Metrics
 from .schema import (
     COUNT,
@@ -20,7 +20,7 @@ from .schema import (
     object_of,
     one_of,
     unread,
-    whole,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -54,22 +54,22 @@ def texts_of(value: Any, at: str, ids: bool = True) -> list[Text]:
     for one in given:
         is_ids = ids and isinstance(one, list) and all(map(is_count, one))
         if not (is_ids or isinstance(one, str)):
-            raise bad(at, f"must be {forms}.")
+            raise invalid_value(at, f"must be {forms}.")
     if not 0 < len(given) <= TEXTS_MAX:
-        raise bad(at, f"must contain 1 to {TEXTS_MAX:,} texts.")
+        raise invalid_value(at, f"must contain 1 to {TEXTS_MAX:,} texts.")
     return list(given)
 
 
 def _document(value: Any, at: str) -> str:
     text = value.get("text") if isinstance(value, dict) and set(value) == {"text"} else value
     if not isinstance(text, str):
-        raise bad(at, "must be a string, or an object with a text.")
+        raise invalid_value(at, "must be a string, or an object with a text.")
     return text
 
 
 _IDS = array_of(COUNT, least=1)
 _SOME = [array_of(one, TEXTS_MAX, 1) for one in (TEXT, _IDS)]
-_NUMBER = Shape({"type": "integer", "minimum": 1}, whole(1, 1 << 20).read)
+_NUMBER = Shape({"type": "integer", "minimum": 1}, whole_number(1, 1 << 20).read)
 DIMENSIONS = _NUMBER
 EMBEDDING = closed(
     {
@@ -181,7 +181,7 @@ def check_dimensions(wanted: int | None, has: int) -> None:
         ApiError: The demanded length is another one.
     """
     if wanted not in (None, has):
-        raise bad(
+        raise invalid_value(
             "dimensions",
             f"must be {has}: the file of this model does not say that its embeddings may be "
             "shortened.",

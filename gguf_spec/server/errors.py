@@ -85,7 +85,7 @@ class ApiError(Exception):
         }
 
 
-def bad(param: str, message: str) -> ApiError:
+def invalid_value(param: str, message: str) -> ApiError:
     """Return the error for a field with an invalid value."""
     return ApiError(f"{param} {message}", param, "invalid_value")
 
@@ -100,12 +100,12 @@ def unknown(param: str) -> ApiError:
     return ApiError(f"Unknown field: {param}.", param, "unknown_parameter")
 
 
-def gone() -> ApiError:
+def client_closed() -> ApiError:
     """Return the error for a client that closed the connection."""
     return ApiError("The client closed the connection.", None, "cancelled", 499)
 
 
-def ending() -> ApiError:
+def shutting_down() -> ApiError:
     """Return the error for a request that the server's shutdown ends or refuses."""
     return ApiError("The server is shutting down.", None, SHUTTING_DOWN, 503, {"Retry-After": "5"})
 
@@ -182,7 +182,7 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
         names: Option name -> field name, for options whose field has another name.
     """
     if isinstance(error, ClosedError):
-        return ending()
+        return shutting_down()
     if isinstance(error, WorkerError):
         LOG.error("%s", error)  # it quotes no prompt
         fact = "A worker that holds a part of the model is lost."

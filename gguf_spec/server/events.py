@@ -12,7 +12,7 @@ from .errors import ApiError
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
-Why = Literal["gone", "timeout", "ending"]
+Why = Literal["client_closed", "timeout", "shutting_down"]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from ..options import SAMPLING, SPECULATION, Sampling
-from .errors import ApiError, bad, unknown
-from .schema import FLAG, TEXT, Shape, array_of, given, object_of, whole
+from .errors import ApiError, invalid_value, unknown
+from .schema import FLAG, TEXT, Shape, array_of, given, object_of, whole_number
 
 Route = Literal["chat", "text", "responses", "messages"]
 ROUTES: tuple[Route, ...] = ("chat", "text", "responses", "messages")
@@ -107,7 +107,7 @@ STOP_FACT = (
 )
 # Fields of `Sampling` that a body may hold under the same name.
 SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
-LOGPROBS = whole(0, TOP_LOGPROBS_MAX)
+LOGPROBS = whole_number(0, TOP_LOGPROBS_MAX)
 
 
 def _stops(value: Any, at: str) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def _stops(value: Any, at: str) -> tuple[str, ...]:
         or len(some) > STOPS_MAX
         or not all(isinstance(stop, str) and len(stop) <= STOP_LENGTH_MAX for stop in some)
     ):
-        raise bad(at, STOP_FACT)
+        raise invalid_value(at, STOP_FACT)
     return tuple(filter(None, some))
 
 
@@ -126,7 +126,7 @@ def _biases(value: Any, at: str) -> dict[int, Any]:
     if not isinstance(value, dict) or not all(
         token.isdecimal() and len(token) < 10 for token in value
     ):
-        raise bad(at, "must be an object from token ids to numbers.")
+        raise invalid_value(at, "must be an object from token ids to numbers.")
     return {int(token): bias for token, bias in value.items()}
 
 
@@ -224,7 +224,7 @@ class Body(NamedTuple):
             if here != name:
                 names[here] = name
             if here in found and not same(found[here], value):
-                raise bad(here, f"differs from {names.get(here, name)}.")
+                raise invalid_value(here, f"differs from {names.get(here, name)}.")
             found[here] = value
         return found, names
 

@@ -22,7 +22,7 @@ from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import ToolSchemaError, tool_grammar
 from ..tools.use import ToolUse
-from .errors import ApiError, as_refusal, bad, ending
+from .errors import ApiError, as_refusal, invalid_value, shutting_down
 from .events import ErrorEvent, Event, Finished, Why
 from .model_pool import ServedModel
 from .requests import CompletionRequest, ReasoningFields, seed_of
@@ -183,11 +183,11 @@ def _grammar_sampling(asked: CompletionRequest, llm: LLM) -> Sampling:
 
 def _schema_error(error: ToolSchemaError, use: ToolUse) -> ApiError:
     if error.tool is None:
-        return bad("response_format", f"cannot be used: {error.reason}")
+        return invalid_value("response_format", f"cannot be used: {error.reason}")
     names = [tool["function"]["name"] for tool in use.tools]
     param = f"tools[{names.index(error.tool)}].function.parameters"
     strict = " with strict" if error.tool in use.strict else ""
-    return bad(param, f"cannot be used{strict}: {error.reason}")
+    return invalid_value(param, f"cannot be used{strict}: {error.reason}")
 
 
 def _control_token(llm: LLM, text: str) -> int | None:
@@ -298,7 +298,7 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         """End the answer with an error; the first one is kept."""
-        refusal = ending() if self.why == "ending" else as_refusal(error, self._names)
+        refusal = shutting_down() if self.why == "shutting_down" else as_refusal(error, self._names)
         with self._lock:
             if not self._failed:
                 self.last, self._failed = ErrorEvent(refusal), True

@@ -15,7 +15,7 @@ from ..options import Speculation
 from ..results import Completion
 from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
-from .errors import ApiError, as_refusal, bad
+from .errors import ApiError, as_refusal, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started
 from .fields import SHARED, STOP_SEQUENCES, Body
 from .replies import AnswerParts, finish_reason, usage
@@ -218,7 +218,7 @@ def read_request(
     messages = [*system, *(one for message in data["messages"] for one in _converted(message))]
     if messages[-1]["role"] == "assistant":
         fact = "must end with a message of the user: an answer cannot be continued."
-        raise bad("messages", fact)
+        raise invalid_value("messages", fact)
     config, thinking = data.get("output_config", {}), data.get("thinking", {})
     effort, kwargs = EFFORTS.get(config.get("effort")), data.get("chat_template_kwargs", {})
     think, budget = _THINK.get(thinking.get("type")), thinking.get("budget_tokens")

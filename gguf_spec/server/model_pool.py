@@ -21,7 +21,7 @@ from ..models import path as local_path
 from ..models import resolve
 from ..options import Speculation
 from ..results import OnProgress
-from .errors import ApiError, gone, log, not_loaded
+from .errors import ApiError, client_closed, log, not_loaded
 
 if TYPE_CHECKING:
     from ..models import DefaultModel
@@ -259,7 +259,7 @@ class ModelPool:
                 if not self._unload_oldest():
                     raise not_loaded(model.id, error) from None
             except LoadCancelledError:
-                raise gone() from None
+                raise client_closed() from None
             except ApiError:
                 raise
             except Exception as error:

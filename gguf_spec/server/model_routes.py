@@ -14,7 +14,7 @@ from starlette.routing import Route
 from .. import __version__
 from ..errors import ClosedError
 from ..options import SAMPLING
-from .errors import ApiError, bad, in_request
+from .errors import ApiError, in_request, invalid_value
 from .events import Done, ErrorEvent
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
@@ -177,7 +177,7 @@ class ModelRoutes:
         def look(llm: LLM) -> dict[str, Any]:
             n_vocab = llm.vocabulary.n_vocab
             if not all(0 <= token < n_vocab for token in tokens):
-                raise bad("tokens", f"must be ids from 0 to {n_vocab - 1}.")
+                raise invalid_value("tokens", f"must be ids from 0 to {n_vocab - 1}.")
             data = b"".join(_piece(llm, token) for token in tokens)
             return {"content": data.decode("utf-8", errors="replace")}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..options import SAMPLING, Speculation
 from ..results import Part, Stats
 from ..tools.source import parse
-from .errors import ApiError, bad, unknown
+from .errors import ApiError, invalid_value, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import LOGPROBS, STOPS, OtherField, same, without_effect
 from .replies import AnswerParts, finish_reason
@@ -98,7 +98,7 @@ def _read_options(value: Any, at: str) -> dict[str, Any]:
         ApiError: An option is unknown, or has a value that is not supported.
     """
     if not isinstance(value, dict):
-        raise bad(at, "must be an object.")
+        raise invalid_value(at, "must be an object.")
     found = {}
     for name, one in value.items():
         if one is None:
@@ -137,7 +137,7 @@ def _read_format(value: Any, at: str) -> dict[str, Any]:
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, dict):
-        raise bad(at, "must be json or a JSON schema.")
+        raise invalid_value(at, "must be json or a JSON schema.")
     form = {"name": "format", "schema": value}
     return {"response_format": {"type": "json_schema", "json_schema": form}}
 
@@ -149,7 +149,7 @@ def _read_think(value: Any, at: str) -> dict[str, Any]:
     if value is False:
         return {"reasoning_effort": "none"}
     if value not in EFFORTS:
-        raise bad(at, f"must be true, false, or one of {', '.join(EFFORTS)}.")
+        raise invalid_value(at, f"must be true, false, or one of {', '.join(EFFORTS)}.")
     return {"reasoning_effort": value}
 
 
@@ -330,7 +330,7 @@ def _message(given: dict[str, Any], at: str, ids: CallIds) -> dict[str, Any]:
         message["tool_call_id"] = ids.answer(name)
         message |= {"name": name} if name else {}
     elif name is not None:
-        raise bad(f"{at}.tool_name", "is only allowed in a message of the role tool.")
+        raise invalid_value(f"{at}.tool_name", "is only allowed in a message of the role tool.")
     if calls := given.get("tool_calls"):
         message["tool_calls"] = [_call(call["function"], ids) for call in calls]
     return message
@@ -377,7 +377,7 @@ def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, 
     keep = data.get("keep_alive")
     if keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool):
         fact = "must not be 0: the server unloads idle models by a setting of its own."
-        raise bad("keep_alive", fact)
+        raise invalid_value("keep_alive", fact)
     said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     end = {"done": True, "done_reason": "load"}
     return lambda llm: {"model": llm.name, "created_at": now(), **said, **end}

@@ -14,7 +14,7 @@ from ..tools.families import Family
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
 from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
 from ..tools.use import ToolUse
-from .errors import ApiError, ending, gone
+from .errors import ApiError, client_closed, shutting_down
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
 from .requests import REASONING, CompletionRequest
 from .wire import openai_error
@@ -329,7 +329,7 @@ def finish_reason(reason: FinishReason, why: Why | None) -> str:
         return reason
     if why == "timeout":
         return "length"
-    raise gone() if why == "gone" else ending()
+    raise client_closed() if why == "client_closed" else shutting_down()
 
 
 def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:

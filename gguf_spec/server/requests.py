@@ -18,7 +18,7 @@ from ..llama.image_file import Image
 from ..options import SPECULATION, Sampling, Speculation
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.use import NO_TOOLS, ToolUse
-from .errors import ApiError, bad, option_refusal, unknown
+from .errors import ApiError, invalid_value, option_refusal, unknown
 from .fields import CHOICES_MAX, LOGPROBS, SAME, SHARED, TOP_LOGPROBS_MAX, Body, same
 from .schema import (
     COUNT,
@@ -41,7 +41,7 @@ from .schema import (
     string,
     tagged,
     unread,
-    whole,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _check_finite(data: dict[str, Any]) -> None:
             try:
                 json.dumps(value, allow_nan=False)
             except ValueError:
-                raise bad(name[:100], "contains a number that is too large.") from None
+                raise invalid_value(name[:100], "contains a number that is too large.") from None
 
 
 def _no_number(text: str) -> float:
@@ -223,7 +223,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 def _name(value: Any, at: str) -> str:
     name = string(value, at)
     if not _NAME.fullmatch(name):
-        raise bad(at, "must be 1 to 64 letters, digits, _ or -.")
+        raise invalid_value(at, "must be 1 to 64 letters, digits, _ or -.")
     return name
 
 
@@ -238,14 +238,14 @@ def read_arguments(value: Any, at: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise bad(at, "must be a JSON object as text.")
+        raise invalid_value(at, "must be a JSON object as text.")
     return arguments
 
 
 def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
     def read(value: Any, at: str) -> Image:
         if not isinstance(value, str):
-            raise bad(at, f"must be {form}.")
+            raise invalid_value(at, f"must be {form}.")
         try:
             return decode(value, at)
         except ImageError as error:
@@ -304,7 +304,7 @@ def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
 def _read_call(call: Any, at: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
-        raise bad(at, "must be a call of the type function.")
+        raise invalid_value(at, "must be a call of the type function.")
     # The arguments stay an object: chat templates serialise them to JSON.
     arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
     name = _name(function.get("name"), f"{at}.function.name")
@@ -373,7 +373,7 @@ def _read_tool(tool: Any, at: str) -> Any:
         raise ApiError(fact, f"{at}.type", "unsupported_parameter")
     function = tool.get("function")
     if not isinstance(function, dict) or not tool.keys() <= {"type", "function", "cache_control"}:
-        raise bad(at, "may contain only type and function.")
+        raise invalid_value(at, "may contain only type and function.")
     return _FUNCTION.read(function, f"{at}.function")
 
 
@@ -389,7 +389,7 @@ def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
     """
     names = [one["name"] for one in functions]
     if len(set(names)) < len(names):
-        raise bad("tools", "must have different names.")
+        raise invalid_value("tools", "must have different names.")
     return names
 
 
@@ -405,7 +405,7 @@ def given_name(value: Any, names: Collection[str], at: str) -> str:
         ApiError: There is no such tool. The error names the field `at`.
     """
     if not isinstance(value, str) or value not in names:
-        raise bad(at, f"names the tool {str(value)[:100]!r}, which is not in tools.")
+        raise invalid_value(at, f"names the tool {str(value)[:100]!r}, which is not in tools.")
     return value
 
 
@@ -424,7 +424,7 @@ def tool_use(
         ApiError: A call is required, and there are no tools.
     """
     if mode == "required" and not functions:
-        raise bad("tool_choice", "requires tools.")
+        raise invalid_value("tool_choice", "requires tools.")
     if mode == "none" or not functions:
         return NO_TOOLS
     strict = frozenset(
@@ -452,7 +452,7 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
     """Return how the model may call tools, from the field `tool_choice` of a chat."""
     names = check_different(functions)
     if not functions and choice not in ("none", "auto", None):
-        raise bad("tool_choice", "requires tools.")
+        raise invalid_value("tool_choice", "requires tools.")
     if choice is None or choice in TOOL_CHOICES:
         return tool_use(functions, choice or "auto", None, parallel)
     function = choice.get("function") if isinstance(choice, dict) else None
@@ -492,17 +492,17 @@ def schema_of(value: Any, at: str) -> Any:
         # llama-server's form has the schema here.
         return JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
     if kind != "json_schema" or set(value) != {"type", "json_schema"}:
-        raise bad(at, "must be of the type text, json_object or json_schema.")
+        raise invalid_value(at, "must be of the type text, json_object or json_schema.")
     inner, at = value["json_schema"], f"{at}.json_schema"
     name, schema = (inner.get("name"), inner.get("schema")) if isinstance(inner, dict) else (0, 0)
     if not isinstance(name, str) or not isinstance(schema, (dict, bool)):
-        raise bad(at, "must contain a name and a schema.")
+        raise invalid_value(at, "must contain a name and a schema.")
     if not (
         isinstance(inner.get("strict"), (bool, type(None)))
         and isinstance(inner.get("description"), (str, type(None)))
         and set(inner) <= {"name", "schema", "strict", "description"}
     ):
-        raise bad(at, "may contain only name, schema, strict and description.")
+        raise invalid_value(at, "may contain only name, schema, strict and description.")
     return schema  # always enforced, whatever the value of `strict`
 
 
@@ -515,7 +515,7 @@ RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
 # ---- bodies
 
 
-_N = whole(1, CHOICES_MAX)
+_N = whole_number(1, CHOICES_MAX)
 # Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
 _CHOICES = {
     "n": Shape(_N.schema | {"default": 1}, _N.read),
@@ -537,9 +537,11 @@ def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
     given = value if several else [value]
     for one in given:
         if not (isinstance(one, str) or (isinstance(one, list) and all(map(is_count, one)))):
-            raise bad(at, "must be a string, an array of token ids, or an array of these.")
+            raise invalid_value(
+                at, "must be a string, an array of token ids, or an array of these."
+            )
     if len(given) > CHOICES_MAX:
-        raise bad(at, f"may contain at most {CHOICES_MAX} prompts.")
+        raise invalid_value(at, f"may contain at most {CHOICES_MAX} prompts.")
     return tuple(given)
 
 
@@ -593,7 +595,7 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     tools = _chosen(data.get("tools", []), data.get("tool_choice"), parallel)
     wants, top = data.get("logprobs", False), data.get("top_logprobs", 0)
     if not (is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX) or (top and not wants):
-        raise bad(
+        raise invalid_value(
             "top_logprobs",
             f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
             "and requires logprobs to be true.",
@@ -620,9 +622,9 @@ def chat_request(
         ApiError: A field is invalid. The error names the field.
     """
     if "grammar" in data and data["json_schema"] is not None:
-        raise bad("grammar", f"cannot be combined with {names['json_schema']}.")
+        raise invalid_value("grammar", f"cannot be combined with {names['json_schema']}.")
     if "grammar" in data and data["tools"].has_grammar:
-        raise bad("grammar", "cannot be combined with calls that follow a schema.")
+        raise invalid_value("grammar", "cannot be combined with calls that follow a schema.")
     request = _request(data, (data["messages"],), default, most, names)
     return replace(request, tools=data["tools"], reasoning=data["reasoning"])
 
@@ -643,11 +645,13 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     given, echo, suffix = data["prompt"], data.get("echo", False), data.get("suffix", "")
     are_texts = all(isinstance(prompt, str) for prompt in given)
     if echo and ("logprobs" in data or not are_texts):
-        raise bad(
+        raise invalid_value(
             "echo", "requires a prompt that is a string, and cannot be combined with logprobs."
         )
     if suffix != "" and not (isinstance(suffix, str) and are_texts and not echo):
-        raise bad("suffix", "must be a string, requires a prompt that is one, and excludes echo.")
+        raise invalid_value(
+            "suffix", "must be a string, requires a prompt that is one, and excludes echo."
+        )
     request = _request(data, given, default, most, names | {"prompt": "prompt"})
     if not same(data.get("best_of", request.n), request.n):
         raise ApiError(
@@ -666,7 +670,7 @@ def _request(
     """Return the request that all APIs have in common, without tools; `given` are the prompts."""
     n, options = data.get("n", 1), data.get("stream_options", {})
     if n * len(given) > CHOICES_MAX:
-        raise bad("n", f"times the number of prompts may be at most {CHOICES_MAX}.")
+        raise invalid_value("n", f"times the number of prompts may be at most {CHOICES_MAX}.")
     fields = {name: data[name] for name in (*SAME, "json_schema", "logprobs") if name in data}
     fields |= {"stop": data.get("stop", ()), "logit_bias": data.get("logit_bias", {})}
     fields["max_tokens"] = _max_tokens(data.get("max_tokens"), most, names)
@@ -694,7 +698,7 @@ def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
     if value is None or (is_count(value) and value in (-1, 0)):
         return most
     if most is not None and isinstance(value, int) and value > most:
-        raise bad(
+        raise invalid_value(
             names.get("max_tokens", "max_tokens"),
             f"is {value} but the limit of this server is {most}.",
         )
@@ -708,7 +712,7 @@ def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spe
     if value == "off":
         return replace(default, k=0)
     if not isinstance(value, dict):
-        raise bad("speculation", 'must be an object, or "off".')
+        raise invalid_value("speculation", 'must be an object, or "off".')
     for name in value:
         if name not in SPECULATION:
             raise unknown(f"speculation.{name[:100]}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..options import Speculation
 from ..tools.use import ToolUse
-from .errors import ApiError, bad
+from .errors import ApiError, invalid_value
 from .fields import LOGPROBS, SHARED, Body, same
 from .requests import (
     EFFORT,
@@ -92,27 +92,29 @@ def read_file(part: dict[str, Any], at: str) -> str:
             raise ApiError(fact, f"{at}.{name[:100]}", "unsupported_parameter")
     name = part.get("filename") or "file"
     if not isinstance(name, str) or len(name) > _NAME_LENGTH_MAX or not name.isprintable():
-        raise bad(f"{at}.filename", f"must be a line of at most {_NAME_LENGTH_MAX} characters.")
+        raise invalid_value(
+            f"{at}.filename", f"must be a line of at most {_NAME_LENGTH_MAX} characters."
+        )
     return f"File {name}:\n{_fenced(_file_text(part.get('file_data'), f'{at}.file_data'))}"
 
 
 def _file_text(url: Any, at: str) -> str:
     head = _DATA_URL.match(url) if isinstance(url, str) else None
     if not head:
-        raise bad(at, "must be a data URL: data:text/plain;base64,...")
+        raise invalid_value(at, "must be a data URL: data:text/plain;base64,...")
     kind = head[1].lower() or "text/plain"
     if not (kind.startswith("text/") or kind in _TEXT_TYPES or kind.endswith(("+json", "+xml"))):
         fact = f"{at} has the type {kind[:60]}: only files with text are supported."
         raise ApiError(fact, at, "unsupported_parameter")
     encoded = url[head.end() :]
     if len(encoded) > MOST_BYTES * 4 // 3 + 4:
-        raise bad(at, f"may contain at most {MOST_BYTES:,} bytes.")
+        raise invalid_value(at, f"may contain at most {MOST_BYTES:,} bytes.")
     try:
         text = base64.b64decode(encoded, validate=True).decode("utf-8-sig")
     except (binascii.Error, UnicodeDecodeError):
-        raise bad(at, "must be the Base64 form of a text in UTF-8.") from None
+        raise invalid_value(at, "must be the Base64 form of a text in UTF-8.") from None
     if "\0" in text:
-        raise bad(at, "must be a text, without zero characters.")
+        raise invalid_value(at, "must be a text, without zero characters.")
     return text
 
 
@@ -290,19 +292,19 @@ def read_input(value: Any, find: FindItem) -> list[Item]:
     if isinstance(value, str):
         return [_ITEMS["message"].read({"role": "user", "content": value}, "input")]
     if not isinstance(value, list) or not value:
-        raise bad("input", "must be a string, or an array with at least one item.")
+        raise invalid_value("input", "must be a string, or an array with at least one item.")
     items = [_read_item(item, f"input[{i}]", find) for i, item in enumerate(value)]
     ids: set[str] = set()
     for i, item in enumerate(items):
         if item["id"] in ids:  # a few references must not stand for a large conversation
-            raise bad(f"input[{i}].id", "is that of an item before it.")
+            raise invalid_value(f"input[{i}].id", "is that of an item before it.")
         ids.add(item["id"])
     return items
 
 
 def _read_item(item: Any, at: str, find: FindItem) -> Item:
     if not isinstance(item, dict):
-        raise bad(at, "must be an object.")
+        raise invalid_value(at, "must be an object.")
     kind = item.get("type") or "message"
     if kind == "item_reference":
         found = find(string(item.get("id"), f"{at}.id"))
@@ -472,7 +474,7 @@ def _answer_schema(form: Any) -> Any:
         return schema_of(form, "text.format")
     except ApiError as error:
         message = error.error["message"].partition(" ")[2]
-        raise bad("text.format", message) from None
+        raise invalid_value("text.format", message) from None
 
 
 def _read_format(form: Any, _: str) -> Any:
@@ -616,7 +618,9 @@ def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
     if "max_output_tokens" in data:
         limit = data.pop("max_output_tokens")
         if not same(data.setdefault("max_tokens", limit), limit):
-            raise bad("max_output_tokens", f"differs from {names.get('max_tokens', 'max_tokens')}.")
+            raise invalid_value(
+                "max_output_tokens", f"differs from {names.get('max_tokens', 'max_tokens')}."
+            )
         names["max_tokens"] = "max_output_tokens"
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .errors import ApiError, bad
+from .errors import ApiError, invalid_value
 
 Item = dict[str, Any]
 # Returns the item of a stored response with an id, or None.
@@ -142,7 +142,7 @@ class ResponseRoutes:
 
     async def _get(self, request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
-            raise bad("stream", "must be false: a stored response is sent whole.")
+            raise invalid_value("stream", "must be false: a stored response is sent whole.")
         return JSONResponse(self._store.get(request.path_params["id"], "id").response)
 
     async def _delete(self, request: Request) -> Response:
@@ -155,16 +155,16 @@ class ResponseRoutes:
         items = list(self._store.get(request.path_params["id"], "id").items)
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise bad("order", "must be asc or desc.")
+            raise invalid_value("order", "must be asc or desc.")
         if order == "desc":
             items.reverse()
         limit = query.get("limit", "20")
         if limit not in map(str, range(1, _MOST_ITEMS + 1)):
-            raise bad("limit", f"must be a whole number from 1 to {_MOST_ITEMS}.")
+            raise invalid_value("limit", f"must be a whole number from 1 to {_MOST_ITEMS}.")
         ids = [item["id"] for item in items]
         if after := query.get("after"):
             if after not in ids:
-                raise bad("after", "must be the id of an item of the list.")
+                raise invalid_value("after", "must be the id of an item of the list.")
             items = items[ids.index(after) + 1 :]
         page = items[: int(limit)]
         return JSONResponse(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .errors import ApiError, bad, unknown, unsupported
+from .errors import ApiError, invalid_value, unknown, unsupported
 
 Read = Callable[[Any, str], Any]
 # Values of unknown fields that change nothing.
@@ -90,7 +90,7 @@ def string(value: Any, at: str) -> str:
         ApiError: It is not a string. The error names the field `at`.
     """
     if not isinstance(value, str):
-        raise bad(at, "must be a string.")
+        raise invalid_value(at, "must be a string.")
     return value
 
 
@@ -101,7 +101,7 @@ def flag(value: Any, at: str) -> bool:
         ApiError: It is neither. The error names the field `at`.
     """
     if not (value is None or isinstance(value, bool)):
-        raise bad(at, "must be true or false.")
+        raise invalid_value(at, "must be true or false.")
     return bool(value)
 
 
@@ -112,7 +112,7 @@ def is_count(value: Any) -> bool:
 
 def _identifier(value: Any, at: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH_MAX:
-        raise bad(at, f"must be a string of at most {ID_LENGTH_MAX} characters.")
+        raise invalid_value(at, f"must be a string of at most {ID_LENGTH_MAX} characters.")
     return value
 
 
@@ -134,7 +134,7 @@ def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) 
 
     def read(value: Any, at: str) -> Any:
         if not is_valid(value):
-            raise bad(at, fact)
+            raise invalid_value(at, fact)
         return value
 
     return Shape(schema, read)
@@ -146,7 +146,7 @@ JSON_SCHEMA = checked(
 )
 
 
-def whole(least: int, most: int) -> Shape:
+def whole_number(least: int, most: int) -> Shape:
     """Return the description of a whole number within limits."""
     return checked(
         {"type": "integer", "minimum": least, "maximum": most},
@@ -176,7 +176,7 @@ def never(fact: str, *but: Any) -> Shape:
 
     def read(value: Any, at: str) -> None:
         if value not in but:
-            raise bad(at, fact)
+            raise invalid_value(at, fact)
 
     return Shape({}, read, is_hidden=True)
 
@@ -202,7 +202,7 @@ def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Sh
 
     def read(value: Any, at: str) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= (most or len(value)):
-            raise bad(at, fact)
+            raise invalid_value(at, fact)
         return [read_item(one, f"{at}[{i}]") for i, one in enumerate(value)]
 
     return Shape(array_of(item, most, least), read)
@@ -234,12 +234,12 @@ def obj(
 
     def read(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise bad(at, only or "must be an object.")
+            raise invalid_value(at, only or "must be an object.")
         start = f"{at}." if at else ""
         if not (is_open or value.keys() <= known):
             for name, one in value.items():
                 if name not in known and (only or one not in empty):
-                    raise bad(at, only) if only else refuse(f"{start}{name[:100]}")
+                    raise invalid_value(at, only) if only else refuse(f"{start}{name[:100]}")
         found = {}
         for name, is_needed, read_field in reads:
             one = value.get(name)
@@ -275,7 +275,7 @@ def tagged(
 
     def read(value: Any, at: str) -> Any:
         if not isinstance(value, dict) and fact_of_object:
-            raise bad(at, fact_of_object)
+            raise invalid_value(at, fact_of_object)
         kind = value.get(key, default) if isinstance(value, dict) else []
         if not isinstance(kind, (str, type(None))) or kind not in variants:
             at = f"{at}.{key}" if at_key else at

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
-from .errors import ApiError, gone
+from .errors import ApiError, client_closed
 from .settings import Settings
 
 # How much of an oversized body is read, as a multiple of the size limit. A client that is still
@@ -33,7 +33,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
             "The body did not arrive in time.", None, "timeout", 408, {"Connection": "close"}
         ) from None
     except ClientDisconnect:
-        raise gone() from None
+        raise client_closed() from None
 
 
 async def _read(request: Request, most: int) -> bytes:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from ..results import Completion, Stats
 from ..tools.families import family_of
 from .access import JOB
-from .errors import ApiError, ending, gone, too_slow
+from .errors import ApiError, client_closed, shutting_down, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, named
 from .jobs import ChoiceRequest, Job
 from .metrics import Metrics
@@ -88,7 +88,7 @@ class Worker:
         """
         with self._changed:
             if self._ends:
-                raise ending()
+                raise shutting_down()
             if len(self._waiting) >= self._most + self._room(job.model):
                 seconds = math.ceil(self._seconds / max(1, self._n_threads))
                 seconds = min(60, max(1, seconds))
@@ -116,14 +116,14 @@ class Worker:
                 return
             self._waiting.remove(job)
             self._changed.notify()  # it may have been the one that another model waited for
-        job.post(ErrorEvent(gone() if why == "gone" else ending()))
+        job.post(ErrorEvent(client_closed() if why == "client_closed" else shutting_down()))
 
     def cancel_all(self) -> None:
         """Cancel the running jobs within one round, and all waiting jobs."""
         with self._changed:
             jobs = [*self._waiting, *self._running]
         for job in jobs:
-            self.cancel(job, "ending")
+            self.cancel(job, "shutting_down")
 
     def close(self) -> None:
         """Cancel all jobs and end the threads; further calls have no effect."""
@@ -313,7 +313,7 @@ class TaskRunner:
         finally:
             watch.cancel()
             timer.cancel()
-            self._worker.cancel(job, "gone")  # no effect if it is done
+            self._worker.cancel(job, "client_closed")  # no effect if it is done
         if isinstance(event, ErrorEvent):
             raise event.refusal
         assert isinstance(event, Done)
@@ -322,7 +322,7 @@ class TaskRunner:
     def _reason(self, why: Why) -> ApiError:
         if why == "timeout":
             return too_slow(self._settings.timeout)
-        return gone() if why == "gone" else ending()
+        return client_closed() if why == "client_closed" else shutting_down()
 
 
 async def cancel_on_disconnect(
@@ -340,4 +340,4 @@ async def cancel_on_disconnect(
     while (await request.receive())["type"] != "http.disconnect":
         pass
     if not is_ending():
-        worker.cancel(job, "gone")
+        worker.cancel(job, "client_closed")

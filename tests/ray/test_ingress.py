@@ -19,7 +19,7 @@ from gguf_spec.ray.ingress import (
     Ingress,
 )
 from gguf_spec.server import Settings, make_app
-from gguf_spec.server.errors import ApiError, ending
+from gguf_spec.server.errors import ApiError, shutting_down
 from gguf_spec.server.wire import DATA_EVENTS
 
 CHAT = "/v1/chat/completions"
@@ -286,7 +286,7 @@ def test_an_answer_is_not_continued_with_another_text(app):
 
 def test_a_replica_that_shuts_down_counts_as_lost(app):
     async def stopping(request):
-        return JSONResponse({"error": ending().error}, 503)
+        return JSONResponse({"error": shutting_down().error}, 503)
 
     other = Starlette(routes=[Route(CHAT, stopping, methods=["POST"])])
     replicas = Replicas(app)
@@ -306,7 +306,7 @@ def test_a_stream_that_a_shutdown_ends_is_continued(app):
 
     def end(part, attempt):
         if attempt == 1 and isinstance(part, bytes) and b'"finish_reason":"' in part:
-            return b"data: " + json.dumps({"error": ending().error}).encode() + b"\n\n"
+            return b"data: " + json.dumps({"error": shutting_down().error}).encode() + b"\n\n"
         return part
 
     replicas = Replicas(app, change=end)
