@@ -360,10 +360,10 @@ class Answerer:
             speculation = self.llm.speculation
             asked = read_request(head, data, line.number, self.defaults, speculation)
             names = asked.names
-            said, ended = self._generate(asked)
+            chunks, ended = self._generate(asked)
             if head.is_plain:
-                return written(_plain(said, ended) | {"error": None})
-            body = self._openai(asked, said, ended, key)
+                return written(_plain(chunks, ended) | {"error": None})
+            body = self._openai(asked, chunks, ended, key)
             return written(_response(200, key, body) | {"error": None})
         except _OF_ALL:
             raise
@@ -376,23 +376,23 @@ class Answerer:
             return written(whole, refusal.error["message"])
 
     def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
-        said, ended = list[ChunkEvent](), list[ChoiceEnded]()
+        chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
         for request in requests_of(asked, self.llm):
             with self.cancellation.opened(partial(request.open, self.llm)) as stream:
                 for chunk in stream:
-                    said.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
+                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
                     self.on_tokens(len(chunk.tokens))
             if self.cancellation.is_set:
                 raise CancelledGenerationError
             ended.append(ChoiceEnded(request.index, stream.result, None))
-        return said, ended
+        return chunks, ended
 
     def _openai(
-        self, asked: CompletionRequest, said: list[ChunkEvent], ended: list[ChoiceEnded], key: str
+        self, asked: CompletionRequest, chunks: list[ChunkEvent], ended: list[ChoiceEnded], key: str
     ) -> dict[str, Any]:
         """Return the body of a response as over HTTP, without what differs from run to run."""
         started = Started(self.llm.name, family_of(self.llm.chat_template or ""))
-        body = ResponseBuilder(asked, started).whole(said, ended)
+        body = ResponseBuilder(asked, started).complete(chunks, ended)
         random = key.rpartition("_")[2]
         body["id"] = f"{body['id'].partition('-')[0]}-{random}"
         body["created"] = self.created
@@ -411,7 +411,7 @@ class Answerer:
         return body
 
 
-def _plain(said: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
+def _plain(chunks: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
     """Return the result of a plain line."""
     result = ended[0].result
     whole: dict[str, Any] = {"text": result.text}
@@ -427,7 +427,7 @@ def _plain(said: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
         whole["logprobs"] = [
             {"token": one.text, "logprob": one.logprob}
             | ({"top": [[other.text, other.logprob] for other in one.top]} if one.top else {})
-            for event in said
+            for event in chunks
             for one in event.logprobs
         ]
     return whole

@@ -106,7 +106,7 @@ class AnswerStream(Response):
         if isinstance(one, ErrorEvent):
             return self._bytes(self._reply.failed(one.refusal))
         if isinstance(one, ChunkEvent):
-            return self._bytes(self._reply.said(one))
+            return self._bytes(self._reply.chunk(one))
         if isinstance(one, ChoiceEnded):
             return self._last_of(one)
         if isinstance(one, Ping):

@@ -336,17 +336,17 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
     Raises:
         ApiError: The job ended with an error.
     """
-    said, ended = [], []
+    chunks, ended = [], []
     while True:
         one = await job.events.get()
         if isinstance(one, ChunkEvent):
-            said.append(one)
+            chunks.append(one)
         elif isinstance(one, ErrorEvent):
             raise one.refusal
         elif isinstance(one, ChoiceEnded):
             ended.append(one)
         elif isinstance(one, Finished):
-            return reply.whole(said, ended)
+            return reply.complete(chunks, ended)
 
 
 async def _answer_refusal(request: Request, error: ApiError) -> Response:

@@ -353,14 +353,16 @@ class MessageReply:
 
     # ---- complete messages
 
-    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+    def complete(
+        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+    ) -> dict[str, Any]:
         """Return the complete message.
 
         Raises:
             ApiError: The answer was cancelled.
         """
-        for one in said:
-            self.said(one)
+        for one in chunks:
+            self.chunk(one)
         for last in ended:
             self.ended(last)
         return self._message
@@ -371,12 +373,12 @@ class MessageReply:
         """Return the events before the first text."""
         return [{"type": "message_start", "message": self._message | {"content": []}}, _PING]
 
-    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the events for a chunk."""
         return [
-            event
-            for part in self._parts.push(said.chunk)
-            for event in self._add(part.kind, part.text)
+            made
+            for part in self._parts.push(event.chunk)
+            for made in self._add(part.kind, part.text)
         ]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:

@@ -378,9 +378,9 @@ def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, 
     if keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool):
         fact = "must not be 0: the server unloads idle models by a setting of its own."
         raise invalid_value("keep_alive", fact)
-    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+    answer = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     end = {"done": True, "done_reason": "load"}
-    return lambda llm: {"model": llm.name, "created_at": now(), **said, **end}
+    return lambda llm: {"model": llm.name, "created_at": now(), **answer, **end}
 
 
 def now() -> str:
@@ -411,7 +411,9 @@ class OllamaReply:
 
     # ---- complete responses
 
-    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+    def complete(
+        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+    ) -> dict[str, Any]:
         """Return the complete response.
 
         Raises:
@@ -419,7 +421,7 @@ class OllamaReply:
         """
         parts: list[Part] = []
         named: list[TokenInfo] = []
-        for one in said:
+        for one in chunks:
             parts += self._parts.push(one.chunk)
             named += one.logprobs
         (last,) = ended
@@ -434,12 +436,12 @@ class OllamaReply:
         """Return no object: a stream begins with the first text."""
         return []
 
-    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return an object for each part of a chunk; the first has the log-probabilities."""
-        pieces = self._pieces(self._parts.push(said.chunk))
-        if said.logprobs and self._has_logprobs:
+        pieces = self._pieces(self._parts.push(event.chunk))
+        if event.logprobs and self._has_logprobs:
             pieces = pieces or [self._object("") | {"done": False}]
-            pieces[0]["logprobs"] = _logprobs(said.logprobs)
+            pieces[0]["logprobs"] = _logprobs(event.logprobs)
         return pieces
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:

@@ -23,15 +23,17 @@ from .wire import openai_error
 class Reply(Protocol):
     """Converts the events of one job to objects of an API format.
 
-    For a complete answer only `whole` is called. For a stream the other methods return the objects
-    to send, in the order of the events; each list may be empty.
+    For an answer that is not streamed only `complete` is called. For a stream the other methods
+    return the objects to send, in the order of the events; each list may be empty.
     """
 
-    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+    def complete(
+        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+    ) -> dict[str, Any]:
         """Return the complete response.
 
         Args:
-            said: All chunk events of the answer.
+            chunks: All chunk events of the answer.
             ended: The final event of each choice, in any order.
 
         Raises:
@@ -41,7 +43,7 @@ class Reply(Protocol):
     def first(self) -> list[dict[str, Any]]:
         """Return the objects before the first text."""
 
-    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the objects for a chunk."""
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
@@ -86,11 +88,13 @@ class ResponseBuilder:
 
     # ---- complete responses
 
-    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+    def complete(
+        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+    ) -> dict[str, Any]:
         """Return the complete response.
 
         Args:
-            said: All chunk events of the answer.
+            chunks: All chunk events of the answer.
             ended: The final event of each choice, in any order.
 
         Raises:
@@ -99,9 +103,9 @@ class ResponseBuilder:
         """
         ended = sorted(ended, key=lambda one: one.index)
         named: dict[int, list[TokenInfo]] = {}
-        for piece in said:
-            named.setdefault(piece.index, []).extend(piece.logprobs)
-        choices = [self._choice(one.index).whole(one, named.get(one.index, [])) for one in ended]
+        for event in chunks:
+            named.setdefault(event.index, []).extend(event.logprobs)
+        choices = [self._choice(one.index).complete(one, named.get(one.index, [])) for one in ended]
         results = [one.result for one in ended]
         return self._head | {
             "choices": choices,
@@ -120,21 +124,21 @@ class ResponseBuilder:
         role = {"role": "assistant", "content": ""}
         return [self._piece(choice.piece(role))] if self._asked.is_chat else []
 
-    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the response chunks for one chunk event; may be empty."""
-        pieces = self._role(said.index) if said.index not in self._choices else []
-        choice, chunk = self._choice(said.index), said.chunk
-        *before, said_last = choice.push(chunk.text) or [""]
+        pieces = self._role(event.index) if event.index not in self._choices else []
+        choice, chunk = self._choice(event.index), event.chunk
+        *before, last = choice.push(chunk.text) or [""]
         # The reasoning of a chunk is sent before its answer, in a response chunk of its own.
         if chunk.reasoning:
             pieces.append(self._piece(choice.piece({REASONING: chunk.reasoning})))
-        if not (said_last or said.logprobs or self._asked.shows_drafts):
+        if not (last or event.logprobs or self._asked.shows_drafts):
             return pieces
         pieces += [self._piece(choice.piece(delta)) for delta in before]
-        piece = self._piece(choice.piece(said_last, logprobs=choice.logprobs(said.logprobs)))
+        piece = self._piece(choice.piece(last, logprobs=choice.logprobs(event.logprobs)))
         if self._asked.shows_drafts:
             parts = (
-                [[choice.text_of([*before, said_last]), False]]
+                [[choice.text_of([*before, last]), False]]
                 if choice.reads_tools
                 else [[part, accepted] for part, accepted in chunk.accepted_text]
             )
@@ -196,7 +200,7 @@ class _Choice:
         """Return the text among deltas."""
         return "".join(one if isinstance(one, str) else one.get("content") or "" for one in deltas)
 
-    def whole(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
+    def complete(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
         """Return the complete choice."""
         finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
         choice: dict[str, Any] = {"index": self._index, "logprobs": self.logprobs(named)}
@@ -228,7 +232,7 @@ class _Choice:
 
     def piece(
         self,
-        said: str | dict[str, Any],
+        delta: str | dict[str, Any],
         finish: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
@@ -239,8 +243,8 @@ class _Choice:
             "finish_reason": finish,
         }
         if self._asked.is_chat:
-            return choice | {"delta": {"content": said} if isinstance(said, str) else said}
-        return choice | {"text": said}
+            return choice | {"delta": {"content": delta} if isinstance(delta, str) else delta}
+        return choice | {"text": delta}
 
     def logprobs(self, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
         """Return the log-probabilities of some tokens; None unless requested."""

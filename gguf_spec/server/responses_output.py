@@ -51,14 +51,16 @@ class ResponseReply:
 
     # ---- complete responses
 
-    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+    def complete(
+        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+    ) -> dict[str, Any]:
         """Return the complete response.
 
         Raises:
             ApiError: The answer was cancelled.
         """
-        for one in said:
-            self.said(one)
+        for one in chunks:
+            self.chunk(one)
         for last in ended:
             self.ended(last)
         self.finished()
@@ -70,14 +72,14 @@ class ResponseReply:
         """Return the events before the first text."""
         return [self._event("response.created"), self._event("response.in_progress")]
 
-    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the events for a chunk."""
-        if self._has_logprobs and not said.chunk.reasoning:
-            self._logprobs += said.logprobs
+        if self._has_logprobs and not event.chunk.reasoning:
+            self._logprobs += event.logprobs
         return [
-            event
-            for part in self._parts.push(said.chunk)
-            for event in self._add(part.kind, part.text)
+            made
+            for part in self._parts.push(event.chunk)
+            for made in self._add(part.kind, part.text)
         ]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
@@ -86,9 +88,9 @@ class ResponseReply:
         Raises:
             ApiError: The answer was cancelled.
         """
-        is_whole = finish_reason(ended.result.finish_reason, ended.why) == "stop"
+        is_complete = finish_reason(ended.result.finish_reason, ended.why) == "stop"
         events = [e for part in self._parts.finish() for e in self._add(part.kind, part.text)]
-        status = "completed" if is_whole else "incomplete"
+        status = "completed" if is_complete else "incomplete"
         calls = self._parts.calls
         if not (calls or self._open or self._response["output"]):
             events += self._begin(OpenMessage)
@@ -269,11 +271,13 @@ class OpenCall:
 
     def close(self, status: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the complete call, and the events of its end."""
-        item, said = self._item(status, self._arguments), self._arguments
-        name = self._call["name"]
+        item, name = self._item(status, self._arguments), self._call["name"]
         return item, [
             self._event(
-                "function_call_arguments.done", item_id=self._id, name=name, arguments=said
+                "function_call_arguments.done",
+                item_id=self._id,
+                name=name,
+                arguments=self._arguments,
             ),
             self._event("output_item.done", item=item),
         ]

@@ -239,7 +239,7 @@ def test_an_unexpected_error_ends_a_stream(server, monkeypatch, caplog):
     def fail(*_):
         raise ValueError("SEC" + "RET")
 
-    monkeypatch.setattr("gguf_spec.server.replies.ResponseBuilder.said", fail)
+    monkeypatch.setattr("gguf_spec.server.replies.ResponseBuilder.chunk", fail)
     reply = ask_text(server, stream=True)
     assert b'"error"' in reply.body and b"[DONE]" not in reply.body
     assert "SECRET" not in caplog.text + reply.body.decode()
