@@ -23,7 +23,7 @@ from ..options import Speculation
 from .access import HEALTH_PATHS, JOB, AccessMiddleware
 from .answer_stream import AnswerStream
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import ApiError, as_refusal, client_closed, failure, shutting_down, too_slow
+from .errors import ApiError, as_refusal, client_closed, failure, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
 from .jobs import Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
@@ -45,10 +45,9 @@ from .wire import (
     JSON_LINES,
     MESSAGE_EVENTS,
     NAMED_EVENTS,
+    BodyReader,
     StreamFormat,
-    read_body,
     refused,
-    run_apart,
 )
 from .worker import TaskRunner, Worker, cancel_on_disconnect
 
@@ -115,8 +114,9 @@ class App:
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token = secrets.token_urlsafe(24)
         self._worker = Worker(self._pool, settings.queue, self._totals)
-        self._models = ModelRoutes(self._pool, self._worker, settings, self._open_body, self._since)
         self._ends = False
+        self._bodies = BodyReader(settings, lambda: self._ends)
+        self._models = ModelRoutes(self._pool, self._worker, settings, self._bodies, self._since)
         self._converting = asyncio.Lock()
         self._tasks = TaskRunner(self._worker, settings, lambda: self._ends)
         self._asgi = self._make()
@@ -137,8 +137,8 @@ class App:
                 Route(path, partial(self._run_task, route), methods=["POST"])
                 for path, route in (EMBEDDING_ROUTES | OLLAMA_EMBEDDING_ROUTES).items()
             ),
-            *ollama_routes(self._pool, self._models, self._open_body),
-            count_route(self._models, self._open_body),
+            *ollama_routes(self._pool, self._models, self._bodies),
+            count_route(self._models, self._bodies),
             *self._models.routes,
             *(Route(path, self._health, methods=["GET"]) for path in HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -200,14 +200,14 @@ class App:
     # ---- completions
 
     async def _complete(self, api: ApiFormat, request: Request) -> Response:
-        body = await self._open_body(request)
-        data = await run_apart(body, parse, body)
+        body = await self._bodies.receive(request)
+        data = await self._bodies.convert(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
         if api.task and (task := api.task(data)):
             done = await self._tasks.run(request, model, lambda llm, _: task(llm), {})
             return JSONResponse(done)
         limits = self._pool.speculation, self._settings.max_tokens
-        asked = await run_apart(body, api.read, data, *limits)
+        asked = await self._bodies.convert(body, api.read, data, *limits)
         asked = await self._with_grammar(request, model, asked)
         job = Job(model, asked)
         request.scope[JOB] = job
@@ -252,8 +252,8 @@ class App:
                 close()
 
     async def _run_task(self, route: TaskRoute, request: Request) -> Response:
-        body = await self._open_body(request)
-        data = await run_apart(body, lambda: route.body.read(parse(body), ""))
+        body = await self._bodies.receive(request)
+        data = await self._bodies.convert(body, lambda: route.body.read(parse(body), ""))
         began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
 
@@ -294,13 +294,6 @@ class App:
             return asked
         except Exception as error:
             raise as_refusal(error, asked.names) from None
-
-    async def _open_body(self, request: Request) -> bytes:
-        """Return the request body, unless the server is shutting down."""
-        body = await read_body(request, self._settings)
-        if self._ends:
-            raise shutting_down()
-        return body
 
     # ---- other routes
 

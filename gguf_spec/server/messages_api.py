@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -53,7 +53,7 @@ from .schema import (
     text_or,
     unread,
 )
-from .wire import NO_THREADS, anthropic_error, run_apart
+from .wire import NO_THREADS, BodyReader, anthropic_error
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -291,18 +291,18 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
     return read
 
 
-def count_route(models: ModelRoutes, read_body: Callable[[Request], Awaitable[bytes]]) -> Route:
+def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
     """Return the route that counts the tokens of a prompt.
 
     Args:
         models: Looks models up.
-        read_body: Reads the body of a request.
+        bodies: Reads the bodies of requests.
     """
 
     async def count(request: Request) -> Response:
-        body = await read_body(request)
-        data = await run_apart(body, parse, body)
-        asked = await run_apart(body, read_request, data, Speculation(), None, PROMPT)
+        body = await bodies.receive(request)
+        data = await bodies.convert(body, parse, body)
+        asked = await bodies.convert(body, read_request, data, Speculation(), None, PROMPT)
 
         def look(llm: LLM) -> dict[str, Any]:
             options = asked.reasoning.options(llm) | {"tools": asked.tools.tools or None}

@@ -21,7 +21,7 @@ from .model_pool import ModelPool, ServedModel
 from .requests import parse
 from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj, string
 from .settings import Settings
-from .wire import run_apart
+from .wire import BodyReader
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ModelRoutes:
         pool: ModelPool,
         worker: Worker,
         settings: Settings,
-        body: Callable[[Request], Any],
+        bodies: BodyReader,
         since: int,
     ) -> None:
         """Create the routes.
@@ -64,11 +64,11 @@ class ModelRoutes:
             pool: The models.
             worker: Loads a model that is not in memory.
             settings: Settings of the server.
-            body: Reads the body of a request.
+            bodies: Reads the bodies of requests.
             since: Start of the server, in seconds since 1970.
         """
         self._pool, self._worker, self._settings = pool, worker, settings
-        self._body, self._since = body, since
+        self._bodies, self._since = bodies, since
         self.routes = [
             Route("/v1/models", self._list, methods=["GET"]),
             Route("/v1/models/{name:path}", self._one, methods=["GET"]),
@@ -158,8 +158,8 @@ class ModelRoutes:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await self._body(request)
-        data = await run_apart(body, lambda: TOKENIZE.read(parse(body), ""))
+        body = await self._bodies.receive(request)
+        data = await self._bodies.convert(body, lambda: TOKENIZE.read(parse(body), ""))
         content, special = data["content"], data.get("parse_special", True)
         start, pieces = data.get("add_special", False), data.get("with_pieces", False)
 
@@ -170,8 +170,8 @@ class ModelRoutes:
         return await self.look(data.get("model"), look)
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await self._body(request)
-        data = await run_apart(body, lambda: DETOKENIZE.read(parse(body), ""))
+        body = await self._bodies.receive(request)
+        data = await self._bodies.convert(body, lambda: DETOKENIZE.read(parse(body), ""))
         tokens = data["tokens"]
 
         def look(llm: LLM) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import datetime
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from .model_routes import ModelRoutes
 from .ollama import OPTIONS, SHARED, nanoseconds
 from .requests import parse
 from .schema import FLAG, TEXT, Shape, array_of, closed, given, obj
+from .wire import BodyReader
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -60,15 +60,13 @@ SHOW = obj(
 )
 
 
-def ollama_routes(
-    pool: ModelPool, models: ModelRoutes, read_body: Callable[[Request], Awaitable[bytes]]
-) -> list[Route]:
+def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> list[Route]:
     """Return the routes of Ollama about models.
 
     Args:
         pool: The models.
         models: Finds the model of a request.
-        read_body: Reads the body of a request.
+        bodies: Reads the bodies of requests.
     """
 
     async def tags(_: Request) -> Response:
@@ -79,7 +77,8 @@ def ollama_routes(
         return JSONResponse({"version": __version__})
 
     async def show(request: Request) -> Response:
-        data = SHOW.read(parse(await read_body(request)), "")
+        body = await bodies.receive(request)
+        data = await bodies.convert(body, lambda: SHOW.read(parse(body), ""))
         model = models.find(data.get("model", data.get("name")), any_model=False)
         loaded = pool.loaded(model)
         sampling = loaded.llm.sampling if loaded else Sampling()

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
-from .errors import ApiError, client_closed
+from .errors import ApiError, client_closed, shutting_down
 from .settings import Settings
 
 # How much of an oversized body is read, as a multiple of the size limit. A client that is still
 # sending does not read the response; after this amount it can receive the error.
 _MOST_READ = 8
-# Bytes of a body from which it is read in a thread.
+# Bytes of a body above which it is converted in a thread.
 _LARGE = 1 << 16
 
 
@@ -49,15 +49,46 @@ async def _read(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def run_apart(body: bytes, run: Callable[..., Any], *given: Any) -> Any:
-    """Run a function that reads a body: of a large one in a thread, so that others are answered.
+class BodyReader:
+    """Reads the bodies of the requests of a server.
 
-    Args:
-        body: The body.
-        run: The function.
-        given: Its arguments.
+    A large one is converted in a thread, so that other requests are answered. They take turns:
+    several threads at once keep the interpreter from the event loop, and need memory for each.
     """
-    return await asyncio.to_thread(run, *given) if len(body) > _LARGE else run(*given)
+
+    def __init__(self, settings: Settings, is_ending: Callable[[], bool]) -> None:
+        """Create a reader.
+
+        Args:
+            settings: Settings of the server.
+            is_ending: Returns whether the server shuts down.
+        """
+        self._settings, self._is_ending = settings, is_ending
+        self._converting = asyncio.Lock()
+
+    async def receive(self, request: Request) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            ApiError: As of `read_body`, or the server is shutting down.
+        """
+        body = await read_body(request, self._settings)
+        if self._is_ending():
+            raise shutting_down()
+        return body
+
+    async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
+        """Return what a function makes of a body.
+
+        Args:
+            body: The body.
+            function: The function; it must not use the event loop.
+            given: Its arguments.
+        """
+        if len(body) <= _LARGE:
+            return function(*given)
+        async with self._converting:
+            return await asyncio.to_thread(function, *given)
 
 
 # Error code after which clients of Anthropic send whole conversations.

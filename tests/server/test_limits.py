@@ -5,6 +5,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import pytest
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
 from gguf_spec.grammar import gbnf
 from gguf_spec.server import Settings, jobs, requests, serve_in_thread
+from gguf_spec.server.wire import BodyReader
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"
@@ -361,7 +363,12 @@ def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a" * 70_000}]}),
         ("/api/chat", {"messages": [{"role": "user", "content": "a" * 70_000}]}),
         ("/api/embed", {"input": "a" * 70_000}),
+        ("/v1/embeddings", {"input": "a" * 70_000}),
+        ("/v1/rerank", {"query": "a" * 70_000, "documents": ["b"]}),
+        ("/api/embeddings", {"prompt": "a" * 70_000}),
+        ("/api/show", {"system": "a" * 70_000}),
         ("/tokenize", {"content": "a" * 70_000}),
+        ("/detokenize", {"tokens": [1] * 70_000}),
     ],
 )
 def test_large_bodies_are_read_outside_of_the_event_loop(tales, monkeypatch, path, body):
@@ -381,3 +388,20 @@ def test_large_bodies_are_read_outside_of_the_event_loop(tales, monkeypatch, pat
             one, "POST", path, body | {"model": "tales"}, headers={"Authorization": f"Bearer {KEY}"}
         )
     assert in_loop == [False]
+
+
+def test_large_bodies_take_turns():
+    running, most = [], []
+
+    def slow():
+        running.append(None)
+        time.sleep(0.02)
+        most.append(len(running))
+        running.pop()
+
+    async def convert():
+        bodies = BodyReader(Settings(), lambda: False)
+        await asyncio.gather(*(bodies.convert(b"a" * 70_000, slow) for _ in range(4)))
+
+    asyncio.run(convert())
+    assert most == [1] * 4
