@@ -258,7 +258,6 @@ def tagged(
     fact: str,
     code: str = "unsupported_parameter",
     fact_of_object: str = "",
-    default: str | None = None,
     at_key: bool = True,
 ) -> Shape:
     """Return the description of objects of several types.
@@ -269,14 +268,13 @@ def tagged(
         fact: What is said of another type.
         code: Error code of another type.
         fact_of_object: What is said of values that are no objects; by default, `fact`.
-        default: Type of an object without the field.
         at_key: Whether the error names the field with the type, not the object.
     """
 
     def read(value: Any, at: str) -> Any:
         if not isinstance(value, dict) and fact_of_object:
             raise invalid_value(at, fact_of_object)
-        kind = value.get(key, default) if isinstance(value, dict) else []
+        kind = value.get(key) if isinstance(value, dict) else []
         if not isinstance(kind, (str, type(None))) or kind not in variants:
             at = f"{at}.{key}" if at_key else at
             raise ApiError(f"{at} {fact}", at, code)
