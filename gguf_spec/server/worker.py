@@ -47,6 +47,7 @@ class Worker:
         self._running: list[Job] = []  # all of one model
         self._threads: set[threading.Thread] = set()  # those that answer
         self._ends = False
+        self._refuses = False  # from `cancel_all` on
         self._n_steps = 0
         self._seconds = 1.0  # moving average of the time of an answer, in seconds
         self._thread = threading.Thread(target=self._run, name="gguf-spec-worker", daemon=True)
@@ -87,7 +88,7 @@ class Worker:
             ApiError: The queue is full, or the server is shutting down.
         """
         with self._changed:
-            if self._ends:
+            if self._refuses:
                 raise shutting_down()
             if len(self._waiting) >= self._most + self._room(job.model):
                 seconds = math.ceil(self._seconds / max(1, self._n_threads))
@@ -119,8 +120,9 @@ class Worker:
         job.post(ErrorEvent(client_closed() if why == "client_closed" else shutting_down()))
 
     def cancel_all(self) -> None:
-        """Cancel the running jobs within one round, and all waiting jobs."""
+        """Cancel the running jobs within one round, and all waiting jobs; refuse further ones."""
         with self._changed:
+            self._refuses = True
             jobs = [*self._waiting, *self._running]
         for job in jobs:
             self.cancel(job, "shutting_down")

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -405,3 +406,23 @@ def test_large_bodies_take_turns():
 
     asyncio.run(convert())
     assert most == [1] * 4
+
+
+def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
+    """Its request does not start: the shutdown would wait for the answer."""
+    reading, goes_on = threading.Event(), threading.Event()
+
+    def slow(body, real=requests.parse):
+        reading.set()
+        assert goes_on.wait(30)
+        return real(body)
+
+    monkeypatch.setattr("gguf_spec.server.app.parse", slow)
+    with ThreadPoolExecutor(2) as pool, serve_in_thread(endless, grace=20) as one:
+        answer = pool.submit(ask_text, one, max_tokens=None, user="u" * 70_000)
+        assert reading.wait(30)
+        closing = pool.submit(one.close, grace=0)
+        assert not wait([closing], 0.5).done  # all is cancelled, and the request is open
+        goes_on.set()
+        assert (answer.result().status, answer.result().code) == (503, "shutting_down")
+        closing.result(10)
