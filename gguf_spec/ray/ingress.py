@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from ..server.errors import SHUTTING_DOWN, ApiError
 from ..server.requests import SEEDED, parse
 from ..server.settings import Settings
-from ..server.wire import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, read_body, refused
+from ..server.wire import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, BodyReader, refused
 
 # Headers about a body that the ingress has read, and may have changed.
 _OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")
@@ -361,13 +361,14 @@ class Ingress:
                 takes the request.
             settings: Settings of the server.
         """
-        self._open, self._settings = open_, settings
+        self._open, self._bodies = open_, BodyReader(settings, lambda: False)
         self.n_repeated = 0
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""
         try:
-            call = Call.of(request, await read_body(request, self._settings)).with_seed()
+            body = await self._bodies.receive(request)
+            call = await self._bodies.convert(body, Call.of(request, body).with_seed)
             return await self._answer(call)
         except ApiError as refusal:
             return refused(refusal, path_of(request))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -392,3 +393,20 @@ def test_errors_are_in_the_format_of_the_path(app):
         assert status == 503
         said = json.loads(body)
         assert key in said and isinstance(said["error"], str) == path.startswith("/api")
+
+
+def test_large_bodies_are_read_outside_of_the_event_loop(monkeypatch):
+    threads = []
+
+    def parse(body):
+        threads.append(threading.current_thread())
+        return {}
+
+    async def none(_):
+        raise ApiError("no replica", status=429)
+        yield
+
+    monkeypatch.setattr("gguf_spec.ray.ingress.parse", parse)
+    for n in (1, 70_000):
+        assert ask(Ingress(none, Settings()), CHAT, {"user": "u" * n})[0] == 429
+    assert [one is threading.main_thread() for one in threads] == [True, False]
