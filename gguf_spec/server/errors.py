@@ -135,7 +135,7 @@ def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError
         names: Option name -> field name, for options whose field has another name.
     """
     param = _field(error.option, names) or error.option
-    return ApiError(_told(error, names), param, "invalid_value")
+    return ApiError(_message_of(error, names), param, "invalid_value")
 
 
 def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
@@ -151,7 +151,7 @@ def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
         return option_refusal(error, names)
     for kind, param, code in _CAUSED_BY_THE_REQUEST:
         if isinstance(error, kind):
-            return ApiError(_told(error, names), param and names.get(param, param), code)
+            return ApiError(_message_of(error, names), param and names.get(param, param), code)
     return None
 
 
@@ -230,7 +230,7 @@ def _field(option: str, names: Mapping[str, str]) -> str | None:
     return names.get(option, option if option in _OF_REQUEST else None)
 
 
-def _told(error: GgufSpecError, names: Mapping[str, str]) -> str:
+def _message_of(error: GgufSpecError, names: Mapping[str, str]) -> str:
     fact, hint = error.written(lambda part: _in_request(part, names))
     message = f"{fact} {hint[:1].upper()}{hint[1:]}".rstrip()
     return message if len(message) <= 600 else f"{message[:300]} [...] {message[-290:]}"

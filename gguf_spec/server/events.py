@@ -1,4 +1,4 @@
-"""Events of a request: what the worker sends to the event loop of its client."""
+"""Events of a request, from the worker to the event loop of its client."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _CHAT: tuple[Route, ...] = ("chat",)
 _OPENAI: tuple[Route, ...] = ("chat", "text")
 _RESPONSES: tuple[Route, ...] = ("responses",)
 _MESSAGES: tuple[Route, ...] = ("messages",)
-# Field -> what it is here. Fields without an accepted value are refused by name.
+# Field -> its description. Fields without an accepted value are refused by name.
 OTHER_FIELDS: dict[str, OtherField] = {
     "user": OtherField("Identifies the user of the client."),
     "safety_identifier": OtherField("Identifies the user of the client."),

@@ -139,9 +139,9 @@ class Metrics:
             ],
         }
         lines = []
-        for name, told in _HELP.items():
+        for name, text in _HELP.items():
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines.append(f"# HELP gguf_spec_{name} {told}\n# TYPE gguf_spec_{name} {kind}\n")
+            lines.append(f"# HELP gguf_spec_{name} {text}\n# TYPE gguf_spec_{name} {kind}\n")
             lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in values[name]]
         return "".join(lines)
 

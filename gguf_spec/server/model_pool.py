@@ -306,5 +306,5 @@ class ModelPool:
 
 
 def pool_of(llm: LLM | ModelPool) -> ModelPool:
-    """Return a pool for what a server is given."""
+    """Return the pool of an LLM, or the given pool."""
     return llm if isinstance(llm, ModelPool) else ModelPool.of(llm)

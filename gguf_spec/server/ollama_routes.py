@@ -175,7 +175,7 @@ def details_of(header: Header | None) -> dict[str, Any]:
 
 
 def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return all that `/api/show` tells about a model.
+    """Return the answer of `/api/show` about a model.
 
     Args:
         model: The model.
@@ -203,7 +203,7 @@ def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, An
 
 
 def _capabilities(header: Header | None, template: str) -> list[str]:
-    """Return what a model can do, by its file."""
+    """Return the capabilities of a model, by its file."""
     if header is None:
         return []
     if embeds_only(header):

@@ -299,18 +299,18 @@ def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> 
     names = None if any_model else ids
     paths: dict[str, Any] = {path: {"post": _post(path, names)} for path in _POSTS}
     name = {"name": "name", "in": "path", "required": True, "schema": {"enum": [*ids]}}
-    for path, method, told, answer, problems, query in _OTHERS:
+    for path, method, about, answer, problems, query in _OTHERS:
         of_path = [_ID] if "{id}" in path else [name] if "{name}" in path else []
         of_query = [{"name": key, "in": "query", "schema": one} for key, one in query.items()]
         content = {"text/plain": {"schema": answer}} if path == "/metrics" else _json(answer)
         paths.setdefault(path, {})[method] = {
-            "summary": told,
+            "summary": about,
             "parameters": [*of_path, *of_query],
-            "responses": _responses(path, told, content, *problems),
+            "responses": _responses(path, about, content, *problems),
         }
     error = _only("message", "type", param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
     of_anthropic = object_of({"type": TEXT, "message": TEXT, "details?": {"type": "object"}})
-    about: dict[str, Any] = {
+    description: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "gguf-spec",
@@ -327,6 +327,6 @@ def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> 
         },
     }
     if needs_key:
-        about["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        about["security"] = [{"key": []}]
-    return about
+        description["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        description["security"] = [{"key": []}]
+    return description

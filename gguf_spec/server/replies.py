@@ -190,7 +190,7 @@ class _Choice:
         return self._tools is not None
 
     def push(self, text: str) -> Sequence[str | Delta]:
-        """Return what can be sent of a new text now: texts and deltas."""
+        """Return the texts and deltas that a new text completes."""
         if self._tools is None:
             return [text]
         return self._tools.push(text)

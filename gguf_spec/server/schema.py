@@ -129,7 +129,7 @@ def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) 
     Args:
         schema: Their JSON schema.
         is_valid: Returns whether a value is valid.
-        fact: What is said of other values, such as `must be a string.`
+        fact: Error for other values, after their place, such as `must be a string.`
     """
 
     def read(value: Any, at: str) -> Any:
@@ -194,7 +194,7 @@ def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Sh
 
     Args:
         item: Description of its items.
-        fact: What is said of values that are none, or too long or too short.
+        fact: Error for other values and lengths, after their place.
         least: Minimum number of items.
         most: Maximum number of items, or None.
     """
@@ -221,8 +221,8 @@ def obj(
 
     Args:
         fields: Descriptions of its fields.
-        only: What is said of other values, and of an object with other fields; if it is empty, the
-            error names the field.
+        only: Error for other values and for an object with other fields, after their place; if it
+            is empty, the error names the field.
         refuse: Makes the error for another field.
         empty: Values of other fields that are allowed.
         ignored: Names of fields that may have any value.
@@ -265,9 +265,9 @@ def tagged(
     Args:
         key: Field with the type.
         variants: Type -> description.
-        fact: What is said of another type.
+        fact: Error for another type, after its place.
         code: Error code of another type.
-        fact_of_object: What is said of values that are no objects; by default, `fact`.
+        fact_of_object: Error for values that are no objects; by default, `fact`.
         at_key: Whether the error names the field with the type, not the object.
     """
 

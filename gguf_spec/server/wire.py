@@ -78,7 +78,7 @@ class BodyReader:
         return body
 
     async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
-        """Return what a function makes of a body.
+        """Call a function that reads a body; return its result.
 
         Args:
             body: The body.

@@ -204,7 +204,7 @@ class Worker:
         The last thread sends the last event, or lets the job wait for its next turn.
         """
         try:
-            with self._pool.use(job.model, self._giving_up(job)) as llm:
+            with self._pool.use(job.model, self._cancellation(job)) as llm:
                 self._wake()  # a model that was loaded just now may have room for others
                 if isinstance(job.asked, CompletionRequest):
                     while request := job.next_choice(llm):
@@ -217,12 +217,14 @@ class Worker:
             job.fail(error)
         self._leave(job, threading.current_thread())
 
-    def _giving_up(self, job: Job) -> Callable[[], bool]:
-        def gives_up() -> bool:
+    def _cancellation(self, job: Job) -> Callable[[], bool]:
+        """Return a function that counts a step, and returns whether the job is cancelled."""
+
+        def is_cancelled() -> bool:
             self._step()
             return bool(job.why)
 
-        return gives_up
+        return is_cancelled
 
     def _leave(self, job: Job, thread: threading.Thread) -> None:
         with self._changed:
