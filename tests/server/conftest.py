@@ -151,7 +151,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def drafting():
-    """A server whose draft always drafts, whatever the machine is busy with."""
+    """A server that always drafts, whatever the load of the machine."""
     speculation = gguf_spec.Speculation(k=4, adaptive=False)
     with (
         gguf_spec.load("tales", threads=1, speculation=speculation) as llm,

@@ -86,7 +86,7 @@ class Clients:
 
 
 def answer(clients: Clients, plan: Plan) -> tuple[dict[Any, str], Any]:
-    """Return the texts of an answer and what else it has; a client that leaves has texts only."""
+    """Return the texts of an answer and its other fields; only texts if the client disconnects."""
     texts: dict[Any, str] = {}
     pieces, n = plan.kind(clients, plan), 0
     try:
@@ -408,7 +408,7 @@ _ALL = [*_TEXTS, *_OTHERS]
 
 
 def plans(n: int, seed: int) -> list[Plan]:
-    """Return `n` requests: all kinds in turn, in a random order; one in six clients leaves."""
+    """Return `n` requests: all kinds in turn, in a random order; one in six clients disconnects."""
     rng = random.Random(seed)
     made = []
     for i in range(n):

@@ -1,7 +1,7 @@
-"""Request bodies, and what comes of each: the recorded outcomes stand in tests/data/request_outcomes.json.gz.
+"""Request bodies and their outcomes; the recorded ones are in tests/data/request_outcomes.json.gz.
 
 Every field gets every kind of value, every place of whole requests is replaced, left out and added to, and some bodies are hostile.
-`python -m tests.server.request_bodies` records the outcomes anew; with a file, it writes them there with their messages, to compare.
+`python -m tests.server.request_bodies` records the outcomes again; with a file, it writes them there with their messages, to compare.
 """
 
 import copy
@@ -266,7 +266,7 @@ def dump(body):
 
 
 def outcome(kind, most, body):
-    """What comes of a body: the options that it asks for, as far as they are not the defaults, or `[status, type, code, param, message]`."""
+    """Return the outcome of a body: the options that are not the defaults, or `[status, type, code, param, message]`."""
     try:
         request = READ[kind](parse(body), DEFAULT, most)
     except ApiError as error:
@@ -305,7 +305,7 @@ def outcome(kind, most, body):
 
 
 def outcomes(cases, *, keep=None):
-    """The outcomes, without messages (their words may change)."""
+    """Return the outcomes, without messages (their words may change)."""
     for case in cases:
         found = outcome(*case)
         yield found[:keep] if isinstance(found, list) else found

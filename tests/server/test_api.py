@@ -82,7 +82,7 @@ def test_a_text_complete_and_as_a_stream(client, tales, prompt):
     assert usage.completion_tokens == whole.usage.completion_tokens == len(wanted.tokens)
 
 
-def test_what_speculation_did_is_in_the_usage(client):
+def test_the_usage_has_the_counts_of_speculation(client):
     body = {"speculation": {"k": 4, "adaptive": False, "drafter": "model"}, "ignore_eos": True}
     usage = client.completions.create(
         model="tales", prompt=START, max_tokens=60, seed=7, extra_body=body

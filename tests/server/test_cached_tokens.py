@@ -107,7 +107,7 @@ def test_a_prompt_of_several_choices_counts_once(own):
 
 
 def test_a_text_that_only_the_store_holds():
-    """Its slot went to others, and the cache comes back from memory."""
+    """Other requests took its slot, and the cache is restored from memory."""
     with gguf_spec.load("tales", None, threads=1, prefix_memory=1 << 30) as llm:
         texts = [f"Number {i} had a fox. " * 25 for i in "123"]
         for text in texts:

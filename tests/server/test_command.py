@@ -140,7 +140,7 @@ def begun(child, n):
         connection.close()
 
 
-def test_what_is_under_way_may_finish(ever):
+def test_running_answers_may_finish(ever):
     with (
         Child("-m", ever, "-d", "none", "--port", 0, "--grace", 20, "--ctx", 8192) as child,
         begun(child, 800) as response,

@@ -108,7 +108,7 @@ def test_message_fields():
 
 
 def test_the_text_is_the_same(server):
-    """All fields without effect at once; what is compared is the text of a real answer."""
+    """All fields without effect at once: the text of a real answer is the same."""
     ignored = {
         name: (one.accepted or ("x",))[0]
         for name, one in OTHER_FIELDS.items()

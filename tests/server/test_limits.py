@@ -64,7 +64,7 @@ def test_no_key(locked, path, given):
     ] == "Bearer"
 
 
-def test_what_needs_no_key(locked):
+def test_paths_without_a_key(locked):
     assert ask(locked).status == 200
     assert ask(locked, path="/v1/models", headers={"Authorization": f"bearer  {KEY}"}).status == 200
 
@@ -219,7 +219,7 @@ def test_another_address_with_a_key(tales):
         )
 
 
-def test_a_port_that_is_taken(server, tales):
+def test_a_port_in_use(server, tales):
     with pytest.raises(GgufSpecError, match="cannot listen at") as caught:
         serve_in_thread(tales, port=urlsplit(server.url).port)
     assert caught.value.hint == "use another port; port=0 selects a free one."

@@ -77,7 +77,7 @@ def read(message):
 
 
 def plain(message):
-    """Return a message without what differs between two answers."""
+    """Return a message without the fields that differ between two answers."""
     content = [
         {name: value for name, value in block.items() if name != "id"}
         for block in message["content"]

@@ -121,7 +121,7 @@ def test_memory_of_idle_models_is_used(files):
         assert said(server, "two.q8_0")[1] == "bmnop"
 
 
-def test_a_pool_keeps_what_it_was_given(tales):
+def test_a_pool_keeps_given_models(tales):
     pool = ModelPool.of(tales)
     pool.close()
     assert pool.loaded(pool.default).llm is tales

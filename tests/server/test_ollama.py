@@ -134,7 +134,7 @@ def test_formats(server):
         ("embeddings", {"messages": None}, "prompt must be a string"),
     ],
 )  # fmt: skip
-def test_what_is_refused(server, path, fields, words):
+def test_refused_fields(server, path, fields, words):
     body = {"model": "tales", "stream": False, "messages": HELLO, "prompt": "x"}
     kept = {"chat": ("model", "stream", "messages"), "generate": ("model", "stream", "prompt")}
     reply = ask(server, "POST", f"/api/{path}", {name: body[name] for name in kept.get(path, ("model",))} | fields)  # fmt: skip
@@ -181,7 +181,7 @@ def test_models(server, tales):
         assert (reply.status, reply.json()["done_reason"]) == (200, "load")
 
 
-def test_what_ps_reads_stays(tales, monkeypatch, tmp_path):
+def test_the_fields_that_ps_reads(tales, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with serve_in_thread(tales, listed=True, api_key="secret"):
         (one,) = running_servers()

@@ -1,4 +1,4 @@
-"""The files of the page: how they are served, and what they may hold."""
+"""The files of the page: headers, and allowed contents."""
 
 import re
 from itertools import pairwise
@@ -95,7 +95,7 @@ def test_a_file_is_short(path):
         assert max(map(len, lines)) <= 120
 
 
-def test_the_scripts_import_what_is_there():
+def test_the_imports_of_scripts_exist():
     """One way only: no script imports one that needs it."""
     imports = {
         path: {f"/page/{name}" for name in re.findall(r'from "\./([a-z_]+\.js)"', text_of(path))}

@@ -1,4 +1,4 @@
-"""The page in Chromium: questions and answers, the drawer, and what is seen and heard of them."""
+"""The page in Chromium: questions and answers, the drawer, and their accessibility."""
 
 import time
 
@@ -185,7 +185,7 @@ class TestChat:
 
 
 class TestWhyFast:
-    def test_shows_what_was_accepted(self, page):
+    def test_shows_accepted_text(self, page):
         page.fake(pieces("a ", ("b ", True), "c", ("d", True), **FAST))
         page.answer("Hello.")
         assert page.shows(".tools .why")

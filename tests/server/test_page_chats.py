@@ -1,4 +1,4 @@
-"""The page in Chromium: what is kept, changed, exported and attached, and what goes wrong."""
+"""The page in Chromium: stored, edited, exported and attached contents, and errors."""
 
 import json
 
@@ -340,7 +340,7 @@ class TestFiles:
     @pytest.mark.parametrize(("data", "why"), [
         (b"\x89PNG\xff\xfe", "not a text file in UTF-8"), (b"a\0b", "not a text file"), (b" \n", "empty"), (b"x" * (1 << 21), "larger than 1,024 KiB"),
     ])  # fmt: skip
-    def test_what_is_no_text(self, page, tmp_path, data, why):
+    def test_files_that_are_not_text(self, page, tmp_path, data, why):
         (tmp_path / "a.bin").write_bytes(data)
         page.script("document.querySelector('#file').hidden = false")
         page.find("#file").send_keys(str(tmp_path / "a.bin"))

@@ -1,4 +1,4 @@
-"""Markdown on the page: what an answer becomes, and that none becomes more than text."""
+"""Markdown on the page: the elements of an answer, and no markup from its text."""
 
 import pytest
 
@@ -96,7 +96,7 @@ def test_code(page):
     assert "<code>open" in page.module("markdown.js", SHOW, "~~~\nopen"), "an answer that streams"
 
 
-def test_what_is_there_stays_while_the_text_grows(page):
+def test_earlier_elements_stay_while_the_text_grows(page):
     grow = """const view = new it.MarkdownView(); view.show("one\\n\\ntwo"); const first = view.place.firstChild;
         view.show("one\\n\\ntwo and more\\n\\nthree"); return [view.place.firstChild === first, view.place.textContent]"""
     assert page.module("markdown.js", grow) == [True, "onetwo and morethree"]
@@ -158,7 +158,7 @@ def test_a_search_that_fails_is_not_repeated(page):
     assert 0 < page.module("markdown.js", count, text) < 10 * len(text), "steps of the searches"
 
 
-def test_the_policy_stops_what_a_mistake_would_let_through(page):
+def test_the_policy_blocks_markup_and_foreign_images(page):
     stopped = "try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name }"
     assert page.script(stopped) == "TypeError"
     page.script(

@@ -243,7 +243,7 @@ def test_a_request_out_of_time_between_two_turns_ends_at_once(letters):
     assert choices[-1]["text"] == ""
 
 
-def test_slots_and_metrics_of_what_runs(two):
+def test_slots_and_metrics_of_running_requests(two):
     assert [(slot["id"], slot["id_task"], slot["is_processing"]) for slot in slots(two)] == [
         (0, -1, False),
         (1, -1, False),

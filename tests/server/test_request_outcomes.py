@@ -39,7 +39,7 @@ def test_errors_are_short():
     assert longest < 2000
 
 
-def test_bodies_as_described_are_taken():
+def test_bodies_as_described_are_accepted():
     """Else the description allows more than is read; it may allow less, such as null for a field that is left out."""
     read = {}
     for kind, path in PATHS.items():

@@ -203,7 +203,7 @@ def test_a_reference_to_an_item(client):
         client.responses.create(input=[items[0], items[0]], **ASKED)
 
 
-def test_what_is_not_stored(client):
+def test_responses_that_are_not_stored(client):
     first = client.responses.create(input="Hi.", store=False, **ASKED)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)

@@ -108,7 +108,7 @@ def test_a_call(tmp_path, template, before, pieces):
         assert plain.message.content == "".join(pieces)
 
 
-def test_what_the_template_is_given(tmp_path):
+def test_tools_in_the_prompt_of_the_template(tmp_path):
     with gguf_spec.load(
         zoo.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": TEMPLATE}),
         None,
