@@ -53,8 +53,6 @@ _SUMS = {
     "drafted_tokens_total": "n_drafted",
     "accepted_tokens_total": "n_accepted",
 }
-# Metrics of each model, from `slots` to `kept_prefix_tokens_total`.
-_OF_MODELS = [*_HELP][4:11]
 # Characters of a label that are escaped.
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 # Parts of the time of an answer; `Stats` has a field `<part>_s` for each, in seconds.
@@ -142,7 +140,7 @@ class Metrics:
         for name, text in _HELP.items():
             kind = "counter" if name.endswith("_total") else "gauge"
             lines.append(f"# HELP gguf_spec_{name} {text}\n# TYPE gguf_spec_{name} {kind}\n")
-            lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in values[name]]
+            lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in values.get(name, ())]
         return "".join(lines)
 
 
@@ -170,17 +168,24 @@ def _add(
 
 def _of_models(llms: Sequence[LLM]) -> dict[str, list[tuple[str, float]]]:
     """Return the slots and passes of the models in memory."""
-    found: dict[str, list[tuple[str, float]]] = {name: [] for name in _OF_MODELS}
+    found: dict[str, list[tuple[str, float]]] = {}
     for llm in llms:
         try:
             states, counts, memory = llm.slots(), llm.pass_counts, llm.prefix_memory
         except ClosedError:  # it was unloaded in between
             continue
-        busy = sum(state.request is not None for state in states)
-        kept = (memory.n_entries, memory.n_bytes, memory.n_tokens_restored)
-        numbers = (len(states), busy, counts.n_passes, counts.n_rows, *kept)
-        for name, number in zip(_OF_MODELS, numbers, strict=True):
-            found[name].append((_label(model=llm.name.translate(_ESCAPED)), number))
+        numbers = {
+            "slots": len(states),
+            "slots_busy": sum(state.request is not None for state in states),
+            "target_passes_total": counts.n_passes,
+            "target_rows_total": counts.n_rows,
+            "kept_prefixes": memory.n_entries,
+            "kept_prefix_bytes": memory.n_bytes,
+            "kept_prefix_tokens_total": memory.n_tokens_restored,
+        }
+        for name, number in numbers.items():
+            of_name = found.setdefault(name, [])
+            of_name.append((_label(model=llm.name.translate(_ESCAPED)), number))
     return found
 
 
