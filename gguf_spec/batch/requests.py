@@ -349,8 +349,8 @@ class Answerer:
             ids = {"request_id": key, "id": head.id}
 
         def written(rest: dict[str, Any], fault: str | None = None) -> LineResult:
-            whole = json.dumps(ids | rest, ensure_ascii=False, allow_nan=False)
-            return LineResult(line.number, whole.encode() + b"\n", fault)
+            text = json.dumps(ids | rest, ensure_ascii=False, allow_nan=False)
+            return LineResult(line.number, text.encode() + b"\n", fault)
 
         try:
             if isinstance(data, ApiError):
@@ -358,39 +358,39 @@ class Answerer:
             speculation = self.llm.speculation
             asked = read_request(head, data, line.number, self.defaults, speculation)
             names = asked.names
-            said, ended = self._generate(asked)
+            events, ended = self._generate(asked)
             if head.is_plain:
-                return written(_plain(said, ended) | {"error": None})
-            body = self._openai(asked, said, ended, key)
+                return written(_plain(events, ended) | {"error": None})
+            body = self._openai(asked, events, ended, key)
             return written(_response(200, key, body) | {"error": None})
         except _OF_ALL:
             raise
         except Exception as error:
             refusal = _refusal(error, names)
-            whole = {"error": refusal.error}
+            rest = {"error": refusal.error}
             if not head.is_plain:
                 shown = {name: refusal.error[name] for name in ("code", "message")}
-                whole = _response(refusal.status, key, whole) | {"error": shown}
-            return written(whole, refusal.error["message"])
+                rest = _response(refusal.status, key, rest) | {"error": shown}
+            return written(rest, refusal.error["message"])
 
     def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
-        said, ended = list[ChunkEvent](), list[ChoiceEnded]()
+        events, ended = list[ChunkEvent](), list[ChoiceEnded]()
         for request in requests_of(asked, self.llm):
             with self.cancellation.opened(partial(request.open, self.llm)) as stream:
                 for chunk in stream:
-                    said.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
+                    events.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
                     self.on_tokens(len(chunk.tokens))
             if self.cancellation.is_set:
                 raise CancelledGenerationError
             ended.append(ChoiceEnded(request.index, stream.result, None))
-        return said, ended
+        return events, ended
 
     def _openai(
-        self, asked: CompletionRequest, said: list[ChunkEvent], ended: list[ChoiceEnded], key: str
+        self, asked: CompletionRequest, events: list[ChunkEvent], ended: list[ChoiceEnded], key: str
     ) -> dict[str, Any]:
         """Return the body of a response as over HTTP, without what differs from run to run."""
         started = Started(self.llm.name, family_of(self.llm.chat_template or ""))
-        body = ResponseBuilder(asked, started).whole(said, ended)
+        body = ResponseBuilder(asked, started).whole(events, ended)
         random = key.rpartition("_")[2]
         body["id"] = f"{body['id'].partition('-')[0]}-{random}"
         body["created"] = self.created
@@ -409,26 +409,26 @@ class Answerer:
         return body
 
 
-def _plain(said: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
+def _plain(events: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
     """Return the result of a plain line."""
     result = ended[0].result
-    whole: dict[str, Any] = {"text": result.text}
+    found: dict[str, Any] = {"text": result.text}
     if result.reasoning:
-        whole["reasoning"] = result.reasoning
-    whole |= {
+        found["reasoning"] = result.reasoning
+    found |= {
         "finish_reason": result.finish_reason,
         "seed": result.seed,
         "prompt_tokens": result.stats.n_prompt,
         "completion_tokens": result.stats.n_generated,
     }
     if result.logprobs:
-        whole["logprobs"] = [
+        found["logprobs"] = [
             {"token": one.text, "logprob": one.logprob}
             | ({"top": [[other.text, other.logprob] for other in one.top]} if one.top else {})
-            for event in said
+            for event in events
             for one in event.logprobs
         ]
-    return whole
+    return found
 
 
 def _refusal(error: Exception, names: dict[str, str]) -> ApiError:
