@@ -134,7 +134,7 @@ class Output:
         """Read the results that wait for those of earlier lines.
 
         Raises:
-            BatchFileError: The file cannot be read, or belongs to somebody else.
+            BatchFileError: The file cannot be read, or is not one of gguf-spec.
         """
         is_ours = False
         try:

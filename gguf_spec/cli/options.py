@@ -214,7 +214,7 @@ def load_models(
             loading.remove()
             measuring.remove()
     for note in llm.notes:
-        # That there is no draft is told only where somebody asks.
+        # That there is no draft is told only with --stats, --verbose or another --draft than auto.
         if note in llm.draft_notes and draft == "auto" and not (llm.draft_name or _asks(options)):
             continue
         click.echo(f"Note: {in_command(note)}", err=True)
