@@ -86,7 +86,8 @@ class Output:
         Raises:
             BatchFileError: A line is not a result, or is the result of another line.
         """
-        if self._beside is None or self._path is None:
+        beside, self._beside = self._beside, None  # what is refused stays as it is
+        if beside is None or self._path is None:
             return
         n_whole = 0
         with self._path.open("rb") as file:
@@ -99,7 +100,8 @@ class Output:
                 n_whole += len(data)
         if n_whole < self._path.stat().st_size:
             os.ftruncate(self._file.fileno(), n_whole)
-        self._read_ahead()
+        self._read_ahead(beside)
+        self._beside = beside
 
     def _no_result(self) -> BatchFileError:
         fact = f"line {self.n_done + 1:,} of {self._path} is not a result of gguf-spec batch."
@@ -128,14 +130,13 @@ class Output:
         self.n_done += 1
         self.n_failed += not data.endswith(_SUCCESS)
 
-    def _read_ahead(self) -> None:
+    def _read_ahead(self, path: Path) -> None:
         """Read the results that wait for those of earlier lines.
 
         Raises:
-            BatchFileError: The file cannot be read, or belongs to somebody else.
+            BatchFileError: The file cannot be read, or is not one of gguf-spec.
         """
-        path, is_ours = self._beside, False
-        assert path
+        is_ours = False
         try:
             with path.open("rb") as file:
                 for record in filter(bytes.strip, file):

@@ -351,8 +351,8 @@ class Answerer:
             ids = {"request_id": key, "id": head.id}
 
         def written(rest: dict[str, Any], fault: str | None = None) -> LineResult:
-            whole = json.dumps(ids | rest, ensure_ascii=False, allow_nan=False)
-            return LineResult(line.number, whole.encode() + b"\n", fault)
+            text = json.dumps(ids | rest, ensure_ascii=False, allow_nan=False)
+            return LineResult(line.number, text.encode() + b"\n", fault)
 
         try:
             if isinstance(data, ApiError):
@@ -369,11 +369,11 @@ class Answerer:
             raise
         except Exception as error:
             refusal = _refusal(error, names)
-            whole = {"error": refusal.error}
+            rest = {"error": refusal.error}
             if not head.is_plain:
                 shown = {name: refusal.error[name] for name in ("code", "message")}
-                whole = _response(refusal.status, key, whole) | {"error": shown}
-            return written(whole, refusal.error["message"])
+                rest = _response(refusal.status, key, rest) | {"error": shown}
+            return written(rest, refusal.error["message"])
 
     def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
@@ -414,23 +414,23 @@ class Answerer:
 def _plain(chunks: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
     """Return the result of a plain line."""
     result = ended[0].result
-    whole: dict[str, Any] = {"text": result.text}
+    found: dict[str, Any] = {"text": result.text}
     if result.reasoning:
-        whole["reasoning"] = result.reasoning
-    whole |= {
+        found["reasoning"] = result.reasoning
+    found |= {
         "finish_reason": result.finish_reason,
         "seed": result.seed,
         "prompt_tokens": result.stats.n_prompt,
         "completion_tokens": result.stats.n_generated,
     }
     if result.logprobs:
-        whole["logprobs"] = [
+        found["logprobs"] = [
             {"token": one.text, "logprob": one.logprob}
             | ({"top": [[other.text, other.logprob] for other in one.top]} if one.top else {})
             for event in chunks
             for one in event.logprobs
         ]
-    return whole
+    return found
 
 
 def _refusal(error: Exception, names: dict[str, str]) -> ApiError:

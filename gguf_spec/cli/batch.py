@@ -123,8 +123,8 @@ def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
         end = run.run(llm, defaults, on_progress=show, on_failed=None if quiet else note)
     except KeyboardInterrupt:
         line.remove()
-        said = f"Interrupted: {_summary(run.progress)}\nRepeat the command to continue."
-        click.echo(said, err=True)
+        message = f"Interrupted: {_summary(run.progress)}\nRepeat the command to continue."
+        click.echo(message, err=True)
         return 130
     finally:
         line.remove()

@@ -60,8 +60,8 @@ def model_names(
             "none": "plain decoding",
         }
     items = [
-        CompletionItem(name, help=said)
-        for name, said in found.items()
+        CompletionItem(name, help=text)
+        for name, text in found.items()
         if name.startswith(incomplete)
     ]
     return items or [CompletionItem(incomplete, type="file")]

@@ -213,16 +213,12 @@ def load_models(
         finally:
             loading.remove()
             measuring.remove()
+    # That there is no draft is told only with --stats, --verbose or another --draft than auto.
+    all_notes = llm.draft_name or draft != "auto" or options.get("stats") or options["verbose"]
     for note in llm.notes:
-        # That there is no draft is told only where somebody asks.
-        if note in llm.draft_notes and draft == "auto" and not (llm.draft_name or _asks(options)):
-            continue
-        click.echo(f"Note: {in_command(note)}", err=True)
+        if all_notes or note not in llm.draft_notes:
+            click.echo(f"Note: {in_command(note)}", err=True)
     return llm
-
-
-def _asks(options: dict[str, Any]) -> bool:
-    return bool(options.get("stats") or options["verbose"])
 
 
 def _load(

@@ -304,25 +304,25 @@ def _missing(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError |
 
     page = _page(entry)
     if isinstance(error, errors.RevisionNotFoundError):
-        what, said = "revision", f"{entry.repo} has no revision {entry.revision}."
+        what, message = "revision", f"{entry.repo} has no revision {entry.revision}."
         hint = f"see {page}/commits/main."
     elif isinstance(error, errors.RemoteEntryNotFoundError):
-        what, said = "file", f"{entry.repo} has no file {part.file} at {entry.revision}."
+        what, message = "file", f"{entry.repo} has no file {part.file} at {entry.revision}."
         hint = f"see {page}/tree/{entry.revision}."
     elif not isinstance(error, errors.RepositoryNotFoundError) or isinstance(
         error, errors.GatedRepoError
     ):
         return None
     elif not _has_token(error):
-        what, said = "repository", f"there is no repository {entry.repo}, or it is private."
+        what, message = "repository", f"there is no repository {entry.repo}, or it is private."
         hint = "check the name; a private repository needs a token in HF_TOKEN."
     elif error.response.status_code == 401:
         return None  # the token is invalid, see _denied
     else:
         what = "repository"
-        said = f"there is no repository {entry.repo} that this token can access."
+        message = f"there is no repository {entry.repo} that this token can access."
         hint = "check the name, and the account of the token in HF_TOKEN."
-    return NotOnHubError(entry.name, what, said, hint)
+    return NotOnHubError(entry.name, what, message, hint)
 
 
 def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | None:
@@ -332,37 +332,37 @@ def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | 
     if isinstance(error, GatedRepoError):
         how = f"and set HF_TOKEN to a token from {endpoint()}/settings/tokens"
         how = "with the account of the token" if has_token else how
-        said = f"{entry.repo} is gated: its licence must be accepted first."
+        message = f"{entry.repo} is gated: its licence must be accepted first."
         hint = f"accept it at {page}, {how}."
     elif status == 401:
         what, hint = "a request without a token", "set HF_TOKEN."
         if has_token:
             what, hint = "the token", "check HF_TOKEN, or unset it: a public model needs no token."
-        said = f"the hub does not accept {what} for {entry.repo}."
+        message = f"the hub does not accept {what} for {entry.repo}."
     elif isinstance(error, DisabledRepoError):
-        said = f"the hub has disabled {entry.repo}."
+        message = f"the hub has disabled {entry.repo}."
         hint = "use another model; `gguf-spec models list` shows them."
     elif status == 403:
-        said = f"the hub denies access to {entry.repo}/{part.file}."
+        message = f"the hub denies access to {entry.repo}/{part.file}."
         hint = f"see {page}, and check the rights of the token in HF_TOKEN."
     else:
         return None
-    return AccessDeniedError(entry.name, said, hint)
+    return AccessDeniedError(entry.name, message, hint)
 
 
 def _out_of_order(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError:
     status, method = error.response.status_code, error.response.request.method
     again = ", also after a retry" if status == 429 or method == "HEAD" else ""
     if status == 429:
-        said = f"{endpoint()} received too many requests from this address (429){again}."
+        message = f"{endpoint()} received too many requests from this address (429){again}."
         more = "" if _has_token(error) else "; a token in HF_TOKEN allows more requests"
         hint = f"wait some minutes{more}."
     elif status >= 500:
-        said, hint = f"{endpoint()} failed with status {status}{again}.", "try again later."
+        message, hint = f"{endpoint()} failed with status {status}{again}.", "try again later."
     else:
-        said = f"{endpoint()} answered {status} for {entry.repo}/{part.file}."
+        message = f"{endpoint()} answered {status} for {entry.repo}/{part.file}."
         hint = f"{_first_look()}see {_page(entry)}."
-    return HubError(entry.name, status, said, hint)
+    return HubError(entry.name, status, message, hint)
 
 
 def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None:
@@ -370,13 +370,13 @@ def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | 
     # Compare names, because the HTTP library is httpx or httpx2, depending on the version.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     name, where, first = entry.name, endpoint(), _first_look()
-    said = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, NotAHubError):
         hint = f"{first}or log in to this network."
         return HubError(name, None, f"{where} does not respond like the hub.", hint)
     if "ProxyError" in kinds:
-        hint = "check HTTPS_PROXY and NO_PROXY."
-        return UnreachableError(name, f"the proxy refuses the connection to {where}: {said}.", hint)
+        message = f"the proxy refuses the connection to {where}: {reason}."
+        return UnreachableError(name, message, "check HTTPS_PROXY and NO_PROXY.")
     if "TimeoutException" in kinds:
         hint = (
             f"{first}try again, or set longer times in HF_HUB_ETAG_TIMEOUT and "
@@ -384,9 +384,9 @@ def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | 
         )
         return UnreachableError(name, f"{where} did not respond in time.", hint)
     if "TransportError" in kinds or isinstance(error, ConnectionError):
-        return UnreachableError(name, f"{where} cannot be reached: {said}.", f"{first}{_BY_HAND}")
+        return UnreachableError(name, f"{where} cannot be reached: {reason}.", f"{first}{_BY_HAND}")
     if isinstance(error, ValueError) or "InvalidURL" in kinds:
-        message = f"{entry.repo}/{part.file} cannot be downloaded: {said.rstrip('.')}."
+        message = f"{entry.repo}/{part.file} cannot be downloaded: {reason.rstrip('.')}."
         hint = f"{first}check the name, or try `hf download {entry.repo} {part.file}`."
         return StoreError(name, message, hint)
     return None

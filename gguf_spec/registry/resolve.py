@@ -86,8 +86,9 @@ def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
         InvalidModelsFileError: A models file has an error.
     """
     if isinstance(model, str) and model.startswith("hf:"):
-        whole = references.find(model[3:]) if references.parse(model[3:]) else None
-        return whole or _on_hub(model)
+        if references.parse(model[3:]) and (entry := references.find(model[3:])):
+            return entry
+        return _on_hub(model)
     if isinstance(model, str) and not {"/", os.sep} & set(model):
         known = entries(models_file)
         found = known.get(model.lower()) or _by_alias(known).get(model.lower())

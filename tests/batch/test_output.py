@@ -231,6 +231,20 @@ def test_a_file_beside_it_that_is_not_ours_stays_as_it_is(llm, tmp_path, right, 
     assert ahead.read_bytes() == data
 
 
+def test_a_refusal_removes_nothing(llm, tmp_path, right):
+    """The results are complete, so the end of a batch would remove the file beside them."""
+    ahead = tmp_path / "out.jsonl.ahead"
+    for data, results, fault in (
+        (b"my notes", right, "is not a file of gguf-spec"),
+        (b'30\t{"id": "ba\n', right + right.splitlines(keepends=True)[0], "of more lines"),
+    ):
+        (tmp_path / "out.jsonl").write_bytes(results)
+        ahead.write_bytes(data)
+        with pytest.raises(BatchFileError, match=fault):
+            Batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+        assert ahead.read_bytes() == data
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"\n", b"1", b"\n30\t", b'7\t{"request_id": "batch', b'7\t{"id": "ba\n']
 )

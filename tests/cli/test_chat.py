@@ -440,10 +440,10 @@ def test_a_signal_at_any_line_of_the_editor_ends_the_chat(monkeypatch):
             Signals(keep_on=True) as signals,
         ):
             keys.send_text("hello\r")  # the editor ends if the signal is lost
-            face = TerminalUI(None, None, show_draft=False, keep_history=False)
-            monkeypatch.setattr(face._session, "bottom_toolbar", "")
+            ui = TerminalUI(None, None, show_draft=False, keep_history=False)
+            monkeypatch.setattr(ui._session, "bottom_toolbar", "")
             with at:
-                return signals.wait(face.read, face.interrupt)
+                return signals.wait(ui.read, ui.interrupt)
 
     packages = prompt_toolkit, asyncio, chat
     with AtLine(packages) as at:

@@ -99,27 +99,27 @@ def chat(**options: Any) -> int:
         streams = (sys.stdin, sys.stdout)
         at_terminal = all(stream is not None and stream.isatty() for stream in streams)
         in_pipe = options["as_json"] or not at_terminal
-        face: PipeUI | TerminalUI
+        ui: PipeUI | TerminalUI
         if in_pipe:
-            face = PipeUI(models.llm, options["show_draft"], options["as_json"])
+            ui = PipeUI(models.llm, options["show_draft"], options["as_json"])
         else:
             from .terminal import TerminalUI  # imported late: prompt_toolkit is slow to import
 
-            face = TerminalUI(models.llm, conversation, options["show_draft"], options["history"])
-            face.show_thinking = not options["hide_thinking"]
+            ui = TerminalUI(models.llm, conversation, options["show_draft"], options["history"])
+            ui.show_thinking = not options["hide_thinking"]
         signals = Signals(keep_on=not in_pipe)
-        talk = ChatLoop(models, conversation, face, signals, options["save"] or options["load"])
+        talk = ChatLoop(models, conversation, ui, signals, options["save"] or options["load"])
         talk.images = [*options["image"]]
         with signals:
             try:
-                face.begin(loaded)
+                ui.begin(loaded)
                 talk.follow()
             finally:
                 if options["save"] and talk.chat.messages:
-                    said = save(talk.chat, options["save"])
+                    message = save(talk.chat, options["save"])
                     with contextlib.suppress(OSError):  # the terminal may be closed
-                        click.echo(said.translate(CONTROL), err=True)
-        return signals.code or face.code
+                        click.echo(message.translate(CONTROL), err=True)
+        return signals.code or ui.code
 
 
 class ChatModels:

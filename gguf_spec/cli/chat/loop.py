@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GgufSpecError, InvalidOptionError, SessionError
 from ...models import format_bytes
-from ...options import SAMPLING, SPECULATION, Rule
+from ...options import FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
 from ..error_text import in_command, message_and_hint
 from ..generate import check_image, plain
 from ..habits import HIDDEN_NAMES, nearest
@@ -92,12 +92,12 @@ class ChatLoop:
         self,
         models: ChatModels,
         chat: Chat,
-        face: PipeUI | TerminalUI,
+        ui: PipeUI | TerminalUI,
         signals: Signals,
         file: Path | None,
     ) -> None:
         """Create the loop; /save without an argument writes to `file`."""
-        self._models, self.chat, self._face = models, chat, face
+        self._models, self.chat, self._ui = models, chat, ui
         self._signals, self._place = signals, file
         self._settings = Settings(models.sampling, models.llm.speculation)
         self._drafts, self._n_retries, self._leave = True, 0, False
@@ -117,22 +117,22 @@ class ChatLoop:
         """
         while not self._leave:
             try:
-                line = self._signals.wait(self._read, self._face.interrupt)
+                line = self._signals.wait(self._read, self._ui.interrupt)
                 if line is None:
                     return
                 self._do(line)
             except GgufSpecError as error:
-                self._face.fail(*message_and_hint(error))
+                self._ui.fail(*message_and_hint(error))
             except KeyboardInterrupt:
-                self._face.say("Ctrl-D leaves the chat, /help lists the commands.")
+                self._ui.say("Ctrl-D leaves the chat, /help lists the commands.")
 
     def _read(self) -> str | None:
         """Return a line, or the lines from one that begins with three quotes to their end."""
-        text = self._face.read()
+        text = self._ui.read()
         if text is None or not text.startswith(BLOCK):
             return text
         while is_open_block(text):
-            line = self._face.read()
+            line = self._ui.read()
             if line is None:
                 raise GgufSpecError(
                     f"the input ended before the closing {BLOCK}.", f"end the message with {BLOCK}."
@@ -161,8 +161,8 @@ class ChatLoop:
         if rest and not COMMANDS[name][0]:
             hint = "begin the line with a space to send it to the model."
             raise GgufSpecError(f"{name} has no argument.", hint)
-        if said := getattr(self, f"_{name[1:]}")(rest):
-            self._face.say(said)
+        if message := getattr(self, f"_{name[1:]}")(rest):
+            self._ui.say(message)
 
     def _send(self, text: str) -> None:
         self._n_retries = 0
@@ -183,11 +183,11 @@ class ChatLoop:
         bar = PromptBar()
         with self._signals.open(lambda: start(bar)) as turn:
             if turn.dropped:
-                self._face.say(
+                self._ui.say(
                     "Note: the context was full, "
                     f"so the oldest {turn.dropped} messages were dropped."
                 )
-            self._face.answer(turn, bar)
+            self._ui.answer(turn, bar)
 
     def _help(self, _rest: str) -> str:
         rows = [(f"{name} {argument}", text) for name, (argument, text) in COMMANDS.items()]
@@ -211,11 +211,11 @@ class ChatLoop:
         llm, old = self._models.llm, self.chat
         self.chat = old.with_model(llm)
         self._settings.use(self._models.sampling, llm.speculation)
-        self._face.use(llm, self.chat)
-        said = f"{llm.name} answers from now on."
+        self._ui.use(llm, self.chat)
+        message = f"{llm.name} answers from now on."
         if old.messages:
-            said += " It reads the conversation before its first answer."
-        return f"{said} Note: {self.chat.note}" if self.chat.note else said
+            message += " It reads the conversation before its first answer."
+        return f"{message} Note: {self.chat.note}" if self.chat.note else message
 
     def _file(self, rest: str) -> str:
         if rest == "-":
@@ -264,7 +264,7 @@ class ChatLoop:
         self._question("answer again")
         sampling = self._settings.sampling
         if sampling.greedy:
-            self._face.say("Note: at temperature 0 the answer is always the same.")
+            self._ui.say("Note: at temperature 0 the answer is always the same.")
         self._n_retries += 1
         # With a fixed seed the whole conversation can be reproduced, including retries.
         if sampling.seed is not None:
@@ -297,7 +297,7 @@ class ChatLoop:
 
     def _draft(self, rest: str) -> str:
         if rest in ("show", "hide"):
-            self._face.show_draft = rest == "show"
+            self._ui.show_draft = rest == "show"
             if rest == "hide":
                 return "Markdown is formatted."
             return "Accepted draft tokens are green, and Markdown is shown as plain text."
@@ -324,30 +324,30 @@ class ChatLoop:
                 f"{llm.name} has no reasoning parts.", "chat with a model that reasons."
             )
         if rest in ("show", "hide"):
-            self._face.show_thinking = rest == "show"
+            self._ui.show_thinking = rest == "show"
         elif rest in ("on", "off"):
             self.chat.think = rest == "on"
         elif rest:
             hint = "use on, off, show or hide."
             raise GgufSpecError(f"{rest[:60]!r} is not an argument of /think.", hint)
-        shown = "shown" if self._face.show_thinking else "hidden"
+        shown = "shown" if self._ui.show_thinking else "hidden"
         return f"Reasoning is {states[self.chat.think]}, and {shown}."
 
     def _save(self, rest: str) -> str:
         path = _path(rest) if rest else self._place
         if path is None:
             raise GgufSpecError("/save needs a file.", "name a file: /save talk.session.")
-        said = save(self.chat, path)
+        message = save(self.chat, path)
         self._place = path
-        return said
+        return message
 
     def _load(self, rest: str) -> str:
         if not rest:
             raise GgufSpecError("/load needs a file.", "name a file that /save wrote.")
         path = _path(rest)
-        said = load(self.chat, path)
+        message = load(self.chat, path)
         self._place, self._n_retries = path, 0
-        return said
+        return message
 
     def _quit(self, _rest: str) -> None:
         self._leave = True
@@ -368,11 +368,10 @@ def _names() -> dict[str, str]:
     found = {name: name for name in RULES}
     for name, rule in RULES.items():
         if not rule.inverted:
-            flags = [flag.split("/")[0] for flag in rule.flags]
-            parameter = (flags or [name])[-1].lstrip("-").replace("-", "_")
-            for flag in (*flags, *HIDDEN_NAMES.get(parameter, ())):
+            for flag in (*FLAGS[name], *HIDDEN_NAMES.get(PARAMETERS[name], ())):
                 if flag.startswith("--") or flag == "-k":
-                    found.setdefault(flag.lstrip("-").replace("-", "_"), name)
+                    known = flag.split("/")[0].lstrip("-").replace("-", "_")
+                    found.setdefault(known, name)
     return found
 
 

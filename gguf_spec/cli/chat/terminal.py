@@ -56,7 +56,7 @@ class TerminalUI:
             if keep_history:
                 self._history = _KeptHistory(state_folder() / "chat-history")
             self._session = _session(self._status, self._history or InMemoryHistory())
-        self._said = False
+        self._has_told = False
         self._error: BaseException | None = None
 
     def use(self, llm: LLM, chat: Chat) -> None:
@@ -79,8 +79,8 @@ class TerminalUI:
         while True:
             try:
                 line = self._edit(self._session) if self._session else input(_PROMPT)
-                if self._history and self._history.problem and not self._said:
-                    self._said = True
+                if self._history and self._history.problem and not self._has_told:
+                    self._has_told = True
                     self.say(self._history.problem)
                 # Bytes that are not UTF-8 arrive as unpaired surrogates; replace them.
                 return line.encode("utf-8", errors="replace").decode("utf-8")
