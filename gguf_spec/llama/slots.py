@@ -39,6 +39,10 @@ class Slot(Model):
         """The model."""
         return self._model
 
+    def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
+        """Decode tokens of several sequences in one batch; the model keeps the thread count."""
+        return self._model.decode_sequences(parts)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
