@@ -316,7 +316,11 @@ class Scheduler:
         return self._target.base is costs
 
     def forget(self) -> None:
-        """Empty the caches of all slots."""
+        """Give all tasks up, and empty the caches of all slots."""
+        self.tasks = []
+        for pair in self.pairs:
+            pair.task = None
+        self._meet()
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             slot.forget()
 
