@@ -2,10 +2,10 @@
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
 `speculative.draft_length` and `speculative.tree`; `speculative.draft_model_use` decides on the
-draft model, `speculative.round_state` on rounds that measure, `speculative.round_state` on rounds
-that do not look for drafts. This module has the drafters, the clock and the statistics that they
-use. Under the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn
-token is always checked, so its value does not affect the decision.
+draft model, `speculative.round_state` on rounds that measure and on those that do not look for
+drafts. This module has the drafters, the clock and the statistics that they use. Under the rule
+`coupled` no decision changes the text. Under `rejection` and `block` a drawn token is always
+checked, so its value does not affect the decision.
 """
 
 from __future__ import annotations
