@@ -8,7 +8,6 @@ import gguf_spec
 from gguf_spec import Speculation, doctor, models
 from gguf_spec.errors import NoSpeculationError, UnsupportedModelError
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama import native_head
 from gguf_spec.llama.head import Head
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.resolve import resolve
@@ -280,7 +279,6 @@ def test_a_head_that_does_not_fit_is_left_out(folder, monkeypatch):
 
 
 def test_a_context_that_llama_cpp_refuses_is_noted(folder, monkeypatch):
-    monkeypatch.setattr(native_head, "CONTEXT_OF_HEAD", 0)
     monkeypatch.setattr("gguf_spec.llama.native.Native.open_head", lambda *_: None)
     with loaded(folder) as llm:
         assert llm.notes[0].startswith("the prediction head is not used (")
