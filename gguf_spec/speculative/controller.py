@@ -181,7 +181,7 @@ class DraftController(DraftTeam):
             self._learn_step(step, emitted)
             if step.proposal.token != emitted:
                 break
-        for drafter in self.everyone:
+        for drafter in self.active:
             self.attempt(drafter, drafter.learn, one.start, tokens, rows)
 
     def rollback(self, to: int) -> None:
@@ -248,7 +248,7 @@ class DraftController(DraftTeam):
 
     def _propose(self, tokens: Sequence[int], k: int) -> None:
         """Draft token by token while the next one may pay."""
-        for drafter in self.everyone:
+        for drafter in self.active:
             self.attempt(drafter, drafter.begin, tokens)
         one, reach, can_model = self._round, 1.0, True
         while len(one.steps) < k and (self.fixed or reach > LEAST_REACH):
@@ -265,7 +265,7 @@ class DraftController(DraftTeam):
                 return
             one.steps.append(step)
             reach = step.reach
-            for drafter in self.everyone:
+            for drafter in self.active:
                 self.attempt(drafter, drafter.follow, step.proposal.token)
 
     def _best_text(self) -> tuple[Proposal | None, float]:

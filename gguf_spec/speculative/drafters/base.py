@@ -13,8 +13,7 @@ from ...sampling.chain import Distribution
 from ..acceptance import Draft
 
 Kind = tuple[str, int]
-"""Who proposed, and how sure it was: a drafter's name and the number of a bucket, \
-higher for surer."""
+"""A drafter's name, and the number of a bucket of its proposals, higher for surer ones."""
 
 if TYPE_CHECKING:
     from .model import ModelDrafter
@@ -132,7 +131,7 @@ class DraftTeam:
         self.failures: dict[str, str] = {}
 
     @property
-    def everyone(self) -> list[TokenDrafter]:
+    def active(self) -> list[TokenDrafter]:
         """All drafters that are not switched off."""
         return [*self.texts, *([self.model] if self.model else [])]
 
