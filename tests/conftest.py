@@ -39,10 +39,10 @@ class _Records(logging.Handler):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Fail a test in which a draft failed, unless it is marked `failing_drafts`: the text does not show it."""
-    from gguf_spec.speculative.drafters import base
+    from gguf_spec.speculative.drafters import model
 
     log, records = logging.getLogger("gguf_spec.drafters"), _Records()
-    base._log.cache_clear()
+    model._log.cache_clear()
     log.addHandler(records)
     try:
         result = yield

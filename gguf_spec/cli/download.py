@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
     from .. import Progress
     from ..models import Entry, Pulled
 
@@ -99,24 +102,8 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
         yield None
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
-    from rich.text import Text
 
     from ..models import format_bytes
-
-    class Speed(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            text = "?" if speed is None else f"{format_bytes(speed)}/s"
-            return Text(text, style="progress.data.speed")
 
     verbs = {
         "download": "downloading",
@@ -138,14 +125,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
         yield write
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        Speed(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
+    with _bar(console) as bar:
 
         def draw(now: Progress) -> None:
             if now.stage not in seen:
@@ -153,6 +133,38 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
             bar.update(seen[now.stage], completed=now.done, total=now.total)
 
         yield draw
+
+
+def _bar(console: Console) -> Bar:
+    """Return a progress bar of bytes with their speed."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    from ..models import format_bytes
+
+    class Speed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            text = "?" if speed is None else f"{format_bytes(speed)}/s"
+            return Text(text, style="progress.data.speed")
+
+    return Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        Speed(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
 
 
 def _line(pulled: Pulled, seconds: float) -> str:

@@ -127,22 +127,17 @@ class Model(Cache):
         own_kernels.start(options.placement.kernels)
         ((_, options),) = fit_layers([(header, options)])
         super().__init__(file, options)
-        self.flash_attention = (
-            options.flash_attention if uses_gpu(options) else flash_on_cpu(header, options)
-        )
         self._cached = []
         self.depth_costs: Mapping[int, float] = MappingProxyType({})
         self.counts = PassCounts()
         self._owner = next(_OWNERS)
+        self.flash_attention = (
+            options.flash_attention if uses_gpu(options) else flash_on_cpu(header, options)
+        )
         self.threads: int = options.threads or physical_cores()
-        self.follows_machine = (
-            options.threads is None
-            and not (uses_gpu(options) or options.rpc)
-            and (
-                options.drafts
-                or self.flash_attention == "off"
-                or has_own_attention(header, options)
-            )
+        may_vary = options.threads is None and not (uses_gpu(options) or options.rpc)
+        self.follows_machine = may_vary and (
+            options.drafts or self.flash_attention == "off" or has_own_attention(header, options)
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
         if is_head_alone(header):
@@ -153,16 +148,7 @@ class Model(Cache):
             check_adapter(adapter.path, header)
         start_backend()
         start_numa(options.placement.numa)
-        self.slow_first_pass = uses_gpu(options)
-        # On a GPU only a measurement shows it.
-        features = build_features()
-        self.exact_attention = not self.slow_first_pass and has_exact_attention(
-            header, options, self.flash_attention, features
-        )
-        self.exact_branches = self.exact_attention and self.flash_attention == "on"
-        self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
-        is_exact = self.exact_attention and has_exact_products(header, options, features)
-        self.grid = 0 if options.drafts or is_exact else GRID
+        self._know_exactness(header)
         options.check_backend(offloads() or bool(options.rpc))
         verbose.set() if options.verbose else verbose.clear()
         keep_lines()
@@ -182,6 +168,18 @@ class Model(Cache):
             raise
         finally:
             keep_last()
+
+    def _know_exactness(self, header: Header) -> None:
+        """Know in which passes rows have the same bits; on a GPU only a measurement shows it."""
+        options, features = self.options, build_features()
+        self.slow_first_pass = uses_gpu(options)
+        self.exact_attention = not self.slow_first_pass and has_exact_attention(
+            header, options, self.flash_attention, features
+        )
+        self.exact_branches = self.exact_attention and self.flash_attention == "on"
+        self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
+        is_exact = self.exact_attention and has_exact_products(header, options, features)
+        self.grid = 0 if options.drafts or is_exact else GRID
 
     def _open_nothing(self) -> None:
         """Know the sizes of a model that generates no text; its passes are the `Embedder`'s."""

@@ -220,7 +220,9 @@ class LLM:
         """
         self._check_thread(threading.get_ident())
         _ = self.vocabulary  # a closed LLM raises at once
-        return generate_many(self, prompts, samplings, max_parallel, on_result, options)
+        n_threads = self.parallel if max_parallel is None else max_parallel
+        begin = partial(self.stream, **options)
+        return generate_many(begin, prompts, samplings, n_threads, on_result)
 
     def generate_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any

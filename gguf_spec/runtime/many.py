@@ -5,17 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling
 from ..results import Completion
-from .stream import Stream
-
-if TYPE_CHECKING:
-    from .llm import LLM
 from .generation import Prompt
+from .stream import Stream
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -154,26 +150,23 @@ class _Job(NamedTuple):
 
 
 def generate_many(
-    llm: LLM,
+    open_stream: Callable[[Prompt, Sampling | None], Stream],
     prompts: Iterable[Prompt],
     samplings: Sampling | Iterable[Sampling | None] | None,
-    max_parallel: int | None,
+    n_threads: int,
     on_result: Callable[[int, Completion | GgufSpecError], object] | None,
-    options: Mapping[str, Any],
 ) -> list[Completion | GgufSpecError]:
-    """Do `LLM.generate_many`."""
+    """Do `LLM.generate_many` with streams that a function opens, in at most `n_threads` threads."""
     given = _read_prompts(prompts)
     of_each = _read_samplings(samplings, len(given))
-    n_threads = llm.parallel if max_parallel is None else max_parallel
     if not (isinstance(n_threads, int) and n_threads > 0) or n_threads is True:
-        raise InvalidOptionError("max_parallel", max_parallel, "a whole number above 0")
+        raise InvalidOptionError("max_parallel", n_threads, "a whole number above 0")
     results: list[Any] = [None] * len(given)
     cancellation = Cancellation()
 
     def complete(job: _Job) -> Completion | GgufSpecError:
-        begin = partial(llm.stream, job.prompt, job.sampling, **options)
         try:
-            with cancellation.opened(begin) as stream:
+            with cancellation.opened(lambda: open_stream(job.prompt, job.sampling)) as stream:
                 for _ in stream:
                     pass
             return stream.result

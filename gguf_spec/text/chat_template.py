@@ -97,22 +97,18 @@ def encode_chat(
         )
         _check_rewritten(model, controls(harmless) != controls(ids) or any(map(special, contents)))
         return ids
-    apart = [
-        model.tokenize(part, special=True, start=start and i == 0)
-        if is_template
-        else plain_tokens(model, reasoning, part, start and i == 0)
-        for i, (part, is_template) in enumerate(parts)
-    ]
-    by_template = [
-        token
-        for some, (_, is_template) in zip(apart, parts, strict=True)
-        if is_template
-        for token in controls(some)
-    ]
+    apart: list[int] = []
+    by_template: list[int] = []
+    for i, (part, is_template) in enumerate(parts):
+        begins = start and i == 0
+        if is_template:
+            tokens = model.tokenize(part, special=True, start=begins)
+            by_template += controls(tokens)
+        else:
+            tokens = plain_tokens(model, reasoning, part, begins)
+        apart += tokens
     # the contents add no special token, neither alone nor joined with the template's text
-    if controls(ids) == by_template:
-        return ids
-    return [token for some in apart for token in some]
+    return ids if controls(ids) == by_template else apart
 
 
 def _rewritten(messages: Sequence[Message], change: Callable[[str], str]) -> list[dict[str, Any]]:

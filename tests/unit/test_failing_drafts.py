@@ -9,7 +9,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError, DecodeError
 from gguf_spec.speculative import draft_model_use
 from gguf_spec.speculative.draft_model_use import DraftModelUse
-from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter, base
+from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter, failure
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
@@ -285,7 +285,7 @@ def test_a_failure_is_logged_once(caplog):
 
 
 def test_the_message_of_an_error_is_one_short_line():
-    reason = base.failure("model", ValueError("a\nb  c. " + "d" * 1000))
+    reason = failure("model", ValueError("a\nb  c. " + "d" * 1000))
     assert reason.startswith(
         "the model drafter failed and was switched off (ValueError: a b c. ddd"
     )

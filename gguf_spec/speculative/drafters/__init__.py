@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from .base import Drafter, DraftTeam, Kind, NoDrafter, Proposal, TokenDrafter, failure
+from .base import Drafter, Kind, NoDrafter, Proposal, TokenDrafter
 from .model import (
     MODELS,
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
     DraftCorrection,
     DraftSampler,
+    DraftTeam,
     EagleDrafter,
     FirstRead,
     HeadDrafter,
     ModelDrafter,
     StochasticDraftSampler,
     drafter_of,
+    failure,
     name_of,
     needs_rows,
 )
