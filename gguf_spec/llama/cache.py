@@ -224,8 +224,7 @@ class Cache(Weights):
 
     def state(self) -> NDArray[np.uint8]:
         """Return the serialised cache of llama.cpp; an empty array for an empty cache."""
-        self._settle()
-        return take_state(self, self.index) if self.cached else np.empty(0, dtype=np.uint8)
+        return take_state(self, self.index) if self.state_bytes() else np.empty(0, dtype=np.uint8)
 
     def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
         """Restore the cache from a serialised state.

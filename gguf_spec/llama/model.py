@@ -108,7 +108,7 @@ class Model(Cache):
     ) -> None:
         """Load a GGUF file.
 
-        Whether there is enough memory is not checked (`llama.backend.check_room`).
+        Whether there is enough memory is not checked (`llama.memory.check_room`).
 
         Args:
             file: The file. A header that was read before is not read again.

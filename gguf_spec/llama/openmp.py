@@ -23,7 +23,7 @@ VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MAPS = Path("/proc/self/maps")
 
 State: TypeAlias = Literal["unknown", "set", "user", "loaded", "absent"]
-"""Who decided how long threads spin.
+"""What decided how long threads spin.
 
 `unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: a
 variable in the environment. `loaded`: libgomp was in the process before, and its default is in

@@ -96,9 +96,11 @@ def remembered(
         keep: Whether a problem is kept. A success is kept in any case.
         packed: The problem in a packed program without a result; None to ask `find`.
     """
-    known = read_json(file)
-    if isinstance(known, dict) and "ok" in known and (keep or known["ok"]):
-        return "" if known["ok"] else str(known.get("problem"))
+    match read_json(file):
+        case {"ok": True}:
+            return ""
+        case {"ok": False, "problem": str(problem)} if keep:
+            return problem
     if packed is not None and is_packed():
         return packed
     problem = find()

@@ -249,7 +249,7 @@ def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return the line of the log that tells most, without the names of functions."""
+    """Return the line of the log with the reason, without the names of functions."""
     telling = [line for line in lines if "error: " in line or "failed to load" in line] or lines
     if not telling:
         return "it gave no reason"

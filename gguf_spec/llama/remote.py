@@ -241,7 +241,7 @@ class _Child:
         self.unused: list[int] = []
         self._on_progress: Callable[[float], bool] = lambda _: True
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- `end` closes it
-        self._last_words = ""
+        self._last_line = ""
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "gguf_spec.llama.remote", str(theirs.fileno())]
         with theirs:
@@ -325,7 +325,7 @@ class _Child:
         self.end()
         names = " and ".join(self._workers)
         return WorkerError(
-            self._workers, f"the workers at {names} cannot be used ({self._last_words})."
+            self._workers, f"the workers at {names} cannot be used ({self._last_line})."
         )
 
     def _lost(self) -> WorkerError:
@@ -334,7 +334,7 @@ class _Child:
         lost = unreachable(self._workers)
         names = " and ".join(lost or self._workers)
         fact = f"no worker answers at {names} any more" if lost else f"a worker at {names} failed"
-        reason = f" ({self._last_words})" if self._last_words else ""
+        reason = f" ({self._last_line})" if self._last_line else ""
         return WorkerError(
             lost or self._workers, f"the model is lost: {fact}{reason}; load it again."
         )
@@ -353,8 +353,8 @@ class _Child:
             file.seek(0)
             lines = file.read().decode("utf-8", errors="replace").split("\n")
         # without the source file at the start of the line
-        said = [line.rpartition(": ")[2].strip() for line in lines if line.strip()]
-        self._last_words = said[-1][:200].rstrip(".") if said else ""
+        texts = [line.rpartition(": ")[2].strip() for line in lines if line.strip()]
+        self._last_line = texts[-1][:200].rstrip(".") if texts else ""
 
 
 def _devices_of(workers: Iterable[str]) -> Any:

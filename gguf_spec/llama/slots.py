@@ -9,7 +9,7 @@ and empty places are filled with tokens that are removed after the pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,10 @@ class Slot(Model):
     def model(self) -> Model:
         """The model."""
         return self._model
+
+    def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
+        """Decode tokens of several sequences in one batch; the model keeps the thread count."""
+        return self._model.decode_sequences(parts)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -91,26 +95,23 @@ class Slots:
         slots = {one.sequence: self.all[one.sequence] for one in filled}
         try:
             code = self.model.decode_sequences(filled)
+            seconds = time.perf_counter() - started
+            if code == 0:
+                for part in parts:
+                    part.slot.cached.extend(part.tokens)
+                    part.slot.busy_s += seconds
+                for one in filled:
+                    slot = slots[one.sequence]
+                    if one.n_past + len(one.tokens) > slot.n_past:
+                        self._remove(slot)
         except BaseException:  # Ctrl-C, where the thread of the caller decodes
-            for slot in slots.values():
-                self._remove(slot)
+            self._drop(slots.values(), parts)
             raise
-        seconds = time.perf_counter() - started
         if code != 0:
-            for slot in slots.values():  # those of gaps keep their tokens
-                self._remove(slot)
-            for part in parts:
-                part.slot.forget()
+            self._drop(slots.values(), parts)
             n_past = max(one.n_past for one in filled)
             raise DecodeError(code, n_past, first, log.last)
         self.model.counts = self.model.counts.plus(sum(part.n_rows for part in parts))
-        for part in parts:
-            part.slot.cached.extend(part.tokens)
-            part.slot.busy_s += seconds
-        for one in filled:
-            slot = slots[one.sequence]
-            if one.n_past + len(one.tokens) > slot.n_past:
-                self._remove(slot)
         return [self._rows(part, firsts[part.slot.index]) for part in parts]
 
     def move(self, slot: Model, free: Model) -> None:
@@ -174,6 +175,13 @@ class Slots:
         outputs = [False] * (n - part.n_rows) + [True] * part.n_rows + [False] * n_more
         tokens = [*part.tokens, *[self.model.start] * n_more]
         return SequenceTokens(slot.index, slot.n_past, tokens, outputs)
+
+    def _drop(self, slots: Iterable[Model], parts: Sequence[Part]) -> None:
+        """Undo a pass: empty the caches of its parts; those of gaps keep their tokens."""
+        for slot in slots:
+            self._remove(slot)
+        for part in parts:
+            part.slot.forget()
 
     def _remove(self, slot: Model) -> None:
         """Remove the tokens that only filled the pass."""

@@ -291,8 +291,8 @@ class Chat:
     def _encode(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         if self._llm.has_chat_template:
             return self._llm.tokenize(messages, think=self.think)
-        said = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
-        text = "".join(f"{said[one['role']]}{text_of(one['content'])}\n" for one in messages)
+        marks = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
+        text = "".join(f"{marks[one['role']]}{text_of(one['content'])}\n" for one in messages)
         return self._llm.tokenize(
             text + _ASSISTANT,
             special=False,

@@ -75,7 +75,7 @@ class Ticket:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the stream that used the turn is gone."""
+        """Whether the stream that used the turn was garbage-collected."""
         return self.stream is not None and self.stream() is None
 
     def call(self) -> None:
@@ -96,7 +96,7 @@ class Line:
 
     @property
     def first(self) -> Ticket | None:
-        """The ticket that has the turn, or None; tickets of streams that are gone leave."""
+        """The ticket that has the turn, or None; those of garbage-collected streams leave."""
         while (first := next(iter(self._tickets), None)) and first.is_abandoned:
             self._remove(first)
         return first
@@ -160,7 +160,7 @@ class Job:
         return not self.has_ended and self.stream is not None and self.stream() is not None
 
     def check_reader(self) -> None:
-        """Cancel a request whose stream is gone."""
+        """Cancel a request whose stream was garbage-collected."""
         if self.stream is None or self.stream() is None:
             self.generation.cancelled = True
 

@@ -2,10 +2,10 @@
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
 `speculative.draft_length` and `speculative.tree`; `speculative.draft_model_use` decides on the
-draft model, `speculative.round_state` on rounds that measure, `speculative.round_state` on rounds
-that do not look for drafts. This module has the drafters, the clock and the statistics that they
-use. Under the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn
-token is always checked, so its value does not affect the decision.
+draft model, `speculative.round_state` on rounds that measure and on those that do not look for
+drafts. This module has the drafters, the clock and the statistics that they use. Under the rule
+`coupled` no decision changes the text. Under `rejection` and `block` a drawn token is always
+checked, so its value does not affect the decision.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class DraftController(DraftTeam):
             self._learn_step(step, emitted)
             if step.proposal.token != emitted:
                 break
-        for drafter in self.everyone:
+        for drafter in self.active:
             self.attempt(drafter, drafter.learn, one.start, tokens, rows)
 
     def rollback(self, to: int) -> None:
@@ -248,7 +248,7 @@ class DraftController(DraftTeam):
 
     def _propose(self, tokens: Sequence[int], k: int) -> None:
         """Draft token by token while the next one may pay."""
-        for drafter in self.everyone:
+        for drafter in self.active:
             self.attempt(drafter, drafter.begin, tokens)
         one, reach, can_model = self._round, 1.0, True
         while len(one.steps) < k and (self.fixed or reach > LEAST_REACH):
@@ -265,7 +265,7 @@ class DraftController(DraftTeam):
                 return
             one.steps.append(step)
             reach = step.reach
-            for drafter in self.everyone:
+            for drafter in self.active:
                 self.attempt(drafter, drafter.follow, step.proposal.token)
 
     def _best_text(self) -> tuple[Proposal | None, float]:

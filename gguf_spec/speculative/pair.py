@@ -305,9 +305,9 @@ class ModelPair:
             return NoDrafter()
         if self.target.why_plain:
             return NoDrafter(self.target.why_plain)
-        coupled, who = speculation.accept == "coupled", speculation.drafter
-        if who == "auto":
-            who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
+        coupled, name = speculation.accept == "coupled", speculation.drafter
+        if name == "auto":
+            name = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
         guess = (
             CoupledDraftSampler(sampler, self.calibration)
             if coupled
@@ -320,12 +320,12 @@ class ModelPair:
                 self.target.n_vocab,
                 slots.first,
             )
-            if slots.draft and who != "ngram"
+            if slots.draft and name != "ngram"
             else None
         )
         texts: list[TokenDrafter] = (
             []
-            if who in ("model", *HEADS)
+            if name in ("model", *HEADS)
             else [NgramDrafter(self.reference, self.shared), RetryDrafter()]
         )
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"

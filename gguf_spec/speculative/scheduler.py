@@ -296,7 +296,7 @@ class Scheduler:
         self.pairs = sorted(pairs, key=lambda one: one.target.index)
         for pair in self.pairs:
             pair.task, pair.used_at = None, 0
-            for slot in pair.slots:
+            for slot in pair.slots if draft else [pair.target]:
                 slot.run = self._wait_for
         self.tasks: list[Task] = []
         self.on_lost: Callable[[SlotPair], None] = lambda _: None
@@ -316,7 +316,11 @@ class Scheduler:
         return self._target.base is costs
 
     def forget(self) -> None:
-        """Empty the caches of all slots."""
+        """Give all tasks up, and empty the caches of all slots."""
+        self.tasks = []
+        for pair in self.pairs:
+            pair.task = None
+        self._meet()
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             slot.forget()
 

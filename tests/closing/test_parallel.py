@@ -357,6 +357,7 @@ def test_an_unexpected_error_ends_the_requests_and_leaves_nothing_wrong(llm, rig
     monkeypatch.undo()
     with llm.models() as (target, draft):
         assert target.cached == draft.cached == []
+        assert {slot.request for slot in llm.slots()} == {None}
     assert llm.generate(PROMPTS[0], SHORT).text == right[PROMPTS[0]]
 
 

@@ -79,7 +79,10 @@ def test_no_child_at_all(child, monkeypatch, caplog):
     assert "did not run" in caplog.text
 
 
-@pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}', "[" * 100_000], ids=range(6))
+DAMAGED = ["", "{", "[]", "null", '{"no": 1}', "[" * 100_000, '{"ok": false}', '{"ok": "no"}']
+
+
+@pytest.mark.parametrize("data", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_probe_result_is_measured_again(child, data):
     child(DIES)
     assert own_kernels.extra_bufts_work() is False

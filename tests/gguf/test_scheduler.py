@@ -392,6 +392,15 @@ def test_a_piece_of_a_prompt_overwrites_no_rows(models, rows_of_one_pass):
     assert all(task.is_right(models[1]) for task in tasks)
 
 
+def test_a_draft_model_without_costs_is_left_to_other_code(models):
+    """A profile without a draft model may be in use; checks then still use both models."""
+    target, draft = models
+    slots = Slots(target)
+    Scheduler([SlotPair(slots.all[0], draft)], Side(slots, Costs()), None)
+    draft.rollback(0)
+    assert draft.logits([1], 1).shape == (1, draft.n_vocab)
+
+
 def test_random_tasks_start_and_end(models, rows_of_one_pass):
     rng, scheduler, done = random.Random(4), scheduler_of(models[0]), []
     for _ in range(40):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_spec.errors import RollbackError
+from gguf_spec.llama.head import SharedHead
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Part, Slots
@@ -184,6 +185,13 @@ def test_full_slots_leave_no_room_for_the_pass_of_a_copy(slots):
     for slot in slots.all:
         slot.rollback(N_CTX - 1)
     assert len(slots.all[1].state()) == pytest.approx(len(state), rel=0.02)
+
+
+def test_a_head_in_the_cache_of_its_target_has_an_empty_state():
+    """As `state_bytes` says; else a session file would have another length than its header says."""
+    head = object.__new__(SharedHead)  # no such file is small enough
+    head._cached = [1, 2, 3]
+    assert (head.state_bytes(), len(head.state())) == (0, 0)
 
 
 def test_a_damaged_state_leaves_an_empty_slot(slots):

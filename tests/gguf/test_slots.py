@@ -1,6 +1,7 @@
 """Slots on a small real file: rows and caches of a slot do not depend on the other slots."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,6 +206,47 @@ def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeyp
     slots.refill(a, [1, 2, 3], 3)
     assert (a.cached, a.n_read) == ([1, 2, 3], 3)
     check_books(slots)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_an_interrupted_pass_leaves_no_tokens_that_are_not_counted(animals, monkeypatch, kind):
+    """Ctrl-C after llama.cpp's pass; a recurrent state cannot drop its last tokens."""
+    model = opened(animals / f"{kind}.gguf", 2)
+    try:
+        slots = Slots(model)
+        for slot in slots.all:
+            slot.read([1, 2, 3])
+        decode = Model.decode_sequences
+
+        def interrupted(*args):
+            decode(*args)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Model, "decode_sequences", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            slots.all[0].logits([4, 5], 1)
+        monkeypatch.undo()
+        last = [model.native.cache(C.llama_memory_seq_pos_max, i) for i in range(2)]
+        assert last == [slot.n_past - 1 for slot in slots.all]
+        assert slots.all[1].cached == [1, 2, 3]
+    finally:
+        model.close()
+
+
+def test_a_pass_for_the_copies_of_a_slot_sets_the_threads_of_the_model(animals):
+    """The context has one number of threads, which the model knows."""
+    model = opened(animals / "llama.gguf", 2)
+    try:
+        first, other = Slots(model).all
+        first.read([1, 2, 3])
+        other.copy_from(first)
+        model._governor = SimpleNamespace(
+            choose=lambda _: 2, observe=lambda *_: None, forget=lambda *_: None
+        )
+        assert other.state_bytes() > 0
+        assert (model.threads, "threads" in vars(other)) == (2, False)
+    finally:
+        model.close()
 
 
 def test_a_moved_sequence_continues_with_the_same_bits(pair, slots):

@@ -157,7 +157,7 @@ def test_it_works_where_the_clone_is_not(installed, tmp_path):
 
 def test_a_library_compiled_without_our_flags_is_tried_out_first(installed, tmp_path):
     """The first load runs the self-test of the kernels in a child process; where it fails, they are not used."""
-    start = "import os, sys\nos.environ['GGUF_SPEC_KERNELS'] = 'stock'\nfrom gguf_spec import Sampling, load\nfrom gguf_spec.llama import child_process as _probe\n"
+    start = "import os, sys\nos.environ['GGUF_SPEC_KERNELS'] = 'stock'\nfrom gguf_spec import Sampling, load\nfrom gguf_spec.llama import probe as _probe\n"
     dies = "_probe.command = lambda *_: [sys.executable, '-c', 'import os; os.abort()']\n"
     tell = "with load('tales', threads=1{}) as llm:\n    print(llm.generate('Once', Sampling(seed=1, max_tokens=20)).text)\n"
     done = run(

@@ -10,8 +10,7 @@ from ...sampling.chain import Distribution
 from ..acceptance import Draft
 
 Kind = tuple[str, int]
-"""Who proposed, and how sure it was: a drafter's name and the number of a bucket, \
-higher for surer."""
+"""A drafter's name, and the number of a bucket of its proposals, higher for surer ones."""
 
 
 class Drafter(Protocol):

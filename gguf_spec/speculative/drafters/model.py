@@ -616,7 +616,7 @@ class DraftTeam:
         self.failures: dict[str, str] = {}
 
     @property
-    def everyone(self) -> list[TokenDrafter]:
+    def active(self) -> list[TokenDrafter]:
         """All drafters that are not switched off."""
         return [*self.texts, *([self.model] if self.model else [])]
 
