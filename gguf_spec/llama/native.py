@@ -63,8 +63,8 @@ class Native:
         self._memory: Any = None
         self.batch: Batch
         self.has_copies = False
-        for freed in [one for one in [*_frees] if one() is None]:
-            _frees.discard(freed)
+        for dead in [one for one in [*_frees] if one() is None]:
+            _frees.discard(dead)
         # All frees run inside one C call, as Ctrl-C between two of them would leave the rest
         # allocated.
         # `next` on `filter` calls every function, because each returns None.
