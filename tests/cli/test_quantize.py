@@ -199,5 +199,5 @@ def test_a_bar_at_a_terminal(tmp_path, cage, environment):
     code, seen = children.at_terminal(command, cwd=cage, env=environment)
     assert code == 0, seen
     assert b"quantising" in seen
-    assert re.search(rb"\d+/\d+", seen)
+    assert re.search(rb"\d+ of \d+ tensors", seen)
     assert b"bits per weight instead of" in seen
