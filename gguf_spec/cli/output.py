@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -195,7 +196,7 @@ class Line:
             self._n_shown = 0
 
 
-class LateBar(Line):
+class LateBar(Line, ABC):
     """Progress bar for a callback; it appears after two seconds.
 
     Call `remove` before text is written.
@@ -215,9 +216,9 @@ class LateBar(Line):
         super().__init__(out or sys.stderr)
         self._clock, self._since, self._percent = clock, clock(), -1
 
+    @abstractmethod
     def amount(self, now: Progress) -> str:
         """Return the text behind the percentage."""
-        raise NotImplementedError
 
     def __call__(self, now: Progress) -> None:
         """Show the progress."""

@@ -214,7 +214,7 @@ extern "C" __attribute__((visibility("default"))) const char * gguf_spec_kernels
 // Enter the kernels into llama.cpp's list. To be called before the first model is loaded: llama.cpp copies the list then.
 //
 // folder: the folder of llama.cpp's libraries, which must be loaded. wanted: name of an instruction set, or "" for the best one of this
-// processor. Returns the name of the instruction set in use, or a text that begins with "!" and says why there is none.
+// processor. Returns the name of the instruction set in use, or "!" and the reason why no kernels are in use.
 extern "C" __attribute__((visibility("default"))) const char * gguf_spec_kernels_start(const char * folder, const char * wanted) {
     if (kernels) return kernels->name;
     void * of_cpu = loaded(folder, "libggml-cpu"), * of_base = loaded(folder, "libggml-base");

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import NotEnoughMemoryError, Text
 from ..gguf.header import TOKENS
@@ -226,8 +226,8 @@ def _most_parallel(
     )
 
 
-def _with(models: Models, **changes: int | bool) -> list[tuple[Header, ContextOptions]]:
-    return [(header, replace(options, **changes)) for header, options in models]  # type: ignore[arg-type]
+def _with(models: Models, **changes: Any) -> list[tuple[Header, ContextOptions]]:
+    return [(header, replace(options, **changes)) for header, options in models]
 
 
 def parallel_in_room(

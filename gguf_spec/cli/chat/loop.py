@@ -277,7 +277,7 @@ class ChatLoop:
         """Return the last question.
 
         Raises:
-            GgufSpecError: There is none.
+            GgufSpecError: The conversation has no question yet.
         """
         for one in reversed(self.chat.messages):
             if one["role"] == "user":
