@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BusyError, ClosedError, GgufSpecError, NoGenerationError
+from ..errors import BusyError, ClosedError, GgufSpecError, NoGenerationError, NoInfillError
 from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder
 from ..llama.head import Head
@@ -24,7 +24,6 @@ from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
 from ..text.chat_template import Message, Tools
-from ..text.infill import encode_infill
 from ..text.reasoning import reasoning_format
 from ..text.template_values import names_read, no_reasoning, read_options
 from .chat import Chat
@@ -358,7 +357,13 @@ class LLM:
         Raises:
             NoInfillError: The vocabulary has no tokens for it.
         """
-        return encode_infill(self.vocabulary, prefix, suffix)
+        model = self.vocabulary
+        if model.infill_marks is None:
+            raise NoInfillError(model.path.name)
+        before, after, middle = model.infill_marks
+        start = [model.vocabulary["bos"]] if model.vocabulary["add_bos"] else []
+        parts = [model.tokenize(text, special=False, start=False) for text in (prefix, suffix)]
+        return [*start, before, *parts[0], after, *parts[1], middle]
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""

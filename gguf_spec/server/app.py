@@ -36,8 +36,7 @@ from .openapi import describe
 from .page_files import PATHS, page_routes
 from .replies import Reply, ResponseBuilder
 from .requests import CompletionRequest, parse, read_chat, read_text
-from .responses_api import read_response
-from .responses_output import ResponseReply
+from .responses_api import ResponseReply, read_response
 from .responses_store import ResponseRoutes, ResponseStore
 from .settings import Settings
 from .wire import (
