@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import click
 
 from .. import __version__, errors
-from .command import CommandGroup, LazyCommands, Place, UnknownNameError
-from .output import CONTROL
+from .command import CONTROL, Command, CommandGroup, LazyCommands, Place, UnknownNameError
 
 __all__ = ["cli", "main"]
 
@@ -64,16 +64,13 @@ def cli() -> None:
     """
 
 
-def _show_log() -> None:
-    """Write what the library logs to stderr: warnings as notes, errors as they are."""
-    import logging
+def _user_defaults(command: Command) -> dict[str, Any]:
+    from .config import defaults
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            text = self.format(record).translate(CONTROL)
-            click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
+    return defaults(command)
 
-    logging.getLogger("gguf_spec").addHandler(Handler(logging.WARNING))
+
+CommandGroup.root, Command.user_defaults = cli, staticmethod(_user_defaults)
 
 
 def main() -> None:
@@ -101,7 +98,8 @@ def main() -> None:
     except click.ClickException as error:
         _fail(error.format_message(), "check the file and its permissions.", 1)
     except errors.GgufSpecError as error:
-        if _wants_trace():
+        flags = [a for a in sys.argv if a == "--verbose" or (a[:2] == "-v" and not a.strip("-v"))]
+        if sum(1 if a == "--verbose" else len(a) - 1 for a in flags) > 1:
             raise
         from .error_text import message_and_hint
 
@@ -127,19 +125,18 @@ def _set_up() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # no encoding errors on terminals without UTF-8
-    if not {"-h", "--help", "-V", "--version"} & set(sys.argv):  # `logging` is slow to import
-        _show_log()
+    if {"-h", "--help", "-V", "--version"} & set(sys.argv):  # `logging` is slow to import
+        return
+    import logging
 
+    class Handler(logging.Handler):
+        """Writes warnings as notes, and errors as they are."""
 
-def _wants_trace() -> bool:
-    return (
-        sum(
-            1 if a == "--verbose" else len(a) - 1
-            for a in sys.argv
-            if a == "--verbose" or (a[:2] == "-v" and not a.strip("-v"))
-        )
-        > 1
-    )
+        def emit(self, record: logging.LogRecord) -> None:
+            text = self.format(record).translate(CONTROL)
+            click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
+
+    logging.getLogger("gguf_spec").addHandler(Handler(logging.WARNING))
 
 
 def _fail(message: str, hint: str, code: int) -> None:

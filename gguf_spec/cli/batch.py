@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ..options import SAMPLING, Sampling
-from .command import Command
+from .command import CONTROL, Command, flag, option
 from .generate import sampling_with_overflow
 from .options import (
     SAMPLING_PARAMETERS,
@@ -24,7 +24,7 @@ from .options import (
     think_option,
     to_speculation,
 )
-from .output import CONTROL, Line
+from .output import Line
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -47,17 +47,16 @@ _USUAL = "model draft parallel system max_tokens temperature seed ctx quiet"
 @table_option("shared_drafts")
 @speculation_options
 @sampling_options
-@click.option(
-    "--raw/--chat",
-    "raw",
-    default=None,
-    help="Continue the prompts of plain lines, or answer them with the chat template.  "
+@option(
+    "--raw/--chat raw",
+    "Continue the prompts of plain lines, or answer them with the chat template.  "
     "[default: by model]",
+    default=None,
 )
-@click.option("-s", "--system", help="System message of plain lines without one; implies --chat.")
+@option("-s --system", "System message of plain lines without one; implies --chat.")
 @table_option("overflow")
 @think_option
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors.")
+@flag("-q --quiet", "Write only errors.")
 def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     """Answer each line of IN.jsonl, in the same order, in OUT.jsonl.
 

@@ -25,9 +25,8 @@ from typing import Any
 
 import click
 
-from .command import Command, CommandGroup, UnknownNameError
+from .command import Command, CommandGroup, UnknownNameError, flag
 from .habits import HIDDEN_NAMES, nearest_option
-from .parameters import NumberOrAuto
 
 _TEMPLATE = """\
 # Defaults of gguf-spec. An option on the command line comes first, then the environment
@@ -72,7 +71,7 @@ def config(ctx: click.Context) -> None:
 
 
 @config.command(reads_config=False, short_help="Show the file and the values in force.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@flag("--json as_json", "Print one JSON object.")
 def show(as_json: bool = False) -> int:
     """Show the file, its values and those of the environment; check them all."""
     file = config_path()
@@ -240,10 +239,7 @@ def _commands(all_: bool = False) -> Iterator[tuple[str, Command]]:
     Args:
         all_: Whether to include commands that do not read the file.
     """
-    from . import cli
-
-    assert isinstance(cli, CommandGroup)
-    for name, command in cli.paths():
+    for name, command in CommandGroup.root.paths():
         if isinstance(command, Command) and (all_ or command.reads_config):
             yield name.replace(" ", "."), command
 
@@ -329,7 +325,7 @@ def _kind(option: click.Option) -> tuple[str, tuple[type, ...]]:
         return "true or false", (bool,)
     if option.count or isinstance(option.type, click.types.IntParamType):
         return "a whole number", (int,)
-    if isinstance(option.type, NumberOrAuto):
+    if option.type.name.endswith("|auto"):
         return "a whole number or text", (int, str)
     if isinstance(option.type, click.types.FloatParamType):
         return "a number", (int, float)

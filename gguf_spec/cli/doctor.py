@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options import PLACEMENT
-from .command import Command
+from .command import Command, flag, json_option
 from .error_text import in_command
-from .options import json_option, load_models, model_options
+from .options import load_models, model_options
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ _INDENT = 19  # width of the columns for status and name, in characters
 
 @click.command(cls=Command)
 @partial(model_options, download=False)
-@click.option(
-    "--online",
-    is_flag=True,
-    help="Check whether the hub responds; without this option no request is made.",
-)
+@flag("--online", "Check whether the hub responds; without this option no request is made.")
 @json_option("instead of the table")
 def doctor(**options: Any) -> int:
     """Check this installation, this machine and the models; report problems and their fixes.

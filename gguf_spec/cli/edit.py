@@ -14,11 +14,10 @@ import click
 
 from ..errors import ContextTooShortError, GgufSpecError
 from ..options import Sampling, Speculation
-from .command import Command
+from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
-from .options import json_option, load_models, model_options, offline_option, table_option
+from .options import load_models, model_options, offline_option, table_option
 from .output import (
-    CONTROL,
     PromptBar,
     answer_json,
     ctrl_c_cancels,
@@ -45,38 +44,27 @@ _USUAL = "yes diff_only output model draft max_tokens temperature ctx stats as_j
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("instruction")
-@click.option(
-    "-y",
-    "--yes",
-    is_flag=True,
-    help="Write the file, and download a missing model, without a question.",
-)
-@click.option("--diff", "diff_only", is_flag=True, help="Only show the changes; write nothing.")
-@click.option(
-    "-o",
-    "--output",
+@flag("-y --yes", "Write the file, and download a missing model, without a question.")
+@flag("--diff diff_only", "Only show the changes; write nothing.")
+@option(
+    "-o --output",
+    "Write the new text to another file, or - for the standard output.",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="Write the new text to another file, or - for the standard output.",
 )
-@click.option(
-    "-n",
-    "--max-tokens",
+@option(
+    "-n --max-tokens",
+    "Maximum length of the new text in tokens.  [default: twice that of the file]",
     type=int,
-    help="Maximum length of the new text in tokens.  [default: twice that of the file]",
 )
-@click.option(
-    "-t",
-    "--temperature",
-    type=float,
-    default=0.0,
-    help="Sampling temperature; 0 always takes the most likely token.",
+@option(
+    "-t --temperature", "Sampling temperature; 0 always takes the most likely token.", default=0.0
 )
 @table_option("seed")
 @partial(model_options, chat=True, download=False)
 @offline_option
 @table_option("k")
-@click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
+@flag("--stats", "Show speed and acceptance, on stderr.")
 @json_option("instead of the changes")
 def edit(file: Path, instruction: str, **options: Any) -> int:
     """Change a text file as an instruction says.

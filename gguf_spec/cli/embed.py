@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Command
+from .command import Command, file_option, option
 from .completion import model_names
+from .download import offer_download
 from .error_text import in_command
-from .missing_models import offer_download
 from .options import (
+    ModelName,
     models_file_option,
     offline_option,
     read_text,
@@ -22,7 +23,6 @@ from .options import (
     yes_option,
 )
 from .output import LoadBar, ctrl_c_ends_process
-from .parameters import AdapterFile, ModelName
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,46 +33,32 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "-m",
-    "--model",
+@option(
+    "-m --model",
+    "Model: a name (gguf-spec models list), a GGUF file, or OWNER/REPO[:QUANT].",
     required=True,
     shell_complete=model_names,
     type=ModelName(),
-    help="Model: a name (gguf-spec models list), a GGUF file, or OWNER/REPO[:QUANT].",
 )
-@click.option(
-    "-f",
-    "--file",
+@file_option(
+    "-f --file",
+    "Embed each line of a file that is not empty. Repeatable.",
     multiple=True,
-    type=click.Path(path_type=Path),
-    help="Embed each line of a file that is not empty. Repeatable.",
+    metavar=None,
 )
 @table_option("pooling")
-@click.option(
-    "--normalize/--no-normalize", default=True, help="Scale each embedding to the length 1."
-)
+@option("--normalize/--no-normalize", "Scale each embedding to the length 1.", default=True)
 @models_file_option
 @yes_option
 @offline_option
-@click.option(
-    "--ctx", type=int, help="Longest text in tokens.  [default: as trained, at most 4096]"
-)
+@table_option("n_ctx", help="Longest text in tokens.  [default: as trained, at most 4096]")
 @table_option("threads")
-@click.option(
-    "--flash-attention",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    help="Flash attention. auto uses it for long texts, to save memory.",
+@table_option(
+    "flash_attention", help="Flash attention. auto uses it for long texts, to save memory."
 )
 @table_option("gpu_layers")
 @table_option("device")
-@click.option(
-    "--lora",
-    type=AdapterFile(),
-    multiple=True,
-    help="LoRA adapter; the default of SCALE is 1. Repeatable.",
-)
+@table_option("lora", help="LoRA adapter; the default of SCALE is 1. Repeatable.")
 @verbose_option
 def embed(texts: tuple[str, ...], **options: Any) -> int:
     """Compute the embeddings of texts: one line of JSON each, an array of numbers.

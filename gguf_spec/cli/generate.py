@@ -14,9 +14,8 @@ import click
 from click.core import ParameterSource
 
 from ..options import Sampling
-from .command import Command
+from .command import Command, file_option, flag, json_option, option
 from .options import (
-    json_option,
     load_models,
     model_options,
     read_text,
@@ -43,12 +42,8 @@ if TYPE_CHECKING:
     from .. import LLM
 
 
-image_option = click.option(
-    "--image",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Image before the prompt; needs --mmproj. Repeatable.",
+image_option = file_option(
+    "--image", "Image before the prompt; needs --mmproj. Repeatable.", multiple=True
 )
 
 
@@ -57,35 +52,26 @@ _USUAL = "model draft file system max_tokens temperature seed ctx stats as_json"
 
 @click.command(cls=Command, usual=tuple(_USUAL.split()))
 @click.argument("prompt", required=False)
-@click.option("-p", "--prompt", "prompt_option", hidden=True, help="As PROMPT.")
-@click.option(
-    "-f",
-    "--file",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Add the text of a file to the prompt. Repeatable.",
+@option("-p --prompt prompt_option", "As PROMPT.", hidden=True)
+@file_option(
+    "-f --file", "Add the text of a file to the prompt. Repeatable.", multiple=True, metavar=None
 )
 @image_option
 @partial(model_options, chat=True)
 @speculation_options
 @sampling_options
-@click.option(
-    "--raw/--chat",
-    "raw",
+@option(
+    "--raw/--chat raw",
+    "Continue the prompt, or answer it with the chat template.  [default: by model]",
     default=None,
-    help="Continue the prompt, or answer it with the chat template.  [default: by model]",
 )
-@click.option("-s", "--system", help="System message; implies --chat.")
-@click.option("--prefill", default="", help="Beginning of the answer.")
+@option("-s --system", "System message; implies --chat.")
+@option("--prefill", "Beginning of the answer.", default="")
 @table_option("overflow")
 @think_options
-@click.option(
-    "--echo",
-    is_flag=True,
-    help="Start the text with the prompt, unless it is a chat, and the prefill.",
-)
-@click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
-@click.option("--show-draft", is_flag=True, help="Show accepted draft tokens in green.")
+@flag("--echo", "Start the text with the prompt, unless it is a chat, and the prefill.")
+@flag("--stats", "Show speed and acceptance, on stderr.")
+@flag("--show-draft", "Show accepted draft tokens in green.")
 @json_option("instead of the text")
 def generate(
     prompt: str | None,

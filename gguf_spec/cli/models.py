@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..quantize import TYPES
-from .command import CommandGroup
+from .command import CONTROL, CommandGroup, file_option, flag, json_option, option, together
 from .completion import model_names
 from .download import VERIFIED, at_terminal, download, is_agreed, with_drafts
 from .error_text import in_command
-from .options import json_option, models_file_option, output_options, table_option
-from .output import CONTROL, counted, print_json
+from .options import models_file_option, output_options, table_option
+from .output import counted, print_json
 
 if TYPE_CHECKING:
     from ..models import Candidate, Entry
@@ -41,15 +41,12 @@ def models() -> None:
     """
 
 
-def _options(command: F) -> F:
-    """Add the options that all commands of this group share."""
-    for option in (json_option(), models_file_option):
-        command = option(command)
-    return command
+# Options that all commands of this group share.
+_options = together(models_file_option, json_option())
 
 
 @models.command("list", short_help="List the models that have names.")
-@click.option("--cached", is_flag=True, help="List only models on this disk.")
+@flag("--cached", "List only models on this disk.")
 @_options
 def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
     """List the models that have names, and those of other programs; first what is on this disk.
@@ -121,13 +118,11 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
 
 @models.command(short_help="Download models and their drafts.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@click.option("--draft/--no-draft", default=True, help="Also download the draft of each model.")
-@click.option("--force", is_flag=True, help="Download the files again.")
-@click.option(
-    "--offline", is_flag=True, help="Make no request; only verify the files on this disk."
-)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@option("--draft/--no-draft", "Also download the draft of each model.", default=True)
+@flag("--force", "Download the files again.")
+@flag("--offline", "Make no request; only verify the files on this disk.")
+@flag("-y --yes", "Do not ask for confirmation.")
+@flag("-q --quiet", "Show no progress.")
 @_options
 def pull(
     names: tuple[str, ...],
@@ -194,7 +189,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
 
 @models.command(short_help="Remove downloaded models.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@flag("-y --yes", "Do not ask for confirmation.")
 @_options
 def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> int:
     """Remove downloaded models from this disk. Bundled models and your own files are kept.
@@ -400,7 +395,7 @@ def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
 @models.command(short_help="Write a model to a smaller file.")
 @click.argument("model", shell_complete=model_names)
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
-@click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
+@option("--type kind", f"{', '.join(TYPES)}.", required=True, metavar="TYPE")
 @table_option("threads")
 @output_options
 @models_file_option
@@ -467,24 +462,16 @@ _KEEP = 16384
 
 @models.command(short_help="Write a draft with the most used tokens only.")
 @click.argument("draft", shell_complete=model_names)
-@click.option(
-    "--keep", type=int, default=_KEEP, show_default=True, help="Number of tokens to keep."
-)
-@click.option(
-    "--from",
-    "texts",
-    type=click.Path(path_type=Path),
+@option("--keep", "Number of tokens to keep.", type=int, default=_KEEP, show_default=True)
+@file_option(
+    "--from texts",
+    "Text file whose most frequent tokens are kept; repeatable.  "
+    "[default: the first tokens of the vocabulary]",
     multiple=True,
     metavar="TEXT",
-    help="Text file whose most frequent tokens are kept; repeatable.  "
-    "[default: the first tokens of the vocabulary]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="OUT.gguf",
-    help="File to write.  [default: DRAFT-KEEP.gguf in this folder]",
+@file_option(
+    "-o --output", "File to write.  [default: DRAFT-KEEP.gguf in this folder]", metavar="OUT.gguf"
 )
 @output_options
 @models_file_option

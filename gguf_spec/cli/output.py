@@ -16,18 +16,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from .command import CONTROL
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .. import LLM, Chunk, Completion, Progress, Stats, Stream
-
-# Translation table that replaces control characters except tab and newline, so that the text of a
-# model cannot control the terminal.
-CONTROL = {
-    c: "\N{REPLACEMENT CHARACTER}"
-    for c in (*range(0x20), *range(0x7F, 0xA0))
-    if c not in (0x09, 0x0A)
-}
 
 
 def styled(chunk: Chunk, show_draft: bool) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..command import Command
+from ..command import CONTROL, Command, file_option, flag, option
 from ..generate import check_images, image_option
 from ..options import (
     load_models,
@@ -22,7 +22,7 @@ from ..options import (
     to_sampling,
     to_speculation,
 )
-from ..output import CONTROL, PromptBar, answer_json, logprob_lines, print_json, styled, write
+from ..output import PromptBar, answer_json, logprob_lines, print_json, styled, write
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Sampling, Speculation, Turn
@@ -37,38 +37,26 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 
 
 @click.command(cls=Command, usual=tuple(_USUAL.split()), context_settings=_SETTINGS)
-@click.option("-s", "--system", help="System message.")
+@option("-s --system", "System message.")
 @image_option
 @partial(model_options, chat=True)
 @speculation_options
 @sampling_options
-@click.option(
+@option(
     "--overflow",
+    "If the context is full: error, or shift (drop the oldest turns).",
     type=click.Choice(["error", "shift"]),
     default="error",
-    help="If the context is full: error, or shift (drop the oldest turns).",
 )
-@click.option(
-    "--load",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Continue a saved conversation.",
-)
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Save the conversation at the end.",
-)
-@click.option("--history/--no-history", default=True, help="Save the typed lines for later chats.")
+@file_option("--load", "Continue a saved conversation.")
+@file_option("--save", "Save the conversation at the end.")
+@option("--history/--no-history", "Save the typed lines for later chats.", default=True)
 @think_options
-@click.option("--show-draft", is_flag=True, help="Show accepted draft tokens in green.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
+@flag("--show-draft", "Show accepted draft tokens in green.")
+@flag(
+    "--json as_json",
+    "Read one turn per line, and print one JSON object for each.",
     envvar="GGUF_SPEC_JSON",
-    help="Read one turn per line, and print one JSON object for each.",
 )
 def chat(**options: Any) -> int:
     """Chat with a model. In a pipe each line is a turn.

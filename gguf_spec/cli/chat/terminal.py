@@ -23,8 +23,9 @@ from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
 from ...system.files import state_folder
+from ..command import CONTROL
 from ..completion import names_from
-from ..output import CONTROL, PromptBar, Thoughts, logprob_lines, speed, styled
+from ..output import PromptBar, Thoughts, logprob_lines, speed, styled
 from .loop import COMMANDS, RULES, SWITCHES, is_open_block
 from .markdown import Markdown, Piece, Wrap
 
