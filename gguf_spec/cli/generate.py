@@ -241,25 +241,3 @@ def check_images(files: Sequence[Path], options: Mapping[str, Any]) -> None:
 
     for file in files:
         read_image(file)
-
-
-def check_image(file: Path, llm: LLM) -> None:
-    """Check an image for the next message of a chat.
-
-    Raises:
-        ImageError: It cannot be read or is not allowed.
-        NoVisionError: The model has no projector.
-    """
-    from ..errors import NoVisionError
-    from ..images import read_image
-
-    if not llm.can_see:
-        raise NoVisionError(llm.name)
-    read_image(file)
-
-
-def plain(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a message as text, with `[image]` for each image."""
-    if isinstance(content, str):
-        return content
-    return " ".join("[image]" if "image_url" in part else part["text"] for part in content)

@@ -203,7 +203,8 @@ def model_options(
     )  # fmt: skip
     of_downloads = (yes_option, offline_option) if download else ()
     of_load = (model, draft, models_file_option, *of_downloads, table_options(LOADING))
-    return together(*of_load, verbose_option)(command)
+    add: Callable[[F], F] = together(*of_load, verbose_option)
+    return add(command)
 
 
 def load_models(
