@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import click
@@ -48,6 +47,8 @@ def flag(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
 
 def file_option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
     """Return the decorator that adds an option whose value is a path."""
+    from pathlib import Path  # slow to import: not for the list of commands
+
     given: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"} | more
     return option(flags, help_, **given)
 

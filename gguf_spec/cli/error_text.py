@@ -9,7 +9,6 @@ from click.core import ParameterSource
 
 from .. import options
 from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, written
-from . import config
 from .command import Command, CommandGroup
 
 # Option in Python -> parameters of commands. The first one that the running
@@ -40,9 +39,10 @@ def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
         found = _parameter(error.option, context.command)
         source = context.get_parameter_source(found.name) if found and found.name else None
         if found and source is ParameterSource.DEFAULT_MAP:
-            key = config.origin(context.command, found.name)
-            if key:
-                hint = f"correct {key} of {config.config_path()}."
+            from .config import config_path, origin
+
+            if key := origin(context.command, found.name):
+                hint = f"correct {key} of {config_path()}."
     return message, hint
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import shutil
 import signal
 import sys
 import time
@@ -94,6 +92,8 @@ def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
 
 def print_json(data: Any, allow_nan: bool = False) -> None:
     """Print a value as one line of JSON."""
+    import json
+
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=allow_nan))
 
 
@@ -177,6 +177,8 @@ class Line:
     def show(self, text: str) -> None:
         """Replace the text of the line; it is cut to the width of the terminal."""
         if self._out:
+            import shutil
+
             text = text[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + text.ljust(self._n_shown))
             self._out.flush()
