@@ -18,7 +18,7 @@ from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
 from .options import load_models, model_options, offline_option, table_option
 from .output import (
-    PromptBar,
+    LateBar,
     answer_json,
     ctrl_c_cancels,
     print_json,
@@ -114,7 +114,7 @@ def _check(instruction: str, options: dict[str, Any]) -> None:
 
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> Completion:
     """Generate the new text, and show it while it is written."""
-    bar = PromptBar()
+    bar = LateBar()
     screen = EditScreen(prompt.n_text, quiet=quiet)
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,

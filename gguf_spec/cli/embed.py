@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..options import Speculation
 from .command import Command, file_option, option
 from .completion import model_names
-from .download import offer_download
-from .error_text import in_command
 from .options import (
     ModelName,
+    load_models,
     models_file_option,
     offline_option,
     read_text,
@@ -22,13 +22,10 @@ from .options import (
     verbose_option,
     yes_option,
 )
-from .output import LoadBar, ctrl_c_ends_process
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from .. import LLM
 
 
 @click.command(cls=Command)
@@ -72,7 +69,8 @@ def embed(texts: tuple[str, ...], **options: Any) -> int:
       cat sentences.txt | gguf-spec embed -m chat-model.gguf --pooling last
     """
     given = _texts(texts, options["file"])
-    with _load(options) as llm:
+    options["draft"] = "none"
+    with load_models(options, "none", Speculation(0)) as llm:
         for vector in llm.embed(given, normalize=options["normalize"]):
             click.echo(json.dumps(_numbers(vector), allow_nan=False))
     return 0
@@ -95,26 +93,6 @@ def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:
     if not found:
         raise click.UsageError("there is no text: all lines are empty.")
     return found
-
-
-def _load(options: dict[str, Any]) -> LLM:
-    from .. import load  # importing llama.cpp is slow: only after the texts are read
-
-    offer_download(options["model"], "none", options)
-    bar = LoadBar()
-    names = ("models_file", "pooling", "threads", "flash_attention", "gpu_layers", "device", "lora")
-    given = {name: options[name] for name in names}
-    verbose = options["verbose"] > 0
-    with ctrl_c_ends_process():
-        try:
-            llm = load(
-                options["model"], None, n_ctx=options["ctx"], verbose=verbose, progress=bar, **given
-            )
-        finally:
-            bar.remove()
-    for note in llm.notes:
-        click.echo(f"Note: {in_command(note)}", err=True)
-    return llm
 
 
 def _numbers(values: NDArray[np.float32]) -> Any:

@@ -27,7 +27,7 @@ from .options import (
     to_speculation,
 )
 from .output import (
-    PromptBar,
+    LateBar,
     Thoughts,
     answer_json,
     ctrl_c_cancels,
@@ -140,7 +140,7 @@ def _answer(
     out, shown = Console(highlight=False, soft_wrap=True), ""
     if out.is_terminal and not (options["as_json"] or options["echo"]):
         shown = (request if isinstance(request, str) else "") + options["prefill"]
-    bar, thoughts = PromptBar(), Thoughts(not options["hide_thinking"])
+    bar, thoughts = LateBar(), Thoughts(not options["hide_thinking"])
     with (
         llm.stream(
             request,

@@ -28,7 +28,7 @@ from .command import file_option, flag, option, together
 from .completion import model_names
 from .download import default_model, offer_download
 from .error_text import in_command
-from .output import LoadBar, MeasuringNote, ctrl_c_ends_process
+from .output import LateBar, Line, ctrl_c_ends_process
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -229,11 +229,11 @@ def load_models(
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
     offer_download(options["model"], draft, options)
-    measuring, loading = MeasuringNote(), LoadBar()
+    measuring, loading = Line(), LateBar()
 
     def measure() -> None:
         loading.remove()
-        measuring()
+        measuring.show("Measuring this machine once (about 2 s)")
 
     def tell(now: Progress) -> bool:
         loading(now)

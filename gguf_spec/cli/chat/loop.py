@@ -36,7 +36,7 @@ from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
 from ..options import load_models, to_sampling, to_speculation
 from ..output import (
-    PromptBar,
+    LateBar,
     answer_json,
     logprob_lines,
     print_json,
@@ -139,7 +139,7 @@ class PipeUI:
         if self._as_json:  # the output has one object per input line
             self._print({"error": message, "hint": hint})
 
-    def answer(self, turn: Turn, bar: PromptBar) -> None:
+    def answer(self, turn: Turn, bar: LateBar) -> None:
         """Write an answer while it is generated."""
         try:
             for chunk in turn:
@@ -270,7 +270,7 @@ class ChatLoop:
         self.images.clear()
 
     def _answer(self, start: Callable[..., Turn]) -> None:
-        bar = PromptBar()
+        bar = LateBar()
         start = partial(start, speculation=self._speculation, on_prompt=bar)
         with self._signals.open(start) as turn:
             if turn.dropped:

@@ -24,7 +24,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 from ...system.files import state_folder
 from ..command import CONTROL
 from ..completion import names_from
-from ..output import PromptBar, Thoughts, logprob_lines, speed, styled
+from ..output import LateBar, Thoughts, logprob_lines, speed, styled
 from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block
 from .markdown import Markdown, Piece, Wrap
 
@@ -116,7 +116,7 @@ class TerminalUI(PipeUI):
         """Show an error and a hint."""
         self._tell([("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (hint, "")])
 
-    def answer(self, turn: Turn, bar: PromptBar) -> None:
+    def answer(self, turn: Turn, bar: LateBar) -> None:
         """Show an answer while it is generated, and the reason if the model did not end it."""
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
