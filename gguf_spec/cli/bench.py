@@ -51,7 +51,7 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 @option("--seed", "Seed of the first text.", default=1)
 @option("--minutes", "Time limit in minutes; no further run starts after it.", type=float)
 @json_option("with all runs instead of the tables")
-def bench(**options: Any) -> int:
+def bench(**options: Any) -> None:
     """Compare the speed of adaptive drafting, plain decoding and fixed settings.
 
     The comparison is for these models on this machine. All settings run the same work with the
@@ -79,7 +79,6 @@ def bench(**options: Any) -> int:
         print_json(report.to_dict(), allow_nan=True)
     else:
         _show(report)
-    return 0
 
 
 def _run(options: dict[str, Any]) -> Report:

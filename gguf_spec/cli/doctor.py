@@ -107,7 +107,7 @@ _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
 @click.command(cls=Command)
 @model_options
 @json_option("instead of the table")
-def tune(**options: Any) -> int:
+def tune(**options: Any) -> None:
     """Measure the cost of these models on this machine, and save the result.
 
     Times passes of both models over 1 to 33 tokens, at the start of a context and far into one, and
@@ -136,7 +136,6 @@ def tune(**options: Any) -> int:
         print_json(tuning.to_dict())
     else:
         click.echo("\n".join(cost_lines(tuning)))
-    return 0
 
 
 def cost_lines(tuning: Tuning) -> list[str]:

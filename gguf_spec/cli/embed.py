@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @table_option("device")
 @table_option("lora", help="LoRA adapter; the default of SCALE is 1. Repeatable.")
 @verbose_option
-def embed(texts: tuple[str, ...], **options: Any) -> int:
+def embed(texts: tuple[str, ...], **options: Any) -> None:
     """Compute the embeddings of texts: one line of JSON each, an array of numbers.
 
     Without TEXT and --file each line of the standard input is a text.
@@ -73,7 +73,6 @@ def embed(texts: tuple[str, ...], **options: Any) -> int:
     with load_models(options, "none", Speculation(0)) as llm:
         for vector in llm.embed(given, normalize=options["normalize"]):
             click.echo(json.dumps(_numbers(vector), allow_nan=False))
-    return 0
 
 
 def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:

@@ -313,7 +313,7 @@ _HEAD = ("MODEL", "SIZE", "CONTEXT", "UNLOADED IN", "SERVER", "PID")
 
 @click.command(cls=Command)
 @flag("--json as_json", "Write JSON.")
-def ps(as_json: bool) -> int:
+def ps(as_json: bool) -> None:
     """Show the models that running servers of this user hold in memory.
 
     \b
@@ -324,19 +324,17 @@ def ps(as_json: bool) -> int:
     from ..server import running_servers
 
     servers = running_servers()
-    if as_json:
-        print_json([asdict(server) for server in servers], allow_nan=True)
-        return 0
-    if not servers:
-        click.echo("No server is running. `gguf-spec serve` starts one.", err=True)
-        return 0
     rows = [_HEAD]
     for server in servers:
         rows += [(*_cells(model), server.url, str(server.pid)) for model in server.models]
         if not server.models:
             rows.append(("(none)", "", "", "", server.url, str(server.pid)))
-    click.echo("\n".join(aligned(rows)).translate(CONTROL))
-    return 0
+    if as_json:
+        print_json([asdict(server) for server in servers], allow_nan=True)
+    elif servers:
+        click.echo("\n".join(aligned(rows)).translate(CONTROL))
+    else:
+        click.echo("No server is running. `gguf-spec serve` starts one.", err=True)
 
 
 def _cells(model: dict[str, Any]) -> tuple[str, str, str, str]:
