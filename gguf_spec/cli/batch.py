@@ -35,10 +35,9 @@ _MOST_NOTES = 20  # lines with an error that are named
 _DECIDE = ("kv_type", "lora", "flash_attention")
 
 
-_USUAL = "model draft parallel system max_tokens temperature seed ctx quiet"
-
-
-@click.command(cls=Command, usual=tuple(_USUAL.split()))
+@click.command(
+    cls=Command, usual="model draft parallel system max_tokens temperature seed ctx quiet"
+)
 @click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @partial(model_options, chat=True)
@@ -80,12 +79,10 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     given = sys.stdin.buffer if str(source) == "-" else source
     results: Path | BinaryIO = sys.stdout.buffer if str(target) == "-" else target
     sampling, speculation = sampling_with_overflow(options), to_speculation(options)
-    with Batch(given, results) as run:
-        draft = options["draft"] if speculation.k else "none"
-        with load_models(options, draft, speculation) as llm:
-            if options["verbose"]:
-                click.echo(f"{llm.name}: {at_once(llm)}", err=True)
-            return _run(run, llm, _defaults(llm, sampling, options), quiet)
+    with Batch(given, results) as run, load_models(options, speculation) as llm:
+        if options["verbose"]:
+            click.echo(f"{llm.name}: {at_once(llm)}", err=True)
+        return _run(run, llm, _defaults(llm, sampling, options), quiet)
 
 
 def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:

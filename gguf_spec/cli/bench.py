@@ -107,7 +107,7 @@ def _run(options: dict[str, Any]) -> Report:
 
     def timed(draft: str, what: str, limit_s: float | None, useless: bool = False) -> Report:
         with (
-            load_models(options, draft, Speculation()) as llm,
+            load_models(options, Speculation(), draft) as llm,
             counted(what, "runs") as progress,
         ):
             asked["limit_s"] = limit_s

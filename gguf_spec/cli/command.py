@@ -183,14 +183,15 @@ class Command(_OptionHints):
         self,
         name: str | None = None,
         *,
-        usual: tuple[str, ...] = (),
+        usual: str = "",
         own_defaults: tuple[str, ...] = (),
         reads_config: bool = True,
         context_settings: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(name, context_settings=_SETTINGS | (context_settings or {}), **settings)
-        self.usual, self.own_defaults, self.reads_config = usual, own_defaults, reads_config
+        self.usual, self.own_defaults = usual.split(), own_defaults
+        self.reads_config = reads_config
 
     def make_context(
         self,

@@ -125,7 +125,7 @@ def tune(**options: Any) -> None:
 
     # Without speculation, so that the load measures nothing.
     with (
-        load_models(options, options["draft"], Speculation(0)) as llm,
+        load_models(options, Speculation(0), options["draft"]) as llm,
         counted("measuring", "passes") as progress,
     ):
         tuning = run(llm, progress=progress)

@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
     from .. import Progress
     from ..models import DefaultModel, Entry, Pulled
 
@@ -62,7 +59,12 @@ def download(
         with _progress(entry, quiet) as tell:
             pulled.append(store.pull(entry, force=force, offline=offline, progress=tell))
         if not quiet:
-            click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
+            one, came = pulled[-1], "already on this disk"
+            if one.loaded_bytes:
+                loaded = store.format_bytes(one.loaded_bytes)
+                came = f"{loaded} in {time.monotonic() - start:.1f} s"
+            text = f"{one.name}: {came}, {VERIFIED[one.verified]}: {one.paths[0]}"
+            click.echo(text, err=True)
     return pulled
 
 
@@ -134,18 +136,6 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
         yield write
         return
-    with _bar(console) as bar:
-
-        def draw(now: Progress) -> None:
-            if now.stage not in seen:
-                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
-            bar.update(seen[now.stage], completed=now.done, total=now.total)
-
-        yield draw
-
-
-def _bar(console: Console) -> Bar:
-    """Return a progress bar of bytes with their speed."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -157,35 +147,27 @@ def _bar(console: Console) -> Bar:
     from rich.progress import Progress as Bar
     from rich.text import Text
 
-    from ..models import format_bytes
-
     class Speed(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
             text = "?" if speed is None else f"{format_bytes(speed)}/s"
             return Text(text, style="progress.data.speed")
 
-    return Bar(
+    columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         Speed(),
         TimeRemainingColumn(),
-        console=console,
-        transient=True,
     )
+    with Bar(*columns, console=console, transient=True) as bar:
 
+        def draw(now: Progress) -> None:
+            if now.stage not in seen:
+                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
+            bar.update(seen[now.stage], completed=now.done, total=now.total)
 
-def _line(pulled: Pulled, seconds: float) -> str:
-    """Return one line about a completed download."""
-    from ..models import format_bytes
-
-    came = (
-        f"{format_bytes(pulled.loaded_bytes)} in {seconds:.1f} s"
-        if pulled.loaded_bytes
-        else "already on this disk"
-    )
-    return f"{pulled.name}: {came}, {VERIFIED[pulled.verified]}: {pulled.paths[0]}"
+        yield draw
 
 
 def default_model(models_file: Path | None) -> DefaultModel:
@@ -212,8 +194,19 @@ def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) ->
     """
     if options["offline"] or not (options["yes"] or at_terminal()):
         return
-    wanted = _missing(model, draft, options)
-    if wanted and (options["yes"] or _is_agreed(wanted)):
+    from ..models import format_bytes
+
+    if not (wanted := _missing(model, draft, options)):
+        return
+    described = []
+    for one in wanted:
+        title = _ENDING.sub("", one.parts[0].file.rpartition("/")[2]) if one.parts else one.name
+        size = format_bytes(one.size_bytes) if one.size_bytes else "size unknown"
+        described.append(f"{title}, {size}, {one.license or 'licence unknown'}")
+    # The default is no if a licence is not permissive.
+    free = all(one.permissive or one.license is None for one in wanted)
+    question = f"Download {' and the draft '.join(described)}?"
+    if options["yes"] or click.confirm(question, default=free, err=True):
         download(wanted)
         click.get_current_context().meta.pop(_KEY, None)  # looked up again
 
@@ -238,19 +231,3 @@ def _missing(model: str | None, draft: str, options: Mapping[str, Any]) -> list[
     if draft not in ("auto", "mtp", "ngram", "none"):
         entries.append(resolve(draft, models_file))
     return [entry for entry in entries if entry.path is None and not find(entry)]
-
-
-def _is_agreed(entries: Sequence[Entry]) -> bool:
-    """Ask whether to download; the default is no if a licence is not permissive."""
-    text = f"Download {' and the draft '.join(map(_described, entries))}?"
-    free = all(entry.permissive or entry.license is None for entry in entries)
-    return click.confirm(text, default=free, err=True)
-
-
-def _described(entry: Entry) -> str:
-    """Return name, size and licence of a model."""
-    from ..models import format_bytes
-
-    title = _ENDING.sub("", entry.parts[0].file.rpartition("/")[2]) if entry.parts else entry.name
-    size = format_bytes(entry.size_bytes) if entry.size_bytes else "size unknown"
-    return ", ".join([title, size, entry.license or "licence unknown"])

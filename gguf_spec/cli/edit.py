@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ContextTooShortError, GgufSpecError
+from ..errors import ContextTooShortError, GgufSpecError, InvalidOptionError
 from ..options import Sampling, Speculation
 from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 
-_USUAL = "yes diff_only output model draft max_tokens temperature ctx stats as_json"
-
-
 @click.command(
     cls=Command,
-    usual=tuple(_USUAL.split()),
+    usual="yes diff_only output model draft max_tokens temperature ctx stats as_json",
     own_defaults=("temperature", "draft", "max_tokens"),
     context_settings={"default_map": {"draft": "ngram"}},
 )
@@ -82,11 +79,16 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
       gguf-spec edit notes.md "correct the spelling" --diff
       gguf-spec edit letter.txt "make it friendlier" --output friendly.txt
     """
-    _check(instruction, options)
+    if not instruction.strip():
+        raise click.UsageError("INSTRUCTION is empty; say what to change.")
+    if options["diff_only"] and (options["yes"] or options["output"]):
+        raise click.UsageError("--diff writes nothing and cannot be combined with --yes, --output.")
+    if options["max_tokens"] is not None and options["max_tokens"] < 1:
+        raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
     source = TextFile(file)
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
-    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
+    with load_models(options, speculation) as llm:
         prompt = EditPrompt(llm, source.text, instruction, source.path.name)
         sampling = prompt.limited(sampling, options["max_tokens"])
         result = _write(llm, prompt, sampling, quiet=options["as_json"])
@@ -98,18 +100,6 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
         new = prompt.text_of(result)
         facts = answer_json(llm, result, llm.speculation.k, False)
     return _finish(source, new, facts, options)
-
-
-def _check(instruction: str, options: dict[str, Any]) -> None:
-    """Check what needs no model."""
-    from ..errors import InvalidOptionError
-
-    if not instruction.strip():
-        raise click.UsageError("INSTRUCTION is empty; say what to change.")
-    if options["diff_only"] and (options["yes"] or options["output"]):
-        raise click.UsageError("--diff writes nothing and cannot be combined with --yes, --output.")
-    if options["max_tokens"] is not None and options["max_tokens"] < 1:
-        raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
 
 
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> Completion:
@@ -158,31 +148,24 @@ def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str
     if output is not None:
         source.write(new, output)
         is_written = True
-    elif changes and not options["diff_only"] and _may_write(source, options):
-        source.write(new)
-        is_written = True
+    elif changes and not options["diff_only"]:
+        may_ask = not options["as_json"] and at_terminal()
+        question = f"Write {source.path.name}?"
+        if options["yes"] or (may_ask and click.confirm(question, err=True)):
+            source.write(new)
+            is_written = True
     if options["as_json"]:
         print_json(facts | {"text": new, "diff": "".join(changes), "written": is_written})
     else:
-        click.echo(_outcome(changes, is_written, output or source.path, options), err=True)
+        text = "Nothing was written; --yes writes the changes."
+        if is_written:
+            text = f"{output or source.path} was written."
+        elif not changes:
+            text = "The model changed nothing; nothing was written."
+        elif options["diff_only"] or (sys.stdin and sys.stdin.isatty()):
+            text = "Nothing was written."
+        click.echo(text, err=True)
     return 0
-
-
-def _may_write(source: TextFile, options: dict[str, Any]) -> bool:
-    if options["yes"]:
-        return True
-    may_ask = not options["as_json"] and at_terminal()
-    return may_ask and click.confirm(f"Write {source.path.name}?", err=True)
-
-
-def _outcome(changes: list[str], is_written: bool, path: Path, options: dict[str, Any]) -> str:
-    if is_written:
-        return f"{path} was written."
-    if not changes:
-        return "The model changed nothing; nothing was written."
-    if options["diff_only"] or (sys.stdin and sys.stdin.isatty()):
-        return "Nothing was written."
-    return "Nothing was written; --yes writes the changes."
 
 
 def _diff(source: TextFile, new: str) -> list[str]:

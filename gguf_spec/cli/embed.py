@@ -70,7 +70,7 @@ def embed(texts: tuple[str, ...], **options: Any) -> None:
     """
     given = _texts(texts, options["file"])
     options["draft"] = "none"
-    with load_models(options, "none", Speculation(0)) as llm:
+    with load_models(options, Speculation(0)) as llm:
         for vector in llm.embed(given, normalize=options["normalize"]):
             click.echo(json.dumps(_numbers(vector), allow_nan=False))
 

@@ -47,10 +47,9 @@ image_option = file_option(
 )
 
 
-_USUAL = "model draft file system max_tokens temperature seed ctx stats as_json"
-
-
-@click.command(cls=Command, usual=tuple(_USUAL.split()))
+@click.command(
+    cls=Command, usual="model draft file system max_tokens temperature seed ctx stats as_json"
+)
 @click.argument("prompt", required=False)
 @option("-p --prompt prompt_option", "As PROMPT.", hidden=True)
 @file_option(
@@ -110,8 +109,8 @@ def generate(
     text = read_prompt(prompt_option if prompt is None else prompt, file)
     if not text and (system is not None or raw is False or not options["prefill"]):
         raise EmptyPromptError  # before the models, which take long to load
-    sampling, speculation = sampling_with_overflow(options), to_speculation(options)
-    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
+    sampling = sampling_with_overflow(options)
+    with load_models(options, to_speculation(options)) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
         if chat and not text:

@@ -209,16 +209,17 @@ def model_options(
 
 def load_models(
     options: dict[str, Any],
-    draft: str,
     speculation: Speculation,
+    draft: str | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> LLM:
     """Load the models of the options, and write notes to stderr.
 
     Args:
         options: The options of the command.
-        draft: The draft model, as `--draft` takes it.
         speculation: Speculation options.
+        draft: The draft model, as `--draft` takes it; None takes that of the options, and none for
+            plain decoding.
         cancelled: Returns whether the loading is to end; None lets Ctrl-C end the process.
 
     Raises:
@@ -228,6 +229,8 @@ def load_models(
 
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
+    if draft is None:
+        draft = options["draft"] if speculation.k else "none"
     offer_download(options["model"], draft, options)
     measuring, loading = Line(), LateBar()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import NotInstalledError, Option, OptionConflictError
 from .command import CONTROL, Command, flag, option
 from .download import default_model, offer_download
 from .options import (
@@ -54,10 +55,9 @@ def duration(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-_USUAL = "model draft host port api_key cors_origin ctx parallel threads quiet"
-
-
-@click.command(cls=Command, usual=tuple(_USUAL.split()))
+@click.command(
+    cls=Command, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
+)
 @partial(model_options, several=True, chat=True)
 @flag("--store", "Serve all downloaded models, too; each is loaded on demand.")
 @option(
@@ -153,11 +153,18 @@ def _end_in(seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
-    """Return the models, the first of them loaded."""
+    """Return the models, the first of them loaded.
+
+    Raises:
+        OptionConflictError: An option belongs to one model, and there are several.
+    """
     draft = options["draft"] if speculation.k else "none"
     names, file = _names(options), options["models_file"]
-    if len(names) > 1:
-        _check_several(options, draft)
+    is_file = {"draft": draft not in ("auto", "mtp", "ngram", "none")}
+    for name in ("mmproj", "lora", "draft_lora", "draft") if len(names) > 1 else ():
+        if is_file.get(name, options[name]):
+            hint = "start one server for each model, or give one model."
+            raise OptionConflictError(Option(name), "several models", hint)
     # importing the models is slow: only after the options are checked
     from ..server import ModelPool, served_model
 
@@ -171,7 +178,7 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     pool = ModelPool(
         models, speculation=speculation, keep_alive=None if keep_alive == math.inf else keep_alive
     )
-    pool.add(models[0], load_models(options | {"model": names[0]}, draft, speculation))
+    pool.add(models[0], load_models(options | {"model": names[0]}, speculation))
     return pool
 
 
@@ -192,21 +199,8 @@ def _names(options: dict[str, Any]) -> list[str | None]:
     return names
 
 
-def _check_several(options: dict[str, Any], draft: str) -> None:
-    """Refuse options that belong to one model."""
-    from ..errors import Option, OptionConflictError
-
-    is_file = {"draft": draft not in ("auto", "mtp", "ngram", "none")}
-    for name in ("mmproj", "lora", "draft_lora", "draft"):
-        if is_file.get(name, options[name]):
-            hint = "start one server for each model, or give one model."
-            raise OptionConflictError(Option(name), "several models", hint)
-
-
 def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     """Return the class of the server, which needs the extra, and the settings."""
-    from ..errors import NotInstalledError
-
     try:
         from ..server import Server, Settings
     except ModuleNotFoundError as error:
@@ -216,18 +210,12 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     megabytes = options["body_limit"]
     if megabytes is None:  # images need more room
         megabytes = 4.0 if options["mmproj"] is None else 32.0
+    names = ("host", "port", "api_key", "queue", "timeout", "grace", "ping", "any_model")
     return Server, Settings(
-        host=options["host"],
-        port=options["port"],
-        api_key=options["api_key"],
+        **{name: options[name] for name in names},
         cors_origins=options["cors_origin"],
-        queue=options["queue"],
         max_tokens=options["max_tokens_limit"],
-        timeout=options["timeout"],
         body_bytes=int(megabytes * 1_000_000),
-        grace=options["grace"],
-        ping=options["ping"],
-        any_model=options["any_model"],
         listed=True,
     )
 

@@ -104,13 +104,13 @@ def _load(options: dict[str, Any]) -> LLM:
     from ..errors import NotEnoughMemoryError
 
     if not options["under_load"]:
-        return load_models(options, options["draft"], Speculation())
+        return load_models(options, Speculation())
     from ..verify import PARALLEL
 
     n = PARALLEL
     while True:
         try:
-            return load_models(options | {"parallel": n}, options["draft"], Speculation())
+            return load_models(options | {"parallel": n}, Speculation())
         except NotEnoughMemoryError:
             if n == 2:
                 raise

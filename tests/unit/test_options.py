@@ -63,7 +63,7 @@ def loaded(monkeypatch):
     @click.option("--other", help="Another draft.")
     def command(**given):
         given["offline"] = True
-        options.load_models(given, given["other"] or given["draft"], Speculation())
+        options.load_models(given, Speculation(), given["other"])
 
     def run(*args, env=None):
         result = CliRunner().invoke(command, args, env=env, catch_exceptions=False)

@@ -14,14 +14,15 @@ from ..generate import check_images, image_option
 from ..options import model_options, sampling_options, speculation_options, think_options
 
 __all__ = ["chat"]
-
-
-_USUAL = "model draft system max_tokens temperature seed ctx load save show_draft"
 # The default length limit is larger than that of `generate`.
 _SETTINGS = {"default_map": {"max_tokens": 1024}}
 
 
-@click.command(cls=Command, usual=tuple(_USUAL.split()), context_settings=_SETTINGS)
+@click.command(
+    cls=Command,
+    usual="model draft system max_tokens temperature seed ctx load save show_draft",
+    context_settings=_SETTINGS,
+)
 @option("-s --system", "System message.")
 @image_option
 @partial(model_options, chat=True)

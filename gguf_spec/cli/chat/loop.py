@@ -182,18 +182,12 @@ class ChatLoop:
         self.images: list[Path] = [*options["image"]]
         self._place: Path | None = options["save"] or options["load"]
         sampling = to_sampling(options)
-        self.llm = self._load_models(options)
+        self.llm = load_models(options, self._loaded_with)
         self._settings = Settings(sampling, self.llm.speculation)
         self._set = self._settings.set
         self.chat = self.llm.chat(
             sampling=sampling, overflow=options["overflow"], think=options["think"]
         )
-
-    def _load_models(
-        self, options: dict[str, Any], cancelled: Callable[[], bool] | None = None
-    ) -> LLM:
-        draft = options["draft"] if self._loaded_with.k else "none"
-        return load_models(options, draft, self._loaded_with, cancelled)
 
     def close(self) -> None:
         """Close the models."""
@@ -322,13 +316,13 @@ class ChatLoop:
             return self._signals.came
 
         try:
-            self.llm = self._load_models(options, came)
+            self.llm = load_models(options, self._loaded_with, cancelled=came)
         except NotEnoughMemoryError:
             old.close()
             try:
-                self.llm = self._load_models(options, came)
+                self.llm = load_models(options, self._loaded_with, cancelled=came)
             except BaseException:
-                self.llm = self._load_models(self._options)
+                self.llm = load_models(self._options, self._loaded_with)
                 raise
         old.close()
         self._options = options
