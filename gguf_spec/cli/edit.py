@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ from .output import (
 from .text_file import TextFile
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .. import LLM, Completion, Stats
 
 _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
@@ -105,20 +108,21 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> Completion:
     """Generate the new text, and show it while it is written."""
     bar = LateBar()
-    screen = EditScreen(prompt.n_text, quiet=quiet)
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
         ctrl_c_cancels(stream),
     ):
         try:
-            with screen:
+            with _shown(prompt.n_text, quiet=quiet) as show:
                 for chunk in stream:
                     bar.remove()
-                    screen.show(chunk.text, stream.stats)
+                    show(chunk.text, stream.stats)
         finally:
             bar.remove()
     result = stream.result
-    screen.summary(result.stats, _plain(llm, prompt, result) if sys.stderr.isatty() else None)
+    plain = _plain(llm, prompt, result) if sys.stderr.isatty() else None
+    if not quiet:
+        show_summary(result.stats, plain)
     return result
 
 
@@ -143,8 +147,12 @@ def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str
     if str(output) == "-":
         click.echo(source.encoded(new), nl=False)
         return 0
-    if not options["as_json"]:
-        _show(changes)
+    at_screen = sys.stdout is not None and sys.stdout.isatty()
+    for line in changes if not options["as_json"] else ():
+        is_head = line.startswith(("---", "+++"))
+        colour = None if is_head else {"+": "green", "-": "red", "@": "cyan"}.get(line[0])
+        style = {"fg": colour, "bold": is_head or None}
+        click.echo(click.style(line.translate(CONTROL), **style) if at_screen else line, nl=False)
     if output is not None:
         source.write(new, output)
         is_written = True
@@ -178,20 +186,6 @@ def _diff(source: TextFile, new: str) -> list[str]:
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
         for line in difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
     ]
-
-
-_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
-
-
-def _show(changes: list[str]) -> None:
-    """Print a diff; at a terminal in colours and without control characters."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        click.echo("".join(changes), nl=False)
-        return
-    for line in changes:
-        is_head = line.startswith(("---", "+++"))
-        colour = None if is_head else _COLOURS.get(line[0])
-        click.secho(line.translate(CONTROL), nl=False, fg=colour, bold=is_head or None)
 
 
 # The text comes first: small models follow an instruction better that stands next to their answer.
@@ -274,67 +268,56 @@ class EditPrompt:
 _WORTH_SAYING = 1.1
 
 
-class EditScreen:
-    """Shows a text while it is written, on stderr, if that is a terminal."""
+def _console() -> Console:
+    from rich.console import Console
 
-    def __init__(self, n_expected: int, *, quiet: bool) -> None:
-        """Create the screen.
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
-        Args:
-            n_expected: Length of the old text in tokens.
-            quiet: Whether to show nothing.
-        """
-        from rich.console import Console
 
-        self._out = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._n_expected, self._rest = n_expected, ""
-        self._is_shown = self._out.is_terminal and not self._out.is_dumb_terminal and not quiet
-        self._quiet = quiet
+@contextlib.contextmanager
+def _shown(n_expected: int, *, quiet: bool) -> Iterator[Callable[[str, Stats], None]]:
+    """Yield a function that shows new text and a status line, on stderr, if that is a terminal.
 
-    def __enter__(self) -> EditScreen:
-        from rich.live import Live
+    Args:
+        n_expected: Length of the old text in tokens.
+        quiet: Whether to show nothing.
+    """
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
 
-        self._live = Live(console=self._out, transient=True, refresh_per_second=12)
-        if self._is_shown:
-            self._live.start()
-        return self
+    out, rest = _console(), ""
+    if quiet or not out.is_terminal or out.is_dumb_terminal:
+        yield lambda _text, _stats: None
+        return
 
-    def __exit__(self, *_: object) -> None:
-        if self._is_shown:
-            self._line(self._rest)
-            self._live.update("")
-            self._live.stop()
-
-    def show(self, text: str, stats: Stats) -> None:
-        """Show new text and the status line."""
-        from rich.console import Group
-        from rich.text import Text
-
-        if not self._is_shown:
-            return
-        *lines, self._rest = (self._rest + text.translate(CONTROL)).split("\n")
+    def show(text: str, stats: Stats) -> None:
+        nonlocal rest
+        *lines, rest = (rest + text.translate(CONTROL)).split("\n")
         for line in lines:
-            self._line(line)
-        status = f"{stats.n_generated:,} of about {self._n_expected:,} tokens, {speed(stats)}"
-        self._live.update(Group(Text(self._rest), Text(status, style="dim")))
+            out.print(Text(line, style="dim"))
+        status = f"{stats.n_generated:,} of about {n_expected:,} tokens, {speed(stats)}"
+        live.update(Group(Text(rest), Text(status, style="dim")))
 
-    def _line(self, text: str) -> None:
-        from rich.text import Text
+    with Live(console=out, transient=True, refresh_per_second=12) as live:
+        try:
+            yield show
+        finally:
+            out.print(Text(rest, style="dim"))
+            live.update("")
 
-        self._live.console.print(Text(text, style="dim"))
 
-    def summary(self, stats: Stats, plain: Stats | None) -> None:
-        """Show length and speed of the complete text; drafts are mentioned only where they pay.
+def show_summary(stats: Stats, plain: Stats | None) -> None:
+    """Show length and speed of the complete text; drafts are mentioned only where they pay.
 
-        Args:
-            stats: Statistics of the text.
-            plain: Those of plain decoding, measured in this process, if drafts were used.
-        """
-        if self._quiet or not self._out.is_terminal:
-            return
-        text = f"{stats.n_generated:,} tokens, {speed(stats)}"
-        if plain and plain.tokens_per_s:
-            gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)
-            if gain >= _WORTH_SAYING:
-                text += f", {gain:.1f} times plain decoding ({speed(plain)})"
-        self._out.print(text, style="dim")
+    Args:
+        stats: Statistics of the text.
+        plain: Those of plain decoding, measured in this process, if drafts were used.
+    """
+    out, text = _console(), f"{stats.n_generated:,} tokens, {speed(stats)}"
+    if plain and plain.tokens_per_s:
+        gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)
+        if gain >= _WORTH_SAYING:
+            text += f", {gain:.1f} times plain decoding ({speed(plain)})"
+    if out.is_terminal:
+        out.print(text, style="dim")
