@@ -12,7 +12,6 @@ from click.core import ParameterSource
 
 from ..options import SAMPLING, Sampling
 from .command import CONTROL, Command, flag, option
-from .generate import sampling_with_overflow
 from .options import (
     SAMPLING_PARAMETERS,
     at_once,
@@ -22,6 +21,7 @@ from .options import (
     speculation_options,
     table_option,
     think_option,
+    to_sampling,
     to_speculation,
 )
 from .output import Line
@@ -78,7 +78,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
 
     given = sys.stdin.buffer if str(source) == "-" else source
     results: Path | BinaryIO = sys.stdout.buffer if str(target) == "-" else target
-    sampling, speculation = sampling_with_overflow(options), to_speculation(options)
+    sampling, speculation = to_sampling(options, overflow=True), to_speculation(options)
     with Batch(given, results) as run, load_models(options, speculation) as llm:
         if options["verbose"]:
             click.echo(f"{llm.name}: {at_once(llm)}", err=True)

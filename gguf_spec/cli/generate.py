@@ -5,13 +5,11 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ..options import Sampling
 from .command import Command, file_option, flag, json_option, option
@@ -109,7 +107,7 @@ def generate(
     text = read_prompt(prompt_option if prompt is None else prompt, file)
     if not text and (system is not None or raw is False or not options["prefill"]):
         raise EmptyPromptError  # before the models, which take long to load
-    sampling = sampling_with_overflow(options)
+    sampling = to_sampling(options, overflow=True)
     with load_models(options, to_speculation(options)) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
@@ -119,15 +117,6 @@ def generate(
         if chat:
             request = [*messages, {"role": "user", "content": text}]
         return _answer(llm, request, sampling, options | {"image": image})
-
-
-def sampling_with_overflow(options: dict[str, Any]) -> Sampling:
-    """Return the sampling options; without `--overflow` the value in models.yaml applies."""
-    sampling = to_sampling(options)
-    source = click.get_current_context().get_parameter_source("overflow")
-    if source is ParameterSource.DEFAULT:
-        return sampling
-    return replace(sampling, overflow=options["overflow"])
 
 
 def _answer(

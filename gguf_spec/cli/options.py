@@ -295,15 +295,20 @@ think_options = together(
 )
 
 
-def to_sampling(options: dict[str, Any]) -> Sampling:
+def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     """Return the sampling options.
 
     Options that are not given take the values of the model in models.yaml, if it has any.
+
+    Args:
+        options: The options of the command.
+        overflow: Whether `--overflow` of the command is that of an answer.
     """
-    from .. import Sampling
     from ..models import resolve
 
     given = {name: options[parameter] for name, parameter in SAMPLING_PARAMETERS.items()}
+    if overflow:
+        given["overflow"] = options["overflow"]
     given["logit_bias"] = dict(given["logit_bias"])
     if given["grammar"] is not None:
         given["grammar"] = read_text(given["grammar"])

@@ -309,12 +309,20 @@ def ps(as_json: bool) -> None:
       gguf-spec ps
       gguf-spec ps --json
     """
+    from ..models import format_bytes
     from ..server import running_servers
 
     servers = running_servers()
     rows = [_HEAD]
     for server in servers:
-        rows += [(*_cells(model), server.url, str(server.pid)) for model in server.models]
+        for model in server.models:
+            seconds, left = model["seconds_left"], "never"
+            if model["busy"]:
+                left = "in use"
+            elif seconds is not None:
+                left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+            size, context = format_bytes(model["size"]), f"{model['context_length']:,}"
+            rows.append((model["name"], size, context, left, server.url, str(server.pid)))
         if not server.models:
             rows.append(("(none)", "", "", "", server.url, str(server.pid)))
     if as_json:
@@ -323,19 +331,6 @@ def ps(as_json: bool) -> None:
         click.echo("\n".join(aligned(rows)).translate(CONTROL))
     else:
         click.echo("No server is running. `gguf-spec serve` starts one.", err=True)
-
-
-def _cells(model: dict[str, Any]) -> tuple[str, str, str, str]:
-    from ..models import format_bytes
-
-    seconds = model["seconds_left"]
-    if model["busy"]:
-        left = "in use"
-    elif seconds is None:
-        left = "never"
-    else:
-        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-    return model["name"], format_bytes(model["size"]), f"{model['context_length']:,}", left
 
 
 @click.command(cls=Command)
