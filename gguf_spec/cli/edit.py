@@ -151,8 +151,10 @@ def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str
     for line in changes if not options["as_json"] else ():
         is_head = line.startswith(("---", "+++"))
         colour = None if is_head else {"+": "green", "-": "red", "@": "cyan"}.get(line[0])
-        style = {"fg": colour, "bold": is_head or None}
-        click.echo(click.style(line.translate(CONTROL), **style) if at_screen else line, nl=False)
+        if at_screen:
+            click.secho(line.translate(CONTROL), nl=False, fg=colour, bold=is_head or None)
+        else:
+            click.echo(line, nl=False)
     if output is not None:
         source.write(new, output)
         is_written = True
