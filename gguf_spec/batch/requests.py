@@ -192,28 +192,24 @@ class LineHead:
 
 def read_head(line: Line) -> tuple[LineHead, dict[str, Any] | ApiError]:
     """Return the form of a line, and its JSON object or what is wrong with it."""
+    found: dict[str, Any] = {}
+    data: dict[str, Any] | ApiError = found
+    if line.data is None:
+        fault = f"The line has more than {LINE_BYTES:,} bytes."
+        data = ApiError(fault, None, "request_too_large", 413)
+    else:
+        try:
+            data = found = parse(line.data)
+        except ApiError:
+            data = ApiError("The line is not a JSON object in UTF-8.", None, "invalid_json")
     # What is not JSON has a form too, because its result has one.
-    data = _read_object(line)
-    is_plain = (
-        b'"custom_id"' not in (line.data or b"")
-        if isinstance(data, ApiError)
-        else not data.keys() & {*_FIELDS}
-    )
-    found = {} if isinstance(data, ApiError) else data
+    is_plain = not found.keys() & {*_FIELDS}
+    if data is not found:
+        is_plain = b'"custom_id"' not in (line.data or b"")
     own = found.get("id" if is_plain else "custom_id")
     if not isinstance(own, (str, int, float)) or own in (math.inf, -math.inf):
         own = None
     return LineHead(is_plain, line.number if is_plain and own is None else own), data
-
-
-def _read_object(line: Line) -> dict[str, Any] | ApiError:
-    if line.data is None:
-        fault = f"The line has more than {LINE_BYTES:,} bytes."
-        return ApiError(fault, None, "request_too_large", 413)
-    try:
-        return parse(line.data)
-    except ApiError:
-        return ApiError("The line is not a JSON object in UTF-8.", None, "invalid_json")
 
 
 def read_request(
