@@ -55,8 +55,6 @@ from ..tools.reader import ToolDeltas, whole_answer
 from ..tools.use import ToolUse
 
 Dict = dict[str, Any]
-# Syntax of the calls in an answer, and the tools.
-Calls = tuple[Family, ToolUse]
 
 ANY_SEED = (-1, 0xFFFFFFFF)  # seeds that mean "draw a random seed" in llama.cpp
 _F16 = KV_TYPES["f16"][0]  # ggml type number of F16, the default type of the cache
@@ -627,10 +625,8 @@ class Llama:
             ids = self.tokenize(b"") if isinstance(prompt, str) else list(prompt)
             opened = partial(self._alive.stream_tokens, ids, sampling)
         n_before = len(prompt) if isinstance(prompt, str) else 0
-        head = _Head(model or self.model_path, self._shown, n_before)
-        if stream:
-            return head.parts(_pumped(opened), logprobs is not None)
-        return self._whole(head, opened, logprobs is not None)
+        answer = _Answer(model or self.model_path, self._shown, n_before)
+        return self._answered(answer, opened, stream, logprobs is not None)
 
     __call__ = create_completion
 
@@ -699,17 +695,12 @@ class Llama:
             hint = "omit tools, or use a model whose chat template supports them."
             raise InvalidOptionError("tools", names, hint=hint, message=fact)
         opened = partial(self._alive.stream, _as_messages(messages), sampling, **with_tools)
-        head, tool = (
-            _Head(model or self.model_path, self._shown),
-            called["name"] if called else None,
-        )
-        calls = None
+        tool, calls = called["name"] if called else None, None
         if with_tools and tool is None:
             calls = family_of(self._alive.chat_template or ""), ToolUse(shown)
-        if stream:
-            parts = _chat_parts(head.parts(_pumped(opened), sampling.logprobs is not None), tool)
-            return parts if calls is None else _with_calls(parts, calls)
-        return _chat(self._whole(head, opened, sampling.logprobs is not None), tool, calls)
+        name = model or self.model_path
+        answer = _Answer(name, self._shown, is_chat=True, tool=tool, calls=calls)
+        return self._answered(answer, opened, stream, sampling.logprobs is not None)
 
     def create_chat_completion_openai_v1(self, *arguments: Any, **named: Any) -> Any:
         """Call `create_chat_completion`; return objects of the package `openai`.
@@ -763,13 +754,17 @@ class Llama:
         chunks = _pumped(partial(self._alive.stream_tokens, list(tokens), sampling))
         return (token for chunk in chunks for token in chunk.tokens)
 
-    def _whole(self, head: _Head, opened: Callable[[], Stream], with_logprobs: bool) -> Dict:
+    def _answered(
+        self, answer: _Answer, opened: Callable[[], Stream], in_parts: bool, with_logprobs: bool
+    ) -> Dict | Iterator[Dict]:
+        if in_parts:
+            return answer.parts(_pumped(opened), with_logprobs)
         with opened() as stream:
             for _ in stream:
                 pass
         if stream.result.finish_reason == "cancelled":  # by `close`, from another thread
             raise ClosedError
-        return head.whole(stream.result, with_logprobs)
+        return answer.whole(stream.result, with_logprobs)
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of the generator that supplies the seeds of calls without one."""
@@ -970,51 +965,114 @@ def uninstall() -> None:
 
 
 @dataclass(frozen=True)
-class _Head:
-    """Fields that all parts of an answer share, and builder of these parts.
+class _Answer:
+    """Fields that all parts of an answer share, and builder of the answer or of its parts.
 
     Attributes:
         model: Name of the model in the answer.
         text_of: Function from a token id to its text.
         n_before: Number of characters before the first token, for the `text_offset` of
             log-probabilities.
-        id: Id of the answer.
+        is_chat: Whether it is the answer of a chat, and not a completion.
+        tool: The tool that was named; the answer is its arguments. None if none was.
+        calls: Syntax of calls in the answer, and the tools; None if there are none.
+        id: Id of the completion.
         created: Unix time in seconds.
     """
 
     model: str
     text_of: Callable[[int], str]
     n_before: int = 0
+    is_chat: bool = False
+    tool: str | None = None
+    calls: tuple[Family, ToolUse] | None = None
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, result: Completion, with_logprobs: bool) -> Dict:
         """Return a complete answer."""
-        n_prompt, n = result.stats.n_prompt, len(result.tokens)
+        text, finish, n_prompt = result.text, result.finish_reason, result.stats.n_prompt
         logprobs = self._logprobs(result.logprobs, self.n_before) if with_logprobs else None
+        message: Dict = {"role": "assistant", "content": text}
+        found: list[Dict] = []
+        if self.tool is not None:
+            message |= {"content": None, **self._call(self.tool, text)}
+        elif self.calls is not None:
+            message["content"], found = whole_answer(text, *self.calls)
+            if found:
+                message |= {"content": message["content"] or None, "tool_calls": found}
+        what = {"index": 0, "message": message} if self.is_chat else {"text": text, "index": 0}
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        answer = self._part(kind, what, logprobs, "tool_calls" if found else finish)
+        n = len(result.tokens)
         usage = {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
-        return self._part(result.text, logprobs, result.finish_reason) | {"usage": usage}
+        return answer | {"usage": usage}
 
     def parts(self, chunks: Iterator[Chunk], with_logprobs: bool) -> Iterator[Dict]:
-        """Yield the parts of an answer; the last one has the finish reason and no text."""
-        at, finish = self.n_before, "stop"
+        """Yield the parts of an answer; the last one has the finish reason and no text.
+
+        For a chat the first part has the role, and the calls of the answer are deltas.
+        """
+        reader = ToolDeltas(*self.calls) if self.calls else None
+        at, finish, role = self.n_before, "stop", [{"role": "assistant"}] if self.is_chat else []
+        tool = self.tool
         for chunk in chunks:
+            finish = chunk.finish_reason or finish
+            if not (chunk.text or chunk.logprobs):
+                continue
+            yield from self._pieces(role, None)
+            role = []
             logprobs = self._logprobs(chunk.logprobs, at) if with_logprobs else None
             at += sum(len(self.text_of(one.token)) for one in chunk.logprobs)
-            if chunk.text or chunk.logprobs:
-                yield self._part(chunk.text, logprobs, None)
-            finish = chunk.finish_reason or finish
-        yield self._part("", None, finish)
+            if reader:
+                deltas = reader.push(chunk.text) or ([{"content": ""}] if logprobs else [])
+            elif self.tool is not None:
+                deltas, tool = [self._call(tool, chunk.text, 0)], None
+            else:
+                deltas = [{"content": chunk.text}]
+            yield from self._pieces(deltas, logprobs)
+        yield from self._pieces(role, None)
+        if reader:
+            yield from self._pieces(reader.finish(), None)
+            finish = "tool_calls" if reader.has_call else finish
+        yield from self._pieces([{}], None, finish)
 
-    def _part(self, text: str, logprobs: Dict | None, finish: str | None) -> Dict:
-        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
+    def _pieces(
+        self, deltas: Sequence[Dict], logprobs: Dict | None, finish: str | None = None
+    ) -> Iterator[Dict]:
+        """Yield a part for each delta, the last one with the log-probabilities."""
+        for i, delta in enumerate(deltas):
+            of_this = logprobs if i == len(deltas) - 1 else None
+            if self.is_chat:
+                what = {"index": 0, "delta": delta}
+                yield self._part("chat.completion.chunk", what, of_this, finish)
+            else:
+                what = {"text": delta.get("content", ""), "index": 0}
+                yield self._part("text_completion", what, of_this, finish)
+
+    def _part(self, kind: str, what: Dict, logprobs: Dict | None, finish: str | None) -> Dict:
+        if self.tool is not None and finish == "stop":  # else the arguments are incomplete
+            finish = "tool_calls"
+        if self.is_chat:
+            logprobs = _chat_logprobs(logprobs)
         return {
-            "id": self.id,
-            "object": "text_completion",
+            "id": f"chat{self.id}" if self.is_chat else self.id,
+            "object": kind,
             "created": self.created,
             "model": self.model,
-            "choices": [choice],
+            "choices": [{**what, "logprobs": logprobs, "finish_reason": finish}],
         }
+
+    def _call(self, tool: str | None, arguments: str, index: int | None = None) -> Dict:
+        """Return a tool call, or one part of it.
+
+        Only the first part has the name: clients that join the parts would also join the names.
+        """
+        function = {"name": tool, "arguments": arguments}
+        id_ = tool and f"call__0_{tool}_{self.id}"
+        call = {"id": id_, "type": "function", "function": function}
+        numbered = call if index is None else {"index": index, **call}
+        return {"function_call": function, "tool_calls": [numbered]}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], at: int) -> Dict:
         found: Dict = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
@@ -1028,95 +1086,6 @@ class _Head:
             )
             at += len(text)
         return found
-
-
-def _chat(completion: Dict, tool: str | None = None, calls: Calls | None = None) -> Dict:
-    """Convert a completion to a chat answer, or to a call of `tool`.
-
-    Args:
-        completion: The completion.
-        tool: The tool that was named; the completion is its arguments.
-        calls: Syntax of calls in the text; None if there are none.
-    """
-    choice = completion["choices"][0]
-    message: Dict = {"role": "assistant", "content": choice["text"]}
-    if tool is not None:
-        message |= {"content": None, **_call(tool, completion["id"], choice["text"])}
-    elif calls is not None:
-        text, found = whole_answer(choice["text"], *calls)
-        message["content"] = text
-        if found:
-            message |= {"content": text or None, "tool_calls": found}
-            choice = choice | {"finish_reason": "tool_calls"}
-    return _as_chat(completion, "chat.completion", {"message": message}, choice, tool)
-
-
-def _with_calls(parts: Iterator[Dict], calls: Calls) -> Iterator[Dict]:
-    """Convert the parts of a chat answer to parts with its tool calls as deltas."""
-    reader = ToolDeltas(*calls)
-    for part in parts:
-        choice = part["choices"][0]
-        is_last = choice["finish_reason"] is not None
-        text = choice["delta"].get("content")
-        if text is None and not is_last:
-            yield part
-            continue
-        deltas = reader.finish() if is_last else reader.push(text)
-        if choice["logprobs"] and not deltas:
-            deltas = [{"content": ""}]
-        for i, delta in enumerate(deltas):
-            logprobs = choice["logprobs"] if i == len(deltas) - 1 and not is_last else None
-            shown = choice | {"delta": delta, "logprobs": logprobs, "finish_reason": None}
-            yield part | {"choices": [shown]}
-        if is_last:
-            reason = "tool_calls" if reader.has_call else choice["finish_reason"]
-            yield part | {"choices": [choice | {"finish_reason": reason}]}
-
-
-def _chat_parts(parts: Iterator[Dict], tool: str | None = None) -> Iterator[Dict]:
-    """Convert the parts of a completion to those of a chat answer, or of a call of `tool`.
-
-    The first part has the role, the last one the finish reason.
-    """
-    first = True
-    for part in parts:
-        choice = part["choices"][0]
-        if first:
-            role, nothing = {"role": "assistant"}, {"logprobs": None, "finish_reason": None}
-            yield _as_chat(part, "chat.completion.chunk", {"delta": role}, nothing, tool)
-        delta: Dict = {}
-        if choice["finish_reason"] is None:
-            delta = {"content": choice["text"]}
-            if tool is not None:
-                delta = _call(tool if first else None, part["id"], choice["text"], 0)
-        yield _as_chat(part, "chat.completion.chunk", {"delta": delta}, choice, tool)
-        first = False
-
-
-def _as_chat(completion: Dict, kind: str, what: Dict, choice: Dict, tool: str | None) -> Dict:
-    """Return a completion or a part of one as that of a chat, with a message or a delta.
-
-    Incomplete arguments of `tool` do not count as a call.
-    """
-    finish = choice["finish_reason"]
-    answer = {
-        "index": 0,
-        **what,
-        "logprobs": _chat_logprobs(choice["logprobs"]),
-        "finish_reason": "tool_calls" if tool is not None and finish == "stop" else finish,
-    }
-    return completion | {"id": f"chat{completion['id']}", "object": kind, "choices": [answer]}
-
-
-def _call(tool: str | None, id_: str, arguments: str, index: int | None = None) -> Dict:
-    """Return a tool call, or one part of it.
-
-    Only the first part has the name: clients that join the parts would also join the names.
-    """
-    function = {"name": tool, "arguments": arguments}
-    call = {"id": tool and f"call__0_{tool}_{id_}", "type": "function", "function": function}
-    numbered = call if index is None else {"index": index, **call}
-    return {"function_call": function, "tool_calls": [numbered]}
 
 
 def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
