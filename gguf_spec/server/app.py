@@ -409,8 +409,8 @@ class App:
         return JSONResponse(state, 503 if self._ends else 200)
 
     async def _metrics(self, _: Request) -> Response:
-        loaded = [one.llm for one in map(self._pool.loaded, self._pool.models) if one]
-        text = self._totals.text(self._worker.n_waiting, self._worker.n_running, loaded)
+        worker, llms = self._worker, self._pool.loaded_llms()
+        text = self._totals.text(worker.n_waiting, worker.n_running, llms)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _description(self, _: Request) -> Response:

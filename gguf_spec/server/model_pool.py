@@ -171,6 +171,10 @@ class ModelPool:
         with self._lock:
             return self._loaded.get(model.id)
 
+    def loaded_llms(self) -> list[LLM]:
+        """Return the models in memory. May be called from any thread."""
+        return [one.llm for one in map(self.loaded, self.models) if one]
+
     def seconds_left(self, model: ServedModel | None = None) -> float | None:
         """Return the seconds until a model is unloaded; None if that will not happen.
 
