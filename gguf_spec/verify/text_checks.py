@@ -37,7 +37,7 @@ SAMPLINGS = {
 }
 WAYS = {
     **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
-    "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
+    "hybrid": Speculation(7, drafter="hybrid", adaptive=False),
     "auto": Speculation(),
 }
 MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
