@@ -208,13 +208,8 @@ class DraftController(DraftTeam):
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if self.fixed else self._length()
         kept = [step.proposal for step in one.steps[: one.n_kept]]
-        draft = Draft(
-            [proposal.token for proposal in kept],
-            [
-                proposal.q or Distribution(np.array([proposal.token]), np.ones(1))
-                for proposal in kept
-            ],
-        )
+        q = [proposal.q or _surely(proposal.token) for proposal in kept]
+        draft = Draft([proposal.token for proposal in kept], q)
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
         return draft
 
@@ -338,3 +333,7 @@ class DraftController(DraftTeam):
 def _now() -> float:
     """Return the clock, in seconds."""
     return time.perf_counter()
+
+
+def _surely(token: int) -> Distribution:
+    return Distribution(np.array([token]), np.ones(1))
