@@ -236,9 +236,8 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
         return load.parallel, ""
     if load.projector:
         return 1, "prompts with images are read one by one"
-    if load.speculation and (load.speculation.tree or load.speculation.strict):
-        name = "tree" if load.speculation.tree else "strict"
-        return 1, f"{name} needs passes without other requests"
+    if load.speculation and load.speculation.strict:
+        return 1, "strict needs passes without other requests"
     room = parallel_in_room([(file.header, options) for file, options in files], AUTO_PARALLEL_MAX)
     if room is None:
         return 1, "the free memory is unknown"
