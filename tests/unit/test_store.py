@@ -101,7 +101,7 @@ def test_pull(hub, tmp_path):
     loading = [done for stage, done, *_ in steps if stage == "download"]
     assert (loading, loading[-1], len(loading)) == (sorted(loading), len(BODY), 4)
     assert steps[-1] == ("checksum", len(BODY), len(BODY), "bytes")
-    assert download.find(entry) == download.local(entry) == pulled.paths[0]
+    assert download.find(entry) == download.path(entry) == pulled.paths[0]
     assert download.verified(entry) == "sha256"
 
 
@@ -248,7 +248,7 @@ def test_a_file_of_this_disk(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"abc")
     entry = Entry("m.gguf", None, None, (), path)
-    assert (download.find(entry), download.local(entry), download.verified(entry)) == (
+    assert (download.find(entry), download.path(entry), download.verified(entry)) == (
         path,
         path,
         "local",
@@ -660,7 +660,7 @@ def test_offline_and_not_there(hub, monkeypatch, switch):
 
 def test_not_there(hub):
     with pytest.raises(errors.NotDownloadedError) as caught:
-        download.local(entry_of())
+        download.path(entry_of())
     assert caught.value.hint == "to download it, use gguf_spec.pull('one')."
     assert hub.requests == []
 
