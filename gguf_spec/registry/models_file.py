@@ -445,15 +445,13 @@ def _place(
             raise path.wrong("the path of a file", f"{error}") from None
     if "package" in given:
         hint = "write either a package or a repo, with its file."
-        others = ("repo", "revision", "parts", "packages")
-        _leave_out(given, others, "beside a package", hint)
+        _leave_out(given, ("repo", "revision", "parts", "packages"), "beside a package", hint)
     if "package" in given or ("packages" in given and "repo" not in given):
         return None, None, _files(value, given), None
     repo = value.need(given, "repo").text()
     if repo == "bundled":
         hint = "remove it: the file is bundled."
-        others = ("revision", "parts", *_PACKAGE_KEYS)
-        _leave_out(given, others, "for a bundled model", hint)
+        _leave_out(given, ("revision", "parts", *_PACKAGE_KEYS), "for a bundled model", hint)
         return None, None, (), BUNDLED / _part(value, given).file
     if not is_repo(repo):
         hint = "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF."
