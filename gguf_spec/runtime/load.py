@@ -30,7 +30,7 @@ from ..llama.options import AdapterFile, ContextOptions, adapters, read_placemen
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
 from ..options import K_MAX, Sampling, Speculation, checked
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton

@@ -21,7 +21,7 @@ from ..llama.memory import fit_layers, has_room, parallel_in_room, with_snapshot
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.batch_costs import BatchCosts
 from ..speculative.cost_model import CostModel, Pace
