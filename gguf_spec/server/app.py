@@ -21,7 +21,6 @@ from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
 from .access import HEALTH_PATHS, JOB, AccessMiddleware
-from .answer_stream import AnswerStream
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
@@ -34,10 +33,9 @@ from .ollama import OllamaReply, load_task, read_ollama_chat, read_ollama_genera
 from .ollama_routes import OLLAMA_EMBEDDING_ROUTES, ollama_routes
 from .openapi import describe
 from .page_files import PATHS, page_routes
-from .replies import Reply, ResponseBuilder
+from .replies import AnswerStream, Reply, ResponseBuilder
 from .requests import CompletionRequest, parse, read_chat, read_text
-from .responses_api import ResponseReply, read_response
-from .responses_store import ResponseRoutes, ResponseStore
+from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
 from .settings import Settings
 from .wire import (
     DATA_EVENTS,
@@ -131,7 +129,7 @@ class App:
                 Route(one.path, partial(self._complete, one), methods=["POST"])
                 for one in _formats(store)
             ),
-            *ResponseRoutes(store).routes,
+            *response_routes(store),
             *(
                 Route(path, partial(self._run_task, route), methods=["POST"])
                 for path, route in (EMBEDDING_ROUTES | OLLAMA_EMBEDDING_ROUTES).items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -12,13 +11,13 @@ from starlette.routing import Route
 
 from ..errors import ClosedError
 from ..options import Speculation
-from ..results import Completion
+from ..results import Part
 from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
 from .errors import ApiError, as_refusal, invalid_value
-from .events import ChoiceEnded, ChunkEvent, Started
+from .events import ChoiceEnded, Started
 from .fields import SHARED, STOP_SEQUENCES, Body
-from .replies import AnswerParts, finish_reason, usage
+from .replies import PartsReply, finish_reason, usage
 from .requests import (
     FUNCTION_FIELDS,
     FUNCTION_NAME,
@@ -320,14 +319,15 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
 
 # ---- answers
 
-# Kind of a part -> type of its block and of its deltas, and their field with the text.
-_BLOCKS = {
-    "text": ("text", "text_delta", "text"),
-    "reasoning": ("thinking", "thinking_delta", "thinking"),
+# Kind of a part -> type of its block and of its deltas, their field with the text, and the further
+# fields of the block: reasoning is not signed.
+_BLOCKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "text": ("text", "text_delta", "text", {}),
+    "reasoning": ("thinking", "thinking_delta", "thinking", {"signature": ""}),
 }
 
 
-class MessageReply:
+class MessageReply(PartsReply):
     """Converts the events of one job to a message and its events."""
 
     def __init__(self, asked: CompletionRequest, started: Started) -> None:
@@ -337,10 +337,10 @@ class MessageReply:
             asked: The request.
             started: The first event of its job.
         """
-        self._parts = AnswerParts(started.family, asked.tools)
+        super().__init__(asked, started)
         self._kind: str | None = None  # of the open block
         self._text = ""
-        self._message: dict[str, Any] = {
+        self.whole = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
@@ -351,50 +351,22 @@ class MessageReply:
             "usage": _counts(started.n_prompt, 0, 0),
         }
 
-    # ---- complete messages
-
-    def complete(
-        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
-    ) -> dict[str, Any]:
-        """Return the complete message.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
-        for one in chunks:
-            self.chunk(one)
-        for last in ended:
-            self.ended(last)
-        return self._message
-
-    # ---- streamed messages
-
     def first(self) -> list[dict[str, Any]]:
         """Return the events before the first text."""
-        return [{"type": "message_start", "message": self._message | {"content": []}}, _PING]
-
-    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the events for a chunk."""
         return [
-            made
-            for part in self._parts.push(event.chunk)
-            for made in self._add(part.kind, part.text)
+            {"type": "message_start", "message": self.whole | {"content": []}},
+            {"type": "ping"},
         ]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the events of the last blocks, and why the answer ended.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
+        """Return the events of the last blocks, and why the answer ended."""
         result = ended.result
         finish = finish_reason(result.finish_reason, ended.why)
-        events = [e for part in self._parts.finish() for e in self._add(part.kind, part.text)]
-        events += self._close()
-        for call in self._parts.calls:
-            events += self._call(call["id"], call["function"])
+        events = [made for part in self._parts() for made in self._add(part)] + self._close()
+        for call in self.calls:
+            events += self._call(call["id"], **call["function"])
         reason = "max_tokens" if finish == "length" else "end_turn"
-        if self._parts.calls:
+        if self.calls:
             reason = "tool_use"
         elif result.stop_string is not None:
             reason = "stop_sequence"
@@ -402,8 +374,9 @@ class MessageReply:
             "stop_reason": reason,
             "stop_sequence": result.stop_string if reason == "stop_sequence" else None,
         }
-        used = _usage(result)
-        self._message |= stop | {"usage": used, "seed": result.seed}
+        used = _counts(result.stats.n_prompt, result.stats.n_cached, result.stats.n_generated)
+        used |= {"speculation": usage([result])["speculation"]}
+        self.whole |= stop | {"usage": used, "seed": result.seed}
         return [*events, {"type": "message_delta", "delta": stop, "usage": used}]
 
     def finished(self) -> list[dict[str, Any]]:
@@ -416,70 +389,46 @@ class MessageReply:
 
     # ---- blocks
 
-    def _add(self, kind: str, text: str) -> list[dict[str, Any]]:
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return an event of the open block."""
+        return {"type": f"content_block_{kind}", "index": len(self.whole["content"]), **fields}
+
+    def _end(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Return the last event of the open block, and keep the block."""
+        event = self._event("stop")
+        self.whole["content"].append(block)
+        return event
+
+    def _add(self, part: Part) -> list[dict[str, Any]]:
         """Return the events for a piece of text."""
-        block_type, delta_type, name = _BLOCKS[kind]
+        block_type, delta_type, name, more = _BLOCKS[part.kind]
         events = []
-        if self._kind != kind:
+        if self._kind != part.kind:
             events = self._close()
-            self._kind, self._text = kind, ""
-            events.append(self._start({"type": block_type, name: ""} | _more(kind)))
-        self._text += text
-        return [*events, self._delta({"type": delta_type, name: text})]
+            self._kind, self._text = part.kind, ""
+            events.append(self._event("start", content_block={"type": block_type, name: ""} | more))
+        self._text += part.text
+        return [*events, self._event("delta", delta={"type": delta_type, name: part.text})]
 
     def _close(self) -> list[dict[str, Any]]:
-        """Return the events of the end of the open block, and keep it."""
+        """Return the events of the end of the open block."""
         if self._kind is None:
             return []
-        kind, self._kind = self._kind, None
-        block_type, _, name = _BLOCKS[kind]
-        more = _more(kind)
-        signature = [self._delta({"type": "signature_delta"} | more)] if more else []
-        return [*signature, self._stop({"type": block_type, name: self._text} | more)]
+        (block_type, _, name, more), self._kind = _BLOCKS[self._kind], None
+        signature = [self._event("delta", delta={"type": "signature_delta"} | more)] if more else []
+        return [*signature, self._end({"type": block_type, name: self._text} | more)]
 
-    def _call(self, id_: str, function: dict[str, Any]) -> list[dict[str, Any]]:
+    def _call(self, id_: str, name: str, arguments: str) -> list[dict[str, Any]]:
         id_ = f"toolu_{id_.removeprefix('call_')}"
-        block = {"type": "tool_use", "id": id_, "name": function["name"], "input": {}}
-        arguments = function["arguments"]
+        block = {"type": "tool_use", "id": id_, "name": name, "input": {}}
         return [
-            self._start(block),
-            self._delta({"type": "input_json_delta", "partial_json": arguments}),
-            self._stop(block | {"input": parse_arguments(arguments)}),
+            self._event("start", content_block=block),
+            self._event("delta", delta={"type": "input_json_delta", "partial_json": arguments}),
+            self._end(block | {"input": parse_arguments(arguments)}),
         ]
-
-    def _start(self, block: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_start", "index": self._index, "content_block": block}
-
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
-
-    def _stop(self, block: dict[str, Any]) -> dict[str, Any]:
-        index = self._index
-        self._message["content"].append(block)
-        return {"type": "content_block_stop", "index": index}
-
-    @property
-    def _index(self) -> int:
-        """Index of the open block."""
-        return len(self._message["content"])
-
-
-_PING = {"type": "ping"}
-
-
-def _more(kind: str) -> dict[str, Any]:
-    """Return the further fields of a block: reasoning is not signed."""
-    return {"signature": ""} if kind == "reasoning" else {}
 
 
 def _counts(n_prompt: int, n_cached: int, n_generated: int) -> dict[str, Any]:
     """Return the token counts of a usage object; `input_tokens` leaves out cached tokens."""
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": n_cached}
     return {"input_tokens": n_prompt - n_cached, "output_tokens": n_generated} | cached
-
-
-def _usage(result: Completion) -> dict[str, Any]:
-    """Return the usage object: token counts, and statistics of the speculation."""
-    stats = result.stats
-    counts = _counts(stats.n_prompt, stats.n_cached, stats.n_generated)
-    return counts | {"speculation": usage([result])["speculation"]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from ..tools.source import parse
 from .errors import ApiError, invalid_value, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import LOGPROBS, STOPS, OtherField, same, without_effect
-from .replies import AnswerParts, finish_reason
+from .replies import PartsReply, finish_reason
 from .requests import CompletionRequest, read_chat, read_text
 from .schema import (
     FLAG,
@@ -393,7 +393,7 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-class OllamaReply:
+class OllamaReply(PartsReply):
     """Converts the events of one job to the objects of `/api/chat` or `/api/generate`."""
 
     def __init__(self, asked: CompletionRequest, started: Started, is_chat: bool) -> None:
@@ -404,76 +404,50 @@ class OllamaReply:
             started: The first event of its job.
             is_chat: Whether the route is `/api/chat`.
         """
+        super().__init__(asked, started)
         self._is_chat, self._began_s, self._model = is_chat, asked.more, started.model
         self._load_s = time.perf_counter() - self._began_s  # with the time in the queue
-        self._has_logprobs = asked.sampling.logprobs is not None
-        self._parts = AnswerParts(started.family, asked.tools)
-
-    # ---- complete responses
 
     def complete(
-        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+        self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
-        parts: list[Part] = []
-        named: list[TokenInfo] = []
-        for one in chunks:
-            parts += self._parts.push(one.chunk)
-            named += one.logprobs
+        """Return the complete response."""
         (last,) = ended
-        parts += self._parts.finish()
-        text = "".join(part.text for part in parts if part.kind == "text")
-        thinking = "".join(part.text for part in parts if part.kind != "text")
+        parts = [part for one in chunks for part in self._parts(one.chunk)] + [*self._parts()]
+        text, thinking = (
+            "".join(part.text for part in parts if part.kind == kind)
+            for kind in ("text", "reasoning")
+        )
+        named = [info for one in chunks for info in one.logprobs]
         return self._object(text, thinking, named, self._calls()) | self._end(last)
-
-    # ---- streamed responses
-
-    def first(self) -> list[dict[str, Any]]:
-        """Return no object: a stream begins with the first text."""
-        return []
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return an object for each part of a chunk; the first has the log-probabilities."""
-        pieces = self._pieces(self._parts.push(event.chunk))
+        pieces = super().chunk(event)
         if event.logprobs and self._has_logprobs:
-            pieces = pieces or [self._object("") | {"done": False}]
-            pieces[0]["logprobs"] = _logprobs(event.logprobs)
+            pieces = pieces or self._add(Part("text", ""))
+            pieces[0]["logprobs"] = [one.to_dict() for one in event.logprobs]
         return pieces
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the remaining text, the tool calls, and the object with the counts.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
+        """Return the remaining text, the tool calls, and the object with the counts."""
         end = self._end(ended)
-        pieces = self._pieces(self._parts.finish())
+        pieces = [made for part in self._parts() for made in self._add(part)]
         if calls := self._calls():
             pieces.append(self._object("", calls=calls) | {"done": False})
         return [*pieces, self._object("") | end]
-
-    def finished(self) -> list[dict[str, Any]]:
-        """Return no object: there is one choice."""
-        return []
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the error that ends the stream."""
         return [ollama_error(refusal)]
 
-    def _pieces(self, parts: Iterable[Part]) -> list[dict[str, Any]]:
-        return [
-            (self._object(part.text) if part.kind == "text" else self._object("", part.text))
-            | {"done": False}
-            for part in parts
-        ]
+    def _add(self, part: Part) -> list[dict[str, Any]]:
+        texts = (part.text,) if part.kind == "text" else ("", part.text)
+        return [self._object(*texts) | {"done": False}]
 
     def _calls(self) -> list[dict[str, Any]]:
         """Return the tool calls of the answer, with arguments as objects."""
-        functions = [call["function"] for call in self._parts.calls]
+        functions = [call["function"] for call in self.calls]
         return [
             {"function": {"name": one["name"], "arguments": parse(one["arguments"])}}
             for one in functions
@@ -483,8 +457,8 @@ class OllamaReply:
         self,
         text: str,
         thinking: str = "",
-        named: Iterable[TokenInfo] = (),
-        calls: list[dict[str, Any]] | None = None,
+        named: Sequence[TokenInfo] = (),
+        calls: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
         about: dict[str, Any] = {"model": self._model, "created_at": now()}
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
@@ -493,7 +467,9 @@ class OllamaReply:
             about["message"] = {"role": "assistant", "content": text, **more}
         else:
             about |= {"response": text, **more}
-        return about | ({"logprobs": _logprobs(named)} if named and self._has_logprobs else {})
+        if named and self._has_logprobs:
+            about["logprobs"] = [one.to_dict() for one in named]
+        return about
 
     def _end(self, ended: ChoiceEnded) -> dict[str, Any]:
         """Return the fields of the last object."""
@@ -508,7 +484,3 @@ class OllamaReply:
             "eval_count": stats.n_generated,
             "eval_duration": nanoseconds(stats.total_s - stats.prompt_s),
         }
-
-
-def _logprobs(named: Iterable[TokenInfo]) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in named]

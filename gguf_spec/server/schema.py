@@ -36,6 +36,10 @@ class Shape(NamedTuple):
         """The same, left out of the OpenAPI description."""
         return self._replace(is_hidden=True)
 
+    def to(self, make: Callable[[Any], Any]) -> Shape:
+        """Return the description of the same values, which are read as what `make` returns."""
+        return self._replace(read=lambda value, at: make(self.read(value, at)))
+
 
 # ---- JSON schemas
 
