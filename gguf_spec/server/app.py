@@ -29,8 +29,14 @@ from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
-from .ollama import OllamaReply, load_task, read_ollama_chat, read_ollama_generate
-from .ollama_routes import OLLAMA_EMBEDDING_ROUTES, ollama_routes
+from .ollama import (
+    OLLAMA_EMBEDDING_ROUTES,
+    OllamaReply,
+    load_task,
+    ollama_routes,
+    read_ollama_chat,
+    read_ollama_generate,
+)
 from .openapi import describe
 from .page_files import PATHS, page_routes
 from .replies import AnswerStream, Reply, ResponseBuilder

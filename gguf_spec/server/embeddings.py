@@ -125,23 +125,44 @@ class TaskRoute(NamedTuple):
     names: dict[str, str]
 
 
-def _embeddings(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+def vectors_of(
+    asked: dict[str, Any], ids: list[list[int]], llm: LLM, run: TaskRun, **options: Any
+) -> tuple[NDArray[np.float32], int]:
+    """Return the embeddings of texts, one a row, and the number of tokens.
+
+    Args:
+        asked: The read body.
+        ids: The texts as token ids.
+        llm: The model.
+        run: The run of the task.
+        options: Options of `LLM.embed`.
+
+    Raises:
+        ApiError: The model has not the demanded dimensions: no file says that embeddings may be
+            shortened.
+    """
     import numpy as np
 
+    rows = np.asarray(llm.embed(ids, on_pass=run.check, **options))
+    n_tokens, has = sum(map(len, ids)), rows.shape[1]
+    run.totals.embedded(n_tokens)
+    if asked.get("dimensions") not in (None, has):
+        fact = "the file of this model does not say that its embeddings may be shortened."
+        raise invalid_value("dimensions", f"must be {has}: {fact}")
+    return rows, n_tokens
+
+
+def _embeddings(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
-    tokens = [
+    ids = [
         llm.vocabulary.tokenize(text, special=True) if isinstance(text, str) else text
         for text in asked["input"]
     ]
-    rows = np.asarray(llm.embed(tokens, on_pass=run.check))
-    as_base64 = asked.get("encoding_format") == "base64"
-    n_tokens = sum(map(len, tokens))
-    run.totals.embedded(n_tokens)
-    check_dimensions(asked.get("dimensions"), rows.shape[1])
-    data = [
-        {"object": "embedding", "index": i, "embedding": _written(row, as_base64)}
-        for i, row in enumerate(rows)
-    ]
+    rows, n_tokens = vectors_of(asked, ids, llm, run)
+    written: list[Any] = rows.tolist()
+    if asked.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
+        written = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
+    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(written)]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"object": "list", "data": data, "model": llm.name, "usage": usage}
 
@@ -172,27 +193,6 @@ def check_pooling(llm: LLM) -> None:
         gives = "scores: use /v1/rerank" if llm.pooling == "rank" else "one vector for each token"
         fact = f"The pooling of this model is {llm.pooling}, which gives {gives}."
         raise ApiError(fact, "model", "no_embeddings")
-
-
-def check_dimensions(wanted: int | None, has: int) -> None:
-    """Refuse another length of the embeddings: no file says that they may be shortened.
-
-    Raises:
-        ApiError: The demanded length is another one.
-    """
-    if wanted not in (None, has):
-        raise invalid_value(
-            "dimensions",
-            f"must be {has}: the file of this model does not say that its embeddings may be "
-            "shortened.",
-        )
-
-
-def _written(row: NDArray[np.float32], as_base64: bool) -> Any:
-    """Return an embedding for JSON; base64 has its numbers in 32 bits, the lowest byte first."""
-    if as_base64:
-        return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
-    return row.tolist()
 
 
 # Path -> route.

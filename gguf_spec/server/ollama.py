@@ -1,26 +1,52 @@
-"""Ollama's routes for text: their requests become those of OpenAI's routes, and answers objects.
+"""Ollama's routes: requests for text become those of OpenAI's routes, and answers objects.
 
 The same messages with the same options therefore give the same text on both. docs/server.md and
-the OpenAPI description are generated from the tables of fields.
+the OpenAPI description are generated from the tables of fields. Other routes embed texts, or give
+facts about the files of models.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
+import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..options import SAMPLING, Speculation
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .. import __version__
+from ..errors import GgufSpecError
+from ..gguf.header import Header
+from ..gguf.validation import embeds_only, read_header
+from ..options import SAMPLING, Sampling, Speculation
 from ..results import Part, Stats
-from ..tools.source import parse
+from ..text.template_values import names_read
+from ..tools.source import parse as parse_arguments
+from .embeddings import (
+    DIMENSIONS,
+    TEXTS_MAX,
+    TaskRoute,
+    TaskRun,
+    check_pooling,
+    texts_of,
+    vectors_of,
+)
 from .errors import ApiError, invalid_value, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import LOGPROBS, STOPS, OtherField, same, without_effect
+from .model_pool import ModelPool, ServedModel
+from .model_routes import ModelRoutes
 from .replies import PartsReply, finish_reason
-from .requests import CompletionRequest, read_chat, read_text
+from .requests import CompletionRequest, parse, read_chat, read_text
 from .schema import (
     FLAG,
     JSON_SCHEMA,
@@ -35,7 +61,7 @@ from .schema import (
     object_of,
     unread,
 )
-from .wire import ollama_error
+from .wire import BodyReader, ollama_error
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -449,7 +475,7 @@ class OllamaReply(PartsReply):
         """Return the tool calls of the answer, with arguments as objects."""
         functions = [call["function"] for call in self.calls]
         return [
-            {"function": {"name": one["name"], "arguments": parse(one["arguments"])}}
+            {"function": {"name": one["name"], "arguments": parse_arguments(one["arguments"])}}
             for one in functions
         ]
 
@@ -484,3 +510,207 @@ class OllamaReply(PartsReply):
             "eval_count": stats.n_generated,
             "eval_duration": nanoseconds(stats.total_s - stats.prompt_s),
         }
+
+
+# ---- routes about models and embeddings
+
+
+EMBED = closed(
+    SHARED
+    | {
+        "input": Shape(
+            {"anyOf": [TEXT.schema, array_of(TEXT, TEXTS_MAX, 1)]}, partial(texts_of, ids=False)
+        ),
+        "truncate?": FLAG,
+        "dimensions?": DIMENSIONS,
+    }
+)
+EMBEDDINGS = closed(SHARED | {"prompt": TEXT})
+SHOW = obj(
+    {"model?": TEXT.schema, "name?": given({}).hidden, "verbose?": FLAG.schema},
+    refuse=unknown,
+    empty=(),
+    ignored=("system", "template", "options"),
+)
+
+
+def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> list[Route]:
+    """Return the routes of Ollama about models.
+
+    Args:
+        pool: The models.
+        models: Finds the model of a request.
+        bodies: Reads the bodies of requests.
+    """
+
+    async def tags(_: Request) -> Response:
+        found = await asyncio.to_thread(lambda: [*map(entry_of, pool.models)])
+        return JSONResponse({"models": found})
+
+    async def version(_: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def show(request: Request) -> Response:
+        body = await bodies.receive(request)
+        data = await bodies.convert(body, lambda: SHOW.read(parse(body), ""))
+        model = models.find(data.get("model", data.get("name")), any_model=False)
+        loaded = pool.loaded(model)
+        sampling = loaded.llm.sampling if loaded else Sampling()
+        here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
+        shown = {name: value for name, value in here.items() if value not in (None, ())}
+        return JSONResponse(await asyncio.to_thread(description_of, model, shown))
+
+    return [
+        Route("/api/tags", tags, methods=["GET"]),
+        Route("/api/show", show, methods=["POST"]),
+        Route("/api/version", version, methods=["GET"]),
+    ]
+
+
+def _vectors(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    check_pooling(llm)
+    load_s = time.perf_counter() - run.began_s
+    ids = [llm.vocabulary.tokenize(text, special=True) for text in asked["input"]]
+    ids = [one[: llm.n_ctx] for one in ids] if asked.get("truncate", True) else ids
+    rows, n_tokens = vectors_of(asked, ids, llm, run)
+    return {
+        "model": llm.name,
+        "embeddings": rows.tolist(),
+        "total_duration": nanoseconds(time.perf_counter() - run.began_s),
+        "load_duration": nanoseconds(load_s),
+        "prompt_eval_count": n_tokens,
+    }
+
+
+def _vector(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    """Return one embedding; in this older route they are not normalised."""
+    check_pooling(llm)
+    if not asked["prompt"]:
+        return {"embedding": []}
+    ids = llm.vocabulary.tokenize(asked["prompt"], special=True)[: llm.n_ctx]
+    rows, _ = vectors_of(asked, [ids], llm, run, normalize=False)
+    return {"embedding": rows[0].tolist()}
+
+
+# Path -> route.
+OLLAMA_EMBEDDING_ROUTES = {
+    "/api/embed": TaskRoute(EMBED, _vectors, {"texts": "input", "prompt": "input"}),
+    "/api/embeddings": TaskRoute(EMBEDDINGS, _vector, {"texts": "prompt"}),
+}
+# `general.file_type` of a GGUF file -> name.
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 22: "IQ3_XS", 23: "IQ3_XXS",
+    24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS",
+    31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+# Keys of the metadata that are long or are shown elsewhere.
+_LEFT_OUT = ("tokenizer.chat_template", "general.license.link")
+
+
+def header_of(model: ServedModel) -> Header | None:
+    """Return the header of a model's file; None if it cannot be read."""
+    try:
+        return read_header(model.path) if model.path else None
+    except GgufSpecError:
+        return None
+
+
+def entry_of(model: ServedModel) -> dict[str, Any]:
+    """Return the entry of a model in a list."""
+    header = header_of(model)
+    return {
+        "name": model.id,
+        "model": model.id,
+        "modified_at": _modified(model.path),
+        "size": header.file_bytes if header else 0,
+        "digest": "",
+        "details": details_of(header),
+    }
+
+
+def details_of(header: Header | None) -> dict[str, Any]:
+    """Return family, size and quantisation of a model."""
+    family = header.architecture if header else ""
+    number = header.metadata.get("general.file_type") if header else None
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _parameters(header) if header else "",
+        "quantization_level": _FILE_TYPES.get(number, "") if isinstance(number, int) else "",
+    }
+
+
+def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of `/api/show` about a model.
+
+    Args:
+        model: The model.
+        sampling: Its default sampling options, with Ollama's names.
+    """
+    header = header_of(model)
+    metadata = header.metadata if header else {}
+    template = metadata.get("tokenizer.chat_template")
+    plain = {
+        key: value
+        for key, value in metadata.items()
+        if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+        if key not in _LEFT_OUT
+    }
+    return {
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in sampling.items()),
+        "template": template if isinstance(template, str) else "",
+        "license": str(metadata.get("general.license", "")),
+        "modified_at": _modified(model.path),
+        "details": details_of(header),
+        "model_info": plain | {"general.parameter_count": _count(header) if header else 0},
+        "capabilities": _capabilities(header, template if isinstance(template, str) else ""),
+    }
+
+
+def _capabilities(header: Header | None, template: str) -> list[str]:
+    """Return the capabilities of a model, by its file."""
+    if header is None:
+        return []
+    if embeds_only(header):
+        return ["embedding"]
+    found = ["completion"]
+    if re.search(r"\btools\b", template):
+        found.append("tools")
+    if "enable_thinking" in names_read(template) or "<think>" in template:
+        found.append("thinking")
+    if "tokenizer.ggml.fim_pre_token_id" in header.metadata:
+        found.append("insert")
+    return found
+
+
+def _modified(path: Path | None) -> str:
+    try:
+        seconds = path.stat().st_mtime if path else 0.0
+    except OSError:
+        seconds = 0.0
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()
+
+
+def _count(header: Header) -> int:
+    """Return the number of weights."""
+    total = 0
+    for tensor in header.tensors:
+        n = 1
+        for size in tensor.shape:
+            n *= size
+        total += n
+    return total
+
+
+def _parameters(header: Header) -> str:
+    """Return the number of weights in words, such as `134.52M`."""
+    n = _count(header)
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if n >= size:
+            return f"{n / size:.2f}{unit}" if unit == "M" else f"{n / size:.1f}{unit}"
+    return str(n)
