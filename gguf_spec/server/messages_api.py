@@ -16,23 +16,25 @@ from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
 from .errors import ApiError, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
-from .fields import SHARED, STOP_SEQUENCES, Body
 from .replies import PartsReply, finish_reason, usage
 from .requests import (
     FUNCTION_FIELDS,
     FUNCTION_NAME,
     IMAGE_DATA,
     REASONING,
+    SHARED,
+    STOP_SEQUENCES,
     TEMPLATE_KWARGS,
+    Body,
     CompletionRequest,
     Message,
     ReasoningFields,
-    chat_request,
     check_different,
     content_of,
     conversation,
     given_name,
     parse,
+    request_of,
     tool_use,
 )
 from .schema import (
@@ -227,13 +229,12 @@ def read_request(
     if "think_budget" in data:
         del names["think_budget"]
     chat = {
-        "messages": messages,
         "stop": data.get("stop_sequences", ()),
         "tools": _tools(data),
         "reasoning": ReasoningFields(effort, kwargs, think, budget),
         "json_schema": config.get("format", {}).get("schema"),
     }
-    return chat_request(data | chat, default, most, names)
+    return request_of(data | chat, (messages,), default, most, names)
 
 
 def _tools(data: dict[str, Any]) -> ToolUse:

@@ -42,11 +42,21 @@ from .embeddings import (
 )
 from .errors import ApiError, invalid_value, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
-from .fields import LOGPROBS, STOPS, OtherField, same, without_effect
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
 from .replies import PartsReply, finish_reason
-from .requests import CompletionRequest, parse, read_chat, read_text
+from .requests import (
+    LOGPROBS,
+    REASONING,
+    STOPS,
+    CompletionRequest,
+    OtherField,
+    parse,
+    read_chat,
+    read_text,
+    same,
+    without_effect,
+)
 from .schema import (
     FLAG,
     JSON_SCHEMA,
@@ -257,6 +267,7 @@ GENERATE = closed(
 # Name of an option here -> name in Ollama's requests, for errors.
 _NAMES = {here: f"options.{name}" for name, here in OPTIONS.items()}
 _NAMES |= {"think": "think", "json_schema": "format"}
+_NO_CALL = "call00000"  # id in an answer of a tool without a call
 
 
 def read_ollama_chat(
@@ -267,12 +278,11 @@ def read_ollama_chat(
     Raises:
         ApiError: A field is invalid.
     """
-    given, ids = CHAT.read(data, ""), CallIds()
-    messages = [_message(one, f"messages[{i}]", ids) for i, one in enumerate(given["messages"])]
-    body = _shared(given) | {"messages": messages}
+    given = CHAT.read(data, "")
+    body = _shared(given) | {"messages": _messages(given["messages"])}
     if tools := given.get("tools"):
         body["tools"] = tools
-    return _named(lambda: read_chat(body, default, most))
+    return _named(read_chat, body, default, most)
 
 
 def read_ollama_generate(
@@ -299,11 +309,11 @@ def read_ollama_generate(
         body |= {"suffix": given["suffix"]} if given.get("suffix") else {}
         if body.pop("logprobs", False):
             body["logprobs"] = body.pop("top_logprobs", 0)
-        return _named(lambda: read_text(body, default, most))
+        return _named(read_text, body, default, most)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     content = _with_images(_IMAGES.read(images, "prompt.images"), prompt) if images else prompt
     messages.append({"role": "user", "content": content})
-    return _named(lambda: read_chat(body | {"messages": messages}, default, most))
+    return _named(read_chat, body | {"messages": messages}, default, most)
 
 
 def _shared(given: dict[str, Any]) -> dict[str, Any]:
@@ -321,58 +331,43 @@ def _with_images(images: list[str], text: Any) -> list[dict[str, Any]]:
     return [*parts, {"type": "text", "text": text}]
 
 
-class CallIds:
-    """Ids of the calls in a conversation: an answer of a tool belongs to the first open call."""
+def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form; the calls of tools get ids, which Ollama does not have.
 
-    def __init__(self) -> None:
-        self._n = 0
-        self._open: list[tuple[str, str]] = []  # name, id
-
-    def call(self, name: str) -> str:
-        """Return the id of a new call."""
-        self._n += 1
-        self._open.append((name, f"call{self._n:05}"))
-        return self._open[-1][1]
-
-    def answer(self, name: str | None) -> str:
-        """Return the id of the call that an answer belongs to."""
-        known = [one for one in self._open if name in (None, one[0])] or self._open
-        if not known:
-            return "call00000"
-        found = known[0]
-        self._open.remove(found)
-        return found[1]
-
-
-def _message(given: dict[str, Any], at: str, ids: CallIds) -> dict[str, Any]:
-    """Return a message in OpenAI's form; the calls of tools get ids, which Ollama does not have."""
-    message = {"role": given.get("role"), "content": given.get("content", "")}
-    if images := given.get("images"):
-        message["content"] = _with_images(images, message["content"])
-    if thinking := given.get("thinking"):
-        message["reasoning_content"] = thinking
-    name = given.get("tool_name")
-    if message["role"] == "tool":
-        message["tool_call_id"] = ids.answer(name)
-        message |= {"name": name} if name else {}
-    elif name is not None:
-        raise invalid_value(f"{at}.tool_name", "is only allowed in a message of the role tool.")
-    if calls := given.get("tool_calls"):
-        message["tool_calls"] = [_call(call["function"], ids) for call in calls]
-    return message
+    An answer of a tool belongs to the first open call with its name, else to the first open one.
+    """
+    messages, n_calls, open_ = list[dict[str, Any]](), 0, list[tuple[Any, str]]()  # name, id
+    for i, one in enumerate(given):
+        message = {"role": one.get("role"), "content": one.get("content", "")}
+        if images := one.get("images"):
+            message["content"] = _with_images(images, message["content"])
+        if thinking := one.get("thinking"):
+            message[REASONING] = thinking
+        name = one.get("tool_name")
+        if message["role"] == "tool":
+            found = [call for call in open_ if name in (None, call[0])] or open_ or [("", _NO_CALL)]
+            message["tool_call_id"] = found[0][1]
+            open_ = [call for call in open_ if call != found[0]]
+            message |= {"name": name} if name else {}
+        elif name is not None:
+            fact = "is only allowed in a message of the role tool."
+            raise invalid_value(f"messages[{i}].tool_name", fact)
+        for call in one.get("tool_calls", ()):
+            n_calls, id_ = n_calls + 1, f"call{n_calls + 1:05}"
+            name, arguments = call["function"].get("name"), call["function"].get("arguments", {})
+            open_.append((str(name), id_))
+            written = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+            calls = message.setdefault("tool_calls", [])
+            calls.append({"id": id_, "type": "function", "function": written})
+        messages.append(message)
+    return messages
 
 
-def _call(function: dict[str, Any], ids: CallIds) -> dict[str, Any]:
-    name, arguments = function.get("name"), function.get("arguments", {})
-    written = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {"id": ids.call(str(name)), "type": "function", "function": written}
-
-
-def _named(read: Callable[[], CompletionRequest]) -> CompletionRequest:
+def _named(read: Callable[..., CompletionRequest], *given: Any) -> CompletionRequest:
     """Return what `read` returns, with the time; its errors name the fields of Ollama."""
     began_s = time.perf_counter()
     try:
-        asked = read()
+        asked = read(*given)
     except ApiError as error:
         param = str(error.error["param"])
         if param not in _NAMES and not param.startswith(("response_format", "reasoning")):
@@ -698,13 +693,7 @@ def _modified(path: Path | None) -> str:
 
 def _count(header: Header) -> int:
     """Return the number of weights."""
-    total = 0
-    for tensor in header.tensors:
-        n = 1
-        for size in tensor.shape:
-            n *= size
-        total += n
-    return total
+    return sum(math.prod(tensor.shape) for tensor in header.tensors)
 
 
 def _parameters(header: Header) -> str:

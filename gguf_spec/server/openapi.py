@@ -7,8 +7,7 @@ from typing import Any
 
 from .. import __version__
 from . import embeddings, messages_api, model_routes, ollama, responses_api
-from .fields import Body, model_of
-from .requests import CHAT, TEXT_BODY
+from .requests import CHAT, TEXT_BODY, Body, model_of
 from .schema import COUNT, FLAG, NUMBER, TEXT, Shape, array_of, object_of
 
 _EVENTS, _LINES = "text/event-stream", "application/x-ndjson"

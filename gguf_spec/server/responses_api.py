@@ -29,27 +29,29 @@ from ..results import Completion, Part
 from ..tools.use import ToolUse
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
-from .fields import LOGPROBS, SHARED, Body, same
 from .replies import PartsReply, finish_reason, usage
 from .requests import (
     EFFORT,
     FUNCTION_NAME,
     IMAGE_URL,
+    LOGPROBS,
     NAMED_SCHEMA,
     PLAIN_FORMAT,
     REASONING,
+    SHARED,
     TEMPLATE_KWARGS,
     TOOL_CHOICES,
+    Body,
     CompletionRequest,
     Message,
     ReasoningFields,
-    chat_request,
     check_different,
     content_of,
     given_name,
     read_arguments,
+    request_of,
+    same,
     schema_of,
-    text_part,
     tool_use,
 )
 from .schema import (
@@ -404,7 +406,7 @@ def _with_images(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
             images = [IMAGE_URL.read(url, "input") for url in urls]
             found += [{"type": "image_url", "image_url": image} for image in images]
         else:
-            found.append(text_part(text_of([*some])))
+            found.append({"type": "text", "text": text_of([*some])})
     return content_of(found)
 
 
@@ -694,14 +696,15 @@ def read_response(
     top, truncation = data.get("top_logprobs", 0), data.get("truncation", "disabled")
     wants = top or TOKEN_LOGPROBS in data.get("include", [])
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
+    messages = messages_of(instructions, items)
     chat = {
-        "messages": messages_of(instructions, items),
         "tools": _chosen(tools, data),
         "reasoning": reasoning,
         "json_schema": schema,
         "logprobs": top if wants else None,
     }
-    asked = chat_request(data | chat, default, most, names | _NAMES | {"think": of_think})
+    names |= _NAMES | {"think": of_think}
+    asked = request_of(data | chat, (messages,), default, most, names)
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
     echo = {
         "instructions": instructions,

@@ -228,7 +228,7 @@ BUGS = (
     Bug("all choices have one seed", "server/requests.py",
         "return (seed + i) % SEEDS", "return seed % SEEDS",
         ("server/test_choices.py",)),
-    Bug("a field that changes the text is accepted with any value", "server/fields.py",
+    Bug("a field that changes the text is accepted with any value", "server/requests.py",
         "return any(same(value, one) for one in self.accepted)", "return bool(self.accepted)",
         ("server/test_fields.py",)),
     Bug("a strict tool is free in the text after a wrong start of a tag", "tools/notations.py",
