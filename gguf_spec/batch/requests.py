@@ -27,7 +27,7 @@ from ..server.requests import (
     read_chat,
     read_text,
 )
-from ..server.schema import flag, is_count
+from ..server.schema import FLAG, is_count
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _read_plain(
 
 
 def _check_stream(body: dict[str, Any]) -> None:
-    if flag(body.get("stream"), "stream"):
+    if FLAG.read(body.get("stream"), "stream"):
         raise ApiError(
             "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
         )

@@ -6,22 +6,10 @@ import base64
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import schema as s
 from .errors import ApiError, invalid_value
 from .metrics import Metrics
-from .schema import (
-    COUNT,
-    FLAG,
-    TEXT,
-    Shape,
-    array,
-    array_of,
-    closed,
-    is_count,
-    object_of,
-    one_of,
-    unread,
-    whole_number,
-)
+from .schema import Shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,13 +34,13 @@ def texts_of(value: Any, at: str, ids: bool = True) -> list[Text]:
     Raises:
         ApiError: The value has another form.
     """
-    several = isinstance(value, list) and not (ids and value and all(map(is_count, value)))
+    several = isinstance(value, list) and not (ids and value and all(map(s.is_count, value)))
     given = value if several else [value]
     forms = "a string or an array of strings"
     if ids:
         forms = "a string, an array of token ids, or an array of these"
     for one in given:
-        is_ids = ids and isinstance(one, list) and all(map(is_count, one))
+        is_ids = ids and isinstance(one, list) and all(map(s.is_count, one))
         if not (is_ids or isinstance(one, str)):
             raise invalid_value(at, f"must be {forms}.")
     if not 0 < len(given) <= TEXTS_MAX:
@@ -67,32 +55,32 @@ def _document(value: Any, at: str) -> str:
     return text
 
 
-_IDS = array_of(COUNT, least=1)
-_SOME = [array_of(one, TEXTS_MAX, 1) for one in (TEXT, _IDS)]
-_NUMBER = Shape({"type": "integer", "minimum": 1}, whole_number(1, 1 << 20).read)
+_IDS = s.array_of(s.COUNT, least=1)
+_SOME = [s.array_of(one, TEXTS_MAX, 1) for one in (s.TEXT, _IDS)]
+_NUMBER = Shape({"type": "integer", "minimum": 1}, s.whole_number(1, 1 << 20).read)
 DIMENSIONS = _NUMBER
-EMBEDDING = closed(
+EMBEDDING = s.closed(
     {
-        "model?": TEXT.schema,
-        "input": Shape({"anyOf": [TEXT.schema, _IDS, *_SOME]}, texts_of),
+        "model?": s.TEXT.schema,
+        "input": Shape({"anyOf": [s.TEXT.schema, _IDS, *_SOME]}, texts_of),
         "encoding_format?": Shape(
             {"enum": ["float", "base64"], "default": "float"},
-            one_of(("float", "base64"), "must be float or base64.").read,
+            s.one_of(("float", "base64"), "must be float or base64.").read,
         ),
         "dimensions?": DIMENSIONS,
-        "user?": unread({"description": "No effect. Identifies the user of the client."}),
+        "user?": s.unread({"description": "No effect. Identifies the user of the client."}),
     }
 )
-_DOCUMENT = Shape({"anyOf": [TEXT.schema, object_of({"text": TEXT})]}, _document)
-RERANK = closed(
+_DOCUMENT = Shape({"anyOf": [s.TEXT.schema, s.object_of({"text": s.TEXT})]}, _document)
+RERANK = s.closed(
     {
-        "model?": TEXT.schema,
-        "query": TEXT,
-        "documents": array(
+        "model?": s.TEXT.schema,
+        "query": s.TEXT,
+        "documents": s.array(
             _DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX
         ),
         "top_n?": _NUMBER,
-        "return_documents?": FLAG,
+        "return_documents?": s.FLAG,
     }
 )
 

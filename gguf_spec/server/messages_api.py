@@ -14,6 +14,7 @@ from ..options import Speculation
 from ..results import Part
 from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
+from . import schema as s
 from .errors import ApiError, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
 from .replies import PartsReply, finish_reason, usage
@@ -37,23 +38,7 @@ from .requests import (
     request_of,
     tool_use,
 )
-from .schema import (
-    FLAG,
-    ID,
-    JSON_SCHEMA,
-    TEXT,
-    Fields,
-    Shape,
-    array,
-    checked,
-    is_count,
-    obj,
-    object_of,
-    one_of,
-    tagged,
-    text_or,
-    unread,
-)
+from .schema import Fields, Shape
 from .wire import NO_THREADS, BodyReader, anthropic_error
 
 if TYPE_CHECKING:
@@ -71,41 +56,41 @@ _THINK = {"enabled": True, "disabled": False, "adaptive": None}
 
 
 def _block(kind: str, fields: Fields) -> Shape:
-    return obj({"type": kind, "cache_control?": _MARK} | fields, ignored=_IGNORED)
+    return s.obj({"type": kind, "cache_control?": _MARK} | fields, ignored=_IGNORED)
 
 
 def _blocks(*blocks: Shape) -> Shape:
     """Return the description of blocks of some types."""
     kinds = {one.schema["properties"]["type"]["const"]: one for one in blocks}
     fact = f"must be {' or '.join(kinds)}: other blocks are not supported here."
-    return tagged("type", kinds, fact)
+    return s.tagged("type", kinds, fact)
 
 
-_MARK = unread({"type": "object"})
-_TEXT = _block("text", {"text": TEXT})
-_BASE64 = obj(
-    {"type": "base64", "media_type?": unread(TEXT.schema), "data": IMAGE_DATA}, ignored=_IGNORED
+_MARK = s.unread({"type": "object"})
+_TEXT = _block("text", {"text": s.TEXT})
+_BASE64 = s.obj(
+    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": IMAGE_DATA}, ignored=_IGNORED
 )
-_SOURCE = tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
+_SOURCE = s.tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
 _IMAGE = _block("image", {"source": _SOURCE})
-_SOME_TEXTS = array(_blocks(_TEXT), "must be a string, or an array of blocks.")
+_SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks.")
 
 
 _ONE_TEXT = Shape(
     _SOME_TEXTS.schema,
     lambda value, at: "".join(block["text"] for block in _SOME_TEXTS.read(value, at)),
 )
-_TEXTS = text_or(_ONE_TEXT)
-_RESULT = _block("tool_result", {"tool_use_id": ID, "content?": _TEXTS, "is_error?": FLAG})
-_THOUGHT = _block("thinking", {"thinking": TEXT, "signature?": unread(TEXT.schema)})
-_INPUT = checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
-_CALL = _block("tool_use", {"id": ID, "name": FUNCTION_NAME, "input": _INPUT})
+_TEXTS = s.text_or(_ONE_TEXT)
+_RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _TEXTS, "is_error?": s.FLAG})
+_THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
+_INPUT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
+_CALL = _block("tool_use", {"id": s.ID, "name": FUNCTION_NAME, "input": _INPUT})
 
 
 def _message(role: str, least: int, *blocks: Shape) -> Shape:
     fact = "must be a string, or an array of blocks that is not empty."
-    content = text_or(array(_blocks(*blocks), fact, least))
-    return obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
+    content = s.text_or(s.array(_blocks(*blocks), fact, least))
+    return s.obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
 
 
 _MESSAGES = conversation(
@@ -115,23 +100,23 @@ _MESSAGES = conversation(
         "system": _message("system", 1, _TEXT).hidden,
     }
 )
-_TOOL = obj(
+_TOOL = s.obj(
     {name: one for name, one in FUNCTION_FIELDS.items() if name != "parameters?"}
-    | {"input_schema": JSON_SCHEMA},
+    | {"input_schema": s.JSON_SCHEMA},
     empty=(None, False),
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
-_CHOICE = obj(
-    {"type": {"enum": [*_CHOICES]}, "name?": TEXT.schema, "disable_parallel_tool_use?": FLAG},
+_CHOICE = s.obj(
+    {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG},
     only="may contain only type, name and disable_parallel_tool_use.",
 )
-_BUDGET = checked(
+_BUDGET = s.checked(
     {"type": "integer", "minimum": 1, "maximum": 10**9},
-    lambda value: is_count(value) and 0 < value <= 10**9,
+    lambda value: s.is_count(value) and 0 < value <= 10**9,
     "must be a whole number above 0.",
 )
-_FORMAT = checked(
-    object_of({"type": "json_schema", "schema": JSON_SCHEMA}),
+_FORMAT = s.checked(
+    s.object_of({"type": "json_schema", "schema": s.JSON_SCHEMA}),
     lambda value: (
         isinstance(value, dict)
         and value.get("type") == "json_schema"
@@ -143,32 +128,32 @@ _FORMAT = checked(
 
 
 def _thinking(kind: str, more: Fields | None = None) -> Shape:
-    shown = one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
+    shown = s.one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
     only = f"of the type {kind} has a field that is not supported."
-    return obj({"type": kind, "display?": shown, **(more or {})}, only=only)
+    return s.obj({"type": kind, "display?": shown, **(more or {})}, only=only)
 
 
 # Fields that decide the prompt: those of a request to count its tokens.
 _PROMPT_FIELDS: dict[str, Shape] = {
-    "model": TEXT,
+    "model": s.TEXT,
     "messages": _MESSAGES,
     "system": _TEXTS,
-    "tools": array(
-        tagged(
+    "tools": s.array(
+        s.tagged(
             "type",
             {None: _TOOL, "custom": _TOOL.hidden},
             "must be custom: tools of the server are not supported.",
         ),
         "must be an array of tools.",
     ),
-    "tool_choice": tagged(
+    "tool_choice": s.tagged(
         "type",
         dict.fromkeys(_CHOICES, _CHOICE),
         f"must be an object of the type {', '.join(_CHOICES)}.",
         "invalid_value",
         at_key=False,
     )._replace(schema=_CHOICE.schema),
-    "thinking": tagged(
+    "thinking": s.tagged(
         "type",
         {
             "enabled": _thinking("enabled", {"budget_tokens?": _BUDGET}),
@@ -178,8 +163,9 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         "invalid_value",
         at_key=False,
     ),
-    "output_config": obj(
-        {"effort?": one_of(EFFORTS), "format?": _FORMAT}, only="may contain only effort and format."
+    "output_config": s.obj(
+        {"effort?": s.one_of(EFFORTS), "format?": _FORMAT},
+        only="may contain only effort and format.",
     ),
     "chat_template_kwargs": TEMPLATE_KWARGS,
 }

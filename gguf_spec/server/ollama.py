@@ -31,6 +31,7 @@ from ..options import SAMPLING, Sampling, Speculation
 from ..results import Part, Stats
 from ..text.template_values import names_read
 from ..tools.source import parse as parse_arguments
+from . import schema as s
 from .embeddings import (
     DIMENSIONS,
     TEXTS_MAX,
@@ -57,20 +58,7 @@ from .requests import (
     same,
     without_effect,
 )
-from .schema import (
-    FLAG,
-    JSON_SCHEMA,
-    TEXT,
-    Shape,
-    array,
-    array_of,
-    checked,
-    closed,
-    given,
-    obj,
-    object_of,
-    unread,
-)
+from .schema import Shape
 from .wire import BodyReader, ollama_error
 
 if TYPE_CHECKING:
@@ -163,7 +151,7 @@ def _options() -> dict[str, Any]:
         "top_k": schemas["top_k"] | {"minimum": -1},
     }
     fields = schemas | without_effect(OTHER_OPTIONS)
-    return object_of({f"{name}?": one for name, one in fields.items()})
+    return s.object_of({f"{name}?": one for name, one in fields.items()})
 
 
 def _read_format(value: Any, at: str) -> dict[str, Any]:
@@ -192,30 +180,30 @@ def _read_think(value: Any, at: str) -> dict[str, Any]:
 _UNSUPPORTED = ("template", "context", "width", "height", "steps")
 # Fields of all routes. Some are checked as those of the chat that they become.
 SHARED: dict[str, Any] = {
-    "model?": TEXT.schema,
+    "model?": s.TEXT.schema,
     "options?": Shape(_options(), _read_options),
     # A setting of the server decides for all models.
-    "keep_alive?": unread(
+    "keep_alive?": s.unread(
         {"description": "No effect. A setting of the server unloads idle models."}
     ),
     **dict.fromkeys((f"{name}?" for name in _UNSUPPORTED), Shape({}, _refuse, is_hidden=True)),
     "images?": Shape({}, _no_images, is_hidden=True),
 }
-_IMAGES = checked(
-    array_of(TEXT),
+_IMAGES = s.checked(
+    s.array_of(s.TEXT),
     lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     "must be an array of images in base64.",
 )
 _ANSWERS = SHARED | {
-    "stream?": FLAG.schema | {"default": True},
+    "stream?": s.FLAG.schema | {"default": True},
     "format?": Shape({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]}, _read_format),
     "think?": Shape({"enum": [True, False, *EFFORTS]}, _read_think),
-    "logprobs?": FLAG.schema,
+    "logprobs?": s.FLAG.schema,
     "top_logprobs?": LOGPROBS.schema,
-    "speculation?": given({}).hidden,
+    "speculation?": s.given({}).hidden,
 }
-_FUNCTION = object_of({"name": TEXT, "description?": TEXT, "parameters?": JSON_SCHEMA})
-_TOOL = object_of({"type?": "function", "function?": _FUNCTION})
+_FUNCTION = s.object_of({"name": s.TEXT, "description?": s.TEXT, "parameters?": s.JSON_SCHEMA})
+_TOOL = s.object_of({"type?": "function", "function?": _FUNCTION})
 
 
 def _is_call(call: Any) -> bool:
@@ -223,18 +211,18 @@ def _is_call(call: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("arguments", {}), dict)
 
 
-_CALLED = object_of({"name": TEXT, "arguments?": {"type": "object"}})
-_CALL = checked(
-    object_of({"function": _CALLED}), _is_call, "must have a function with a name and arguments."
+_CALLED = s.object_of({"name": s.TEXT, "arguments?": {"type": "object"}})
+_CALL = s.checked(
+    s.object_of({"function": _CALLED}), _is_call, "must have a function with a name and arguments."
 )
-_MESSAGE_FIELDS = obj(
+_MESSAGE_FIELDS = s.obj(
     {
         "role": {"enum": ["system", "user", "assistant", "tool"]},
-        "content": TEXT.schema,
-        "thinking?": TEXT.schema,
+        "content": s.TEXT.schema,
+        "thinking?": s.TEXT.schema,
         "images?": _IMAGES,
-        "tool_calls?": array(_CALL, "must be an array of calls."),
-        "tool_name?": TEXT,
+        "tool_calls?": s.array(_CALL, "must be an array of calls."),
+        "tool_name?": s.TEXT,
     },
     empty=(None,),
 )
@@ -247,20 +235,20 @@ def _read_message(value: Any, at: str) -> dict[str, Any]:
 
 
 _MESSAGE = Shape(_MESSAGE_FIELDS.schema, _read_message)
-CHAT = closed(
+CHAT = s.closed(
     _ANSWERS
     | {
-        "messages": array(_MESSAGE, "must be an array of messages."),
-        "tools?": array_of(_TOOL),
+        "messages": s.array(_MESSAGE, "must be an array of messages."),
+        "tools?": s.array_of(_TOOL),
     }
 )
-GENERATE = closed(
+GENERATE = s.closed(
     _ANSWERS
     | {
-        "prompt?": TEXT,
-        "system?": TEXT,
-        "suffix?": TEXT.schema,
-        "raw?": FLAG,
+        "prompt?": s.TEXT,
+        "system?": s.TEXT,
+        "suffix?": s.TEXT.schema,
+        "raw?": s.FLAG,
         "images?": _IMAGES.schema,
     }
 )
@@ -510,19 +498,20 @@ class OllamaReply(PartsReply):
 # ---- routes about models and embeddings
 
 
-EMBED = closed(
+EMBED = s.closed(
     SHARED
     | {
         "input": Shape(
-            {"anyOf": [TEXT.schema, array_of(TEXT, TEXTS_MAX, 1)]}, partial(texts_of, ids=False)
+            {"anyOf": [s.TEXT.schema, s.array_of(s.TEXT, TEXTS_MAX, 1)]},
+            partial(texts_of, ids=False),
         ),
-        "truncate?": FLAG,
+        "truncate?": s.FLAG,
         "dimensions?": DIMENSIONS,
     }
 )
-EMBEDDINGS = closed(SHARED | {"prompt": TEXT})
-SHOW = obj(
-    {"model?": TEXT.schema, "name?": given({}).hidden, "verbose?": FLAG.schema},
+EMBEDDINGS = s.closed(SHARED | {"prompt": s.TEXT})
+SHOW = s.obj(
+    {"model?": s.TEXT.schema, "name?": s.given({}).hidden, "verbose?": s.FLAG.schema},
     refuse=unknown,
     empty=(),
     ignored=("system", "template", "options"),

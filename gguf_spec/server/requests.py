@@ -19,30 +19,9 @@ from ..llama.image_file import Image
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.use import NO_TOOLS, ToolUse
+from . import schema as s
 from .errors import ApiError, invalid_value, option_refusal, unknown
-from .schema import (
-    COUNT,
-    FLAG,
-    JSON_SCHEMA,
-    TEXT,
-    Fields,
-    Read,
-    Shape,
-    array,
-    array_of,
-    checked,
-    given,
-    is_count,
-    never,
-    obj,
-    object_of,
-    one_of,
-    or_empty,
-    string,
-    tagged,
-    unread,
-    whole_number,
-)
+from .schema import Fields, Read, Shape
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -309,7 +288,7 @@ STOP_FACT = (
 )
 # Fields of `Sampling` that a body may hold under the same name.
 SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
-LOGPROBS = whole_number(0, TOP_LOGPROBS_MAX)
+LOGPROBS = s.whole_number(0, TOP_LOGPROBS_MAX)
 
 
 def _stops(value: Any, at: str) -> tuple[str, ...]:
@@ -343,12 +322,12 @@ def _sampling() -> dict[str, Shape]:
             schemas[name] |= {"default": default}
     for name in ("max_tokens", "top_k"):
         schemas[name] = schemas[name] | {"minimum": -1}
-    return {name: given(schema) for name, schema in schemas.items()}
+    return {name: s.given(schema) for name, schema in schemas.items()}
 
 
 _STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
-STOPS = Shape({"anyOf": [_STOP, array_of(_STOP, STOPS_MAX)]}, _stops)
-STOP_SEQUENCES = Shape(array_of(_STOP, STOPS_MAX), _stops)
+STOPS = Shape({"anyOf": [_STOP, s.array_of(_STOP, STOPS_MAX)]}, _stops)
+STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
 BIASES = Shape(
     {
         "type": "object",
@@ -357,13 +336,13 @@ BIASES = Shape(
     },
     _biases,
 )
-_DRAFTING = object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
+_DRAFTING = s.object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
 SHARED: dict[str, Shape] = {
-    "model": TEXT,
-    "stream": FLAG,
+    "model": s.TEXT,
+    "stream": s.FLAG,
     "stop": STOPS,
     "logit_bias": BIASES,
-    "speculation": given({"anyOf": [{"const": "off"}, _DRAFTING]}),
+    "speculation": s.given({"anyOf": [{"const": "off"}, _DRAFTING]}),
     **_sampling(),
 }
 
@@ -420,7 +399,7 @@ class Body(NamedTuple):
                 raise unknown(name[:100])
             elif not others[name].accepts(value):
                 but = "".join(f" but for {json.dumps(x)}" for x in others[name].accepted or ())
-                raise ApiError(f"{name} is not supported{but}.", name, "unsupported_parameter")
+                raise s.unsupported(name, f"is not supported{but}.")
         for name, shape in self.fields.items():
             if name in found or name == self.needed:
                 found[name] = shape.read(found.get(name), name)
@@ -433,11 +412,11 @@ class Body(NamedTuple):
 
     def schema(self, names: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the JSON schema; `names` are those of the models, None for any name."""
-        own = dict(self.fields) | {"model": given(model_of(names))}
+        own = dict(self.fields) | {"model": s.given(model_of(names))}
         own |= {name: own[here] for name, here in OTHER_NAMES.items() if here in own}
         fields = without_effect(self._others) | own
         needed = {self.needed: fields.pop(self.needed)}
-        return object_of({f"{name}?": one for name, one in fields.items()} | needed)
+        return s.object_of({f"{name}?": one for name, one in fields.items()} | needed)
 
 
 # ---- messages
@@ -447,7 +426,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def _name(value: Any, at: str) -> str:
-    name = string(value, at)
+    name = s.TEXT.read(value, at)
     if not _NAME.fullmatch(name):
         raise invalid_value(at, "must be 1 to 64 letters, digits, _ or -.")
     return name
@@ -460,7 +439,7 @@ def read_arguments(value: Any, at: str) -> dict[str, Any]:
         ApiError: They are not. The error names the field `at`.
     """
     try:
-        arguments = json.loads(string(value, at) or "{}")
+        arguments = json.loads(s.TEXT.read(value, at) or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
@@ -482,9 +461,9 @@ def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
 
 
 # Images are decoded before a request waits for its model; nothing is fetched.
-IMAGE_DATA = Shape(TEXT.schema, _image_of("an image in base64", image_of_base64))
-_URL = Shape(TEXT.schema, _image_of("a data: URL", image_of_url))
-_URL_OBJECT = obj({"url": _URL, "detail?": unread(TEXT.schema)}, empty=(None,))
+IMAGE_DATA = Shape(s.TEXT.schema, _image_of("an image in base64", image_of_base64))
+_URL = Shape(s.TEXT.schema, _image_of("a data: URL", image_of_url))
+_URL_OBJECT = s.obj({"url": _URL, "detail?": s.unread(s.TEXT.schema)}, empty=(None,))
 
 
 # The image of a `data:` URL, or of an object with one in `url`, as at OpenAI.
@@ -497,7 +476,7 @@ FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, _n
 
 def _part(kind: str, shape: Shape) -> Shape:
     only = f"may contain only type and {kind}."
-    return obj({"type": kind, kind: shape}, only=only, ignored=IGNORED_FIELDS)
+    return s.obj({"type": kind, kind: shape}, only=only, ignored=IGNORED_FIELDS)
 
 
 def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -510,15 +489,17 @@ def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
     """Return the description of a content; it is read as one text, or parts if there are images."""
     parts = {kind: _part(kind, shape) for kind, shape in kinds.items()}
-    part = tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
-    some = array(part, "must be a string, or an array of parts that is not empty.", 1)
+    part = s.tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
+    some = s.array(part, "must be a string, or an array of parts that is not empty.", 1)
 
     def read(value: Any, at: str) -> Any:
         if may_be_empty and (value is None or value == []):
             return ""
-        return content_of(some.read(value, at)) if isinstance(value, list) else string(value, at)
+        return (
+            content_of(some.read(value, at)) if isinstance(value, list) else s.TEXT.read(value, at)
+        )
 
-    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
+    return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
 
 
 def _read_call(call: Any, at: str) -> dict[str, Any]:
@@ -528,13 +509,13 @@ def _read_call(call: Any, at: str) -> dict[str, Any]:
     # The arguments stay an object: chat templates serialise them to JSON.
     arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
     name = _name(function.get("name"), f"{at}.function.name")
-    id_ = string(call.get("id"), f"{at}.id")
+    id_ = s.TEXT.read(call.get("id"), f"{at}.id")
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_CALLED = object_of({"name": FUNCTION_NAME, "arguments": TEXT})
-_CALL = Shape(object_of({"id": TEXT, "type?": "function", "function": _CALLED}), _read_call)
-_CALLS = array(_CALL, "must be an array with at least one call.", 1)
+_CALLED = s.object_of({"name": FUNCTION_NAME, "arguments": s.TEXT})
+_CALL = Shape(s.object_of({"id": s.TEXT, "type?": "function", "function": _CALLED}), _read_call)
+_CALLS = s.array(_CALL, "must be an array with at least one call.", 1)
 _OF_ASSISTANT = "is only allowed in a message of the assistant."
 
 
@@ -542,23 +523,23 @@ def _message(role: str, content: Shape, more: Fields | None = None, read_as: str
     """Return the description of a message; templates read its role as `read_as`."""
     fields = {
         "role": Shape({"const": role}, lambda *_: read_as or role),
-        f"{REASONING}?": never(_OF_ASSISTANT),
-        "name?": or_empty(TEXT).hidden,
-        "tool_calls?": never(_OF_ASSISTANT, []),
+        f"{REASONING}?": s.never(_OF_ASSISTANT),
+        "name?": s.or_empty(s.TEXT).hidden,
+        "tool_calls?": s.never(_OF_ASSISTANT, []),
         "content": content,
-        "tool_call_id?": never("is only allowed in a message of the role tool."),
+        "tool_call_id?": s.never("is only allowed in a message of the role tool."),
     }
-    return obj(fields | (more or {}), ignored=IGNORED_FIELDS)
+    return s.obj(fields | (more or {}), ignored=IGNORED_FIELDS)
 
 
 def conversation(roles: Mapping[str, Shape]) -> Shape:
     """Return the description of messages, from those of the roles."""
     fact = f"must be one of {', '.join(roles)}."
-    message = tagged("role", roles, fact, "invalid_value", "must be an object.")
-    return array(message, "must be an array with at least one message.", 1)
+    message = s.tagged("role", roles, fact, "invalid_value", "must be an object.")
+    return s.array(message, "must be an array with at least one message.", 1)
 
 
-_ONLY_TEXT, _MAYBE = _content(text=TEXT), _content(may_be_empty=True, text=TEXT)
+_ONLY_TEXT, _MAYBE = _content(text=s.TEXT), _content(may_be_empty=True, text=s.TEXT)
 _CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.
@@ -566,11 +547,11 @@ MESSAGES = conversation(
     {
         "system": _message("system", _ONLY_TEXT),
         "developer": _message("developer", _ONLY_TEXT, read_as="system"),  # unknown to templates
-        "user": _message("user", _content(text=TEXT, image_url=IMAGE_URL)),
+        "user": _message("user", _content(text=s.TEXT, image_url=IMAGE_URL)),
         "assistant": _message(
-            "assistant", _MAYBE, {f"{REASONING}?": TEXT, "tool_calls?": _CALLS_OR_NONE}
+            "assistant", _MAYBE, {f"{REASONING}?": s.TEXT, "tool_calls?": _CALLS_OR_NONE}
         ),
-        "tool": _message("tool", _MAYBE, {"tool_call_id": TEXT}),
+        "tool": _message("tool", _MAYBE, {"tool_call_id": s.TEXT}),
     }
 )
 
@@ -580,25 +561,24 @@ MESSAGES = conversation(
 
 FUNCTION_FIELDS = {
     "name": FUNCTION_NAME,
-    "description?": or_empty(TEXT, ""),
-    "parameters?": or_empty(JSON_SCHEMA, {}),
-    "strict?": FLAG,
+    "description?": s.or_empty(s.TEXT, ""),
+    "parameters?": s.or_empty(s.JSON_SCHEMA, {}),
+    "strict?": s.FLAG,
 }
-_FUNCTION = obj(FUNCTION_FIELDS, empty=())
+_FUNCTION = s.obj(FUNCTION_FIELDS, empty=())
 
 
 def _read_tool(tool: Any, at: str) -> Any:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        fact = f"{at}.type must be function: other tools are not supported."
-        raise ApiError(fact, f"{at}.type", "unsupported_parameter")
+        raise s.unsupported(f"{at}.type", "must be function: other tools are not supported.")
     function = tool.get("function")
     if not isinstance(function, dict) or not tool.keys() <= {"type", "function", "cache_control"}:
         raise invalid_value(at, "may contain only type and function.")
     return _FUNCTION.read(function, f"{at}.function")
 
 
-_TOOL = object_of({"type": "function", "function": _FUNCTION})
-TOOLS = array(Shape(_TOOL, _read_tool), "must be an array of tools.")
+_TOOL = s.object_of({"type": "function", "function": _FUNCTION})
+TOOLS = s.array(Shape(_TOOL, _read_tool), "must be an array of tools.")
 
 
 def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -678,19 +658,16 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(choice, dict) or choice.get("type") != "function" or not name:
-        raise ApiError(
-            "tool_choice must be none, auto, required, or an object with the name of a function.",
-            "tool_choice",
-            "unsupported_parameter",
-        )
+        fact = "must be none, auto, required, or an object with the name of a function."
+        raise s.unsupported("tool_choice", fact)
     return tool_use(functions, "required", given_name(name, names, "tool_choice"), parallel)
 
 
 # ---- reasoning and the form of the answer
 
 
-EFFORT = one_of(EFFORTS)
-TEMPLATE_KWARGS = checked(
+EFFORT = s.one_of(EFFORTS)
+TEMPLATE_KWARGS = s.checked(
     {
         "type": "object",
         "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
@@ -710,7 +687,7 @@ def schema_of(value: Any, at: str) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "json_object" and set(value) <= {"type", "schema"}:
         # llama-server's form has the schema here.
-        return JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
+        return s.JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
     if kind != "json_schema" or set(value) != {"type", "json_schema"}:
         raise invalid_value(at, "must be of the type text, json_object or json_schema.")
     inner, at = value["json_schema"], f"{at}.json_schema"
@@ -726,29 +703,29 @@ def schema_of(value: Any, at: str) -> Any:
     return schema  # always enforced, whatever the value of `strict`
 
 
-NAMED_SCHEMA = {"name": TEXT, "schema": JSON_SCHEMA, "strict?": FLAG, "description?": TEXT}
-PLAIN_FORMAT = object_of({"type": {"enum": ["text", "json_object"]}})
-_SCHEMA_FORMAT = object_of({"type": "json_schema", "json_schema": object_of(NAMED_SCHEMA)})
+NAMED_SCHEMA = {"name": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "description?": s.TEXT}
+PLAIN_FORMAT = s.object_of({"type": {"enum": ["text", "json_object"]}})
+_SCHEMA_FORMAT = s.object_of({"type": "json_schema", "json_schema": s.object_of(NAMED_SCHEMA)})
 RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
 
 
 # ---- bodies
 
 
-_N = whole_number(1, CHOICES_MAX)
+_N = s.whole_number(1, CHOICES_MAX)
 # Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
 _CHOICES = {
     "n": Shape(_N.schema | {"default": 1}, _N.read),
-    "stream_options": obj(
+    "stream_options": s.obj(
         {
-            "include_usage?": FLAG,
-            "include_speculation?": FLAG,
-            "include_obfuscation?": unread(FLAG.schema),
+            "include_usage?": s.FLAG,
+            "include_speculation?": s.FLAG,
+            "include_obfuscation?": s.unread(s.FLAG.schema),
         },
         only="may contain include_usage and include_speculation.",
     ),
 }
-_CHOICE = object_of({"type": "function", "function": object_of({"name": FUNCTION_NAME})})
+_CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
 
 
 def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
@@ -756,7 +733,7 @@ def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
     several = isinstance(value, list) and value and isinstance(value[0], (str, list))
     given = value if several else [value]
     for one in given:
-        if not (isinstance(one, str) or (isinstance(one, list) and all(map(is_count, one)))):
+        if not (isinstance(one, str) or (isinstance(one, list) and all(map(s.is_count, one)))):
             raise invalid_value(
                 at, "must be a string, an array of token ids, or an array of these."
             )
@@ -765,17 +742,17 @@ def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
     return tuple(given)
 
 
-_IDS = array_of(COUNT, least=1)
-_PROMPT = {"anyOf": [TEXT.schema, _IDS, *(array_of(x, CHOICES_MAX, 1) for x in (TEXT, _IDS))]}
+_IDS = s.array_of(s.COUNT, least=1)
+_PROMPT = {"anyOf": [s.TEXT.schema, _IDS, *(s.array_of(x, CHOICES_MAX, 1) for x in (s.TEXT, _IDS))]}
 TEXT_BODY = Body(
     "text",
     SHARED
     | _CHOICES
     | {
         "prompt": Shape(_PROMPT, _prompts),
-        "suffix": given(TEXT.schema),
-        "best_of": given({"type": "integer", "description": "No effect. It must be equal to n."}),
-        "echo": FLAG,
+        "suffix": s.given(s.TEXT.schema),
+        "best_of": s.given({"type": "integer", "description": "No effect. It must be equal to n."}),
+        "echo": s.FLAG,
         "logprobs": LOGPROBS,
     },
     "prompt",
@@ -786,11 +763,11 @@ CHAT = Body(
     | _CHOICES
     | {
         "messages": MESSAGES,
-        "logprobs": FLAG,
-        "top_logprobs": given(LOGPROBS.schema),
+        "logprobs": s.FLAG,
+        "top_logprobs": s.given(LOGPROBS.schema),
         "tools": TOOLS,
-        "tool_choice": given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
-        "parallel_tool_calls": FLAG,
+        "tool_choice": s.given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
+        "parallel_tool_calls": s.FLAG,
         "reasoning_effort": EFFORT,
         "chat_template_kwargs": TEMPLATE_KWARGS,
         "response_format": RESPONSE_FORMAT,
@@ -814,7 +791,7 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     parallel = data.get("parallel_tool_calls", True)
     tools = _chosen(data.get("tools", []), data.get("tool_choice"), parallel)
     wants, top = data.get("logprobs", False), data.get("top_logprobs", 0)
-    if not (is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX) or (top and not wants):
+    if not (s.is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX) or (top and not wants):
         raise invalid_value(
             "top_logprobs",
             f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
@@ -860,9 +837,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         )
     request = request_of(data, given, default, most, names | {"prompt": "prompt"})
     if not same(data.get("best_of", request.n), request.n):
-        raise ApiError(
-            "best_of is not supported but for the value of n.", "best_of", "unsupported_parameter"
-        )
+        raise s.unsupported("best_of", "is not supported but for the value of n.")
     return replace(request, echo=echo, suffix=suffix or None)
 
 
@@ -899,7 +874,7 @@ def request_of(
     fields["max_tokens"] = _max_tokens(data.get("max_tokens"), most, names)
     if names.get("repeat_penalty") == "repetition_penalty":  # it counts all tokens there
         fields.setdefault("penalty_last_n", -1)
-    if is_count(fields.get("top_k")) and fields["top_k"] == -1:
+    if s.is_count(fields.get("top_k")) and fields["top_k"] == -1:
         fields["top_k"] = 0
     return CompletionRequest(
         prompts,
@@ -917,7 +892,7 @@ def request_of(
 
 def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
     """Return the maximum length of the answer; -1 and 0 mean as much as the server allows."""
-    if value is None or (is_count(value) and value in (-1, 0)):
+    if value is None or (s.is_count(value) and value in (-1, 0)):
         return most
     if most is not None and isinstance(value, int) and value > most:
         raise invalid_value(

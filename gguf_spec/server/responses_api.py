@@ -27,6 +27,7 @@ from starlette.routing import Route
 from ..options import Speculation
 from ..results import Completion, Part
 from ..tools.use import ToolUse
+from . import schema as s
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .replies import PartsReply, finish_reason, usage
@@ -54,26 +55,7 @@ from .requests import (
     schema_of,
     tool_use,
 )
-from .schema import (
-    FLAG,
-    ID,
-    JSON_SCHEMA,
-    TEXT,
-    Fields,
-    Read,
-    Shape,
-    array,
-    array_of,
-    checked,
-    given,
-    obj,
-    object_of,
-    one_of,
-    or_empty,
-    string,
-    tagged,
-    unread,
-)
+from .schema import Fields, Read, Shape
 
 Item = dict[str, Any]
 # Returns the item of a stored response with an id, or None.
@@ -107,8 +89,8 @@ def read_file(part: dict[str, Any], at: str) -> str:
     """
     for name, value in part.items():
         if name not in _FILE_KEYS and value is not None:
-            fact = f"{at}.{name[:100]} is not supported: send the text of the file in file_data."
-            raise ApiError(fact, f"{at}.{name[:100]}", "unsupported_parameter")
+            fact = "is not supported: send the text of the file in file_data."
+            raise s.unsupported(f"{at}.{name[:100]}", fact)
     name = part.get("filename") or "file"
     if not isinstance(name, str) or len(name) > _NAME_LENGTH_MAX or not name.isprintable():
         raise invalid_value(
@@ -126,8 +108,7 @@ def _file_text(url: Any, at: str) -> str:
         raise invalid_value(at, "must be a data URL: data:text/plain;base64,...")
     kind = head[1].lower() or "text/plain"
     if not (kind.startswith("text/") or kind in _TEXT_TYPES or kind.endswith(("+json", "+xml"))):
-        fact = f"{at} has the type {kind[:60]}: only files with text are supported."
-        raise ApiError(fact, at, "unsupported_parameter")
+        raise s.unsupported(at, f"has the type {kind[:60]}: only files with text are supported.")
     encoded = url[head.end() :]
     if len(encoded) > MOST_BYTES * 4 // 3 + 4:
         raise invalid_value(at, f"may contain at most {MOST_BYTES:,} bytes.")
@@ -152,7 +133,6 @@ _IGNORED = frozenset(
 )  # fmt: skip
 # Types of parts -> their field with the text.
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_ONLY_USER = "must not be input_image: only messages of the user have images."
 
 
 def new_id(prefix: str) -> str:
@@ -176,19 +156,20 @@ def _kept(check: Read, defaults: dict[str, Any]) -> Read:
 
 
 def _refuse_image(_: Any, at: str) -> None:
-    raise ApiError(f"{at}.type {_ONLY_USER}", f"{at}.type", "unsupported_parameter")
+    fact = "must not be input_image: only messages of the user have images."
+    raise s.unsupported(f"{at}.type", fact)
 
 
-_IMAGE = obj(
+_IMAGE = s.obj(
     {
         "type": "input_image",
-        "image_url": Shape(TEXT.schema, IMAGE_URL.read),
-        "detail?": unread(TEXT.schema),
+        "image_url": Shape(s.TEXT.schema, IMAGE_URL.read),
+        "detail?": s.unread(s.TEXT.schema),
     },
     ignored=_IGNORED,
 )
 _FILE = Shape(
-    object_of({"type": "input_file", "filename?": TEXT, "file_data": TEXT}),
+    s.object_of({"type": "input_file", "filename?": s.TEXT, "file_data": s.TEXT}),
     _kept(read_file, {"type": "input_file", "filename": "file"}),
 )
 
@@ -203,7 +184,7 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
     """
     parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
     for name, field in _TEXT_PARTS.items():
-        part = obj({"type": name, field: TEXT}, ignored=_IGNORED)
+        part = s.obj({"type": name, field: s.TEXT}, ignored=_IGNORED)
         part = part.to(lambda found, field=field: _with_text(found[field], kind))
         parts[name] = part if name == kind else part.hidden
     if kind == "input_text":
@@ -211,14 +192,14 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
         parts["input_image"] = Shape(_IMAGE.schema, kept if images else _refuse_image)
         parts["input_file"] = _FILE
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
-    some = array(tagged("type", parts, fact), "must be a string, or an array of parts.")
+    some = s.array(s.tagged("type", parts, fact), "must be a string, or an array of parts.")
 
     def read(value: Any, at: str) -> Any:
         if isinstance(value, str):
             return value if keeps_text else [_with_text(value, kind)]
         return some.read(value, at)
 
-    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
+    return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
 
 
 def _arguments(value: Any, at: str) -> Any:
@@ -227,9 +208,9 @@ def _arguments(value: Any, at: str) -> Any:
 
 
 def _thoughts(kind: str) -> Shape:
-    part = obj({"type": kind, "text": TEXT}, ignored=_IGNORED)
+    part = s.obj({"type": kind, "text": s.TEXT}, ignored=_IGNORED)
     part = part.to(lambda found: {"type": kind, "text": found["text"]})
-    return array(part, "must be an array of parts.")
+    return s.array(part, "must be an array of parts.")
 
 
 def _item(kind: str, prefix: str, fields: Fields) -> Shape:
@@ -240,7 +221,7 @@ def _item(kind: str, prefix: str, fields: Fields) -> Shape:
         names = [name.rstrip("?") for name in fields]
         return head | {name: found[name] for name in names if name in found}
 
-    return obj({"type?": kind, "id?": or_empty(ID)} | fields, ignored=_IGNORED).to(complete)
+    return s.obj({"type?": kind, "id?": s.or_empty(s.ID)} | fields, ignored=_IGNORED).to(complete)
 
 
 _REASONING = _item(
@@ -249,7 +230,7 @@ _REASONING = _item(
     {
         "summary?": _thoughts("summary_text"),
         "content?": _thoughts("reasoning_text"),
-        "encrypted_content?": given({}).hidden,
+        "encrypted_content?": s.given({}).hidden,
     },
 )
 
@@ -259,9 +240,8 @@ def _read_reasoning(item: Any, at: str) -> Item:
     head = {name: read[name] for name in ("type", "id", "status")}
     head |= {"summary": read.get("summary", []), "content": read.get("content", [])}
     if read.get("encrypted_content") and not head["content"] and not head["summary"]:
-        param = f"{at}.encrypted_content"
-        fact = f"{param} is not readable here: this server sends reasoning as content."
-        raise ApiError(fact, param, "unsupported_parameter")
+        fact = "is not readable here: this server sends reasoning as content."
+        raise s.unsupported(f"{at}.encrypted_content", fact)
     return head
 
 
@@ -277,17 +257,17 @@ _MESSAGES = {
     for role, content in _CONTENTS.items()
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
-_CALL = {"call_id": ID, "name": FUNCTION_NAME, "arguments": Shape(TEXT.schema, _arguments)}
-_RESULT = {"call_id": ID, "output": _content("input_text", keeps_text=True)}
+_CALL = {"call_id": s.ID, "name": FUNCTION_NAME, "arguments": Shape(s.TEXT.schema, _arguments)}
+_RESULT = {"call_id": s.ID, "output": _content("input_text", keeps_text=True)}
 _ITEMS = {
-    "message": tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
+    "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
     "function_call": _item("function_call", "fc", {"type": "function_call", **_CALL}),
     "function_call_output": _item(
         "function_call_output", "fco", {"type": "function_call_output", **_RESULT}
     ),
     "reasoning": Shape(_REASONING.schema, _read_reasoning),
 }
-_REFERENCE = object_of({"type": "item_reference", "id": ID})
+_REFERENCE = s.object_of({"type": "item_reference", "id": s.ID})
 _ITEM_SCHEMAS = [*(one.schema for one in _ITEMS.values()), _REFERENCE]
 
 
@@ -319,16 +299,15 @@ def _read_item(item: Any, at: str, find: FindItem) -> Item:
         raise invalid_value(at, "must be an object.")
     kind = item.get("type") or "message"
     if kind == "item_reference":
-        found = find(string(item.get("id"), f"{at}.id"))
+        found = find(s.TEXT.read(item.get("id"), f"{at}.id"))
         if found is None:
             fact = "names an item that is not stored, or not any more: send the item itself."
             raise ApiError(f"{at}.id {fact}", f"{at}.id", "item_not_found", 404)
         return found
     shape = _ITEMS.get(kind) if isinstance(kind, str) else None
     if shape is None:
-        kinds = f"{', '.join(_ITEMS)} or item_reference"
-        fact = f"{at}.type must be {kinds}: other items are not supported."
-        raise ApiError(fact, f"{at}.type", "unsupported_parameter")
+        fact = f"must be {', '.join(_ITEMS)} or item_reference: other items are not supported."
+        raise s.unsupported(f"{at}.type", fact)
     return dict(shape.read(item, at))
 
 
@@ -565,7 +544,7 @@ _NAMES = {
     "tools[].function.parameters": "tools[].parameters",
     "reasoning_effort": "reasoning.effort",
 }
-_METADATA = checked(
+_METADATA = s.checked(
     {
         "type": "object",
         "maxProperties": _METADATA_MAX,
@@ -582,14 +561,14 @@ _METADATA = checked(
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
 _NAMED: dict[str, Any] = {"type": "function", "name": FUNCTION_NAME}
-_TOOL = obj(
-    _NAMED | {"description?": TEXT, "parameters?": JSON_SCHEMA, "strict?": FLAG},
+_TOOL = s.obj(
+    _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
     empty=(None, False),
 )
-_NAMES_OF_TOOLS = array_of(object_of(_NAMED), least=1)
+_NAMES_OF_TOOLS = s.array_of(s.object_of(_NAMED), least=1)
 _MODE = {"enum": ["auto", "required"]}
-_ALLOWED = object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
-_CHOICES = [{"enum": [*TOOL_CHOICES]}, object_of(_NAMED), _ALLOWED]
+_ALLOWED = s.object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
+_CHOICES = [{"enum": [*TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
 
 
 def _read_format(form: Any, _: str) -> Any:
@@ -607,50 +586,52 @@ def _read_format(form: Any, _: str) -> Any:
 
 def _read_verbosity(value: Any, at: str) -> Any:
     if value != "medium":
-        raise ApiError(f"{at} must be medium.", at, "unsupported_parameter")
+        raise s.unsupported(at, "must be medium.")
     return value
 
 
-_FORM = {"anyOf": [PLAIN_FORMAT, object_of({"type": "json_schema", **NAMED_SCHEMA})]}
+_FORM = {"anyOf": [PLAIN_FORMAT, s.object_of({"type": "json_schema", **NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
     SHARED
     | {
-        "input": given({"anyOf": [TEXT.schema, array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
-        "instructions": TEXT,
+        "input": s.given({"anyOf": [s.TEXT.schema, s.array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
+        "instructions": s.TEXT,
         "max_output_tokens": SHARED["max_tokens"],
         "metadata": _METADATA,
-        "store": FLAG,
-        "previous_response_id": TEXT,
-        "truncation": one_of(("auto", "disabled"), "must be auto or disabled."),
-        "include": checked(
-            array_of({"enum": [*_INCLUDED]}),
+        "store": s.FLAG,
+        "previous_response_id": s.TEXT,
+        "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
+        "include": s.checked(
+            s.array_of({"enum": [*_INCLUDED]}),
             lambda value: isinstance(value, list) and all(one in _INCLUDED for one in value),
             f"must be an array of {', '.join(_INCLUDED)}.",
         ),
         "top_logprobs": LOGPROBS,
-        "stream_options": obj(
-            {"include_obfuscation?": unread(FLAG.schema)},
+        "stream_options": s.obj(
+            {"include_obfuscation?": s.unread(s.FLAG.schema)},
             only="may contain only include_obfuscation, which has no effect.",
         ),
-        "tools": array(
-            tagged("type", {"function": _TOOL}, "must be function: other tools are not supported."),
+        "tools": s.array(
+            s.tagged(
+                "type", {"function": _TOOL}, "must be function: other tools are not supported."
+            ),
             "must be an array of tools.",
         ),
-        "tool_choice": given({"anyOf": _CHOICES}),
-        "parallel_tool_calls": FLAG,
-        "reasoning": obj(
+        "tool_choice": s.given({"anyOf": _CHOICES}),
+        "parallel_tool_calls": s.FLAG,
+        "reasoning": s.obj(
             {
                 "effort?": EFFORT,
-                "summary?": one_of(_SUMMARIES),
-                "generate_summary?": one_of(_SUMMARIES).hidden,
+                "summary?": s.one_of(_SUMMARIES),
+                "generate_summary?": s.one_of(_SUMMARIES).hidden,
             },
             only="may contain only effort and summary.",
         ),
-        "text": obj(
+        "text": s.obj(
             {
                 "format?": Shape(_FORM, _read_format),
-                "verbosity?": or_empty(Shape({"const": "medium"}, _read_verbosity)),
+                "verbosity?": s.or_empty(Shape({"const": "medium"}, _read_verbosity)),
             },
             only="may contain only format and verbosity.",
         ),
@@ -755,11 +736,10 @@ def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
         or choice.get("mode") not in ("auto", "required")
         or not all(isinstance(one, dict) and one.get("type") == "function" for one in some)
     ):
-        raise ApiError(
-            "tool_choice must be none, auto, required, or an object of the type function with a "
-            "name, or of the type allowed_tools with a mode and functions.",
+        raise s.unsupported(
             "tool_choice",
-            "unsupported_parameter",
+            "must be none, auto, required, or an object of the type function with a name, or of "
+            "the type allowed_tools with a mode and functions.",
         )
     allowed = [given_name(one.get("name"), names, "tool_choice") for one in some]
     kept = [tool for tool in tools if tool["name"] in allowed]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .errors import ApiError, invalid_value, unknown, unsupported
+from .errors import ApiError, invalid_value, unknown
 
 Read = Callable[[Any, str], Any]
 # Values of unknown fields that change nothing.
@@ -87,44 +87,14 @@ def array_of(
 # ---- single values
 
 
-def string(value: Any, at: str) -> str:
-    """Return a text.
-
-    Raises:
-        ApiError: It is not a string. The error names the field `at`.
-    """
-    if not isinstance(value, str):
-        raise invalid_value(at, "must be a string.")
-    return value
-
-
-def flag(value: Any, at: str) -> bool:
-    """Return a boolean; False for None.
-
-    Raises:
-        ApiError: It is neither. The error names the field `at`.
-    """
-    if not (value is None or isinstance(value, bool)):
-        raise invalid_value(at, "must be true or false.")
-    return bool(value)
-
-
 def is_count(value: Any) -> bool:
     """Return whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _identifier(value: Any, at: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH_MAX:
-        raise invalid_value(at, f"must be a string of at most {ID_LENGTH_MAX} characters.")
-    return value
-
-
-COUNT, NUMBER = {"type": "integer", "minimum": 0}, {"type": "number"}
-TEXT = Shape({"type": "string"}, string)
-FLAG = Shape({"type": "boolean"}, flag)
-# Id of a tool call or of an item.
-ID = Shape({"type": "string", "minLength": 1, "maxLength": ID_LENGTH_MAX}, _identifier)
+def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
+    """Return the error for a field or a value that is not supported."""
+    return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 
 def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) -> Shape:
@@ -144,6 +114,20 @@ def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) 
     return Shape(schema, read)
 
 
+COUNT, NUMBER = {"type": "integer", "minimum": 0}, {"type": "number"}
+TEXT = checked({"type": "string"}, lambda value: isinstance(value, str), "must be a string.")
+# False for null.
+FLAG = checked(
+    {"type": "boolean"},
+    lambda value: value is None or isinstance(value, bool),
+    "must be true or false.",
+).to(bool)
+# Id of a tool call or of an item.
+ID = checked(
+    {"type": "string", "minLength": 1, "maxLength": ID_LENGTH_MAX},
+    lambda value: isinstance(value, str) and 0 < len(value) <= ID_LENGTH_MAX,
+    f"must be a string of at most {ID_LENGTH_MAX} characters.",
+)
 # Schema of an answer or of the arguments of a function.
 JSON_SCHEMA = checked(
     {"type": "object"}, lambda value: isinstance(value, dict), "must be a JSON schema."
