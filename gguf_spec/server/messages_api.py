@@ -14,30 +14,12 @@ from ..options import Speculation
 from ..results import Part
 from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
+from . import requests as chat
 from . import schema as s
 from .errors import ApiError, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
 from .replies import PartsReply, finish_reason, usage
-from .requests import (
-    FUNCTION_FIELDS,
-    FUNCTION_NAME,
-    IMAGE_DATA,
-    REASONING,
-    SHARED,
-    STOP_SEQUENCES,
-    TEMPLATE_KWARGS,
-    Body,
-    CompletionRequest,
-    Message,
-    ReasoningFields,
-    check_different,
-    content_of,
-    conversation,
-    given_name,
-    parse,
-    request_of,
-    tool_use,
-)
+from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 from .wire import NO_THREADS, BodyReader, anthropic_error
 
@@ -69,22 +51,17 @@ def _blocks(*blocks: Shape) -> Shape:
 _MARK = s.unread({"type": "object"})
 _TEXT = _block("text", {"text": s.TEXT})
 _BASE64 = s.obj(
-    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": IMAGE_DATA}, ignored=_IGNORED
+    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": chat.IMAGE_DATA},
+    ignored=_IGNORED,
 )
 _SOURCE = s.tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
 _IMAGE = _block("image", {"source": _SOURCE})
 _SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks.")
-
-
-_ONE_TEXT = Shape(
-    _SOME_TEXTS.schema,
-    lambda value, at: "".join(block["text"] for block in _SOME_TEXTS.read(value, at)),
-)
-_TEXTS = s.text_or(_ONE_TEXT)
+_TEXTS = s.text_or(_SOME_TEXTS.to(lambda blocks: "".join(block["text"] for block in blocks)))
 _RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _TEXTS, "is_error?": s.FLAG})
 _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
 _INPUT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
-_CALL = _block("tool_use", {"id": s.ID, "name": FUNCTION_NAME, "input": _INPUT})
+_CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _INPUT})
 
 
 def _message(role: str, least: int, *blocks: Shape) -> Shape:
@@ -93,7 +70,7 @@ def _message(role: str, least: int, *blocks: Shape) -> Shape:
     return s.obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
 
 
-_MESSAGES = conversation(
+_MESSAGES = chat.conversation(
     {
         "user": _message("user", 1, _TEXT, _IMAGE, _RESULT),
         "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
@@ -101,7 +78,7 @@ _MESSAGES = conversation(
     }
 )
 _TOOL = s.obj(
-    {name: one for name, one in FUNCTION_FIELDS.items() if name != "parameters?"}
+    {name: one for name, one in chat.FUNCTION_FIELDS.items() if name != "parameters?"}
     | {"input_schema": s.JSON_SCHEMA},
     empty=(None, False),
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
@@ -167,11 +144,13 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         {"effort?": s.one_of(EFFORTS), "format?": _FORMAT},
         only="may contain only effort and format.",
     ),
-    "chat_template_kwargs": TEMPLATE_KWARGS,
+    "chat_template_kwargs": chat.TEMPLATE_KWARGS,
 }
 PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
-_SHARED = {name: one for name, one in SHARED.items() if name != "stop"}
-BODY = Body("messages", _SHARED | {"stop_sequences": STOP_SEQUENCES} | _PROMPT_FIELDS, "messages")
+_SHARED = {name: one for name, one in chat.SHARED.items() if name != "stop"}
+BODY = Body(
+    "messages", _SHARED | {"stop_sequences": chat.STOP_SEQUENCES} | _PROMPT_FIELDS, "messages"
+)
 # Name of an option or of a field of the chat route -> field here.
 _NAMES = {
     "prompt": "messages",
@@ -214,23 +193,23 @@ def read_request(
     names |= _NAMES | {"think": next(decides, "chat_template_kwargs")}
     if "think_budget" in data:
         del names["think_budget"]
-    chat = {
+    fields = {
         "stop": data.get("stop_sequences", ()),
         "tools": _tools(data),
         "reasoning": ReasoningFields(effort, kwargs, think, budget),
         "json_schema": config.get("format", {}).get("schema"),
     }
-    return request_of(data | chat, (messages,), default, most, names)
+    return chat.request_of(data | fields, (messages,), default, most, names)
 
 
 def _tools(data: dict[str, Any]) -> ToolUse:
     choice = data.get("tool_choice", {"type": "auto"})
     functions = [one | {"parameters": one["input_schema"]} for one in data.get("tools", [])]
-    names, only = check_different(functions), None
+    names, only = chat.check_different(functions), None
     if choice["type"] == "tool":
-        only = given_name(choice.get("name"), names, "tool_choice.name")
+        only = chat.given_name(choice.get("name"), names, "tool_choice.name")
     parallel = not choice.get("disable_parallel_tool_use")
-    return tool_use(functions, _CHOICES[choice["type"]], only, parallel)
+    return chat.tool_use(functions, _CHOICES[choice["type"]], only, parallel)
 
 
 def _converted(message: dict[str, Any]) -> list[Message]:
@@ -258,7 +237,7 @@ def _converted(message: dict[str, Any]) -> list[Message]:
         read[-1]["content"].append(part)
     for one in read:
         if isinstance(one["content"], list):
-            one["content"] = content_of(one["content"])
+            one["content"] = chat.content_of(one["content"])
     return read
 
 
@@ -269,7 +248,7 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
         if block["type"] == "text":
             read["content"] += block["text"]
         elif block["type"] == "thinking":
-            read[REASONING] = read.get(REASONING, "") + block["thinking"]
+            read[chat.REASONING] = read.get(chat.REASONING, "") + block["thinking"]
         else:
             function = {"name": block["name"], "arguments": block["input"]}
             call = {"id": block["id"], "type": "function", "function": function}
@@ -287,7 +266,7 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
 
     async def count(request: Request) -> Response:
         body = await bodies.receive(request)
-        data = await bodies.convert(body, parse, body)
+        data = await bodies.convert(body, chat.parse, body)
         asked = await bodies.convert(body, read_request, data, Speculation(), None, PROMPT)
 
         def look(llm: LLM) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -321,7 +320,7 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
         results: The completions.
         n: Number of completions for each prompt; a prompt is counted once.
     """
-    s = reduce(_sum, (result.stats for result in results))
+    s = _sum([result.stats for result in results])
     prompts = [result.stats for result in results[::n]]
     n_prompt = sum(stats.n_prompt for stats in prompts)
     return {
@@ -358,19 +357,19 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
     }
 
 
-def _sum(one: Stats, other: Stats) -> Stats:
-    """Return the statistics of two generations together; the first token is that of the first."""
-    numbers = {
-        name: value + getattr(other, name)
-        for name, value in vars(one).items()
+def _sum(every: Sequence[Stats]) -> Stats:
+    """Return the statistics of generations together; the first token is that of the first."""
+    first, drafters = every[0], dict[str, tuple[int, int]]()
+    for name, (n_drafted, n_accepted) in (pair for one in every for pair in one.drafters.items()):
+        before = drafters.get(name, (0, 0))
+        drafters[name] = before[0] + n_drafted, before[1] + n_accepted
+    sums = {
+        name: sum(getattr(one, name) for one in every)
+        for name, value in vars(first).items()
         if isinstance(value, (int, float))
     }
-    names = {*one.drafters, *other.drafters}
-    zero = (0, 0)
-    pairs = {name: (one.drafters.get(name, zero), other.drafters.get(name, zero)) for name in names}
-    drafters = {name: (a + c, b + d) for name, ((a, b), (c, d)) in pairs.items()}
-    why = one.why_none or other.why_none
-    return Stats(**(numbers | {"ttft_s": one.ttft_s}), drafters=drafters, why_none=why)
+    why = next((one.why_none for one in every if one.why_none), "")
+    return Stats(**(sums | {"ttft_s": first.ttft_s}), drafters=drafters, why_none=why)
 
 
 class AnswerStream(Response):

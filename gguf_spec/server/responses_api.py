@@ -27,34 +27,12 @@ from starlette.routing import Route
 from ..options import Speculation
 from ..results import Completion, Part
 from ..tools.use import ToolUse
+from . import requests as chat
 from . import schema as s
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .replies import PartsReply, finish_reason, usage
-from .requests import (
-    EFFORT,
-    FUNCTION_NAME,
-    IMAGE_URL,
-    LOGPROBS,
-    NAMED_SCHEMA,
-    PLAIN_FORMAT,
-    REASONING,
-    SHARED,
-    TEMPLATE_KWARGS,
-    TOOL_CHOICES,
-    Body,
-    CompletionRequest,
-    Message,
-    ReasoningFields,
-    check_different,
-    content_of,
-    given_name,
-    read_arguments,
-    request_of,
-    same,
-    schema_of,
-    tool_use,
-)
+from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Read, Shape
 
 Item = dict[str, Any]
@@ -163,7 +141,7 @@ def _refuse_image(_: Any, at: str) -> None:
 _IMAGE = s.obj(
     {
         "type": "input_image",
-        "image_url": Shape(s.TEXT.schema, IMAGE_URL.read),
+        "image_url": Shape(s.TEXT.schema, chat.IMAGE_URL.read),
         "detail?": s.unread(s.TEXT.schema),
     },
     ignored=_IGNORED,
@@ -203,7 +181,7 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
 
 
 def _arguments(value: Any, at: str) -> Any:
-    read_arguments(value, at)
+    chat.read_arguments(value, at)
     return value
 
 
@@ -257,7 +235,7 @@ _MESSAGES = {
     for role, content in _CONTENTS.items()
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
-_CALL = {"call_id": s.ID, "name": FUNCTION_NAME, "arguments": Shape(s.TEXT.schema, _arguments)}
+_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "arguments": Shape(s.TEXT.schema, _arguments)}
 _RESULT = {"call_id": s.ID, "output": _content("input_text", keeps_text=True)}
 _ITEMS = {
     "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
@@ -336,9 +314,9 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
         elif kind == "reasoning":
             text = "".join(part["text"] for part in item["content"] or item["summary"])
             turn = _turn(messages, "content", "tool_calls")
-            turn[REASONING] = turn.get(REASONING, "") + text
+            turn[chat.REASONING] = turn.get(chat.REASONING, "") + text
         elif kind == "function_call":
-            arguments = read_arguments(item["arguments"], "arguments")
+            arguments = chat.read_arguments(item["arguments"], "arguments")
             function = {"name": item["name"], "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
@@ -382,11 +360,11 @@ def _with_images(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
     for is_image, some in groupby(parts, lambda part: part["type"] == "input_image"):
         if is_image:
             urls = [part["image_url"] for part in some]
-            images = [IMAGE_URL.read(url, "input") for url in urls]
+            images = [chat.IMAGE_URL.read(url, "input") for url in urls]
             found += [{"type": "image_url", "image_url": image} for image in images]
         else:
             found.append({"type": "text", "text": text_of([*some])})
-    return content_of(found)
+    return chat.content_of(found)
 
 
 # ---- stored responses
@@ -560,7 +538,7 @@ _METADATA = s.checked(
     f"must be an object of at most {_METADATA_MAX} texts of at most {_METADATA_VALUE_MAX} "
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
-_NAMED: dict[str, Any] = {"type": "function", "name": FUNCTION_NAME}
+_NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
 _TOOL = s.obj(
     _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
     empty=(None, False),
@@ -568,7 +546,7 @@ _TOOL = s.obj(
 _NAMES_OF_TOOLS = s.array_of(s.object_of(_NAMED), least=1)
 _MODE = {"enum": ["auto", "required"]}
 _ALLOWED = s.object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
-_CHOICES = [{"enum": [*TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
+_CHOICES = [{"enum": [*chat.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
 
 
 def _read_format(form: Any, _: str) -> Any:
@@ -578,7 +556,7 @@ def _read_format(form: Any, _: str) -> Any:
         inner = {name: value for name, value in form.items() if name != "type"}
         as_chat = {"type": "json_schema", "json_schema": inner}
     try:
-        return form, schema_of(as_chat, "text.format")
+        return form, chat.schema_of(as_chat, "text.format")
     except ApiError as error:
         message = error.error["message"].partition(" ")[2]
         raise invalid_value("text.format", message) from None
@@ -590,14 +568,14 @@ def _read_verbosity(value: Any, at: str) -> Any:
     return value
 
 
-_FORM = {"anyOf": [PLAIN_FORMAT, s.object_of({"type": "json_schema", **NAMED_SCHEMA})]}
+_FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
-    SHARED
+    chat.SHARED
     | {
         "input": s.given({"anyOf": [s.TEXT.schema, s.array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
         "instructions": s.TEXT,
-        "max_output_tokens": SHARED["max_tokens"],
+        "max_output_tokens": chat.SHARED["max_tokens"],
         "metadata": _METADATA,
         "store": s.FLAG,
         "previous_response_id": s.TEXT,
@@ -607,7 +585,7 @@ BODY = Body(
             lambda value: isinstance(value, list) and all(one in _INCLUDED for one in value),
             f"must be an array of {', '.join(_INCLUDED)}.",
         ),
-        "top_logprobs": LOGPROBS,
+        "top_logprobs": chat.LOGPROBS,
         "stream_options": s.obj(
             {"include_obfuscation?": s.unread(s.FLAG.schema)},
             only="may contain only include_obfuscation, which has no effect.",
@@ -622,7 +600,7 @@ BODY = Body(
         "parallel_tool_calls": s.FLAG,
         "reasoning": s.obj(
             {
-                "effort?": EFFORT,
+                "effort?": chat.EFFORT,
                 "summary?": s.one_of(_SUMMARIES),
                 "generate_summary?": s.one_of(_SUMMARIES).hidden,
             },
@@ -635,7 +613,7 @@ BODY = Body(
             },
             only="may contain only format and verbosity.",
         ),
-        "chat_template_kwargs": TEMPLATE_KWARGS,
+        "chat_template_kwargs": chat.TEMPLATE_KWARGS,
     },
     "input",
 )
@@ -678,14 +656,14 @@ def read_response(
     wants = top or TOKEN_LOGPROBS in data.get("include", [])
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
     messages = messages_of(instructions, items)
-    chat = {
+    fields = {
         "tools": _chosen(tools, data),
         "reasoning": reasoning,
         "json_schema": schema,
         "logprobs": top if wants else None,
     }
     names |= _NAMES | {"think": of_think}
-    asked = request_of(data | chat, (messages,), default, most, names)
+    asked = chat.request_of(data | fields, (messages,), default, most, names)
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
     echo = {
         "instructions": instructions,
@@ -711,7 +689,7 @@ def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
     """Rename `max_output_tokens` to the name of the option."""
     if "max_output_tokens" in data:
         limit = data.pop("max_output_tokens")
-        if not same(data.setdefault("max_tokens", limit), limit):
+        if not chat.same(data.setdefault("max_tokens", limit), limit):
             raise invalid_value(
                 "max_output_tokens", f"differs from {names.get('max_tokens', 'max_tokens')}."
             )
@@ -720,15 +698,15 @@ def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
 
 def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
     """Return how the model may call tools."""
-    names, choice = check_different(tools), data.get("tool_choice", "auto")
+    names, choice = chat.check_different(tools), data.get("tool_choice", "auto")
     parallel = data.get("parallel_tool_calls", True)
-    if isinstance(choice, str) and choice in TOOL_CHOICES:
-        return tool_use(tools, choice, None, parallel)
+    if isinstance(choice, str) and choice in chat.TOOL_CHOICES:
+        return chat.tool_use(tools, choice, None, parallel)
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
         # A single tool is forced as in the chat route: the template still lists all of them.
-        only = given_name(choice.get("name"), names, "tool_choice")
-        return tool_use(tools, "required", only, parallel)
+        only = chat.given_name(choice.get("name"), names, "tool_choice")
+        return chat.tool_use(tools, "required", only, parallel)
     some = choice.get("tools") if kind == "allowed_tools" else None
     if (
         not isinstance(some, list)
@@ -741,9 +719,9 @@ def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
             "must be none, auto, required, or an object of the type function with a name, or of "
             "the type allowed_tools with a mode and functions.",
         )
-    allowed = [given_name(one.get("name"), names, "tool_choice") for one in some]
+    allowed = [chat.given_name(one.get("name"), names, "tool_choice") for one in some]
     kept = [tool for tool in tools if tool["name"] in allowed]
-    return tool_use(kept, choice["mode"], None, parallel)
+    return chat.tool_use(kept, choice["mode"], None, parallel)
 
 
 # ---- answers

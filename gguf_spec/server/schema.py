@@ -49,19 +49,15 @@ class Shape(NamedTuple):
 Fields = dict[str, Any]
 
 
-def _shapes(fields: Fields) -> dict[str, Shape]:
-    return {name.rstrip("?"): _shape(one) for name, one in fields.items()}
-
-
 def _shape(one: Shape | dict[str, Any] | str) -> Shape:
     if isinstance(one, Shape):
         return one
     return given({"const": one} if isinstance(one, str) else one)
 
 
-def _needed(fields: Fields) -> list[str]:
-    is_optional = {name.rstrip("?"): name.endswith("?") for name in fields}
-    return [name for name, optional in is_optional.items() if not optional]
+def _shapes(fields: Fields) -> dict[str, tuple[Shape, bool]]:
+    """Return name -> description, and whether the field must be there."""
+    return {name.rstrip("?"): (_shape(one), not name.endswith("?")) for name, one in fields.items()}
 
 
 def object_of(fields: Fields, more: bool = False) -> dict[str, Any]:
@@ -69,8 +65,8 @@ def object_of(fields: Fields, more: bool = False) -> dict[str, Any]:
     shapes = _shapes(fields).items()
     return {
         "type": "object",
-        "properties": {name: one.schema for name, one in shapes if not one.is_hidden},
-        "required": _needed(fields),
+        "properties": {name: one.schema for name, (one, _) in shapes if not one.is_hidden},
+        "required": [name for name, (_, is_needed) in shapes if is_needed],
         "additionalProperties": more,
     }
 
@@ -216,8 +212,7 @@ def obj(
         ignored: Names of fields that may have any value.
         is_open: Whether all other fields are allowed, but not published.
     """
-    needed = _needed(fields)
-    reads = [(name, name in needed, one.read) for name, one in _shapes(fields).items()]
+    reads = [(name, needed, one.read) for name, (one, needed) in _shapes(fields).items()]
     known = {*(name for name, *_ in reads), *ignored}
 
     def read(value: Any, at: str) -> dict[str, Any]:

@@ -143,17 +143,17 @@ class StreamFormat(NamedTuple):
     end: bytes = b""
 
 
-def _json(data: dict[str, Any], before: str = "", after: str = "\n") -> bytes:
+def _line(data: dict[str, Any]) -> bytes:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return f"{before}{text}{after}".encode()
+    return f"{text}\n".encode()
 
 
 def _data_event(data: dict[str, Any]) -> bytes:
-    return _json(data, "data: ", "\n\n")
+    return b"data: " + _line(data) + b"\n"
 
 
 def _named_event(data: dict[str, Any]) -> bytes:
-    return _json(data, f"event: {data['type']}\ndata: ", "\n\n")
+    return f"event: {data['type']}\n".encode() + _data_event(data)
 
 
 _EVENTS, _COMMENT = "text/event-stream", b": ping\n\n"
@@ -164,4 +164,4 @@ NAMED_EVENTS = StreamFormat(_EVENTS, _named_event, _COMMENT)
 # Messages of Anthropic: the same, with an event for the purpose.
 MESSAGE_EVENTS = NAMED_EVENTS._replace(ping=_named_event({"type": "ping"}))
 # Ollama: one object a line. Some clients reject an empty line; a space before an object is allowed.
-JSON_LINES = StreamFormat("application/x-ndjson", _json, b" ")
+JSON_LINES = StreamFormat("application/x-ndjson", _line, b" ")
