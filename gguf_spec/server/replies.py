@@ -128,7 +128,8 @@ class ResponseBuilder(Reply):
     def _whole(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
         """Return a complete choice."""
         finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
-        choice = {"index": ended.index, "logprobs": self._logprobs(ended.index, named)}
+        choice: dict[str, Any] = {"index": ended.index}
+        choice["logprobs"] = self._logprobs(ended.index, named)
         if self._asked.n_choices > 1:
             choice["seed"] = ended.result.seed
         if self._asked.is_chat:

@@ -426,7 +426,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def _name(value: Any, at: str) -> str:
-    name = s.TEXT.read(value, at)
+    name: str = s.TEXT.read(value, at)
     if not _NAME.fullmatch(name):
         raise invalid_value(at, "must be 1 to 64 letters, digits, _ or -.")
     return name

@@ -126,7 +126,7 @@ def _with_text(text: str, kind: str) -> dict[str, Any]:
 def _kept(check: Read, defaults: dict[str, Any]) -> Read:
     """Return the reader of a part that is kept as it is, with defaults."""
 
-    def read(part: Any, at: str) -> dict[str, Any]:
+    def read(part: Any, at: str) -> Any:
         check(part, at)
         return defaults | part
 
@@ -163,7 +163,7 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
     parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
     for name, field in _TEXT_PARTS.items():
         part = s.obj({"type": name, field: s.TEXT}, ignored=_IGNORED)
-        part = part.to(lambda found, field=field: _with_text(found[field], kind))
+        part = part.to(lambda found: _with_text(found.get("text", found.get("refusal")), kind))
         parts[name] = part if name == kind else part.hidden
     if kind == "input_text":
         kept = _kept(_IMAGE.read, {"type": "input_image", "detail": "auto"})
