@@ -330,7 +330,7 @@ def test_a_stream_that_is_dropped_while_a_thread_waits_gives_the_llm_back(llm):
     next(stream)
     other = threading.Thread(target=lambda: done.append(llm.generate("ab", FREE)), daemon=True)
     other.start()
-    while len(llm._line._tickets) < 2:
+    while len(llm._queue._tickets) < 2:
         time.sleep(0.001)
     del stream
     other.join(30)
