@@ -214,7 +214,7 @@ BUGS = (
         ("gguf/test_model.py", "gguf/test_chat.py")),
     # server
     Bug("the queue does not count the requests that run", "server/worker.py",
-        "- self._n_threads)", ")",
+        "- self._n_busy)", ")",
         ("server/test_load.py",)),
     Bug("log-probabilities without top_logprobs are left out", "server/requests.py",
         "top if wants else None", "(top or None) if wants else None",
