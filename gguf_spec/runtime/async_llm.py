@@ -15,7 +15,7 @@ from ..errors import BusyError, ClosedError, EventLoopError
 from ..options import Sampling
 from ..results import Chunk, Completion, OnProgress, Progress, Stats
 from .chat import Chat, Turn
-from .generation import Prompt
+from .images import Prompt
 from .stream import Stream
 
 if TYPE_CHECKING:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ClosedError, GgufSpecError, NoGenerationError, NoInfillError
+from ..errors import (
+    ClosedError,
+    GgufSpecError,
+    InvalidOptionError,
+    NoGenerationError,
+    NoInfillError,
+)
 from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder
 from ..llama.head import Head
@@ -23,11 +30,12 @@ from ..speculative.profile import Profile
 from ..speculative.translation import Translation
 from ..text.chat_template import Message, Tools
 from ..text.reasoning import reasoning_format
-from ..text.template_values import names_read, no_reasoning, read_options
+from ..text.template_values import check_text, names_read, no_reasoning, read_options
+from ..text.tool_history import call_tokens
 from .chat import Chat
 from .embedding import embed, encode_texts, rank_prompts
-from .generation import Prompt, build_request, encode
-from .images import GivenImage
+from .generation import Request
+from .images import GivenImage, Prompt, encode, with_images
 from .many import generate_many
 from .prefix_cache import PrefixStore
 from .request_queue import ParallelQueue, RequestQueue, Ticket
@@ -176,18 +184,34 @@ class LLM:
         """
         if not self.generates:
             raise NoGenerationError(self.path, self._target.file.header.architecture)
-        request = build_request(
-            self.vocabulary,
-            prompt,
-            sampling or self.sampling,
+        target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
+        # an empty sequence is token ids
+        is_chat = not isinstance(prompt, str) and isinstance([*prompt[:1], 0][0], (Mapping, str))
+        if is_chat or isinstance(prompt, str):
+            tokens = encode(target, cast("str | Sequence[Message]", prompt), options, images=images)
+        elif images:
+            check_text(options)
+            raise InvalidOptionError("images", len(images), "given with a text or with messages")
+        else:
+            check_text(options)
+            tokens = with_images(cast("Sequence[int]", prompt), target)
+        sampling, more = sampling or self.sampling, tuple(stop_tokens)
+        if more:
+            sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
+        separated = reasoning_format(target) if is_chat or reasoning else None
+        if (budget := sampling.think_budget) is not None and separated is None:
+            raise no_reasoning(target, "think_budget", budget, is_chat or bool(reasoning))
+        shown = (prompt if isinstance(prompt, str) else "") + prefill
+        request = Request(
+            tokens,
+            sampling,
             speculation or self.speculation,
-            read_options(prefill, tools, think, chat_template_kwargs),
-            images=images,
-            echo=echo,
-            stop_tokens=stop_tokens,
-            on_token=on_token,
-            on_prompt=on_prompt,
-            reasoning=reasoning,
+            on_token,
+            prefill,
+            shown if echo else "",
+            on_prompt,
+            separated if reasoning is not False else None,
+            call_tokens(target) if tools else {},
         )
         return self._queue.open(request)
 
