@@ -92,7 +92,12 @@ def encode(
     """
     given = [as_image(one, f"images[{i}]") for i, one in enumerate(images)]
     if isinstance(prompt, str):
-        prompt, found = (_in_text(prompt, len(given)) if given else prompt), given
+        found, n = given, prompt.count(MARKER)
+        if given and not n:
+            prompt = MARKER * len(given) + prompt
+        elif given and n != len(given):
+            allowed = f"as many images as the prompt has {MARKER}, which is {n}"
+            raise InvalidOptionError("images", len(given), allowed)
     else:
         prompt = _with_images(prompt, given) if given else prompt
         found = [
@@ -233,20 +238,6 @@ def _not_fetched(name: str) -> ImageError:
     )
 
 
-def _in_text(text: str, n_images: int) -> str:
-    """Return a text with a place for each image."""
-    n = text.count(MARKER)
-    if not n:
-        return MARKER * n_images + text
-    if n != n_images:
-        raise InvalidOptionError(
-            "images",
-            n_images,
-            f"as many images as the prompt has {MARKER}, which is {n}",
-        )
-    return text
-
-
 def _with_images(messages: Sequence[Message], images: Sequence[Image]) -> list[Message]:
     """Return messages with images at the start of the last one of the user."""
     last = max((i for i, one in enumerate(messages) if one.get("role") == "user"), default=None)
@@ -315,40 +306,24 @@ def with_image_parts(text: str, images: Sequence[GivenImage]) -> list[Part]:
     Raises:
         ImageError: An image cannot be read or is not allowed.
     """
-    return [
-        *(_part(one, f"images[{i}]") for i, one in enumerate(images)),
-        {"type": "text", "text": text},
-    ]
-
-
-def _part(given: GivenImage, name: str) -> Part:
-    data = base64.b64encode(as_image(given, name).data).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}}
-
-
-def text_of(content: str | Sequence[Part]) -> str:
-    """Return the text of a content without outer white space, with a marker for each image."""
-    if isinstance(content, str):
-        return content.strip()
-    return "".join(MARKER if "image_url" in part else part["text"].strip() for part in content)
-
-
-def images_of(content: str | Sequence[Part]) -> list[str]:
-    """Return the `data:` URLs of the images in a content."""
-    if isinstance(content, str):
-        return []
-    return [part["image_url"]["url"] for part in content if "image_url" in part]
+    parts: list[Part] = []
+    for i, one in enumerate(images):
+        data = base64.b64encode(as_image(one, f"images[{i}]").data).decode()
+        url = {"url": f"data:image/any;base64,{data}"}
+        parts.append({"type": "image_url", "image_url": url})
+    return [*parts, {"type": "text", "text": text}]
 
 
 def are_parts(value: object) -> bool:
     """Return whether a value from a file is a content with images."""
-    return isinstance(value, list) and all(map(_is_part, value))
-
-
-def _is_part(value: object) -> bool:
-    match value:  # a pattern allows further keys, the comparison does not
-        case {"type": "text", "text": str(text)}:
-            return value == {"type": "text", "text": text}
-        case {"type": "image_url", "image_url": {"url": str(url)}}:
-            return value == {"type": "image_url", "image_url": {"url": url}}
-    return False
+    for part in value if isinstance(value, list) else [None]:
+        match part:  # a pattern allows further keys, the comparison does not
+            case {"type": "text", "text": str(text)}:
+                whole: Part = {"type": "text", "text": text}
+            case {"type": "image_url", "image_url": {"url": str(url)}}:
+                whole = {"type": "image_url", "image_url": {"url": url}}
+            case _:
+                return False
+        if part != whole:
+            return False
+    return True

@@ -9,10 +9,10 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Option, OptionConflictError
 from ..grammar.json_schema import to_gbnf
@@ -63,7 +63,8 @@ def newest_that_fit(
     return kept(bisect.bisect_left(range(last), True, key=fits))
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True)
+class Choice:
     """One generation of a request.
 
     Attributes:
