@@ -72,11 +72,6 @@ class Ticket:
         self._called = threading.Lock()
         self._called.acquire()
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the stream that used the turn was garbage-collected."""
-        return self.stream is not None and self.stream() is None
-
     def call(self) -> None:
         """Wake the thread."""
         with suppress(RuntimeError):  # already woken
@@ -96,7 +91,7 @@ class Line:
     @property
     def first(self) -> Ticket | None:
         """The ticket that has the turn, or None; those of garbage-collected streams leave."""
-        while (first := next(iter(self._tickets), None)) and first.is_abandoned:
+        while (first := next(iter(self._tickets), None)) and first.stream and not first.stream():
             self._remove(first)
         return first
 
@@ -156,7 +151,7 @@ class Job:
     @property
     def is_open(self) -> bool:
         """Whether its stream exists and the request has not ended."""
-        return not self.has_ended and self.stream is not None and self.stream() is not None
+        return not (self.has_ended or self.stream is None or self.stream() is None)
 
     def check_reader(self) -> None:
         """Cancel a request whose stream was garbage-collected."""
@@ -189,18 +184,21 @@ class Job:
         self._out.put(error)
 
     def chunks(self, submit: Callable[[Job], None]) -> Generator[Chunk, None, None]:
-        """Submit the request, and yield its chunks as they come."""
+        """Submit the request, and yield its chunks as they come.
+
+        It waits in pieces: on Windows, Ctrl-C arrives only between two waits.
+        """
         submit(self)
-        while (one := self._next()) is not None:
+        while True:
+            try:
+                one = self._out.get(timeout=_WAIT_S)
+            except Empty:
+                continue
+            if one is None:
+                return
             if isinstance(one, BaseException):
                 raise one
             yield one
-
-    def _next(self) -> Chunk | BaseException | None:
-        """Wait for the next chunk, in pieces: on Windows, Ctrl-C arrives only between two waits."""
-        while True:
-            with suppress(Empty):
-                return self._out.get(timeout=_WAIT_S)
 
 
 class RequestQueue(Line):
@@ -449,10 +447,14 @@ class ParallelQueue(RequestQueue):
         while self._queue:
             try:
                 self.join(ticket, self._drop_cancelled)
+                self._is_idle.clear()  # before the check, so that `stop` sees one of both
+                if self.is_closed:
+                    raise ClosedError
                 self._run(ticket)
             except Exception as error:
                 self._fail(error)
             finally:
+                self._is_idle.set()
                 self.leave(ticket)
 
     def _fail(self, error: Exception) -> None:
@@ -480,15 +482,6 @@ class ParallelQueue(RequestQueue):
 
     def _run(self, ticket: Ticket) -> None:
         """Run requests until none is left, or another ticket waits for the turn."""
-        self._is_idle.clear()  # before the check, so that `stop` sees one of both
-        try:
-            if self.is_closed:
-                raise ClosedError
-            self._run_open(ticket)
-        finally:
-            self._is_idle.set()
-
-    def _run_open(self, ticket: Ticket) -> None:
         scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
         scheduler.on_lost = partial(self._kept.use, tokens=(), found=Found())
         while True:
