@@ -252,8 +252,8 @@ class Chat:
         text, images = "", list[GivenImage]()
         for one in messages:
             text += marks[one["role"]]
-            content: Any = one["content"]
-            parts = [{"text": content}] if isinstance(content, str) else content
+            parts: list[dict[str, Any]] = [{"text": one["content"]}]
+            parts = one["content"] if isinstance(one["content"], list) else parts
             for part in parts:
                 if "image_url" in part:
                     images.append(part["image_url"]["url"])
