@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import ClosedError, GgufSpecError
@@ -356,14 +355,14 @@ class Answerer:
 
     def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
-        for request in requests_of(asked, self.llm):
-            with self.cancellation.opened(partial(request.open, self.llm)) as stream:
+        for choice in requests_of(asked, self.llm):
+            with self.cancellation.opened(choice.open) as stream:
                 for chunk in stream:
-                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
+                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), choice.index))
                     self.on_tokens(len(chunk.tokens))
             if self.cancellation.is_set:
                 raise CancelledGenerationError
-            ended.append(ChoiceEnded(request.index, stream.result, None))
+            ended.append(ChoiceEnded(choice.index, stream.result, None))
         return chunks, ended
 
     def _openai(
