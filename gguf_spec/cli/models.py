@@ -95,7 +95,7 @@ def show(name: str, models_file: Path | None, as_json: bool) -> None:
     lines: list[tuple[str, object]] = [
         ("name", entry.name),
         ("aliases", ", ".join(entry.aliases)),
-        ("package", entry.package),
+        ("package", ", ".join(piece.package for piece in entry.pieces)),
         ("repository", entry.repo),
         ("revision", entry.revision),
         *(("file", f"{part.file}, {n}") for part, n in zip(entry.parts, sizes, strict=True)),
@@ -135,7 +135,7 @@ def pull(
     NAME is the name of a model or hf:OWNER/REPO/FILE[@REVISION]. Files that are already on this
     disk are not downloaded again. Afterwards no network is required. HF_HOME sets the folder for
     the files, HF_TOKEN gives access to gated models, HF_ENDPOINT selects another hub. A model in a
-    package comes from pip's index, by pip's own settings.
+    package comes from pip's index or npm's registry, by their own settings.
 
     \b
     Examples:
@@ -224,7 +224,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
 
 
 _FACTS = (
-    "name", "aliases", "repo", "package", "revision", "files", "size_bytes", "license",
+    "name", "aliases", "repo", "package", "packages", "revision", "files", "size_bytes", "license",
     "permissive", "context", "tokenizer", "chat", "draft", "prompt", "sampling", "note",
 )  # fmt: skip
 
@@ -235,7 +235,8 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
 
     names = ("file", "size_bytes", "sha256")
     parts = [{name: getattr(part, name) for name in names} for part in entry.parts]
-    own = {"files": parts, "sampling": dict(entry.sampling)}
+    packages = [piece.package for piece in entry.packages]
+    own = {"packages": packages, "files": parts, "sampling": dict(entry.sampling)}
     facts = {name: own[name] if name in own else getattr(entry, name) for name in _FACTS}
     return facts | {"path": None if path is None else str(path), "verified": verified(entry)}
 
