@@ -622,17 +622,38 @@ def _object(schema: dict[str, Any], build: _Converter) -> str:
     if required.keys() - pairs.keys():
         raise ValueError("a required property is forbidden")
     _check_sizes(schema, len(required), len(pairs), extra is not False)
-    first = ' "," space '.join(pairs.pop(name) for name in required)
-    more = _other_pair([*properties], extra, build) if extra is not False else None
-    rest = build.rule(f'("," space {more})*') if more else ""
-    starts = [f"{more} {rest}"] if more else []
-    # each pair with its possible successors: the number of rules is the number of properties
-    for pair in reversed(pairs.values()):
-        starts.append(f"{pair} {rest}")
-        rest = build.rule(f'("," space {pair})? {rest}')
-    some = " | ".join(reversed(starts))
-    inner = f"{first} {rest}" if first else f"({some})?" if some else ""
+    more = _other_pair([*pairs], extra, build) if extra is not False else ""
+    first = [pairs.pop(name) for name in required]
+    inner = sequence(first, [*pairs.values()], '"," space', build.rule, more)
     return build.rule(f'"{{" space {inner} "}}" space')
+
+
+def sequence(
+    required: Sequence[str],
+    optional: Sequence[str],
+    comma: str,
+    rule: Callable[[str], str],
+    more: str = "",
+) -> str:
+    """Return GBNF for members in their order, of which some may be missing.
+
+    Each optional member has a rule for what follows it: there are as many rules as members.
+
+    Args:
+        required: GBNF of the members that are never missing; they come first.
+        optional: GBNF of the others.
+        comma: GBNF between two members; may be empty.
+        rule: Adds a rule, and returns its name.
+        more: GBNF of a member of which any number may follow; empty for none.
+    """
+    rest = rule(f"({comma} {more})*") if more else ""
+    starts = [f"{more} {rest}"] if more else []
+    for part in reversed(optional):
+        starts.append(f"{part} {rest}")
+        rest = rule(f"({comma} {part})? {rest}")
+    if required:
+        return f"{f' {comma} '.join(required)} {rest}".rstrip()
+    return f"({' | '.join(reversed(starts))})?" if starts else ""
 
 
 class _Facts:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ..results import Chunk, Completion, FinishReason, Part, Stats
 from ..tools.families import Family
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
-from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
+from ..tools.source import Event
 from ..tools.use import ToolUse
 from .errors import ApiError, client_closed, shutting_down
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
@@ -313,14 +313,14 @@ class AnswerParts:
     def _read(self, events: Sequence[Event]) -> Iterator[Part]:
         """Yield the text of events, that of broken calls included; collect the calls."""
         for event in events:
-            if isinstance(event, CallStarted):
-                self._name, self._arguments = event.name, ""
-            elif isinstance(event, ArgumentPiece):
+            if event.kind == "call":
+                self._name, self._arguments = event.text, ""
+            elif event.kind == "arguments":
                 self._arguments += event.text
-            elif isinstance(event, CallEnded):
+            elif event.kind == "end":
                 self.calls.append(call_of(self._family, self._name, self._arguments))
-            elif text := event.source if isinstance(event, CallBroken) else event.text:
-                yield Part("text", text)
+            elif event.text:
+                yield Part("text", event.text)
 
 
 def finish_reason(reason: FinishReason, why: Why | None) -> str:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .notations import CallNotation, JsonNotation, NamedCall, ObjectCall, PairNotation, TagNotation
+from .notations import JsonNotation, NamedCall, ObjectCall, PairNotation, TagNotation
 from .source import words_of
-
-_CALL_ID = ('"\\"tool_call_id\\": \\"" [0-9]+ "\\", "', '"tool_call_id": "0", ')
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Family:
     name: str
     models: str
     marks: tuple[tuple[str, ...], ...]
-    call: CallNotation
+    call: NamedCall
     open: str = ""
     between: str = ""
     close: str = ""
@@ -154,13 +152,15 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "lfm2", "LFM2, LFM2.5",
         (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
-        NamedCall(("",), "(", PairNotation("=", ")"), ")"),
+        NamedCall(("",), "(", PairNotation("=", ")", comma=", ", words=("True", "False", "None")),
+                  ")"),
         open="<|tool_call_start|>[", between=", ", close="]<|tool_call_end|>",
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     Family(
         "command-r7b", "Command R7B, Command A", (("<|START_ACTION|>",),),
-        ObjectCall(name_key="tool_name", arguments_key="parameters", before=_CALL_ID),
+        ObjectCall(before='"tool_call_id": "\0", ', name_key="tool_name",
+                   arguments_key="parameters"),
         open="<|START_ACTION|>[", between=", ", close="]<|END_ACTION|>",
         tokens=("<|START_ACTION|>", "<|END_ACTION|>"),
     ),
@@ -202,7 +202,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "hermes", "Hermes 2 and 3, Qwen2.5, Qwen3, QwQ, Granite 4, SmolLM3", (("<tool_call>",),),
-        ObjectCall(("<tool_call>\n",), "\n</tool_call>"), between="\n",
+        ObjectCall(("<tool_call>\n",), end="\n</tool_call>"), between="\n",
     ),
     Family(
         "llama3", "Llama 3.1 to 3.3, and any other template that has tools", ((),),
