@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,20 +46,21 @@ class Chunk:
         self.n_positions: int = binding.mtmd_input_chunk_get_n_pos(pointer)
         self.values: NDArray[np.float32] | None = None
         self._binding = binding
-        self.hold(pointer)
+        self._free: weakref.finalize[..., Chunk] | None = None
+        self._hold(pointer)
 
-    def hold(self, pointer: int) -> None:
+    def _hold(self, pointer: int) -> None:
         """Own a native chunk, in place of the one before."""
-        before = getattr(self, "_free", None)
-        self.pointer = pointer
+        before, self.pointer = self._free, pointer
         self._free = weakref.finalize(self, self._binding.mtmd_input_chunk_free, pointer)
         self._free.atexit = False
         if before:
             before()
 
-    def drop_pixels(self) -> None:
-        """Free the pixels, once the embeddings are computed; the shape stays."""
-        self.hold(self._binding.mtmd_input_chunk_get_placeholder(self.pointer))
+    def keep(self, values: NDArray[np.float32]) -> None:
+        """Keep the computed embeddings, and free the pixels; the shape stays."""
+        self.values = values
+        self._hold(self._binding.mtmd_input_chunk_get_placeholder(self.pointer))
 
 
 class Projector:
@@ -86,15 +86,11 @@ class Projector:
         params = binding.mtmd_context_params_default()
         params.use_gpu, params.n_threads, params.print_timings = gpu, threads, False
         kept: list[int | None] = []
-        path = os.fsencode(header.path)
-
-        def open_context(model: Any) -> None:
-            kept.append(binding.mtmd_init_from_file(path, model, params))
-
+        path, load = os.fsencode(header.path), binding.mtmd_init_from_file
         log.clear()
         binding.mtmd_helper_log_set(callback_of(loading=True), None)
         try:
-            apart(lambda: native.model(open_context))
+            apart(lambda: native.model(lambda model: kept.append(load(path, model, params))))
         finally:
             binding.mtmd_helper_log_set(callback_of(loading=False), None)
         if not kept[0]:
@@ -174,8 +170,8 @@ class Projector:
         """Return whether an embedding of the chunk sees only those before it."""
         return not self._mtmd.mtmd_decode_use_non_causal(self._context, chunk.pointer)
 
-    def encode(self, chunk: Chunk) -> NDArray[np.float32]:
-        """Compute the embeddings of a chunk, unless that was done before, and return them.
+    def encode(self, chunk: Chunk) -> None:
+        """Compute the embeddings of a chunk, unless that was done before.
 
         Raises:
             ImageError: llama.cpp cannot compute them.
@@ -185,9 +181,7 @@ class Projector:
             width = self._native.model(C.llama_model_n_embd_inp)
             values = self._mtmd.mtmd_get_output_embd(self._context)
             shape = (chunk.n_tokens, width)
-            chunk.values = np.ctypeslib.as_array(values, shape).copy()
-            chunk.drop_pixels()
-        return chunk.values
+            chunk.keep(np.ctypeslib.as_array(values, shape).copy())
 
     def compute(self, chunk: Chunk) -> None:
         """Compute the embeddings of a chunk, and leave them in libmtmd.
@@ -233,7 +227,9 @@ class Projector:
 
 def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
     """Return the error for a projector that was not loaded, based on llama.cpp's log."""
-    reason = _reason([*log])
+    lines = [line for line in log if "error: " in line or "failed to load" in line] or [*log]
+    # the first line, without the names of functions
+    reason = lines[0].split("error: ", 1)[-1].split("\n", 1)[0].rstrip(".") if lines else ""
     name = header.path.name
     if "alloc" in reason:
         return NotEnoughMemoryError(
@@ -243,17 +239,9 @@ def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
         )
     return UnsupportedModelError(
         header.path,
-        f"llama.cpp cannot use the projector {name}: {reason}.",
+        f"llama.cpp cannot use the projector {name}: {reason or 'it gave no reason'}.",
         "use the mmproj file that belongs to the model.",
     )
-
-
-def _reason(lines: Sequence[str]) -> str:
-    """Return the line of the log with the reason, without the names of functions."""
-    telling = [line for line in lines if "error: " in line or "failed to load" in line] or lines
-    if not telling:
-        return "it gave no reason"
-    return telling[0].split("error: ", 1)[-1].split("\n", 1)[0].rstrip(".")
 
 
 def check_projector(projector: Path, model: Path) -> None:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -80,7 +79,12 @@ class PromptTokens(list[int]):
 
 
 class Pictures:
-    """The images of one LLM. Any thread may ask for ids; one at a time computes embeddings."""
+    """The images of one LLM. Any thread may ask for ids; one at a time computes embeddings.
+
+    Attributes:
+        projector: The projector that encodes them.
+        spans: The embeddings of all images so far, by their first id.
+    """
 
     def __init__(self, projector: Projector, n_batch: int) -> None:
         """Begin without images.
@@ -92,7 +96,7 @@ class Pictures:
         self.projector, self._n_batch = projector, n_batch
         self._lock = threading.Lock()
         self._next = IMAGE_IDS
-        self._spans: dict[int, Span] = {}
+        self.spans: dict[int, Span] = {}
         self._known: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
         self._chunks: WeakValueDictionary[int, Chunk] = WeakValueDictionary()
         self._kept: OrderedDict[int, Chunk] = OrderedDict()
@@ -104,36 +108,28 @@ class Pictures:
             ImageError: The image cannot be decoded, or is too large for a pass.
         """
         with self._lock:
-            return self._ids(image)
-
-    def _ids(self, image: Image) -> PromptTokens:
-        known = self._known.get(image.digest)
-        if known is not None:
-            self._known.move_to_end(image.digest)
-            spans = [self._spans[one] for one in known if one in self._spans]
-            chunks = [self._chunks.get(span.first) for span in spans]
-            if None not in chunks:
-                return PromptTokens(known, [chunk for chunk in chunks if chunk])
-        return self._read(image, known)
-
-    def _read(self, image: Image, known: tuple[int, ...] | None) -> PromptTokens:
-        parts = self.projector.tokenize(image)
-        chunks = [part for part in parts if isinstance(part, Chunk)]
-        for chunk in chunks:
-            if chunk.n_tokens > self._n_batch and not self.projector.is_causal(chunk):
-                raise ImageError(
-                    f"the image has {chunk.n_tokens:,} tokens, but a pass of this model may have "
-                    f"{self._n_batch:,}, and it reads an image in one.",
-                    "use a smaller image.",
-                )
-        if known is None:
-            known = self._name(parts)
-            self._known[image.digest] = known
-            if len(self._known) > _KNOWN_MAX:
-                self._known.popitem(last=False)
-        firsts = [one for one in known if one in self._spans]
-        self._chunks.update(zip(firsts, chunks, strict=True))
-        return PromptTokens(known, chunks)
+            known = self._known.get(image.digest)
+            if known is not None:
+                self._known.move_to_end(image.digest)
+                kept = [self._chunks.get(one) for one in known if one in self.spans]
+                if None not in kept:
+                    return PromptTokens(known, [chunk for chunk in kept if chunk])
+            parts = self.projector.tokenize(image)
+            chunks = [part for part in parts if isinstance(part, Chunk)]
+            for chunk in chunks:
+                if chunk.n_tokens > self._n_batch and not self.projector.is_causal(chunk):
+                    raise ImageError(
+                        f"the image has {chunk.n_tokens:,} tokens, but a pass of this model may "
+                        f"have {self._n_batch:,}, and it reads an image in one.",
+                        "use a smaller image.",
+                    )
+            if known is None:
+                known = self._known[image.digest] = self._name(parts)
+                if len(self._known) > _KNOWN_MAX:
+                    self._known.popitem(last=False)
+            firsts = [one for one in known if one in self.spans]
+            self._chunks.update(zip(firsts, chunks, strict=True))
+            return PromptTokens(known, chunks)
 
     def _name(self, parts: Sequence[list[int] | Chunk]) -> tuple[int, ...]:
         """Give new ids to the embeddings of an image, and return all its ids."""
@@ -144,18 +140,16 @@ class Pictures:
                 if span.ids.stop > _IDS_END:
                     raise ImageError("there are no ids left for images.", "load the model again.")
                 self._next = span.ids.stop
-                self._spans[span.first] = span
+                self.spans[span.first] = span
                 ids += span.ids
             else:
                 ids += part
         return tuple(ids)
 
-    def span(self, first: int) -> Span | None:
-        """Return the span that begins with an id, or None."""
-        return self._spans.get(first)
-
     def chunk(self, span: Span) -> Chunk:
         """Return the embeddings of a span, computed now if they are not kept.
+
+        The newest ones are kept for later prompts.
 
         Raises:
             ImageError: The image is no longer in memory.
@@ -167,15 +161,14 @@ class Pictures:
                 "give the prompt with its image again.",
             )
         self.projector.encode(chunk)
-        self._keep(span.first, chunk)
+        kept = self._kept
+        kept[span.first] = chunk
+        kept.move_to_end(span.first)
+        sizes = [one.values.nbytes for one in kept.values() if one.values is not None]
+        while len(kept) > 1 and sum(sizes) > _KEPT_BYTES:
+            kept.popitem(last=False)
+            sizes.pop(0)
         return chunk
-
-    def _keep(self, first: int, chunk: Chunk) -> None:
-        """Keep the newest embeddings for later prompts."""
-        self._kept[first] = chunk
-        self._kept.move_to_end(first)
-        while len(self._kept) > 1 and _n_bytes(self._kept.values()) > _KEPT_BYTES:
-            self._kept.popitem(last=False)
 
     def chunks_of(self, tokens: Sequence[int]) -> tuple[Chunk, ...]:
         """Return the images of a prompt, whose ids must be whole and known.
@@ -183,9 +176,14 @@ class Pictures:
         Raises:
             ImageError: They are not.
         """
-        found = []
-        for span in self.spans_of(tokens):
-            chunk = self._chunks.get(span.first) if span else None
+        found, at = list[Chunk](), 0
+        while at < len(tokens):
+            if tokens[at] < IMAGE_IDS:
+                at += 1
+                continue
+            span = self.spans.get(tokens[at])
+            is_whole = span and [*tokens[at : at + span.n_tokens]] == [*span.ids]
+            chunk = self._chunks.get(tokens[at]) if is_whole else None
             if chunk is None:
                 raise ImageError(
                     "the prompt has token ids of an image that is not in memory, or only a part "
@@ -193,49 +191,60 @@ class Pictures:
                     "give the prompt with its image again.",
                 )
             found.append(chunk)
+            at += chunk.n_tokens
         return tuple(found)
 
-    def spans_of(self, tokens: Sequence[int]) -> Iterator[Span | None]:
-        """Yield the span of each image in a prompt; None for ids that are not a whole image."""
-        at = 0
-        while at < len(tokens):
-            if tokens[at] < IMAGE_IDS:
-                at += 1
-                continue
-            span = self._spans.get(tokens[at])
-            whole = span and [*tokens[at : at + span.n_tokens]] == [*span.ids]
-            yield span if whole else None
-            at += span.n_tokens if span else 1
 
+class VisionModel(Model):
+    """A model whose cached tokens may be ids of images.
 
-def _n_bytes(chunks: Iterable[Chunk]) -> int:
-    return sum(chunk.values.nbytes for chunk in chunks if chunk.values is not None)
-
-
-class _Placed(NamedTuple):
-    """An image in the cache.
+    A target sees them. Its draft model reads the texts as if no image were there.
 
     Attributes:
-        start: Number of cached ids before it.
-        span: Its ids.
-        n_positions: Number of positions that it takes in this model.
+        sees: Whether it sees the images.
     """
 
-    start: int
-    span: Span
-    n_positions: int
+    def __init__(
+        self,
+        file: ModelFile,
+        options: ContextOptions,
+        images: Header | Pictures,
+        progress: Callable[[float], object] | None = None,
+    ) -> None:
+        """Load a model, and its projector if it sees.
 
-    @property
-    def end(self) -> int:
-        """Number of cached ids up to its end."""
-        return self.start + self.span.n_tokens
+        Args:
+            file: The model.
+            options: Load and context options.
+            images: Checked header of the projector; or for a draft model the images of the target.
+            progress: As for `Model`.
 
-
-class ModelWithImages(Model, ABC):
-    """A model whose cached tokens may be ids of images."""
-
-    _pictures: Pictures | None = None
-    _placed: tuple[_Placed, ...] = ()
+        Raises:
+            UnsupportedModelError: The projector does not fit, or the model is recurrent.
+            ModelError, InvalidOptionError, NotEnoughMemoryError: As for `Model`.
+        """
+        self._pictures = images if isinstance(images, Pictures) else None
+        self.sees = self._pictures is None
+        # number of cached ids before an image -> its ids
+        self._placed: dict[int, Span] = {}
+        super().__init__(file, options, progress)
+        if isinstance(images, Pictures):
+            return
+        try:
+            if self.recurrent:
+                raise UnsupportedModelError(
+                    file.path,
+                    f"{file.path.name} is recurrent or hybrid: images are not supported for such "
+                    "models yet.",
+                    "load it without a projector, for text only.",
+                )
+            gpu = uses_gpu(options) and options.gpu_layers != 0
+            projector = Projector(images, self.native, self.threads, gpu)
+            self._pictures = Pictures(projector, self.reads_at_once)
+            self.weight_bytes += images.file_bytes
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pictures(self) -> Pictures:
@@ -248,51 +257,63 @@ class ModelWithImages(Model, ABC):
             raise ClosedError
         return self._pictures
 
+    @property
+    def why_plain(self) -> str:
+        """Reason why nothing can be drafted by it or for it; empty if it can."""
+        if self.recurrent and not self.sees:
+            return f"{self.path.name} is recurrent or hybrid, and cannot leave images out"
+        return super().why_plain
+
     def close(self) -> None:
         """Release the native memory, that of the projector included."""
         super().close()
         self._pictures = None
 
-    def _images(self) -> list[_Placed]:
+    def _images(self) -> dict[int, Span]:
         """Return the images in the cache, in their order."""
         cached = self._cached
-        return [
-            one
-            for one in self._placed
-            if cached is None or (one.start < len(cached) and cached[one.start] == one.span.first)
-        ]
+        return {
+            start: span
+            for start, span in self._placed.items()
+            if cached is None or (start < len(cached) and cached[start] == span.first)
+        }
 
     def position(self, n: int) -> int:
         """Return llama.cpp's position of the token after the first `n` cached ones."""
-        before = [one for one in self._images() if one.start < n]
-        return n - sum(one.span.n_tokens - one.n_positions for one in before)
+        before = [span for start, span in self._images().items() if start < n]
+        return n - sum(one.n_tokens - (one.n_positions if self.sees else 0) for one in before)
 
-    @abstractmethod
-    def _n_positions(self, span: Span) -> int:
-        """Return the number of positions that an image takes in this model."""
-
-    @abstractmethod
     def _take(self, span: Span) -> None:
-        """Append an image to the cache."""
-
-    def _place(self, span: Span) -> list[int]:
-        """Return the cached tokens, and mark the cache as unknown until the image is in it.
+        """Append an image to the cache.
 
         Raises:
-            DecodeError: The context is full.
+            ImageError: The image is no longer in memory.
+            DecodeError: The context is full, or llama.cpp rejected the image.
         """
+        chunk = self.pictures.chunk(span) if self.sees else None
         n_past = self.n_past
+        at = self.position(n_past)
         if n_past + span.n_tokens > self.n_ctx:
             reason = f"the context holds {self.n_ctx}"
             raise DecodeError(1, n_past, span.n_tokens, reason)
-        self._placed = (*self._images(), _Placed(n_past, span, self._n_positions(span)))
-        return self._in_doubt()
+        self._placed = {**self._images(), n_past: span}
+        cached = self._in_doubt()
+        if chunk is not None:
+            started = time.perf_counter()
+            log.clear()
+            code = self.pictures.projector.decode(chunk, at, self.reads_at_once)
+            self.busy_s += time.perf_counter() - started
+            if code != 0:
+                self._start_over(data=True)
+                raise DecodeError(code, n_past, span.n_tokens, log.last)
+        cached.extend(span.ids)
+        self._cached = cached
 
     def read(self, tokens: Sequence[int]) -> None:
         """Prefill tokens and images. An image that begins in `tokens` is read to its end."""
         at = 0
         while at < len(tokens):
-            span = self.pictures.span(tokens[at])
+            span = self.pictures.spans.get(tokens[at])
             if span:
                 on_grid = self.n_past == self.n_read
                 self._take(span)
@@ -330,7 +351,8 @@ class ModelWithImages(Model, ABC):
     def rollback(self, to: int) -> None:
         """Drop all cached tokens after the first `to`, and an image that `to` is inside of."""
         if to < self.n_past:
-            inside = [one.start for one in self._images() if one.start < to < one.end]
+            images = self._images().items()
+            inside = [start for start, span in images if start < to < start + span.n_tokens]
             super().rollback(min([to, *inside]))
 
     def adopt(self, cached: Sequence[int], n_read: int, least_cut: int) -> None:
@@ -344,13 +366,9 @@ class ModelWithImages(Model, ABC):
         self._placed = self._placed_in(tokens)
         return super().restore(tokens, n_read, state)
 
-    def _placed_in(self, tokens: Sequence[int]) -> tuple[_Placed, ...]:
-        found = []
-        for at, token in enumerate(tokens):
-            span = self.pictures.span(token) if token >= IMAGE_IDS else None
-            if span:
-                found.append(_Placed(at, span, self._n_positions(span)))
-        return tuple(found)
+    def _placed_in(self, tokens: Sequence[int]) -> dict[int, Span]:
+        spans = self.pictures.spans
+        return {at: spans[token] for at, token in enumerate(tokens) if token in spans}
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token; empty for control tokens and images."""
@@ -363,107 +381,6 @@ class ModelWithImages(Model, ABC):
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""
         return token < IMAGE_IDS and super().is_end(token)
-
-
-class VisionModel(ModelWithImages):
-    """A target that sees images.
-
-    Attributes:
-        sees: Whether prompts may have images.
-    """
-
-    sees = True
-
-    def __init__(
-        self,
-        file: ModelFile,
-        options: ContextOptions,
-        projector: Header,
-        progress: Callable[[float], object] | None = None,
-    ) -> None:
-        """Load a model and its projector.
-
-        Args:
-            file: The model.
-            options: Load and context options.
-            projector: Checked header of the projector.
-            progress: As for `Model`.
-
-        Raises:
-            UnsupportedModelError: The projector does not fit, or the model is recurrent.
-            ModelError, InvalidOptionError, NotEnoughMemoryError: As for `Model`.
-        """
-        super().__init__(file, options, progress)
-        try:
-            if self.recurrent:
-                raise UnsupportedModelError(
-                    file.path,
-                    f"{file.path.name} is recurrent or hybrid: images are not supported for such "
-                    "models yet.",
-                    "load it without a projector, for text only.",
-                )
-            gpu = uses_gpu(options) and options.gpu_layers != 0
-            self._pictures = Pictures(
-                Projector(projector, self.native, self.threads, gpu), self.reads_at_once
-            )
-            self.weight_bytes += projector.file_bytes
-        except BaseException:
-            self.close()
-            raise
-
-    def _n_positions(self, span: Span) -> int:
-        return span.n_positions
-
-    def _take(self, span: Span) -> None:
-        chunk = self.pictures.chunk(span)
-        at = self.position(self.n_past)
-        n_past, cached = self.n_past, self._place(span)
-        started = time.perf_counter()
-        log.clear()
-        code = self.pictures.projector.decode(chunk, at, self.reads_at_once)
-        self.busy_s += time.perf_counter() - started
-        if code != 0:
-            self._start_over(data=True)
-            raise DecodeError(code, n_past, span.n_tokens, log.last)
-        cached.extend(span.ids)
-        self._cached = cached
-
-
-class BlindModel(ModelWithImages):
-    """A draft model for a target with images: it reads the texts as if no image were there."""
-
-    def __init__(
-        self,
-        file: ModelFile,
-        options: ContextOptions,
-        pictures: Pictures,
-        progress: Callable[[float], object] | None = None,
-    ) -> None:
-        """Load a model.
-
-        Args:
-            file: The model.
-            options: Load and context options.
-            pictures: The images of the target.
-            progress: As for `Model`.
-        """
-        self._pictures = pictures
-        super().__init__(file, options, progress)
-
-    @property
-    def why_plain(self) -> str:
-        """Reason why nothing can be drafted by it; empty if it can."""
-        if self.recurrent:
-            return f"{self.path.name} is recurrent or hybrid, and cannot leave images out"
-        return super().why_plain
-
-    def _n_positions(self, _span: Span) -> int:
-        return 0
-
-    def _take(self, span: Span) -> None:
-        cached = self._place(span)
-        cached.extend(span.ids)
-        self._cached = cached
 
 
 def check_images_possible(parallel: int | str, rpc: Sequence[str]) -> None:

@@ -411,10 +411,9 @@ def _load_beside(
     """Load a draft model for a target, which may see images."""
     if not getattr(target, "sees", False):
         return Model(file, options, progress)
-    from ..llama.vision import BlindModel, VisionModel
+    from ..llama.vision import VisionModel
 
-    pictures = cast(VisionModel, target).pictures
-    return BlindModel(file, options, pictures, progress)
+    return VisionModel(file, options, cast(VisionModel, target).pictures, progress)
 
 
 def _plainly(target: Model) -> str:

@@ -736,7 +736,7 @@ class NamedCall:
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return a call in the model's syntax, with its beginning."""
         head, tail = self.around(name)
-        head = head.replace(_ANY_ID, "0")
+        head = "0".join(head.split(_ANY_ID))
         return f"{self.begins[0]}{head}{self.notation.write(arguments)}{tail}"
 
 
