@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..llama.model import Model
 from ..results import Part
+from ..tools.source import n_open
 from .reasoning import ReasoningFormat, State
 
 
@@ -56,7 +57,7 @@ class TextStream:
             _, at, self.stop_string = min(found)
             text, self._held = self._held[:at], ""
             return text
-        n_safe = len(self._held) - self._n_open()
+        n_safe = len(self._held) - n_open(self._held, self._stop)
         text, self._held = self._held[:n_safe], self._held[n_safe:]
         return text
 
@@ -67,13 +68,6 @@ class TextStream:
         """
         text, self._held = self._held, ""
         return text
-
-    def _n_open(self) -> int:
-        """Return the length of the longest suffix of the held text that starts a stop string."""
-        return max(
-            (n for s in self._stop for n in range(1, len(s)) if self._held.endswith(s[:n])),
-            default=0,
-        )
 
 
 class PartStream:
