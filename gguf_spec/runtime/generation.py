@@ -25,10 +25,9 @@ from ..speculative.engine import Round
 from ..speculative.interfaces import LanguageModel, retain_prefix
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import SlotPair
-from ..text.chat_template import Message, encode_chat
+from ..text.chat_template import Message, PromptOptions, check_text, encode_chat, no_reasoning
 from ..text.detokenizer import PartStream, joined, text_of
 from ..text.reasoning import ReasoningFormat, State, Thinking, reasoning_format
-from ..text.template_values import PromptOptions, check_text, no_reasoning
 from ..text.tool_history import call_tokens
 from .images import GivenImage, check_ids, encode_with_images, with_images
 from .prefix_cache import PrefixStore

@@ -23,9 +23,8 @@ from ..results import Completion, OnProgress, PassCounts, PrefixMemory, SlotStat
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
-from ..text.chat_template import Message, Tools
+from ..text.chat_template import Message, Tools, names_read, no_reasoning, read_options
 from ..text.reasoning import reasoning_format
-from ..text.template_values import names_read, no_reasoning, read_options
 from .chat import Chat
 from .embedding import embed, encode_texts, rank_prompts
 from .generation import Generation, Prompt, Request, build_request, check_request, encode

@@ -20,7 +20,7 @@ from ..errors import GgufSpecError
 from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import Sampling
-from ..text.template_values import names_read
+from ..text.chat_template import names_read
 from .embeddings import (
     DIMENSIONS,
     TEXTS_MAX,
