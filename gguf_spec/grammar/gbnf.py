@@ -239,17 +239,15 @@ class Rules:
     def _link(self, sequence: list[Symbol]) -> int:
         after = 0
         for symbol in reversed(sequence):
-            for part in (
-                [self._char(c) for c in reversed(symbol[1])] if symbol[0] == TEXT else [symbol]
-            ):
+            parts = [symbol]
+            if symbol[0] == TEXT:
+                for code in symbol[1]:
+                    self._chars.setdefault(code, (CHARS, ((code, code),)))
+                parts = [self._chars[code] for code in reversed(symbol[1])]
+            for part in parts:
                 self.nodes.append((part, after))
                 after = len(self.nodes) - 1
         return after
-
-    def _char(self, code: int) -> Symbol:
-        if code not in self._chars:
-            self._chars[code] = CHARS, ((code, code),)
-        return self._chars[code]
 
     def _resolve(self) -> None:
         """Replace names by rules and reject left recursion.

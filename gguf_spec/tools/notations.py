@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import InvalidGrammarError
 from ..grammar.gbnf import spend
-from ..grammar.json_schema import sequence, to_rules
+from ..grammar.json_schema import quoted, sequence, to_rules
 from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
 
 Schema = Mapping[str, Any]
@@ -51,12 +51,6 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 # ---- rules for texts
-
-
-def quoted(text: str) -> str:
-    """Return a GBNF literal."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def symbols(names: Iterable[str], token: Callable[[str], int | None]) -> Sym:
