@@ -31,8 +31,7 @@ from ..registry.resolve import resolve
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
 from ..text.tool_history import reads_tools
-from ..tools.families import family_of
-from ..tools.use import ToolUse
+from ..tools.families import ToolUse, family_of
 from .arguments import (
     ANY_SEED,
     as_messages,

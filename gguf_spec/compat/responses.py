@@ -12,9 +12,8 @@ from typing import Any
 
 from ..results import Chunk, Completion, TokenLogprob
 from ..runtime.stream import Stream
-from ..tools.families import Family
+from ..tools.families import Family, ToolUse
 from ..tools.reader import ToolDeltas, whole_answer
-from ..tools.use import ToolUse
 
 Dict = dict[str, Any]
 # Syntax of the calls in an answer, and the tools.

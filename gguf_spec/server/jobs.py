@@ -19,9 +19,8 @@ from ..grammar.json_schema import to_gbnf
 from ..options import Sampling, Speculation
 from ..results import Stats
 from ..sampling.chain import WholeGrammarSampling
-from ..tools.families import HARMONY, family_of
+from ..tools.families import HARMONY, ToolUse, family_of
 from ..tools.grammar import ToolSchemaError, tool_grammar
-from ..tools.use import ToolUse
 from .errors import ApiError, as_refusal, invalid_value, shutting_down
 from .events import ErrorEvent, Event, Finished, Why
 from .model_pool import ServedModel

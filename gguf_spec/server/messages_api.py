@@ -13,8 +13,8 @@ from starlette.routing import Route
 from ..errors import ClosedError
 from ..options import Speculation
 from ..results import Completion
+from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
-from ..tools.use import ToolUse
 from .errors import ApiError, as_refusal, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started
 from .fields import SHARED, STOP_SEQUENCES, Body

@@ -10,10 +10,9 @@ from functools import reduce
 from typing import Any, Protocol
 
 from ..results import Chunk, Completion, FinishReason, Part, Stats
-from ..tools.families import Family
+from ..tools.families import Family, ToolUse
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
 from ..tools.source import Event
-from ..tools.use import ToolUse
 from .errors import ApiError, client_closed, shutting_down
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
 from .requests import REASONING, CompletionRequest

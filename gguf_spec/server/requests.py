@@ -17,7 +17,7 @@ from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
 from ..options import SPECULATION, Sampling, Speculation
 from ..runtime.images import image_of_base64, image_of_url
-from ..tools.use import NO_TOOLS, ToolUse
+from ..tools.families import NO_TOOLS, ToolUse
 from .errors import ApiError, invalid_value, option_refusal, unknown
 from .fields import CHOICES_MAX, LOGPROBS, SAME, SHARED, TOP_LOGPROBS_MAX, Body, same
 from .schema import (

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from ..options import Speculation
 from ..results import Completion
-from ..tools.use import ToolUse
+from ..tools.families import ToolUse
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import LOGPROBS, SHARED, Body, same

@@ -39,9 +39,6 @@ _TAGS = (
     ("<|channel>thought", "<channel|>", "\n<channel|>"),
 )
 _SPECIAL = re.compile(r"<\|?[^<>\s]+?\|?>|\[/?[A-Z]+\]")
-_CHANNEL_TOKENS = (
-    "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>",
-)  # fmt: skip
 # Fields in which templates expect the reasoning of earlier messages.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Characters of a prompt's end in which its last tag lies.
@@ -273,16 +270,12 @@ class ReasoningFormat:
     shown: Mapping[int, str]
     field: str | None
 
-    def piece(self, model: Model, token: int) -> bytes:
-        """Return the bytes of a token; those of a special token of the syntax are its name."""
-        name = self.shown.get(token)
-        return model.piece(token) if name is None else name.encode()
-
     def begin(self, model: Model, prompt: Sequence[int], prefill: str = "") -> State:
         """Return the state of the parser after a prompt that ends with `prefill`."""
         tail, n_most = b"", len(prefill.encode("utf-8", "replace")) + _TAIL
         for token in reversed(prompt):
-            tail = self.piece(model, token) + tail
+            name = self.shown.get(token)
+            tail = (model.piece(token) if name is None else name.encode()) + tail
             if len(tail) >= n_most:
                 break
         return self.syntax.begin(tail.decode("utf-8", "replace"), prefill)
@@ -300,17 +293,23 @@ def reasoning_format(model: Model) -> ReasoningFormat | None:
     must have their special tokens, too.
     """
     template = model.chat_template or ""
+    field = next(
+        (one for one in REASONING_FIELDS if re.search(rf"\.{one}\b|['\"]{one}['\"]", template)),
+        None,
+    )
     if "<|channel|>" in template and "<|message|>" in template:
-        shown = _special(model, _CHANNEL_TOKENS)
-        if len(shown) < len(_CHANNEL_TOKENS) - 1:  # <|constrain|> is not needed
+        shown = _special(model, [marked.removeprefix(MARK) for marked in _TOKENS])
+        if len(shown) < len(_TOKENS) - 1:  # <|constrain|> is not needed
             return None
-        return ReasoningFormat(ChannelSyntax(), shown, _field(template))
+        return ReasoningFormat(ChannelSyntax(), shown, field)
     for opened, closed, end in _TAGS:
         if closed in template or opened in template:
             shown = _special(model, _SPECIAL.findall(opened + closed))
             shown = {token: name for token, name in shown.items() if not model.piece(token)}
-            tags = [_marked(text, shown.values()) for text in (opened, closed, end)]
-            return ReasoningFormat(TagSyntax(*tags), shown, _field(template))
+            tags = [opened, closed, end]
+            for name in shown.values():
+                tags = [text.replace(name.removeprefix(MARK), name) for text in tags]
+            return ReasoningFormat(TagSyntax(*tags), shown, field)
     return None
 
 
@@ -343,20 +342,6 @@ def _special(model: Model, names: Iterable[str]) -> dict[int, str]:
     """Return the names that are one token of the vocabulary, marked, by their token."""
     ids = {name: model.tokenize(name, special=True, start=False) for name in names}
     return {found[0]: MARK + name for name, found in ids.items() if len(found) == 1}
-
-
-def _marked(text: str, names: Iterable[str]) -> str:
-    for name in names:
-        text = text.replace(name.removeprefix(MARK), name)
-    return text
-
-
-def _field(template: str) -> str | None:
-    """Return the field of a message in which a template reads reasoning."""
-    for name in REASONING_FIELDS:
-        if re.search(rf"\.{name}\b|['\"]{name}['\"]", template):
-            return name
-    return None
 
 
 class _Place(NamedTuple):

@@ -9,10 +9,9 @@ from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionErr
 from ..grammar.automaton import Automaton
 from ..grammar.gbnf import limited_work
 from ..grammar.json_schema import grammar_of, quoted, to_rules
-from .families import HARMONY, Family
+from .families import HARMONY, Family, ToolUse
 from .notations import Sym, symbols, until
 from .source import words_of
-from .use import ToolUse
 
 HARMONY_TOKENS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>")
 _NEXT = "<|end|><|start|>assistant"

@@ -9,10 +9,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from .families import Family
+from .families import Family, ToolUse
 from .notations import Schemas
 from .source import Event, NotACallError, Source, Steps, n_open
-from .use import ToolUse
 
 Delta = dict[str, Any]
 

@@ -3,9 +3,8 @@
 import json
 
 from gguf_spec.grammar.automaton import Automaton
-from gguf_spec.tools.families import FAMILIES
+from gguf_spec.tools.families import FAMILIES, ToolUse
 from gguf_spec.tools.reader import ToolReader
-from gguf_spec.tools.use import ToolUse
 
 WEATHER = {
     "type": "object",
