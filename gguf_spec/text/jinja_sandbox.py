@@ -68,6 +68,7 @@ _METHODS = {
 # types with a short text, and types that filters accept
 _PLAIN = (str, int, float, type(None), jinja2.Undefined)
 _CONTAINERS = (str, list, tuple, dict, *_PLAIN)
+__all__ = ["TemplateFailure", "render"]
 # characters of a template
 MAX_SOURCE = 1 << 20
 # characters of the output, in addition to the length of the messages
