@@ -17,8 +17,16 @@ from itertools import chain, combinations, product
 from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError
-from .automaton import Automaton
-from .gbnf import MAX_BYTES, MAX_DEPTH, NEVER, Ranges, limited_work, others_than, spend
+from .automaton import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    NEVER,
+    Automaton,
+    Ranges,
+    limited_work,
+    others_than,
+    spend,
+)
 
 _ENCODER = json.JSONEncoder(sort_keys=True)
 # patterns of dates and times

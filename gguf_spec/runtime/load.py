@@ -252,8 +252,7 @@ def choose_projector(
     """
     if mmproj is None:
         return None
-    from ..llama.projector import check_projector
-    from ..llama.vision import check_images_possible
+    from ..llama.vision import check_images_possible, check_projector
 
     if file.embeds_only:
         raise NoGenerationError(file.path, file.header.architecture)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
-from ..grammar.automaton import Automaton
-from ..grammar.gbnf import limited_work
+from ..grammar.automaton import Automaton, limited_work
 from ..grammar.json_schema import grammar_of, quoted, to_rules
 from .families import HARMONY, Family, ToolUse
 from .notations import Sym, symbols, until

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidGrammarError
-from ..grammar.gbnf import spend
+from ..grammar.automaton import spend
 from ..grammar.json_schema import quoted, sequence, to_rules
 from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
 

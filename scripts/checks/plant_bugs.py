@@ -289,7 +289,7 @@ BUGS = (
     Bug("the text behind an image is read off the grid", "llama/vision.py",
         "head = -self.n_past % self.grid if self.grid and self._images() else 0", "head = 0",
         ("gguf/test_vision.py",)),
-    Bug("an image of another size than that of its header is read", "llama/projector.py",
+    Bug("an image of another size than that of its header is read", "llama/vision.py",
         "if size != (image.width, image.height):", "if False:",
         ("gguf/test_vision.py",)),
     Bug("an image is a draft", "speculative/drafters/ngram.py",
@@ -298,7 +298,7 @@ BUGS = (
     Bug("a session has ids of images", "runtime/session_file.py",
         "_cut_before_images(model)\n    about", "pass\n    about",
         ("gguf/test_vision.py",)),
-    Bug("every turn encodes its images again", "llama/projector.py",
+    Bug("every turn encodes its images again", "llama/vision.py",
         "if chunk.values is None:", "if True:",
         ("gguf/test_vision.py",)),
     # costs

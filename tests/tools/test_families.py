@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gguf_spec.grammar import gbnf
+from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.tools.families import FAMILIES, HARMONY, family_of
 from gguf_spec.tools.grammar import ToolSchemaError, tool_grammar

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gguf_spec.errors import GrammarTooLargeError, InvalidOptionError
-from gguf_spec.grammar import gbnf
+from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.grammar.json_schema import to_gbnf
 from tests.support.fakes import with_few_calls
