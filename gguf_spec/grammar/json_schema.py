@@ -529,8 +529,8 @@ def _number(schema: dict[str, Any]) -> str:
     return f"({' | '.join(ways)}) space"
 
 
-def _positions(schema: dict[str, Any]) -> tuple[list[Any], Any, int | None]:
-    """Return the schemas of the first items, the schema of the others, and the most items."""
+def _array(schema: dict[str, Any], build: _Converter) -> str:
+    """Return the name of the rule for the arrays of a schema."""
     old = isinstance(schema.get("items"), list)  # older form of prefixItems
     if old and "prefixItems" in schema:
         raise ValueError("two different prefixItems are not supported together")
@@ -541,14 +541,8 @@ def _positions(schema: dict[str, Any]) -> tuple[list[Any], Any, int | None]:
     )
     n = next((i for i, item in enumerate(fixed) if item is False), len(fixed))
     if others is False or n < len(fixed):
-        fixed, others, most = fixed[:n], False, n if most is None else min(n, most)
-    return fixed[:most], others, most
-
-
-def _array(schema: dict[str, Any], build: _Converter) -> str:
-    """Return the name of the rule for the arrays of a schema."""
-    fixed, others, most = _positions(schema)
-    least = _count(schema, "minItems")
+        others, most = False, n if most is None else min(n, most)
+    fixed = fixed[:n][:most]
     least = len(fixed) if least is None else least
     _repeated(least, most)
     after, more = "", None if most is None else most - len(fixed)
@@ -587,16 +581,6 @@ def _other_key(names: list[str], at: int, build: _Converter) -> str:
     return build.rule(f"({' | '.join(parts)}){'' if whole else '?'}")
 
 
-def _other_pair(names: list[str], extra: Any, build: _Converter) -> str:
-    """Return GBNF for a pair whose key differs from all these names."""
-    key = "string"
-    if names:
-        # a key with an escape differs from all other keys
-        plain = [name for name in names if not re.search(r'["\\\x00-\x1f\ud800-\udfff]', name)]
-        key = build.rule(rf'"\"" {_other_key(plain, 0, build)} "\"" space')
-    return f'{key} ":" space {build.visit(extra)}'
-
-
 def _object(schema: dict[str, Any], build: _Converter) -> str:
     """Return the name of the rule for the objects of a schema."""
     properties = dict(_typed(schema.get("properties", {}), dict, "properties"))
@@ -619,7 +603,15 @@ def _object(schema: dict[str, Any], build: _Converter) -> str:
         raise ValueError("minProperties above the number of required properties is not supported")
     if most is not None and (extra is not False or most < len(pairs)):
         raise ValueError("maxProperties below the number of allowed properties is not supported")
-    more = _other_pair([*pairs], extra, build) if extra is not False else ""
+    more = ""
+    if extra is not False:
+        key = "string"
+        if properties:
+            # a key with an escape differs from all other keys
+            escaped = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+            plain = [name for name in properties if not escaped.search(name)]
+            key = build.rule(rf'"\"" {_other_key(plain, 0, build)} "\"" space')
+        more = f'{key} ":" space {build.visit(extra)}'
     first = [pairs.pop(name) for name in required]
     inner = sequence(first, [*pairs.values()], '"," space', build.rule, more)
     return build.rule(f'"{{" space {inner} "}}" space')

@@ -138,13 +138,6 @@ def _target(ref: str, root: Any) -> Any:
     return schema
 
 
-def property_schema(schema: Any, key: str) -> Any:
-    """Return the schema of a property of an object; {} if the schema does not name it."""
-    properties = resolved(schema, schema).get("properties")
-    part = properties.get(key) if isinstance(properties, Mapping) else None
-    return resolved(part, schema)
-
-
 def types_of(schema: Any, root: Any) -> set[str]:
     """Return the JSON types that a schema allows; all of them if it names none."""
     found, todo, seen = set[str](), [schema], set[int]()
@@ -314,7 +307,8 @@ class TagNotation:
         while (yield from source.optional(self.begin)):
             key = (yield from self._up_to(source, self.middle.split()[0])).strip()
             yield from source.need(self.middle.rstrip())
-            part = property_schema(schema, key)
+            part = resolved(schema, schema).get("properties")
+            part = resolved(part.get(key) if isinstance(part, Mapping) else None, schema)
             source.emit(f"{head}{_json(key)}: ")
             if types_of(part, schema) == {"string"}:
                 yield from self._string(source)

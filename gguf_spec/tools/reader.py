@@ -113,25 +113,17 @@ class ToolReader:
         if family.open:
             yield from source.need(family.open)
         while True:
-            yield from self._begin()
+            yield from source.space()
+            for begin in sorted(family.call.begins, key=len, reverse=True):
+                if not begin or (yield from source.optional(begin)):
+                    break
+            else:
+                raise NotACallError
             yield from family.call.read(source, self._schemas)
             self._n_read += 1
             source.drop()
             if not (yield from self._has_next()):
                 return
-
-    def _begin(self) -> Steps[None]:
-        """Read the beginning of a call.
-
-        Raises:
-            NotACallError: No call follows.
-        """
-        source, begins = self._source, self._family.call.begins
-        yield from source.space()
-        for begin in sorted(begins, key=len, reverse=True):
-            if not begin or (yield from source.optional(begin)):
-                return
-        raise NotACallError
 
     def _has_next(self) -> Steps[bool]:
         """Read what stands between two calls, or the end of the section; return which."""

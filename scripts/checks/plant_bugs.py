@@ -113,7 +113,7 @@ BUGS = (
         "max(before + 1, self._n - self.n_snapshots)", "max(before, self._n - self.n_snapshots)",
         ("gguf/test_rollback.py",)),
     Bug("a checkpoint of a text that is gone is kept", "llama/recurrent_state.py",
-        "one if one and one.n <= self._n else None", "one",
+        "for key, one in self._saved.items() if one.n <= n}", "for key, one in self._saved.items()}",
         ("gguf/test_rollback.py",)),
     Bug("decoding tokens again costs nothing", "speculative/controller.py",
         "if free >= k:", "if True:",
