@@ -185,7 +185,8 @@ class TargetRows:
         self._widths = [of_input if i < self._n_layers else of_last for i in self._layers]
         self.width: int = sum(self._widths)
         # whether the build has them is checked before a head is loaded
-        self._switch, self._get = layer_functions() or (None, None)
+        functions: tuple[Any, Any] = layer_functions() or (None, None)
+        self._switch, self._get = functions
 
     def send(self, native: Native, send: bool = True) -> None:
         """Let the target return the rows of each pass, or stop that."""
