@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream
 
 Message = dict[str, Any]
+JOB = "gguf_spec.job"  # key of the job of a request in its ASGI scope
 
 
 def newest_that_fit(

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from ..tools.families import family_of
-from .access import JOB
 from .errors import ApiError, client_closed, shutting_down, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, named
-from .jobs import Choice, Job
+from .jobs import JOB, Choice, Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .requests import CompletionRequest

@@ -12,7 +12,7 @@ from llama_cpp import LlamaGrammar
 
 from gguf_spec import Speculation, Stream
 from gguf_spec.compat import Llama
-from gguf_spec.compat.arguments import HINTS, USUAL, kv_type
+from gguf_spec.compat.llama import HINTS, USUAL, kv_type
 from gguf_spec.errors import (
     ClosedError,
     EmptyPromptError,
