@@ -55,7 +55,7 @@ def inside(rule):
 
 
 REFUSED = [(owner, name, outside(rule)) for owner, name, rule in TABLE if outside(rule)]
-# Of tree and strict, True needs the rule coupled, which is the default.
+# For strict, True needs the rule coupled, which is the default.
 TAKEN = [
     (owner, name, inside(rule)) for owner, name, rule in TABLE
     if rule.shape == "one" and (rule.type not in ("any", "string") or rule.choices)
