@@ -99,6 +99,7 @@ FAILURES = [("logits", how) for how in ("raise", "nan", "inf", "-inf", "one nan"
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "drafter", "failure", "after"),
     pairwise(list(MODES), ["model", "hybrid"], FAILURES, [0, 1, 7]),
@@ -141,6 +142,7 @@ def fail(monkeypatch, kind, name, after, error=ArithmeticError):
     return failed
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("mode", "alone", "call", "after"), pairwise(list(MODES), [False, True], CALLS, [0, 2])
 )
