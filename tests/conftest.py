@@ -14,7 +14,6 @@ import pytest
 
 from tests.support import children
 
-
 # Largest processor time of a quick test, in seconds, that of programs included.
 QUICK_S = 2.0
 
