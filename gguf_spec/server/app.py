@@ -148,6 +148,7 @@ class App:
 
     Attributes:
         status_token: Token that opens the route `/api/ps` beside the API key.
+        worker: Worker thread; without it no request is answered.
     """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
@@ -155,12 +156,12 @@ class App:
         self._settings = settings
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token = secrets.token_urlsafe(24)
-        self._worker = Worker(self._pool, settings.queue, self._totals)
+        self.worker = Worker(self._pool, settings.queue, self._totals)
         self._ends = False
         self._bodies = BodyReader(settings, lambda: self._ends)
-        self._models = ModelRoutes(self._pool, self._worker, settings, self._bodies, self._since)
+        self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
         self._converting = asyncio.Lock()
-        self._tasks = TaskRunner(self._worker, settings, lambda: self._ends)
+        self._tasks = TaskRunner(self.worker, settings, lambda: self._ends)
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -271,32 +272,23 @@ class App:
 
     # ---- shutdown
 
-    @property
-    def is_working(self) -> bool:
-        """Whether the worker thread runs; without it no request is answered."""
-        return self._worker.is_alive
-
-    def progress(self) -> int | None:
-        """Return the number of steps of the worker so far; None while it has nothing to do."""
-        return self._worker.progress()
-
     def begin_end(self) -> None:
         """Begin the shutdown: refuse new requests, cancel running ones after the grace period.
 
         The grace period is `Settings.grace`, in seconds. Call this in the event loop.
         """
         self._ends = True
-        asyncio.get_running_loop().call_later(self._settings.grace, self._worker.cancel_all)
+        asyncio.get_running_loop().call_later(self._settings.grace, self.worker.cancel_all)
 
     def cancel_all(self) -> None:
         """Cancel all answers within one round. May be called from any thread."""
         self._ends = True
-        self._worker.cancel_all()
+        self.worker.cancel_all()
 
     def close(self) -> None:
         """Cancel all answers and end the worker thread; further calls have no effect."""
         self._ends = True
-        self._worker.close()
+        self.worker.close()
 
     # ---- completions
 
@@ -312,9 +304,9 @@ class App:
         asked = await self._with_grammar(request, model, asked)
         job = Job(model, asked)
         request.scope[JOB] = job
-        self._worker.submit(job)
+        self.worker.submit(job)
         watch = asyncio.create_task(
-            cancel_on_disconnect(request, job, self._worker, lambda: self._ends)
+            cancel_on_disconnect(request, job, self.worker, lambda: self._ends)
         )
         timer: asyncio.TimerHandle | None = None
 
@@ -322,7 +314,7 @@ class App:
             watch.cancel()
             if timer:
                 timer.cancel()
-            self._worker.cancel(job, "client_closed")  # no effect if the answer is complete
+            self.worker.cancel(job, "client_closed")  # no effect if the answer is complete
 
         streams = False
         try:
@@ -332,7 +324,7 @@ class App:
             assert isinstance(first, Started)
             reply = api.reply(asked, first)
             timer = asyncio.get_running_loop().call_later(
-                self._settings.timeout, self._worker.cancel, job, "timeout"
+                self._settings.timeout, self.worker.cancel, job, "timeout"
             )
             streams = asked.stream
             return (
@@ -404,12 +396,12 @@ class App:
             "model": self._pool.default.id,
             "version": __version__,
         }
-        n_running = self._worker.n_running
-        state |= {"queue": self._worker.n_waiting, "busy": n_running > 0, "running": n_running}
+        n_running = self.worker.n_running
+        state |= {"queue": self.worker.n_waiting, "busy": n_running > 0, "running": n_running}
         return JSONResponse(state, 503 if self._ends else 200)
 
     async def _metrics(self, _: Request) -> Response:
-        worker, llms = self._worker, self._pool.loaded_llms()
+        worker, llms = self.worker, self._pool.loaded_llms()
         text = self._totals.text(worker.n_waiting, worker.n_running, llms)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
