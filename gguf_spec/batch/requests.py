@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import ClosedError, GgufSpecError
@@ -15,10 +14,10 @@ from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
-from ..server.fields import OTHER_NAMES
 from ..server.jobs import requests_of
 from ..server.replies import ResponseBuilder, usage
 from ..server.requests import (
+    OTHER_NAMES,
     SEEDS,
     CompletionRequest,
     ReasoningFields,
@@ -27,7 +26,7 @@ from ..server.requests import (
     read_chat,
     read_text,
 )
-from ..server.schema import flag, is_count
+from ..server.schema import FLAG, is_count
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
@@ -233,7 +232,7 @@ def read_request(
         ApiError: A field is invalid or not supported. The error names the field.
     """
     body = _plain_body(data, defaults) if head.is_plain else _openai_body(data)
-    if flag(body.get("stream"), "stream"):
+    if FLAG.read(body.get("stream"), "stream"):
         raise ApiError(
             "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
         )
@@ -356,14 +355,14 @@ class Answerer:
 
     def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
-        for request in requests_of(asked, self.llm):
-            with self.cancellation.opened(partial(request.open, self.llm)) as stream:
+        for choice in requests_of(asked, self.llm):
+            with self.cancellation.opened(choice.open) as stream:
                 for chunk in stream:
-                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
+                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), choice.index))
                     self.on_tokens(len(chunk.tokens))
             if self.cancellation.is_set:
                 raise CancelledGenerationError
-            ended.append(ChoiceEnded(request.index, stream.result, None))
+            ended.append(ChoiceEnded(choice.index, stream.result, None))
         return chunks, ended
 
     def _openai(

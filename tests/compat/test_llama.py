@@ -512,7 +512,7 @@ def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
     for thread in running():
         thread.join(timeout=10)
     assert not running()
-    assert ours._llm._line.first is None
+    assert ours._llm._queue.first is None
 
 
 def test_close_ends_streams_and_all_else(pair):
