@@ -19,7 +19,7 @@ from ..sampling.filters import make_filters
 from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
 from ..speculative.interfaces import LanguageModel, decode_last, return_to
-from ..speculative.translated_model import TranslatedModel
+from ..speculative.translation import TranslatedModel
 from .row_checks import Check
 
 SAMPLINGS = {
