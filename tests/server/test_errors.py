@@ -7,7 +7,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import DecodeError
-from gguf_spec.server import ollama_routes as about
+from gguf_spec.server import ollama as about
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_chat, ask_text, until
 from tests.support import zoo
