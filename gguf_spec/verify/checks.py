@@ -34,7 +34,7 @@ from ..sampling.rng import SeededRng
 from ..speculative.interfaces import LanguageModel, common, decode_last, read_on, return_to
 from ..speculative.pair import Snapshot
 from ..speculative.profile import Profile
-from ..speculative.translated_model import TranslatedModel
+from ..speculative.translation import TranslatedModel
 
 # Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.
 MOST_NOISE = 0.15
