@@ -287,8 +287,10 @@ class TaskRunner:
         """
 
         def check(*_: object) -> None:
+            if job.why == "timeout":
+                raise too_slow(self._settings.timeout)
             if job.why:
-                raise self._reason(job.why)
+                raise client_closed() if job.why == "client_closed" else shutting_down()
 
         job = Job(model, lambda llm: task(llm, check), names)
         request.scope[JOB] = job
@@ -309,11 +311,6 @@ class TaskRunner:
             raise event.refusal
         assert isinstance(event, Done)
         return event.value
-
-    def _reason(self, why: Why) -> ApiError:
-        if why == "timeout":
-            return too_slow(self._settings.timeout)
-        return client_closed() if why == "client_closed" else shutting_down()
 
 
 async def cancel_on_disconnect(
