@@ -272,9 +272,9 @@ def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Can
             why_not = f"it is not smaller than the target ({sizes[0]} against {sizes[1]})"
         else:
             why_not, share = _difference(target, file)
-        is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
-        if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
-            why_not = "it is recurrent or hybrid, and has other token ids than the target"
+            is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
+            if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
+                why_not = "it is recurrent or hybrid, and has other token ids than the target"
     except GgufSpecError as error:
         why_not = str(error).rstrip(".")
     if why_not:

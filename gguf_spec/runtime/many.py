@@ -16,6 +16,7 @@ from .stream import Stream
 
 J = TypeVar("J")
 R = TypeVar("R")
+T = TypeVar("T")
 
 # Seconds between two calls of `on_wait`. On Windows, Ctrl-C arrives only between two waits.
 _WAIT_S = 0.25
@@ -98,14 +99,19 @@ def run_all(
         pool.submit(work, job).add_done_callback(lambda future: ended.put((job, future)))
 
     def take() -> None:
-        while True:
-            try:
-                job, future = ended.get(timeout=_WAIT_S)
-            except queue.Empty:
-                on_wait()
-            else:
-                break
+        job, future = _next(ended, on_wait)
         on_end(job, future.result())
+
+    def begin_and_take() -> None:
+        n_open = 0
+        for job in jobs:
+            begin(job)
+            n_open += 1
+            while n_open and (n_open >= 2 * n_threads or not (ended.empty() and may_begin())):
+                take()
+                n_open -= 1
+        for _ in range(n_open):
+            take()
 
     def end() -> None:
         cancellation.cancel()
@@ -113,20 +119,21 @@ def run_all(
 
     try:
         try:
-            n_open = 0
-            for job in jobs:
-                begin(job)
-                n_open += 1
-                while n_open and (n_open >= 2 * n_threads or not (ended.empty() and may_begin())):
-                    take()
-                    n_open -= 1
-            for _ in range(n_open):
-                take()
+            begin_and_take()  # not written out: Ctrl-C may arrive at the end of a loop
         finally:
             end()
     except BaseException:
         end()  # Ctrl-C may arrive just before the first call
         raise
+
+
+def _next(ended: queue.SimpleQueue[T], on_wait: Callable[[], object]) -> T:
+    """Wait for the end of a job."""
+    while True:
+        try:
+            return ended.get(timeout=_WAIT_S)
+        except queue.Empty:
+            on_wait()
 
 
 def generate_many(
