@@ -14,10 +14,10 @@ from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
-from ..server.fields import OTHER_NAMES
 from ..server.jobs import requests_of
 from ..server.replies import ResponseBuilder, usage
 from ..server.requests import (
+    OTHER_NAMES,
     SEEDS,
     CompletionRequest,
     ReasoningFields,
@@ -26,7 +26,7 @@ from ..server.requests import (
     read_chat,
     read_text,
 )
-from ..server.schema import flag, is_count
+from ..server.schema import FLAG, is_count
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def read_request(
         ApiError: A field is invalid or not supported. The error names the field.
     """
     body = _plain_body(data, defaults) if head.is_plain else _openai_body(data)
-    if flag(body.get("stream"), "stream"):
+    if FLAG.read(body.get("stream"), "stream"):
         raise ApiError(
             "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
         )

@@ -478,7 +478,7 @@ class Llama:
         _refuse_unless("n_threads_batch", n_threads_batch or None, (None, n_threads))
         self.model_path, self.verbose = os.fspath(model_path), verbose
         self.cache: Any = None
-        header = read_header(download.local(resolve(self.model_path)))
+        header = read_header(download.path(resolve(self.model_path)))
         self.metadata: dict[str, str] = {}  # single values only, as llama.cpp formats them
         for key, value in header.metadata.items():
             if isinstance(value, (str, int, float)):

@@ -11,8 +11,7 @@ from ..llama.memory import check_room
 from ..llama.options import ContextOptions
 from ..registry import download
 from ..registry.models_file import BUNDLED
-from ..registry.references import local_models
-from ..registry.resolve import Entry, entries, split_names
+from ..registry.resolve import Entry, entries, local_models, split_names
 from ..system.machine import format_bytes
 
 DEFAULT = "smollm2-135m-instruct"  # the model of new users, and the least that is worth a choice
@@ -34,14 +33,19 @@ class DefaultModel:
     note: str = ""
 
 
-def default_model(models_file: Path | None = None) -> DefaultModel:
-    """Return the largest chat model on this disk that fits into memory, else the default's entry.
+def default_model(models_file: str | Path | None = None) -> DefaultModel:
+    """Return the model that `load` takes if none is named.
 
-    The bundled models do not count. Reads only headers, of the largest files first. Makes no
-    request.
+    It is the largest chat model on this disk that fits into memory: of the named models, and of
+    those in the caches of the hub, llama.cpp, LM Studio and Ollama. Without one that is larger, it
+    is `smollm2-135m-instruct`, which need not be on this disk. The bundled models do not count.
+    Reads only headers, of the largest files first. Makes no request.
 
     Args:
-        models_file: As for `resolve`.
+        models_file: As for `list_models`.
+
+    Raises:
+        InvalidModelsFileError: A models file has an error.
     """
     known = entries(models_file)
     default = known[DEFAULT]

@@ -30,7 +30,7 @@ from ..llama.options import AdapterFile, ContextOptions, adapters, read_placemen
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
 from ..options import K_MAX, Sampling, Speculation, checked
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
@@ -141,7 +141,7 @@ def load(
             as many as raise the tokens per second of all by the measured costs, at most 16; 4
             before the costs are measured. It takes fewer where the caches would need more than a
             quarter of the free memory; 1 if the GPU may be used, or if `speculation` has
-            `tree=True` or `strict=True`. `LLM.parallel_reason` has the reason.
+            `strict=True`. `LLM.parallel_reason` has the reason.
         prefix_memory: Memory for the caches of earlier texts, in bytes or as a size such as
             `500MB` or `2GiB`. A request that begins like one of them needs not read that part.
             `auto` takes an eighth of the memory that stays free, at most 8 GiB; 0 keeps nothing.

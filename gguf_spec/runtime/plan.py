@@ -21,7 +21,7 @@ from ..llama.memory import fit_layers, has_room, parallel_in_room, with_snapshot
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.batch_costs import BatchCosts
 from ..speculative.cost_model import CostModel, Pace
@@ -236,9 +236,8 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
         return load.parallel, ""
     if load.projector:
         return 1, "prompts with images are read one by one"
-    if load.speculation and (load.speculation.tree or load.speculation.strict):
-        name = "tree" if load.speculation.tree else "strict"
-        return 1, f"{name} needs passes without other requests"
+    if load.speculation and load.speculation.strict:
+        return 1, "strict needs passes without other requests"
     room = parallel_in_room([(file.header, options) for file, options in files], AUTO_PARALLEL_MAX)
     if room is None:
         return 1, "the free memory is unknown"

@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
-from .answer_stream import AnswerStream
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
@@ -38,13 +37,18 @@ from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
-from .ollama import OllamaReply, load_task, read_ollama_chat, read_ollama_generate
-from .ollama_routes import OLLAMA_EMBEDDING_ROUTES, ollama_routes
+from .ollama import (
+    OLLAMA_EMBEDDING_ROUTES,
+    OllamaReply,
+    load_task,
+    ollama_routes,
+    read_ollama_chat,
+    read_ollama_generate,
+)
 from .openapi import describe
-from .replies import Reply, ResponseBuilder
+from .replies import AnswerStream, Reply, ResponseBuilder
 from .requests import CompletionRequest, parse, read_chat, read_text
-from .responses_api import ResponseReply, read_response
-from .responses_store import ResponseRoutes, ResponseStore
+from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
 from .settings import Settings
 from .wire import (
     DATA_EVENTS,
@@ -174,7 +178,7 @@ class App:
                 Route(one.path, partial(self._complete, one), methods=["POST"])
                 for one in _formats(store)
             ),
-            *ResponseRoutes(store).routes,
+            *response_routes(store),
             *(
                 Route(path, partial(self._run_task, route), methods=["POST"])
                 for path, route in (EMBEDDING_ROUTES | OLLAMA_EMBEDDING_ROUTES).items()

@@ -81,11 +81,6 @@ def invalid_value(param: str, message: str) -> ApiError:
     return ApiError(f"{param} {message}", param, "invalid_value")
 
 
-def unsupported(param: str) -> ApiError:
-    """Return the error for a field that is not supported."""
-    return ApiError(f"{param} is not supported.", param, "unsupported_parameter")
-
-
 def unknown(param: str) -> ApiError:
     """Return the error for a field that this server does not know."""
     return ApiError(f"Unknown field: {param}.", param, "unknown_parameter")

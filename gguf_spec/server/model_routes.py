@@ -19,7 +19,7 @@ from .events import Done, ErrorEvent
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
 from .requests import parse
-from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj, string
+from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
 from .wire import BodyReader
 from .worker import Worker
@@ -90,7 +90,7 @@ class ModelRoutes:
         """
         if name is None or name == "":
             return self._pool.default
-        string(name, "model")
+        TEXT.read(name, "model")
         # Clients of Ollama add a tag to names without one.
         if found := self._pool.find(name) or self._pool.find(name.removesuffix(":latest")):
             return found

@@ -42,7 +42,6 @@ _WIDTHS = (2, 3, 4, 8, 16, 33)  # compared pass widths, in tokens
 # over threads.
 _DEPTHS = (8, 600)
 _RIVALS = 64  # number of best tokens of a row that are compared
-_BRANCH_AT = 2  # index of the token in a pass that the branch is an alternative to
 
 
 @dataclass(frozen=True)
@@ -176,24 +175,7 @@ def _passes(
             # A single-token pass on a cache that a wide pass computed.
             behind = target.logits([text[depth + width]], 1)
             yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
-    branches = target.can_roll_back and target.exact_branches
-    if branches and n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
-        yield _branch(target, text, depth)
     target.rollback(0)
-
-
-def _branch(target: Model, text: Sequence[int], depth: int) -> _Moved:
-    """Compare the row of a branch, and the last row of a pass that contains one."""
-    width, other = _BRANCH_AT + 1, text[0]
-    target.rollback(depth)
-    for token in text[depth : depth + _BRANCH_AT]:
-        target.logits([token], 1)
-    right = target.logits([other], 1)[0].copy()
-    target.rollback(depth + _BRANCH_AT)
-    last = target.logits([text[depth + _BRANCH_AT]], 1)[0].copy()
-    target.rollback(depth)
-    rows = target.logits(text[depth : depth + width], 1, [(_BRANCH_AT, other)])
-    return _moved(width + 1, depth, [*rows], [last, right])
 
 
 def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logits]) -> _Moved:
@@ -288,7 +270,7 @@ SAMPLINGS = {
 }
 WAYS = {
     **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
-    "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
+    "hybrid": Speculation(7, drafter="hybrid", adaptive=False),
     "auto": Speculation(),
 }
 MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
