@@ -113,7 +113,7 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
     try:
         header = read_projector(path)
         if works:
-            from ..llama.projector import check_projector
+            from ..llama.vision import check_projector
 
             check_projector(path, local(resolve(model, models_file)))
     except GgufSpecError as error:
