@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +33,10 @@ from ..tools.source import parse as parse_arguments
 from . import schema as s
 from .embeddings import (
     DIMENSIONS,
-    TEXTS_MAX,
+    ONLY_TEXTS,
     TaskRoute,
     TaskRun,
     check_pooling,
-    texts_of,
     vectors_of,
 )
 from .errors import ApiError, invalid_value, unknown
@@ -66,19 +64,12 @@ if TYPE_CHECKING:
 
 # Option of a request of Ollama -> option of `Sampling`.
 OPTIONS = {
-    "num_predict": "max_tokens",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repeat_penalty": "repeat_penalty",
-    "repeat_last_n": "penalty_last_n",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
+    name: {"num_predict": "max_tokens", "repeat_last_n": "penalty_last_n"}.get(name, name)
+    for name in (
+        "num_predict", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop",
+        "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty",
+    )
+}  # fmt: skip
 _AT_START = "The options of `serve` set it when a model is loaded."
 _SAMPLER = "The sampler does not have it; this value switches it off."
 # Option -> the values without effect; all others are refused.
@@ -206,14 +197,15 @@ _FUNCTION = s.object_of({"name": s.TEXT, "description?": s.TEXT, "parameters?": 
 _TOOL = s.object_of({"type?": "function", "function?": _FUNCTION})
 
 
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("arguments", {}), dict)
-
-
 _CALLED = s.object_of({"name": s.TEXT, "arguments?": {"type": "object"}})
 _CALL = s.checked(
-    s.object_of({"function": _CALLED}), _is_call, "must have a function with a name and arguments."
+    s.object_of({"function": _CALLED}),
+    lambda call: (
+        isinstance(call, dict)
+        and isinstance(call.get("function"), dict)
+        and isinstance(call["function"].get("arguments", {}), dict)
+    ),
+    "must have a function with a name and arguments.",
 )
 _MESSAGE_FIELDS = s.obj(
     {
@@ -501,10 +493,7 @@ class OllamaReply(PartsReply):
 EMBED = s.closed(
     SHARED
     | {
-        "input": Shape(
-            {"anyOf": [s.TEXT.schema, s.array_of(s.TEXT, TEXTS_MAX, 1)]},
-            partial(texts_of, ids=False),
-        ),
+        "input": ONLY_TEXTS,
         "truncate?": s.FLAG,
         "dimensions?": DIMENSIONS,
     }

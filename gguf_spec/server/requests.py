@@ -728,28 +728,17 @@ _CHOICES = {
 _CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
 
 
-def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
-    """Return the prompts: a text or token ids, or an array of these."""
-    several = isinstance(value, list) and value and isinstance(value[0], (str, list))
-    given = value if several else [value]
-    for one in given:
-        if not (isinstance(one, str) or (isinstance(one, list) and all(map(s.is_count, one)))):
-            raise invalid_value(
-                at, "must be a string, an array of token ids, or an array of these."
-            )
-    if len(given) > CHOICES_MAX:
-        raise invalid_value(at, f"may contain at most {CHOICES_MAX} prompts.")
-    return tuple(given)
-
-
-_IDS = s.array_of(s.COUNT, least=1)
-_PROMPT = {"anyOf": [s.TEXT.schema, _IDS, *(s.array_of(x, CHOICES_MAX, 1) for x in (s.TEXT, _IDS))]}
+_PROMPTS = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.")
 TEXT_BODY = Body(
     "text",
     SHARED
     | _CHOICES
     | {
-        "prompt": Shape(_PROMPT, _prompts),
+        # An empty array has no token ids.
+        "prompt": Shape(
+            _PROMPTS.schema,
+            lambda value, at: ([],) if value == [] else tuple(_PROMPTS.read(value, at)),
+        ),
         "suffix": s.given(s.TEXT.schema),
         "best_of": s.given({"type": "integer", "description": "No effect. It must be equal to n."}),
         "echo": s.FLAG,

@@ -538,6 +538,13 @@ _METADATA = s.checked(
     f"must be an object of at most {_METADATA_MAX} texts of at most {_METADATA_VALUE_MAX} "
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
+_EMPTY = {
+    "type": "function",
+    "name": "",
+    "description": None,
+    "parameters": None,
+    "strict": False,
+}
 _NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
 _TOOL = s.obj(
     _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
@@ -641,14 +648,7 @@ def read_response(
     instructions, previous = data.get("instructions"), data.get("previous_response_id")
     before = store.get(previous, "previous_response_id").conversation if previous else []
     items = [*before, *read_input(data["input"], store.finder())]
-    nothing = {
-        "type": "function",
-        "name": "",
-        "description": None,
-        "parameters": None,
-        "strict": False,
-    }
-    tools = [nothing | one for one in data.get("tools", [])]
+    tools = [_EMPTY | one for one in data.get("tools", [])]
     form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
     given_reasoning = data.get("reasoning", {})
     reasoning = ReasoningFields(given_reasoning.get("effort"), data.get("chat_template_kwargs", {}))

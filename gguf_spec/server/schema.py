@@ -276,6 +276,33 @@ def text_or(some: Shape) -> Shape:
     return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
 
 
+def texts(most: int, fact: str, ids: bool = True) -> Shape:
+    """Return the description of a text, or of an array of texts, which is read as a list.
+
+    Args:
+        most: Maximum number of texts.
+        fact: Error for another number, after their place.
+        ids: Whether arrays of token ids count as texts.
+    """
+    one: list[Any] = [TEXT, array_of(COUNT, least=1)] if ids else [TEXT]
+    forms = "a string, an array of token ids, or an array of these"
+    forms = forms if ids else "a string or an array of strings"
+
+    def is_ids(value: Any) -> bool:
+        return ids and isinstance(value, list) and all(map(is_count, value))
+
+    def read(value: Any, at: str) -> list[str | list[int]]:
+        given = [value] if (value and is_ids(value)) or not isinstance(value, list) else value
+        if not all(isinstance(text, str) or is_ids(text) for text in given):
+            raise invalid_value(at, f"must be {forms}.")
+        if not 0 < len(given) <= most:
+            raise invalid_value(at, fact)
+        return list(given)
+
+    some = [array_of(text, most, 1) for text in one]
+    return Shape({"anyOf": [*(_shape(text).schema for text in one), *some]}, read)
+
+
 def closed(fields: Fields) -> Shape:
     """Return the description of a body whose other fields are unknown, unless they are null."""
     return obj(fields, refuse=unknown, empty=(None,))
