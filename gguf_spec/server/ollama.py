@@ -31,14 +31,7 @@ from ..results import Part, Stats
 from ..text.template_values import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
-from .embeddings import (
-    DIMENSIONS,
-    ONLY_TEXTS,
-    TaskRoute,
-    TaskRun,
-    check_pooling,
-    vectors_of,
-)
+from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, vectors_of
 from .errors import ApiError, invalid_value, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .model_pool import ModelPool, ServedModel
@@ -229,10 +222,7 @@ def _read_message(value: Any, at: str) -> dict[str, Any]:
 _MESSAGE = Shape(_MESSAGE_FIELDS.schema, _read_message)
 CHAT = s.closed(
     _ANSWERS
-    | {
-        "messages": s.array(_MESSAGE, "must be an array of messages."),
-        "tools?": s.array_of(_TOOL),
-    }
+    | {"messages": s.array(_MESSAGE, "must be an array of messages."), "tools?": s.array_of(_TOOL)}
 )
 GENERATE = s.closed(
     _ANSWERS
@@ -490,14 +480,7 @@ class OllamaReply(PartsReply):
 # ---- routes about models and embeddings
 
 
-EMBED = s.closed(
-    SHARED
-    | {
-        "input": ONLY_TEXTS,
-        "truncate?": s.FLAG,
-        "dimensions?": DIMENSIONS,
-    }
-)
+EMBED = s.closed(SHARED | {"input": ONLY_TEXTS, "truncate?": s.FLAG, "dimensions?": DIMENSIONS})
 EMBEDDINGS = s.closed(SHARED | {"prompt": s.TEXT})
 SHOW = s.obj(
     {"model?": s.TEXT.schema, "name?": s.given({}).hidden, "verbose?": s.FLAG.schema},

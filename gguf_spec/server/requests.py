@@ -668,10 +668,7 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
 
 EFFORT = s.one_of(EFFORTS)
 TEMPLATE_KWARGS = s.checked(
-    {
-        "type": "object",
-        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-    },
+    {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
     lambda value: (
         isinstance(value, dict)
         and all(one is None or isinstance(one, (str, bool, int, float)) for one in value.values())

@@ -538,13 +538,7 @@ _METADATA = s.checked(
     f"must be an object of at most {_METADATA_MAX} texts of at most {_METADATA_VALUE_MAX} "
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
-_EMPTY = {
-    "type": "function",
-    "name": "",
-    "description": None,
-    "parameters": None,
-    "strict": False,
-}
+_EMPTY = {"type": "function", "name": "", "description": None, "parameters": None, "strict": False}
 _NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
 _TOOL = s.obj(
     _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
