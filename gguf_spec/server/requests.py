@@ -303,14 +303,6 @@ def _stops(value: Any, at: str) -> tuple[str, ...]:
     return tuple(filter(None, some))
 
 
-def _biases(value: Any, at: str) -> dict[int, Any]:
-    if not isinstance(value, dict) or not all(
-        token.isdecimal() and len(token) < 10 for token in value
-    ):
-        raise invalid_value(at, "must be an object from token ids to numbers.")
-    return {int(token): bias for token, bias in value.items()}
-
-
 def _sampling() -> dict[str, Shape]:
     """Return the fields that are those of `Sampling`, whose construction checks them.
 
@@ -328,14 +320,17 @@ def _sampling() -> dict[str, Shape]:
 _STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
 STOPS = Shape({"anyOf": [_STOP, s.array_of(_STOP, STOPS_MAX)]}, _stops)
 STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
-BIASES = Shape(
+BIASES = s.checked(
     {
         "type": "object",
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
         "additionalProperties": SAMPLING["logit_bias"].schema,
     },
-    _biases,
-)
+    lambda value: (
+        isinstance(value, dict) and all(one.isdecimal() and len(one) < 10 for one in value)
+    ),
+    "must be an object from token ids to numbers.",
+).to(lambda biases: {int(token): bias for token, bias in biases.items()})
 _DRAFTING = s.object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
 SHARED: dict[str, Shape] = {
     "model": s.TEXT,

@@ -40,6 +40,10 @@ class Shape(NamedTuple):
         """Return the description of the same values, which are read as what `make` returns."""
         return self._replace(read=lambda value, at: make(self.read(value, at)))
 
+    def as_given(self) -> Shape:
+        """Return the description of the same values, which are checked and read as they are."""
+        return self._replace(read=lambda value, at: (self.read(value, at), value)[1])
+
 
 # ---- JSON schemas
 
@@ -93,18 +97,24 @@ def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
     return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 
-def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) -> Shape:
+def checked(
+    schema: dict[str, Any],
+    is_valid: Callable[[Any], bool],
+    fact: str,
+    code: str = "invalid_value",
+) -> Shape:
     """Return the description of values that a function accepts.
 
     Args:
         schema: Their JSON schema.
         is_valid: Returns whether a value is valid.
         fact: Error for other values, after their place, such as `must be a string.`
+        code: Error code of other values.
     """
 
     def read(value: Any, at: str) -> Any:
         if not is_valid(value):
-            raise invalid_value(at, fact)
+            raise ApiError(f"{at} {fact}", at, code)
         return value
 
     return Shape(schema, read)
