@@ -16,12 +16,11 @@ from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
 from . import requests as chat
 from . import schema as s
-from .errors import ApiError, as_refusal, invalid_value
+from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
 from .replies import PartsReply, finish_reason, usage
-from .requests import Body, CompletionRequest, Message, ReasoningFields
+from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
-from .wire import NO_THREADS, BodyReader, anthropic_error
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM

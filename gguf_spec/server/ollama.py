@@ -32,7 +32,7 @@ from ..text.template_values import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
 from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, vectors_of
-from .errors import ApiError, invalid_value, unknown
+from .errors import ApiError, invalid_value, ollama_error, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
@@ -41,6 +41,7 @@ from .requests import (
     LOGPROBS,
     REASONING,
     STOPS,
+    BodyReader,
     CompletionRequest,
     OtherField,
     parse,
@@ -50,7 +51,6 @@ from .requests import (
     without_effect,
 )
 from .schema import Shape
-from .wire import BodyReader, ollama_error
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM

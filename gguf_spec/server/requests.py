@@ -1,4 +1,4 @@
-"""Conversion of request bodies to options of the engine: chats and text completions.
+"""Request bodies, and their conversion to options of the engine: chats and text completions.
 
 No field that changes the answer is silently ignored: an unknown or unsupported field is an error
 that names the field. Fields of other APIs are without effect here, refused, or have another name;
@@ -8,11 +8,14 @@ their bodies to the fields of a chat, and `request_of` makes the request of all.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from starlette.requests import ClientDisconnect, Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
@@ -20,8 +23,16 @@ from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.use import NO_TOOLS, ToolUse
 from . import schema as s
-from .errors import ApiError, invalid_value, option_refusal, unknown
+from .errors import (
+    ApiError,
+    client_closed,
+    invalid_value,
+    option_refusal,
+    shutting_down,
+    unknown,
+)
 from .schema import Fields, Read, Shape
+from .settings import Settings
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -186,6 +197,75 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
         raise option_refusal(error, names) from None
     except OverflowError:
         raise ApiError("A number is too large.", None, "invalid_value") from None
+
+
+# How much of an oversized body is read, as a multiple of the size limit. A client that is still
+# sending does not read the response; after this amount it can receive the error.
+_MOST_READ = 8
+# Bytes of a body above which it is converted in a thread.
+_LARGE = 1 << 16
+
+
+class BodyReader:
+    """Reads the bodies of the requests of a server.
+
+    A large one is converted in a thread, so that other requests are answered. They take turns:
+    several threads at once keep the interpreter from the event loop, and need memory for each.
+    """
+
+    def __init__(self, settings: Settings, is_ending: Callable[[], bool]) -> None:
+        """Create a reader.
+
+        Args:
+            settings: Settings of the server.
+            is_ending: Returns whether the server shuts down.
+        """
+        self._settings, self._is_ending = settings, is_ending
+        self._converting = asyncio.Lock()
+
+    async def receive(self, request: Request) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            ApiError: The body is too large or arrives too slowly, the client disconnected, or the
+                server is shutting down.
+        """
+        try:
+            body = await asyncio.wait_for(self._read(request), self._settings.timeout)
+        except asyncio.TimeoutError:
+            fact = "The body did not arrive in time."
+            raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise client_closed() from None
+        if self._is_ending():
+            raise shutting_down()
+        return body
+
+    async def _read(self, request: Request) -> bytes:
+        n, most, parts = 0, self._settings.body_bytes, []
+        async for part in request.stream():
+            n += len(part)
+            if n <= most:
+                parts.append(part)
+            elif n > _MOST_READ * most:
+                break
+        if n > most:
+            fact = f"The body has more than {most:,} bytes."
+            raise ApiError(fact, None, "request_too_large", 413)
+        return b"".join(parts)
+
+    async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
+        """Call a function that reads a body; return its result.
+
+        Args:
+            body: The body.
+            function: The function; it must not use the event loop.
+            given: Its arguments.
+        """
+        if len(body) <= _LARGE:
+            return function(*given)
+        async with self._converting:
+            return await asyncio.to_thread(function, *given)
 
 
 # ---- fields of all routes, and of other APIs
