@@ -296,12 +296,6 @@ class MessageReply(PartsReply):
     """Converts the events of one job to a message and its events."""
 
     def __init__(self, asked: CompletionRequest, started: Started) -> None:
-        """Create a reply.
-
-        Args:
-            asked: The request.
-            started: The first event of its job.
-        """
         super().__init__(asked, started)
         self._kind: str | None = None  # of the open block
         self._text = ""

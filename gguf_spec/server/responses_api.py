@@ -723,12 +723,6 @@ class ResponseReply(PartsReply):
     """Converts the events of one job to a response object and its events."""
 
     def __init__(self, asked: CompletionRequest, started: Started) -> None:
-        """Create a reply.
-
-        Args:
-            asked: The request; it has the fields for the response.
-            started: The first event of its job.
-        """
         super().__init__(asked, started)
         echo, self._items, self._store = asked.more
         self._numbers = itertools.count()  # of the events
