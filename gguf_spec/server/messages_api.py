@@ -295,6 +295,8 @@ _BLOCKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 class MessageReply(PartsReply):
     """Converts the events of one job to a message and its events."""
 
+    _error = staticmethod(anthropic_error)
+
     def __init__(self, asked: CompletionRequest, started: Started) -> None:
         super().__init__(asked, started)
         self._kind: str | None = None  # of the open block
@@ -341,10 +343,6 @@ class MessageReply(PartsReply):
     def finished(self) -> list[dict[str, Any]]:
         """Return the last event."""
         return [{"type": "message_stop"}]
-
-    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
-        """Return the event for an error that ends the stream."""
-        return [anthropic_error(refusal)]
 
     # ---- blocks
 

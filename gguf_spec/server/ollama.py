@@ -387,6 +387,8 @@ def nanoseconds(seconds: float) -> int:
 class OllamaReply(PartsReply):
     """Converts the events of one job to the objects of `/api/chat` or `/api/generate`."""
 
+    _error = staticmethod(ollama_error)
+
     def __init__(self, asked: CompletionRequest, started: Started, is_chat: bool) -> None:
         """Create a reply.
 
@@ -427,10 +429,6 @@ class OllamaReply(PartsReply):
         if calls := self._calls():
             pieces.append(self._object("", calls=calls) | {"done": False})
         return [*pieces, self._object("") | end]
-
-    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
-        """Return the error that ends the stream."""
-        return [ollama_error(refusal)]
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
         texts = (part.text,) if part.kind == "text" else ("", part.text)

@@ -104,6 +104,7 @@ class Reply(ABC):
     """
 
     whole: dict[str, Any]  # complete after the last event
+    _error = staticmethod(openai_error)  # form of an error
 
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
@@ -147,7 +148,7 @@ class Reply(ABC):
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the objects for an error that ends the stream."""
-        return [openai_error(refusal)]
+        return [self._error(refusal)]
 
 
 class ResponseBuilder(Reply):

@@ -163,13 +163,8 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
         parts["input_file"] = _FILE.as_given().to(lambda part: file | part)
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
     some = s.array(s.tagged("type", parts, fact), "must be a string, or an array of parts.")
-
-    def read(value: Any, at: str) -> Any:
-        if isinstance(value, str):
-            return value if keeps_text else [_with_text(value, kind)]
-        return some.read(value, at)
-
-    return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
+    as_part = s.TEXT.to(lambda text: [_with_text(text, kind)])
+    return s.text_or(some, s.TEXT if keeps_text else as_part)
 
 
 def _thoughts(kind: str) -> Shape:

@@ -277,13 +277,12 @@ def tagged(
     return Shape(shown[0] if len(shown) == 1 else {"anyOf": shown}, read)
 
 
-def text_or(some: Shape) -> Shape:
-    """Return the description of a text or another value."""
-
-    def read(value: Any, at: str) -> Any:
-        return value if isinstance(value, str) else some.read(value, at)
-
-    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
+def text_or(some: Shape, text: Shape = TEXT) -> Shape:
+    """Return the description of a text, which is read by `text`, or another value."""
+    return Shape(
+        {"anyOf": [text.schema, some.schema]},
+        lambda value, at: (text if isinstance(value, str) else some).read(value, at),
+    )
 
 
 def texts(most: int, fact: str, ids: bool = True) -> Shape:
