@@ -13,7 +13,7 @@ from gguf_spec.batch import LineDefaults
 from gguf_spec.batch import requests as answers
 from gguf_spec.batch.requests import LINE_BYTES, read_head, read_lines, read_request, seed_of_line
 from gguf_spec.errors import InvalidGrammarError, InvalidOptionError
-from gguf_spec.grammar import gbnf
+from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.options import Speculation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError

@@ -203,14 +203,13 @@ def test_ctrl_c_writes_nothing(cage, environment, file):
 
 def test_a_gain_is_shown_only_where_it_is_one(monkeypatch, capsys):
     from gguf_spec import Stats
-    from gguf_spec.cli.edit import EditScreen
+    from gguf_spec.cli.edit import show_summary
 
     def summary(plain_s, rounds=20):
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("FORCE_COLOR", "1")
-        screen = EditScreen(100, quiet=False)
         stats = Stats(n_generated=100, n_drafted=90, n_accepted=80, rounds=rounds, total_s=1.0)
-        screen.summary(stats, Stats(n_generated=8, rounds=8, total_s=plain_s) if plain_s else None)
+        show_summary(stats, Stats(n_generated=8, rounds=8, total_s=plain_s) if plain_s else None)
         return capsys.readouterr().err
 
     assert "100 tokens, 100 tok/s, 4.0 times plain decoding (25.0 tok/s)" in summary(8 / 25)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gguf_spec.llama.projector import has_mtmd
+from gguf_spec.llama.vision import has_mtmd
 from tests.support import projector_file, zoo
 
 needs_mtmd = pytest.mark.skipif(

@@ -6,7 +6,7 @@ import pytest
 from gguf_spec.cli import config
 from gguf_spec.cli.batch import batch
 from gguf_spec.cli.error_text import option_name
-from gguf_spec.cli.parameters import NumberOrAuto
+from gguf_spec.cli.options import REQUESTS_AT_ONCE
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import Option
 from tests.batch.conftest import read, write
@@ -15,13 +15,13 @@ from tests.support import families, zoo
 
 @pytest.mark.parametrize(("text", "value"), [("4", 4), (" auto", "auto"), ("AUTO", "auto"), (2, 2)])
 def test_values(text, value):
-    assert NumberOrAuto().convert(text, None, None) == value
+    assert REQUESTS_AT_ONCE.convert(text, None, None) == value
 
 
 @pytest.mark.parametrize("text", ["", "four", "1.5", "auto4"])
 def test_wrong_values(text):
     with pytest.raises(click.BadParameter, match="not a number of requests"):
-        NumberOrAuto().convert(text, None, None)
+        REQUESTS_AT_ONCE.convert(text, None, None)
 
 
 @pytest.mark.parametrize("command", [serve, batch])

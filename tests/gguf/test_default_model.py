@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 import gguf_spec
 from gguf_spec import errors, models
-from gguf_spec.cli import cli, missing_models
+from gguf_spec.cli import cli
+from gguf_spec.cli import download as downloads
 from gguf_spec.registry.resolve import entries
 from gguf_spec.runtime import default_model as module
 from tests.support import zoo
@@ -125,7 +126,7 @@ def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch
         assert [entry.name for entry in wanted] == [module.DEFAULT]
         llama_cpp(home, "loaded.gguf", zoo.parrot("ab"))
 
-    monkeypatch.setattr(missing_models, "download", download)
+    monkeypatch.setattr(downloads, "download", download)
     run = invoke("generate", "ab", "--yes", "-n", "2")
     assert [one.entry.name for one in lookups] == [module.DEFAULT, "loaded.gguf"]
     assert "loaded.gguf" in run.stderr

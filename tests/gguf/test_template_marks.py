@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import TemplateError
-from gguf_spec.text.chat_template import _joined, encode_chat
-from gguf_spec.text.template_values import PromptOptions
+from gguf_spec.text.chat_template import PromptOptions, _joined, encode_chat
 from tests.support import zoo
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.

@@ -21,8 +21,7 @@ from gguf_spec.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from gguf_spec.llama.projector import has_mtmd
-from gguf_spec.llama.vision import check_images_possible
+from gguf_spec.llama.vision import check_images_possible, has_mtmd
 from gguf_spec.options import IMAGE_IDS
 from tests.support import projector_file, zoo
 
@@ -199,7 +198,7 @@ def test_kept_prefixes_are_of_the_same_image(files):
 @pytest.fixture
 def encoded(monkeypatch):
     """The images that are encoded, one item for each time."""
-    from gguf_spec.llama.projector import Projector
+    from gguf_spec.llama.vision import Projector
 
     found, compute = [], Projector.compute
 
@@ -370,7 +369,7 @@ def test_cancelled_during_the_prompt(fresh):
 
 
 def test_a_failing_pass_leaves_an_empty_cache(fresh, monkeypatch):
-    from gguf_spec.llama.projector import Projector
+    from gguf_spec.llama.vision import Projector
 
     expected = fresh.generate("<__media__>the king", GREEDY, images=[ONE]).tokens
     fresh.forget()

@@ -7,7 +7,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.llama.projector import has_mtmd
+from gguf_spec.llama.vision import has_mtmd
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_chat
 from tests.support import projector_file, zoo

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
-from gguf_spec.grammar import gbnf
+from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.server import Settings, jobs, requests, serve_in_thread
 from gguf_spec.server.requests import BodyReader
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import gguf_spec
-from gguf_spec.cli.serve import Duration
+from gguf_spec.cli.serve import duration
 from gguf_spec.errors import (
     ClosedError,
     InvalidOptionError,
@@ -231,15 +231,13 @@ def test_a_closed_connection_ends_the_load(files):
     ],
 )
 def test_durations(text, seconds):
-    assert Duration().convert(text, None, None) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5x", "m", "5m3", "1 h", "nan"])
 def test_wrong_durations(text):
-    import click
-
-    with pytest.raises(click.BadParameter):
-        Duration().convert(text, None, None)
+    with pytest.raises(ValueError, match="is not a duration"):
+        duration(text)
 
 
 def command(*args, env):
