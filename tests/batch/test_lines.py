@@ -252,6 +252,7 @@ def test_a_failure_of_the_model_is_that_of_its_line(llm, tmp_path, monkeypatch, 
     assert [bool(one["error"]) for one in results] == [False, True, False]
 
 
+@pytest.mark.full
 def test_wrong_options_are_refused_before_the_first_line(llm, tales, tmp_path):
     with pytest.raises(InvalidGrammarError):
         answer(tales, tmp_path, [{"prompt": "a"}], LineDefaults(Sampling(grammar="root =")))

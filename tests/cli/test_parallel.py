@@ -44,6 +44,7 @@ def test_the_config_file_has_a_number_or_a_text(tmp_path, monkeypatch, line):
         config.defaults(serve)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", ["1", "3", "auto"])
 def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
     """All texts are the same."""
@@ -63,6 +64,7 @@ def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
     assert done.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "code"), [("64MB", 0), ("0", 0), ("auto", 0), ("64", 2)])
 def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
     write(tmp_path / "in.jsonl", [{"prompt": "abc", "max_tokens": 3}])
@@ -73,6 +75,7 @@ def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
         assert b"--prefix-memory is '64' but must be a size such as 500MB" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "note"),
     [

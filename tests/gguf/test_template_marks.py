@@ -108,6 +108,7 @@ def text_of(ids, model):
     ).decode()
 
 
+@pytest.mark.full
 @settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -155,6 +156,7 @@ def test_what_a_template_joins_or_changes_is_no_special_token(model, name, conte
     assert text_of(ids, model) == rendered(TEMPLATES[name], messages) + prefill
 
 
+@pytest.mark.full
 def test_ordinary_contents_are_tokenized_as_one_text(model):
     """Marks change nothing where no special token is spelled: code has the same characters."""
     for template in TEMPLATES.values():

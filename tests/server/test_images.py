@@ -44,6 +44,7 @@ def expected(seeing):
     return seeing.generate(messages, Sampling(temperature=0, max_tokens=20))
 
 
+@pytest.mark.full
 def test_the_openai_client(server_, expected):
     with openai.OpenAI(base_url=f"{server_.url}/v1", api_key="none", max_retries=0) as client:
         messages = [{"role": "user", "content": PARTS}]

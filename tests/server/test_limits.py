@@ -354,6 +354,7 @@ def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
     assert len(schemas) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "body"),
     [

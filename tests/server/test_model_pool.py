@@ -247,6 +247,7 @@ def command(*args, env):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_command(files, tmp_path):
     import os
 
@@ -285,6 +286,7 @@ def test_the_command(files, tmp_path):
     assert [one.name for one in folder.iterdir()] == ["junk.json"]
 
 
+@pytest.mark.full
 def test_options_of_one_model(files):
     with Child("-m", files["one"], "-m", files["two"], "-d", files["three"]) as child:
         assert child.process.wait(30) == 2

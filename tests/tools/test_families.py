@@ -189,6 +189,7 @@ def test_an_answer_with_a_schema(family):
     assert not accepts(made, head + "Hello.")
 
 
+@pytest.mark.full
 @each()
 def test_what_a_grammar_accepts_is_read(family):
     """Random texts of the grammar are calls that follow the schemas."""

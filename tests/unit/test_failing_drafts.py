@@ -7,12 +7,13 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError, DecodeError
-from gguf_spec.speculative import draft_model_use
-from gguf_spec.speculative.draft_model_use import DraftModelUse
+from gguf_spec.speculative import controller
+from gguf_spec.speculative.controller import DraftModelUse
 from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter, failure
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
+from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.failing_drafts
 V, PROMPT = 6, "abcdabcdabcdabcd"
@@ -98,13 +99,13 @@ FAILURES = [("logits", how) for how in ("raise", "nan", "inf", "-inf", "one nan"
 ]
 
 
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("method", "how"), FAILURES, ids=[f"{method} {how}" for method, how in FAILURES]
+    ("mode", "drafter", "failure", "after"),
+    pairwise(list(MODES), ["model", "hybrid"], FAILURES, [0, 1, 7]),
 )
-@pytest.mark.parametrize("drafter", ["model", "hybrid"])
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_the_text_is_the_plain_one_whatever_the_draft_model_does(mode, drafter, method, how, after):
+def test_the_text_is_the_plain_one_whatever_the_draft_model_does(mode, drafter, failure, after):
+    mode, (method, how) = MODES[mode], failure
     for chain in chains_of(mode):
         draft = Failing(TARGET, method, after, how)
         plain, (one, again) = answers(draft, chain, {**mode, "drafter": drafter}, n=2)
@@ -141,13 +142,12 @@ def fail(monkeypatch, kind, name, after, error=ArithmeticError):
     return failed
 
 
-@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("kind", "name"), CALLS, ids=[f"{kind.name} {name}" for kind, name in CALLS]
+    ("mode", "alone", "call", "after"), pairwise(list(MODES), [False, True], CALLS, [0, 2])
 )
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_any_call_of_any_drafter_may_fail(mode, alone, kind, name, after, monkeypatch):
+def test_any_call_of_any_drafter_may_fail(mode, alone, call, after, monkeypatch):
+    mode, (kind, name) = MODES[mode], call
     drafter = "hybrid" if not alone else "model" if kind is ModelDrafter else "ngram"
     for chain in chains_of(mode):
         with monkeypatch.context() as patch:
@@ -176,7 +176,7 @@ def test_any_call_of_any_drafter_may_fail(mode, alone, kind, name, after, monkey
 @pytest.mark.parametrize("how", ["raise", "nan"])
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
-    monkeypatch.setattr(DraftModelUse, "_model_pays", lambda *_: False)
+    monkeypatch.setattr(DraftModelUse, "next_pays", lambda *_: False)
     monkeypatch.setattr(DraftModelUse, "_probe_s", lambda *_: -1.0)
     monkeypatch.setattr(DraftModelUse, "_can_help", lambda *_: True)
     draft = Failing(TARGET, "logits", 0, how)
@@ -187,7 +187,7 @@ def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
 
 
 def test_a_jump_to_the_last_part_of_a_long_prompt_may_fail(monkeypatch):
-    monkeypatch.setattr(draft_model_use, "_LAST_PART", 4)
+    monkeypatch.setattr(controller, "_LAST_PART", 4)
     monkeypatch.setattr(DraftModelUse, "_reading_offset", lambda self, n_tokens: n_tokens - 4)
     failed = fail(monkeypatch, ModelDrafter, "begin_at", 0)
     plain, (one,) = answers(FakeModel(TARGET, n_ctx=400), CHAINS["greedy"], {"drafter": "model"})
