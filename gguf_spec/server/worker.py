@@ -240,8 +240,9 @@ class Worker:
                 with job.reading(stream):
                     if choice.index == 0:
                         family = family_of(llm.chat_template or "")
-                        job.start(Started(llm.name, family, stream.stats.n_prompt))
+                        job.post(Started(llm.name, family, stream.stats.n_prompt))
                         with self._changed:
+                            job.has_started = True
                             self._changed.notify_all()
                     for chunk in stream:
                         self._step()
