@@ -245,7 +245,7 @@ BUGS = (
     Bug("the token of ps opens all routes", "server/app.py",
         "if path == _STATUS else [key]", "if True else [key]",
         ("server/test_model_pool.py",)),
-    Bug("only errors of the exact path have the format of their API", "server/wire.py",
+    Bug("only errors of the exact path have the format of their API", "server/replies.py",
         "path == start or path.startswith(f\"{start}/\")", "path == start",
         ("server/test_api_formats.py",)),
     Bug("the response that was stored first is removed, used or not", "server/responses_api.py",
