@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import NotAModelError, OutputFileError, Text
 from .header import Header, Tensor
@@ -66,37 +66,23 @@ class TensorInfo(NamedTuple):
     n_bytes: int
 
 
-def string(text: str | bytes) -> bytes:
-    """Return a metadata value that is a string."""
-    return _U32.pack(_STRING) + _counted(text)
+def encoded(value: str | float | Sequence[Any]) -> bytes:
+    """Return a metadata value: a text, a number, or a not empty array of bytes or numbers.
 
-
-def whole(number: int) -> bytes:
-    """Return a metadata value that is an unsigned integer of 32 bits."""
-    return _U32.pack(_TYPE_U32) + _U32.pack(number)
-
-
-def real(number: float) -> bytes:
-    """Return a metadata value that is a number of 32 bits with a fraction."""
-    return struct.pack("<If", _TYPE_F32, number)
-
-
-def real_array(numbers: Sequence[float]) -> bytes:
-    """Return a metadata value that is an array of numbers of 32 bits with a fraction."""
-    head = _U32.pack(_ARRAY) + _U32.pack(_TYPE_F32) + _U64.pack(len(numbers))
-    return head + struct.pack(f"<{len(numbers)}f", *numbers)
-
-
-def whole_array(numbers: Sequence[int]) -> bytes:
-    """Return a metadata value that is an array of integers of 32 bits."""
-    head = _U32.pack(_ARRAY) + _U32.pack(_TYPE_I32) + _U64.pack(len(numbers))
-    return head + struct.pack(f"<{len(numbers)}i", *numbers)
-
-
-def string_array(texts: Sequence[bytes]) -> bytes:
-    """Return a metadata value that is an array of strings."""
-    head = _U32.pack(_ARRAY) + _U32.pack(_STRING) + _U64.pack(len(texts))
-    return head + b"".join(map(_counted, texts))
+    Integers are stored as u32, those of an array as i32, and other numbers as f32.
+    """
+    if isinstance(value, str):
+        return _U32.pack(_STRING) + _counted(value)
+    if isinstance(value, int):
+        return struct.pack("<II", _TYPE_U32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _TYPE_F32, value)
+    if isinstance(value[0], bytes):
+        kind, items = _STRING, b"".join(map(_counted, value))
+    else:
+        kind, form = (_TYPE_I32, "i") if isinstance(value[0], int) else (_TYPE_F32, "f")
+        items = struct.pack(f"<{len(value)}{form}", *value)
+    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + items
 
 
 def array_items(value: bytes, size: int) -> list[bytes]:
