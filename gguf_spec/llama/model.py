@@ -28,16 +28,7 @@ from .cache import Cache
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
 from .memory import cpu_batch, fit_layers, padded
-from .native import (
-    N_BATCH,
-    WIDEST,
-    Branches,
-    Native,
-    SequenceTokens,
-    added_branches,
-    check_branches,
-    n_sequences,
-)
+from .native import N_BATCH, Native, SequenceTokens
 from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import (
@@ -82,8 +73,6 @@ class Model(Cache):
             because rows have the same bits in passes of any width.
         exact_attention: Whether attention gives a row the same bits in passes of all widths and at
             all depths.
-        exact_branches: Whether rows of branches have the bits of single-token passes. llama.cpp's
-            attention, unless it is flash attention, adds up in the order of the cells of the cache.
         most_exact_rows: The largest number of tokens of a pass that can have the bits of
             single-token passes. Wider passes do not have them, even if a few measured rows agree.
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
@@ -176,7 +165,6 @@ class Model(Cache):
         self.exact_attention = not self.slow_first_pass and has_exact_attention(
             header, options, self.flash_attention, features
         )
-        self.exact_branches = self.exact_attention and self.flash_attention == "on"
         self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
         is_exact = self.exact_attention and has_exact_products(header, options, features)
         self.grid = 0 if options.drafts or is_exact else GRID
@@ -196,20 +184,18 @@ class Model(Cache):
             N_BATCH if uses_gpu(options) else cpu_batch(header, options, params.n_ctx)
         )
         # the widest verification pass may be wider than a prefill pass
-        self._n_batch = params.n_batch = max(self.reads_at_once, WIDEST)
+        self._n_batch = params.n_batch = max(self.reads_at_once, K_MAX + 1)
         if options.parallel > 1:  # each sequence has a cache of its own, so none changes another
             params.n_ctx, params.kv_unified = options.parallel * padded(params.n_ctx), False
             params.n_seq_max = options.parallel
-        else:  # the sequences of branches share one cache
-            params.kv_unified = self.can_roll_back
-            params.n_seq_max = n_sequences(self.can_roll_back)
+        else:
             params.n_rs_seq = options.n_snapshots
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
-        if not native.open(params, params.n_seq_max):
+        if not native.open(params):
             raise context_error(options, params.n_ctx, log)
         if not (self.can_roll_back or options.parallel > 1 or options.rpc):
             self.recurrent = RecurrentState(native, native.context(C.llama_n_rs_seq))
@@ -298,73 +284,55 @@ class Model(Cache):
         if on_grid:
             self.n_read = self.n_past
 
-    def logits(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode tokens and return the logits after each of the last `n_rows` tokens.
 
         Args:
             tokens: Token ids.
             n_rows: Number of rows to return.
-            branches: Alternative tokens, at most 3: an index into `tokens`, above 0, and the id of
-                the alternative at that index. They are not cached.
 
         Returns:
-            A view of shape `(n_rows + len(branches), V)` into llama.cpp's buffer. The next call
-            overwrites it.
+            A view of shape `(n_rows, V)` into llama.cpp's buffer. The next call overwrites it.
 
         Raises:
-            InvalidOptionError: `n_rows`, a branch or a token id is out of range.
+            InvalidOptionError: `n_rows` or a token id is out of range.
             DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
                 the cache is empty.
         """
-        if not 0 < n_rows <= min(len(tokens), K_MAX + 1 - len(branches)):
-            raise InvalidOptionError(
-                "n_rows",
-                n_rows,
-                f"from 1 to {len(tokens)}, the number of tokens, and with the branches at most "
-                f"{K_MAX + 1}",
-            )
-        if branches:
-            if self.run:
-                allowed = "empty in a context of several requests"
-                raise InvalidOptionError("branches", branches, allowed)
-            check_branches(branches, len(tokens))
-        elif len(tokens) > (K_MAX + 1 if self.run else self._n_batch):
+        if not 0 < n_rows <= min(len(tokens), K_MAX + 1):
+            allowed = f"from 1 to {len(tokens)}, the number of tokens, and at most {K_MAX + 1}"
+            raise InvalidOptionError("n_rows", n_rows, allowed)
+        if len(tokens) > (K_MAX + 1 if self.run else self._n_batch):
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
-        return self._decode(tokens, n_rows, branches)
+        return self._decode(tokens, n_rows)
 
-    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> Logits:
+    def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
         if self.run:
             return self.run(Part(self, tokens, n_rows))
         native, n_past = self.native, self.n_past
-        ids = [*tokens, *(token for _, token in branches)]
-        self.check_room(ids)
-        at = self.position(n_past)
-        native.batch.fill(tokens, n_rows, at)
+        self.check_room(tokens)
+        native.batch.fill(tokens, n_rows, self.position(n_past))
         cached = self._in_doubt()
         if self.recurrent:
             self._prepare(self.recurrent, n_past, n_rows)
-        kind = self._follow_machine(native, n_past, len(ids), n_rows)
+        kind = self._follow_machine(native, n_past, len(tokens), n_rows)
         started = time.perf_counter()
-        if branches:
-            with added_branches(native, branches, len(tokens), at):
-                code = self._observed_pass(native, kind)
-        else:
-            code = self._observed_pass(native, kind)
+        code = self._observed_pass(native, kind)
         self.busy_s += time.perf_counter() - started
         if code != 0:
             self._start_over(data=True)
-            raise DecodeError(code, n_past, len(ids), log.last)
+            raise DecodeError(code, n_past, len(tokens), log.last)
         if self.recurrent:
             self.recurrent.passed(len(tokens))
         if self.hidden and self._rows:
             self.hidden.put(n_past, self._rows.sent(native, len(tokens)))
         cached.extend(tokens)
         self._cached = cached
-        self.counts = self.counts.plus(n_rows and n_rows + len(branches))
+        self.counts = self.counts.plus(n_rows)
         if not n_rows:
             return np.empty((0, self.n_vocab), np.float32)
-        return native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
+        return native.rows(len(tokens) - n_rows, n_rows, self.n_vocab)
 
     def _prepare(self, recurrent: RecurrentState, n_past: int, n_rows: int) -> None:
         """Carry out a postponed rollback, and prepare one that drops all but the first row.

@@ -11,8 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, starmap
 from typing import Any, NamedTuple
@@ -20,16 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidOptionError
-from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
 from .devices import apply_placement
 from .options import Placement
 
 Names = Sequence[str]
 N_BATCH = 512  # largest number of tokens in a batch
-# largest number of tokens in a verification pass, branches included
-WIDEST = K_MAX + 1 + BRANCHES_MAX
 
 # references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
@@ -108,19 +103,18 @@ class Native:
         _keep(self._adapters, C.llama_adapter_lora_init, self._models[0], path)
         return bool(self._adapters[-1])
 
-    def open(self, params: Any, n_sequences: int, n_batch: int = N_BATCH) -> bool:
+    def open(self, params: Any, n_batch: int = N_BATCH) -> bool:
         """Create the context and its batch and return whether llama.cpp succeeded.
 
         Args:
             params: Parameters of the context.
-            n_sequences: Largest number of sequences that one token belongs to.
             n_batch: Largest number of tokens in a batch.
         """
         _keep(self._contexts, C.llama_init_from_model, self._models[0], params)
         if not self._contexts[0]:
             return False
         self._memory = C.llama_get_memory(self._contexts[0])
-        _keep(self._batches, C.llama_batch_init, n_batch, 0, n_sequences)
+        _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
         self.batch = Batch(self._batches[0], n_batch)
         return True
 
@@ -243,10 +237,9 @@ class Batch:
         self._tokens = np.ctypeslib.as_array(batch.token, (size,))
         self._positions = np.ctypeslib.as_array(batch.pos, (size,))
         self._outputs = np.ctypeslib.as_array(batch.logits, (size,))
-        self._n_sequences = np.ctypeslib.as_array(batch.n_seq_id, (size,))
+        np.ctypeslib.as_array(batch.n_seq_id, (size,))[:] = 1
         # whether tokens may belong to sequences other than the first
-        self._branched = False
-        self._put_into_first(size)
+        self._has_others = True
 
     def fill(self, tokens: Sequence[int], n_rows: int, n_past: int) -> None:
         """Write tokens that follow `n_past` cached tokens.
@@ -256,9 +249,10 @@ class Batch:
             n_rows: Number of last tokens whose logits are computed.
             n_past: Number of cached tokens.
         """
-        if self._branched:
-            self._put_into_first(self._size)
-            self._branched = False
+        if self._has_others:
+            for i in range(self._size):
+                self._batch.seq_id[i][0] = 0
+            self._has_others = False
         n = len(tokens)
         self._tokens[:n] = tokens
         self._positions[:n] = np.arange(n_past, n_past + n)
@@ -268,113 +262,32 @@ class Batch:
 
     def fill_sequences(self, parts: Sequence[SequenceTokens]) -> None:
         """Write tokens of several sequences; those of a sequence follow its cached tokens."""
-        self._branched = True
+        self._has_others = True
         row = 0
         for part in parts:
             end = row + len(part.tokens)
             self._tokens[row:end] = part.tokens
             self._positions[row:end] = np.arange(part.n_past, part.n_past + end - row)
             self._outputs[row:end] = [int(one) for one in part.outputs]
-            self._n_sequences[row:end] = 1
             for i in range(row, end):
                 self._batch.seq_id[i][0] = part.sequence
             row = end
         self._batch.n_tokens = row
 
-    def add_branches(self, branches: Sequence[tuple[int, int]], n_tokens: int, n_past: int) -> None:
-        """Write branches after the tokens, each in a sequence of its own, with logits.
-
-        The tokens before a branch belong to its sequence as well.
-
-        Args:
-            branches: Pairs of an index into the tokens and the id of the alternative token.
-            n_tokens: Number of tokens that `fill` has written.
-            n_past: Number of cached tokens before them.
-        """
-        self._branched = True
-        for i in range(n_tokens):
-            beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
-            self._n_sequences[i] = 1 + len(beyond)
-            for place, s in enumerate(beyond, 1):
-                self._batch.seq_id[i][place] = s
-        for s, (at, token) in enumerate(branches, 1):
-            row = n_tokens + s - 1
-            self._tokens[row], self._positions[row], self._outputs[row] = token, n_past + at, 1
-            self._batch.seq_id[row][0] = s
-        self._batch.n_tokens = n_tokens + len(branches)
-
     def packed(self) -> Any:
         """Return the tokens of the pass as plain data, for `unpack` in another process."""
         n = self._batch.n_tokens
-        arrays = (self._tokens, self._positions, self._outputs, self._n_sequences)
-        counts = self._n_sequences[:n].tolist()
-        sequences = [self._batch.seq_id[i][: counts[i]] for i in range(n)]
+        arrays = (self._tokens, self._positions, self._outputs)
+        sequences = [self._batch.seq_id[i][0] for i in range(n)]
         return [array[:n].tobytes() for array in arrays], sequences
 
     def unpack(self, packed: Any) -> None:
         """Write the tokens of a pass from the result of `packed`."""
         texts, sequences = packed
         self._batch.n_tokens = n = len(sequences)
-        arrays = (self._tokens, self._positions, self._outputs, self._n_sequences)
+        arrays = (self._tokens, self._positions, self._outputs)
         for array, text in zip(arrays, texts, strict=True):
             array[:n] = np.frombuffer(text, array.dtype)
-        for i, ids in enumerate(sequences):
-            for place, one in enumerate(ids):
-                self._batch.seq_id[i][place] = one
-
-    def _put_into_first(self, n: int) -> None:
-        """Assign the first `n` tokens to the first sequence only."""
-        self._n_sequences[:n] = 1
-        for i in range(n):
-            self._batch.seq_id[i][0] = 0
-
-
-Branches = Sequence[tuple[int, int]]
-"""Pairs of an index into the tokens of the pass, above 0, and the id of the alternative token."""
-
-
-def n_sequences(can_roll_back: bool) -> int:
-    """Return the number of sequences of a context; they cost nothing while they are empty.
-
-    A model that cannot roll back has no branches.
-    """
-    return 1 + BRANCHES_MAX if can_roll_back else 1
-
-
-def check_branches(branches: Branches, n_tokens: int) -> None:
-    """Check the branches of a pass over `n_tokens` tokens.
-
-    Raises:
-        InvalidOptionError: There are too many branches or tokens, or an index is out of range.
-    """
-    if (
-        len(branches) > BRANCHES_MAX
-        or n_tokens > K_MAX + 1
-        or not all(0 < i < n_tokens for i, _ in branches)
-    ):
-        raise InvalidOptionError(
-            "branches", branches, f"at most {BRANCHES_MAX}, none at the first token"
-        )
-
-
-@contextmanager
-def added_branches(
-    native: Native, branches: Branches, n_tokens: int, n_past: int
-) -> Iterator[None]:
-    """Add branches to the batch and the cache for one pass.
-
-    After an exception the caller must empty the cache.
-
-    Args:
-        native: The model; its batch holds `n_tokens` tokens.
-        branches: The branches.
-        n_tokens: Number of tokens in the batch.
-        n_past: Number of cached tokens.
-    """
-    native.batch.add_branches(branches, n_tokens, n_past)
-    sequences = range(1, len(branches) + 1)
-    for sequence in sequences:
-        native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
-    yield
-    for sequence in sequences:
-        native.cache(C.llama_memory_seq_rm, sequence, -1, -1)
+        for i, sequence in enumerate(sequences):
+            self._batch.seq_id[i][0] = sequence
+        self._has_others = True

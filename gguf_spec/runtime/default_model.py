@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +50,15 @@ def default_model(models_file: str | Path | None = None) -> DefaultModel:
     known = entries(models_file)
     default = known[DEFAULT]
     least = _least_bytes(default)
-    sized = [(entry, path, _size(path)) for entry, path in _on_this_disk(known)]
+    found: list[tuple[Entry, Path]] = []  # the models of models files, then those of others
+    for entry in known.values():
+        path = download.find(entry) if entry.name != DEFAULT else None
+        if path and not path.is_relative_to(BUNDLED) and entry.prompt != "text":
+            found.append((entry, path))
+    for one in local_models():
+        if split_names(one.path.name)[0] == one.path.name:
+            found.append((Entry(one.name, None, None, (), one.path), one.path))
+    sized = [(entry, path, _size(path)) for entry, path in found]
     seen: set[Path] = set()
     for entry, path, size in sorted(sized, key=lambda one: -one[2]):
         real = path.resolve()
@@ -96,17 +103,6 @@ def chosen_model(
             ),
         )
     return chosen
-
-
-def _on_this_disk(known: dict[str, Entry]) -> Iterator[tuple[Entry, Path]]:
-    """Yield the models of models files, then those of other programs."""
-    for entry in known.values():
-        path = download.find(entry) if entry.name != DEFAULT else None
-        if path and not path.is_relative_to(BUNDLED) and entry.prompt != "text":
-            yield entry, path
-    for one in local_models():
-        if split_names(one.path.name)[0] == one.path.name:
-            yield Entry(one.name, None, None, (), one.path), one.path
 
 
 def _least_bytes(default: Entry) -> int:
