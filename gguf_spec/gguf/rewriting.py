@@ -6,7 +6,7 @@ Rows of a tensor are contiguous, so quantised rows are copied as they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,8 +14,6 @@ from ..errors import NotAModelError, OutputFileError, Text
 from .header import Header, Tensor
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-# sizes of metadata values by type, in bytes; strings and arrays have their own lengths
-_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _TYPE_U32, _TYPE_I32, _TYPE_F32 = 8, 9, 4, 5, 6
 # bytes of an array before its items: two types and a length
 _HEAD = 16
@@ -99,34 +97,13 @@ def read_values(header: Header) -> list[Value]:
     try:
         with header.path.open("rb") as file:
             data = file.read(header.data_at)
-        return list(_values(data))
-    except (OSError, struct.error, KeyError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise changed(header.path) from error
-
-
-def _values(data: bytes) -> Iterator[Value]:
-    at = 24
-    for _ in range(_U64.unpack_from(data, 16)[0]):
-        (n,) = _U64.unpack_from(data, at)
-        key = data[at + 8 : at + 8 + n].decode("utf-8", errors="replace")
-        start = at + 8 + n
-        at = _end(data, start)
-        yield Value(key, data[start:at])
-
-
-def _end(data: bytes, at: int) -> int:
-    """Return the end of a value whose type begins at `at`."""
-    (kind,), at = _U32.unpack_from(data, at), at + 4
-    if kind == _STRING:
-        return at + 8 + int(_U64.unpack_from(data, at)[0])
-    if kind != _ARRAY:
-        return at + _BYTES[kind]
-    (kind,), (n,), at = _U32.unpack_from(data, at), _U64.unpack_from(data, at + 4), at + 12
-    if kind != _STRING:
-        return at + int(n) * _BYTES[kind]
-    for _ in range(n):
-        at += 8 + int(_U64.unpack_from(data, at)[0])
-    return at
+    for key, (start, _) in header.places.items():
+        begin = _counted(key)
+        if "\N{REPLACEMENT CHARACTER}" not in key and data[start - len(begin) : start] != begin:
+            raise changed(header.path)
+    return [Value(key, data[start:end]) for key, (start, end) in header.places.items()]
 
 
 def write_with_rows(
