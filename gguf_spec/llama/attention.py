@@ -82,33 +82,17 @@ def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
 
 def attention_shape(header: Header) -> AttentionShape | None:
     """Return the shape of a model's attention; None if the header lacks the usual keys."""
-    width, n_head = (
-        header.of_architecture("embedding_length", 0),
-        _most(header.of_architecture("attention.head_count", 0)),
-    )
+    n_head = max(header.by_layer("attention.head_count", 0), default=0)
+    n_head_kv = max(header.by_layer("attention.head_count_kv", n_head), default=0) or n_head
+    lengths = header.head_lengths()
     if (
         header.of_architecture("attention.key_length_mla")
-        or not isinstance(width, int)
         or not 0 < n_head <= 1024
-    ):
-        return None
-    n_head_kv = _most(header.of_architecture("attention.head_count_kv", n_head)) or n_head
-    key, value = (
-        header.of_architecture(f"attention.{name}_length", width // n_head)
-        for name in ("key", "value")
-    )
-    if (
-        not all(isinstance(n, int) and 0 < n <= 1024 and n % 32 == 0 for n in (key, value))
+        or not all(0 < n <= 1024 and n % 32 == 0 for n in lengths)
         or n_head % n_head_kv
     ):
         return None
-    return AttentionShape(n_head, n_head_kv, key, value)
-
-
-def _most(value: Any) -> int:
-    """Return an integer, or the largest of one per layer; 0 for anything else."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    return max((n for n in numbers if isinstance(n, int)), default=0)
+    return AttentionShape(n_head, n_head_kv, *lengths)
 
 
 def _of_layer(shape: AttentionShape, options: ContextOptions) -> Mapping[int, float]:

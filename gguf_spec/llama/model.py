@@ -27,7 +27,7 @@ from .bindings import C
 from .cache import Cache
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
-from .memory import cpu_batch, fit_layers, padded
+from .memory import bytes_of_position, cpu_batch, fit_layers, padded
 from .native import (
     N_BATCH,
     WIDEST,
@@ -221,7 +221,7 @@ class Model(Cache):
             self._rows.send(native)
         if options.lora:
             native.use_adapters([adapter.scale for adapter in options.lora])
-        self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
+        self.cached_bytes = bytes_of_position(header, options)
 
     def without_head(self) -> None:
         """Send no rows to a prediction head any more."""
