@@ -11,8 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, starmap
 from typing import Any, NamedTuple
@@ -20,13 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidOptionError
 from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
 from .devices import apply_placement
 from .options import Placement
 
 Names = Sequence[str]
+Branches = Sequence[tuple[int, int]]
+"""Pairs of an index into the tokens of the pass, above 0, and the id of the alternative token."""
 N_BATCH = 512  # largest number of tokens in a batch
 # largest number of tokens in a verification pass, branches included
 WIDEST = K_MAX + 1 + BRANCHES_MAX
@@ -171,11 +171,6 @@ class Native:
         """Call a llama.cpp function with the context's cache as the first argument."""
         return function(self._memory, *arguments)
 
-    def copy_sequence(self, source: int, to: int) -> None:
-        """Copy a sequence to another one; llama.cpp copies the data with the next pass."""
-        self.has_copies = True
-        self.cache(C.llama_memory_seq_cp, source, to, -1, -1)
-
     def decode(self) -> int:
         """Decode the batch, wait until it is done, and return llama.cpp's code."""
         self.has_copies = False
@@ -225,13 +220,15 @@ class SequenceTokens(NamedTuple):
         sequence: Its id in llama.cpp.
         n_past: Number of its cached tokens.
         tokens: Token ids.
-        outputs: For each token, whether its logits are computed.
+        n_rows: Number of last tokens whose logits are computed.
+        n_more: Number of further tokens at the end, without logits.
     """
 
     sequence: int
     n_past: int
     tokens: Sequence[int]
-    outputs: Sequence[bool]
+    n_rows: int
+    n_more: int = 0
 
 
 class Batch:
@@ -239,76 +236,51 @@ class Batch:
 
     def __init__(self, batch: Any, size: int = N_BATCH) -> None:
         """Wrap a `llama_batch` with room for `size` tokens."""
-        self._batch, self._size = batch, size
+        self._batch = batch
         self._tokens = np.ctypeslib.as_array(batch.token, (size,))
         self._positions = np.ctypeslib.as_array(batch.pos, (size,))
         self._outputs = np.ctypeslib.as_array(batch.logits, (size,))
         self._n_sequences = np.ctypeslib.as_array(batch.n_seq_id, (size,))
-        # whether tokens may belong to sequences other than the first
-        self._branched = False
-        self._put_into_first(size)
+        self._sequences = [batch.seq_id[i] for i in range(size)]
 
-    def fill(self, tokens: Sequence[int], n_rows: int, n_past: int) -> None:
-        """Write tokens that follow `n_past` cached tokens.
+    def fill(self, parts: Sequence[SequenceTokens], branches: Branches = ()) -> None:
+        """Write tokens of sequences; those of a sequence follow its cached tokens.
 
         Args:
-            tokens: Token ids.
-            n_rows: Number of last tokens whose logits are computed.
-            n_past: Number of cached tokens.
+            parts: The tokens.
+            branches: Alternatives to tokens of the only sequence, which must be the first one. They
+                come last, each in a sequence of its own, with logits. The tokens before a branch
+                belong to its sequence as well.
         """
-        if self._branched:
-            self._put_into_first(self._size)
-            self._branched = False
-        n = len(tokens)
-        self._tokens[:n] = tokens
-        self._positions[:n] = np.arange(n_past, n_past + n)
-        self._outputs[: n - n_rows] = 0
-        self._outputs[n - n_rows : n] = 1
-        self._batch.n_tokens = n
-
-    def fill_sequences(self, parts: Sequence[SequenceTokens]) -> None:
-        """Write tokens of several sequences; those of a sequence follow its cached tokens."""
-        self._branched = True
         row = 0
         for part in parts:
             end = row + len(part.tokens)
             self._tokens[row:end] = part.tokens
             self._positions[row:end] = np.arange(part.n_past, part.n_past + end - row)
-            self._outputs[row:end] = [int(one) for one in part.outputs]
+            self._outputs[row:end] = 0
+            self._outputs[end - part.n_more - part.n_rows : end - part.n_more] = 1
             self._n_sequences[row:end] = 1
-            for i in range(row, end):
-                self._batch.seq_id[i][0] = part.sequence
+            for ids in self._sequences[row:end]:
+                ids[0] = part.sequence
             row = end
-        self._batch.n_tokens = row
-
-    def add_branches(self, branches: Sequence[tuple[int, int]], n_tokens: int, n_past: int) -> None:
-        """Write branches after the tokens, each in a sequence of its own, with logits.
-
-        The tokens before a branch belong to its sequence as well.
-
-        Args:
-            branches: Pairs of an index into the tokens and the id of the alternative token.
-            n_tokens: Number of tokens that `fill` has written.
-            n_past: Number of cached tokens before them.
-        """
-        self._branched = True
-        for i in range(n_tokens):
+        for i in range(row if branches else 0):
             beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
             self._n_sequences[i] = 1 + len(beyond)
             for place, s in enumerate(beyond, 1):
-                self._batch.seq_id[i][place] = s
+                self._sequences[i][place] = s
         for s, (at, token) in enumerate(branches, 1):
-            row = n_tokens + s - 1
-            self._tokens[row], self._positions[row], self._outputs[row] = token, n_past + at, 1
-            self._batch.seq_id[row][0] = s
-        self._batch.n_tokens = n_tokens + len(branches)
+            self._tokens[row], self._positions[row] = token, parts[0].n_past + at
+            self._outputs[row] = self._n_sequences[row] = 1
+            self._sequences[row][0] = s
+            row += 1
+        self._batch.n_tokens = row
 
     def packed(self) -> Any:
         """Return the tokens of the pass as plain data, for `unpack` in another process."""
         n = self._batch.n_tokens
         arrays = (self._tokens, self._positions, self._outputs, self._n_sequences)
         counts = self._n_sequences[:n].tolist()
-        sequences = [self._batch.seq_id[i][: counts[i]] for i in range(n)]
+        sequences = [ids[:count] for ids, count in zip(self._sequences, counts, strict=False)]
         return [array[:n].tobytes() for array in arrays], sequences
 
     def unpack(self, packed: Any) -> None:
@@ -320,61 +292,4 @@ class Batch:
             array[:n] = np.frombuffer(text, array.dtype)
         for i, ids in enumerate(sequences):
             for place, one in enumerate(ids):
-                self._batch.seq_id[i][place] = one
-
-    def _put_into_first(self, n: int) -> None:
-        """Assign the first `n` tokens to the first sequence only."""
-        self._n_sequences[:n] = 1
-        for i in range(n):
-            self._batch.seq_id[i][0] = 0
-
-
-Branches = Sequence[tuple[int, int]]
-"""Pairs of an index into the tokens of the pass, above 0, and the id of the alternative token."""
-
-
-def n_sequences(can_roll_back: bool) -> int:
-    """Return the number of sequences of a context; they cost nothing while they are empty.
-
-    A model that cannot roll back has no branches.
-    """
-    return 1 + BRANCHES_MAX if can_roll_back else 1
-
-
-def check_branches(branches: Branches, n_tokens: int) -> None:
-    """Check the branches of a pass over `n_tokens` tokens.
-
-    Raises:
-        InvalidOptionError: There are too many branches or tokens, or an index is out of range.
-    """
-    if (
-        len(branches) > BRANCHES_MAX
-        or n_tokens > K_MAX + 1
-        or not all(0 < i < n_tokens for i, _ in branches)
-    ):
-        raise InvalidOptionError(
-            "branches", branches, f"at most {BRANCHES_MAX}, none at the first token"
-        )
-
-
-@contextmanager
-def added_branches(
-    native: Native, branches: Branches, n_tokens: int, n_past: int
-) -> Iterator[None]:
-    """Add branches to the batch and the cache for one pass.
-
-    After an exception the caller must empty the cache.
-
-    Args:
-        native: The model; its batch holds `n_tokens` tokens.
-        branches: The branches.
-        n_tokens: Number of tokens in the batch.
-        n_past: Number of cached tokens.
-    """
-    native.batch.add_branches(branches, n_tokens, n_past)
-    sequences = range(1, len(branches) + 1)
-    for sequence in sequences:
-        native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
-    yield
-    for sequence in sequences:
-        native.cache(C.llama_memory_seq_rm, sequence, -1, -1)
+                self._sequences[i][place] = one

@@ -133,7 +133,7 @@ class RecurrentState:
         state = np.empty(size if self._n else 0, dtype=np.uint8)
         if self._n:
             n = self._native.context(
-                C.llama_state_seq_get_data_ext, _bytes_of(state), size, 0, _PARTIAL_ONLY
+                C.llama_state_seq_get_data_ext, bytes_of(state), size, 0, _PARTIAL_ONLY
             )
             state = state[:n]
         self.counts = self.counts._replace(copies=self.counts.copies + 1)
@@ -141,10 +141,11 @@ class RecurrentState:
 
     def _put(self, state: NDArray[np.uint8]) -> None:
         if len(state) and not self._native.context(
-            C.llama_state_seq_set_data_ext, _bytes_of(state), len(state), 0, _PARTIAL_ONLY
+            C.llama_state_seq_set_data_ext, bytes_of(state), len(state), 0, _PARTIAL_ONLY
         ):
             raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
 
 
-def _bytes_of(values: NDArray[np.uint8]) -> object:
+def bytes_of(values: NDArray[np.uint8]) -> object:
+    """Return a pointer to the first of some bytes, for llama.cpp."""
     return values.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from gguf_spec.errors import DecodeError
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.model import Model, Slots
 from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.batch_costs import ALONE, BatchCosts
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
@@ -363,7 +362,7 @@ def test_rows_that_wait_are_held_before_another_pass(models):
     assert not task.answer.flags.owndata
     wanted = np.array(task.answer)
     scheduler.hold_rows()
-    scheduler.pairs[1].target.model.decode_sequences([SequenceTokens(1, 0, [9], [True])])
+    scheduler.pairs[1].target.model.decode_sequences([SequenceTokens(1, 0, [9], 1)])
     run(scheduler)
     assert np.array_equal(rows[0], wanted)
 
