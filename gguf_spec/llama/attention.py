@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,12 +72,34 @@ def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
     are empty if the shape is unknown, if the measurement fails, and while other programs use the
     cores; a later load measures then.
     """
-    shape, n_layers = attention_shape(header), header.of_architecture("block_count", 0)
-    if shape is None or not isinstance(n_layers, int):
+    shape, n_layers = attention_shape(header), header.whole("block_count")
+    if shape is None:
         return {}
     flash = options.flash_attention if uses_gpu(options) else flash_on_cpu(header, options)
-    per_cached = _of_layer(shape, replace(options, flash_attention=flash))
-    return {width: seconds * n_layers for width, seconds in per_cached.items()}
+    # all cores, even if other programs run now
+    o = replace(options, flash_attention=flash, threads=options.threads or physical_cores())
+    parts = [
+        _VERSION,
+        *this_machine(),
+        *library_parts(),
+        *shape,
+        o.flash_attention,
+        o.kv_type,
+        o.threads,
+        o.gpu_layers,
+        *replace(o.placement, n_cpu_moe=0, overrides=()).parts,
+    ]
+    file = cache_file("attention", parts)
+    costs = _parsed(read_json(file))
+    if not costs:
+        if cores_are_shared(o.threads or 1):
+            return {}
+        try:
+            costs = _measure(shape, o)
+        except (GgufSpecError, OSError, TimeoutError):
+            return {}
+        write_json(file, costs)
+    return {width: seconds * n_layers for width, seconds in costs.items()}
 
 
 def attention_shape(header: Header) -> AttentionShape | None:
@@ -93,34 +115,6 @@ def attention_shape(header: Header) -> AttentionShape | None:
     ):
         return None
     return AttentionShape(n_head, n_head_kv, *lengths)
-
-
-def _of_layer(shape: AttentionShape, options: ContextOptions) -> Mapping[int, float]:
-    """Return pass width -> extra seconds of one layer per cached token; empty if unknown."""
-    o, threads = options, options.threads or physical_cores()
-    parts = [
-        _VERSION,
-        *this_machine(),
-        *library_parts(),
-        *shape,
-        o.flash_attention,
-        o.kv_type,
-        threads,
-        o.gpu_layers,
-        *replace(o.placement, n_cpu_moe=0, overrides=()).parts,
-    ]
-    file = cache_file("attention", parts)
-    if kept := _parsed(read_json(file)):
-        return kept
-    if cores_are_shared(threads):
-        return {}
-    try:
-        # all cores, even if other programs run now
-        costs = _measure(shape, replace(options, threads=threads))
-    except (GgufSpecError, OSError, TimeoutError):
-        return {}
-    write_json(file, costs)
-    return costs
 
 
 def _parsed(data: Any) -> dict[int, float]:
@@ -143,8 +137,13 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> dict[int, float]
         model = Model(path, replace(measured, placement=placement))
     try:
         text = [3 + i * 7 % (N_VOCAB - 3) for i in range(n_ctx)]
-        if model.slow_first_pass:
-            _warm_up(model, text)
+        if model.slow_first_pass:  # a driver compiles its kernels before the measurement
+            model.read(text[:_FAR])
+            for width in _WIDTHS:
+                model.rollback(_NEAR)
+                model.logits(text[_NEAR : _NEAR + width], width)
+            model.rollback(0)
+            model.busy_s = 0.0
         model.read(text[:_NEAR])
         near = _passes(model, text)
         model.read(text[_NEAR:_FAR])
@@ -154,16 +153,6 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> dict[int, float]
     return {
         width: max(0.0, far[width] - near[width]) / (_FAR - _NEAR) / N_LAYERS for width in _WIDTHS
     }
-
-
-def _warm_up(model: Model, text: list[int]) -> None:
-    """Make one pass of each kind, so that a driver compiles its kernels before the measurement."""
-    model.read(text[:_FAR])
-    for width in _WIDTHS:
-        model.rollback(_NEAR)
-        model.logits(text[_NEAR : _NEAR + width], width)
-    model.rollback(0)
-    model.busy_s = 0.0
 
 
 def _passes(model: Model, text: list[int]) -> dict[int, float]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from ..errors import DecodeError, InvalidOptionError, RollbackError, Unsupported
 from ..gguf.adapters import check_adapter
 from ..gguf.heads import is_head_alone
 from ..gguf.validation import Header, ModelFile
-from ..options import BRANCHES_MAX, K_MAX
+from ..options import BRANCHES_MAX, K_MAX, require
 from ..results import PassCounts
 from . import own_kernels
 from .backend import build_features, offloads, start_backend, uses_gpu
@@ -539,25 +539,15 @@ class Model(Cache):
             DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
                 the cache is empty.
         """
-        if not 0 < n_rows <= min(len(tokens), K_MAX + 1 - len(branches)):
-            raise InvalidOptionError(
-                "n_rows",
-                n_rows,
-                f"from 1 to {len(tokens)}, the number of tokens, and with the branches at most "
-                f"{K_MAX + 1}",
-            )
+        n, most = len(tokens), K_MAX + 1
+        allowed = f"from 1 to {n}, the number of tokens, and with the branches at most {most}"
+        require("n_rows", n_rows, allowed, 0 < n_rows <= min(n, most - len(branches)))
         if branches:
-            if self.run:
-                allowed = "empty in a context of several requests"
-                raise InvalidOptionError("branches", branches, allowed)
-            if (
-                len(branches) > BRANCHES_MAX
-                or len(tokens) > K_MAX + 1
-                or not all(0 < i < len(tokens) for i, _ in branches)
-            ):
-                allowed = f"at most {BRANCHES_MAX}, none at the first token"
-                raise InvalidOptionError("branches", branches, allowed)
-        elif len(tokens) > (K_MAX + 1 if self.run else self._n_batch):
+            require("branches", branches, "empty in a context of several requests", not self.run)
+            is_few = len(branches) <= BRANCHES_MAX and n <= most
+            allowed = f"at most {BRANCHES_MAX}, none at the first token"
+            require("branches", branches, allowed, is_few and all(0 < i < n for i, _ in branches))
+        elif n > (most if self.run else self._n_batch):
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
         return self._decode(tokens, n_rows, branches)
@@ -585,8 +575,6 @@ class Model(Cache):
         cached.extend(tokens)
         self._cached = cached
         self.counts = self.counts.plus(n_rows and n_rows + len(branches))
-        if not n_rows:
-            return np.empty((0, self.n_vocab), np.float32)
         return native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
 
     def decode_sequences(self, parts: Sequence[SequenceTokens], branches: Branches = ()) -> int:
@@ -702,28 +690,33 @@ class Slots:
             firsts[one.sequence] = first
             first += len(one.tokens)
         self.n_decoded = len(filled)
-        started = time.perf_counter()
-        slots = {one.sequence: self.all[one.sequence] for one in filled}
+        started, slots = time.perf_counter(), [self.all[one.sequence] for one in filled]
         try:
             code = self.model.decode_sequences(filled)
             seconds = time.perf_counter() - started
-            if code == 0:
-                for part in parts:
-                    part.slot.cached.extend(part.tokens)
-                    part.slot.busy_s += seconds
-                for one in filled:
-                    slot = slots[one.sequence]
-                    if one.n_past + len(one.tokens) > slot.n_past:
-                        self._remove(slot)
-        except BaseException:  # Ctrl-C, where the thread of the caller decodes
-            self._drop(slots.values(), parts)
+            if code != 0:
+                raise DecodeError(code, max(one.n_past for one in filled), first, log.last)
+            for part in parts:
+                part.slot.cached.extend(part.tokens)
+                part.slot.busy_s += seconds
+            for one, slot in zip(filled, slots, strict=True):
+                if one.n_past + len(one.tokens) > slot.n_past:
+                    self._remove(slot)
+        except BaseException:  # Ctrl-C, too, where the thread of the caller decodes
+            for slot in slots:  # those of gaps keep their tokens
+                self._remove(slot)
+            for part in parts:
+                part.slot.forget()
             raise
-        if code != 0:
-            self._drop(slots.values(), parts)
-            n_past = max(one.n_past for one in filled)
-            raise DecodeError(code, n_past, first, log.last)
         self.model.counts = self.model.counts.plus(sum(part.n_rows for part in parts))
-        return [self._rows(part, firsts[part.slot.index]) for part in parts]
+        return [
+            self.model.native.rows(
+                firsts[part.slot.index] + len(part.tokens) - part.n_rows,
+                part.n_rows,
+                self.model.n_vocab,
+            )
+            for part in parts
+        ]
 
     def move(self, slot: Model, free: Model) -> None:
         """Move a sequence to the place of a free one, whose cache is lost."""
@@ -749,12 +742,6 @@ class Slots:
             for i in range(start, end, at_once):
                 self.decode([Part(slot, tokens[i : min(i + at_once, end)], 0)])
         slot.n_read = n_read
-
-    def _rows(self, part: Part, first: int) -> Logits:
-        n_read, n_vocab = len(part.tokens) - part.n_rows, self.model.n_vocab
-        if not part.n_rows:
-            return np.empty((0, n_vocab), np.float32)
-        return self.model.native.rows(first + n_read, part.n_rows, n_vocab)
 
     def _filled(self, parts: Sequence[Part], n_sequences: int) -> list[SequenceTokens]:
         """Return what llama.cpp decodes: the parts, made equally long, and without gaps."""
@@ -785,13 +772,6 @@ class Slots:
         n_more = max(0, min(width, slot.n_ctx - slot.n_past) - n)
         tokens = [*part.tokens, *[self.model.start] * n_more]
         return SequenceTokens(slot.index, slot.n_past, tokens, part.n_rows, n_more)
-
-    def _drop(self, slots: Iterable[Model], parts: Sequence[Part]) -> None:
-        """Undo a pass: empty the caches of its parts; those of gaps keep their tokens."""
-        for slot in slots:
-            self._remove(slot)
-        for part in parts:
-            part.slot.forget()
 
     def _remove(self, slot: Model) -> None:
         """Remove the tokens that only filled the pass."""

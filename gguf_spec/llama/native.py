@@ -184,6 +184,8 @@ class Native:
 
         The view keeps this object alive.
         """
+        if not n_rows:
+            return np.empty((0, n_vocab), np.float32)
         return self.view(C.llama_get_logits_ith(self._contexts[0], first), n_rows, n_vocab)
 
     def view(self, first: Any, n_rows: int, width: int) -> NDArray[np.float32]:

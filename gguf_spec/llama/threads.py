@@ -134,11 +134,8 @@ class ThreadGovernor:
 
         The slowest recent pass is excluded.
         """
-        return (
-            fmean(sorted(self._slowness)[: max(1, len(self._slowness) - 1)])
-            if self._slowness
-            else 1.0
-        )
+        recent = sorted(self._slowness)
+        return fmean(recent[:-1] or recent) if recent else 1.0
 
     @property
     def _is_slow(self) -> bool:
@@ -157,7 +154,12 @@ class ThreadGovernor:
     def _new_trial(self, kind: PassKind) -> _Trial | None:
         if self._n_waited < _FEWEST or not self._can_compare(kind):
             return None
-        counts = [*self._more(), *self._fewer()]
+        n, most = self.threads, self.most
+        # all threads come first, because most programs that end leave an idle machine
+        more = (most, (n + most + 1) // 2, n + 1)
+        fewer = [n // 2, n // 4, n * 3 // 4]
+        fewer = [*fewer, n - 1] if self._level > _VERY_SLOW else [n - 1, *fewer]
+        counts = [*dict.fromkeys(i for i in (*more, *fewer) if 0 < i <= most and i != n)]
         threads = counts[self._turn % len(counts)]
         price_s = 0.0 if self._is_slow else self._price.get(threads, _PRICE) * fmean(self._seconds)
         if self._budget_s < price_s:
@@ -166,31 +168,12 @@ class ThreadGovernor:
         self._n_waited = 0
         return _Trial(threads)
 
-    def _more(self) -> list[int]:
-        """Return larger counts to try.
-
-        All threads come first, because most programs that end leave an idle machine.
-        """
-        return _distinct(
-            (self.most, (self.threads + self.most + 1) // 2, self.threads + 1),
-            self.threads,
-            self.most,
-        )
-
-    def _fewer(self) -> list[int]:
-        """Return smaller counts to try; half of the threads first if passes are very slow."""
-        n = self.threads
-        counts = (
-            (n // 2, n // 4, n * 3 // 4, n - 1)
-            if self._level > _VERY_SLOW
-            else (n - 1, n // 2, n // 4, n * 3 // 4)
-        )
-        return _distinct(counts, 0, n - 1)
-
     def _judge(self, trial: _Trial) -> None:
         """End a trial as soon as its result is clear."""
-        enough_s = _GAIN * trial.expected_s
-        noise_s, n = self._noise(trial), trial.n_passes
+        enough_s, noise_s, n = _GAIN * trial.expected_s, 0.0, trial.n_passes
+        if n < _MOST_PASSES:  # the uncertainty of the gain, in seconds
+            slowness = [*self._slowness]
+            noise_s = pstdev(slowness) / fmean(slowness) * trial.expected_s / sqrt(n)
         if trial.gain_s < (-noise_s if n < _FEWEST else 0.0) or (
             n >= _MOST_PASSES and trial.gain_s <= enough_s
         ):
@@ -209,18 +192,9 @@ class ThreadGovernor:
             self.threads, self._trial = trial.threads, None
             # replaced, so that the deques are never empty
             self._slowness, self._seconds = (
-                deque(trial.slowness, maxlen=_WINDOW),
-                deque(trial.seconds, maxlen=_WINDOW),
+                deque(some, maxlen=_WINDOW) for some in (trial.slowness, trial.seconds)
             )
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
-
-    def _noise(self, trial: _Trial) -> float:
-        """Return the uncertainty of a trial's gain in seconds; 0 after its last pass."""
-        if trial.n_passes >= _MOST_PASSES:
-            return 0.0
-        slowness = [*self._slowness]
-        spread = pstdev(slowness) / fmean(slowness)
-        return spread * trial.expected_s / sqrt(trial.n_passes)
 
 
 class _Trial:
@@ -254,15 +228,6 @@ class _Trial:
         return self.expected_s - sum(self.seconds)
 
 
-def _distinct(counts: tuple[int, ...], above: int, at_most: int) -> list[int]:
-    """Return the distinct counts with `above` < count <= `at_most`, in order."""
-    return list(dict.fromkeys(count for count in counts if above < count <= at_most))
-
-
-@cache
-def shared_governor(most: int) -> ThreadGovernor:
-    """Return the governor of this process.
-
-    All models share it, because they use the same cores.
-    """
-    return ThreadGovernor(most)
+# The governor of this process by its number of threads. All models share it, because they use the
+# same cores.
+shared_governor = cache(ThreadGovernor)

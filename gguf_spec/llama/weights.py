@@ -175,17 +175,19 @@ class Weights:
 
     def tokenize_bytes(self, text: bytes, *, special: bool, start: bool = True) -> list[int]:
         """Return the token ids of a text; bytes that are not UTF-8 are passed on to llama.cpp."""
-        # The time of one call grows with the square of the number of special tokens in it. Tokens
-        # at the end of a text would follow each part.
-        known = self.vocabulary
-        ends = known["add_eos"] or known["type"] == C.LLAMA_VOCAB_TYPE_WPM
-        cuts: Iterable[int] = ()
-        if len(text) >= _LONG and not ends:
-            cuts = safe_cuts(text, *self._names[special], _PART)
+        # The time of one call grows with the square of the number of special tokens in it.
+        cuts = [0, *self._cuts(text, special), len(text)]
         ids: list[int] = []
-        for begin, end in pairwise([0, *cuts, len(text)]):
+        for begin, end in pairwise(cuts):
             ids += self._tokenize_part(text[begin:end], special, start and begin == 0)
         return ids
+
+    def _cuts(self, text: bytes, special: bool) -> Iterable[int]:
+        known = self.vocabulary
+        # Tokens at the end of a text would follow each part.
+        ends = known["add_eos"] or known["type"] == C.LLAMA_VOCAB_TYPE_WPM
+        names, stripping = ((), ()) if len(text) < _LONG or ends else self._names[special]
+        return safe_cuts(text, names, stripping, _PART)
 
     @cached_property
     def _names(self) -> tuple[tuple[list[bytes], list[bytes]], ...]:

@@ -220,7 +220,7 @@ class PrefixStore:
             _state(target),
             _state(draft, caches.first.offset) if draft else None,
             target.grid,
-            not target.can_roll_back or target.least_cut_of_state(target.n_past) > 0,
+            not target.can_roll_back or target.least_cut_of_state(len(target.cached)) > 0,
         )
         self._save.learn(kept.n_bytes, self._now() - started)
         if len(kept.target.data):

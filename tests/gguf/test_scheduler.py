@@ -103,7 +103,7 @@ def passes(monkeypatch):
     seen, failing, decode = [], {}, Model.decode_sequences
 
     def decode_some(self, parts, *more):
-        if self.options.parallel > 1 and any(any(part.outputs) for part in parts):
+        if self.options.parallel > 1 and any(part.n_rows for part in parts):
             seen.append(Counter({part.sequence: len(part.tokens) for part in parts}))
             if len(seen) in failing:
                 decode(self, parts, *more)
@@ -225,8 +225,10 @@ def test_an_error_of_one_task_ends_only_that_task(models, passes, monkeypatch):
     monkeypatch.setattr(
         Model,
         "decode_sequences",
-        lambda self, parts: (
-            -1 if any(p.sequence == 2 and p.tokens[0] == 77 for p in parts) else decode(self, parts)
+        lambda self, parts, *more: (
+            -1
+            if any(p.sequence == 2 and p.tokens[0] == 77 for p in parts)
+            else decode(self, parts, *more)
         ),
     )
     scheduler = scheduler_of(models[0])
