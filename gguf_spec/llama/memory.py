@@ -101,6 +101,8 @@ class MemoryEstimate:
             locked.
         idle: Part of `weights`: file pages that were copied and are not read again.
         n_ctx: Requested positions of the context.
+        free: Free memory; None if unknown.
+        machine: Memory of the machine; None if unknown.
     """
 
     weights: int
@@ -110,6 +112,8 @@ class MemoryEstimate:
     copies: int
     idle: int
     n_ctx: int
+    free: int | None
+    machine: int | None
 
     @property
     def total(self) -> int:
@@ -126,24 +130,21 @@ class MemoryEstimate:
         """Part of `added` without a file behind it: the kernel cannot drop it and read it again."""
         return self.copies + self.caches + self.compute
 
-    def fits(self, free: int | None, total: int | None) -> bool:
-        """Return whether there is enough memory.
+    @property
+    def fits(self) -> bool:
+        """Whether there is enough memory.
 
         `own` must be free. File pages may displace other pages, but the machine must hold them.
-
-        Args:
-            free: Free memory; None if unknown.
-            total: Memory of the machine; None if unknown.
         """
-        return not (
-            (free is not None and self.own > free) or (total and self.base + self.added > total)
-        )
+        is_free = self.free is None or self.own <= self.free
+        return is_free and not (self.machine and self.base + self.added > self.machine)
 
-    def room(self, free: int | None, total: int | None) -> str:
-        """Return the memory that is too small: the free one, or that of the machine."""
-        if free is not None and self.own > free:
-            return f"{format_bytes(free)} are free"
-        return f"this machine has {format_bytes(total or 0)}"
+    @property
+    def room(self) -> str:
+        """The memory that is too small: the free one, or that of the machine."""
+        if self.free is not None and self.own > self.free:
+            return f"{format_bytes(self.free)} are free"
+        return f"this machine has {format_bytes(self.machine or 0)}"
 
 
 def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEstimate:
@@ -184,41 +185,67 @@ def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEs
         if options.head != "self" and options.parallel == 1 and not options.rpc:
             cache += _CHECKPOINTS * state_bytes(header)
         caches, compute = caches + cache, compute + passes
-    return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
+    return _estimate(weights + copies, caches, compute, copies, idle, n_ctx)
+
+
+def _estimate(
+    weights: int, caches: int, compute: int, copies: int, idle: int, n_ctx: int
+) -> MemoryEstimate:
+    base, room = resident_bytes(), (available_bytes(), total_bytes())
+    return MemoryEstimate(weights, caches, compute, base, copies, idle, n_ctx, *room)
 
 
 def _copies(
     header: Header, options: ContextOptions, features: Mapping[str, str] | None
 ) -> tuple[int, int]:
     """Return the bytes of repacked weights and adapters, and those of pages not read again."""
-    copied = idle = 0
-    if options.repacks:
-        copied, idle = repacked_bytes(header, build_features() if features is None else features)
-    return copied + sum(one.path.stat().st_size for one in options.lora if one.path.exists()), idle
+    copies = sum(one.path.stat().st_size for one in options.lora if one.path.exists())
+    if not options.repacks:
+        return copies, 0
+    features = build_features() if features is None else features
+    has = {name for name, value in features.items() if value != "0"}
+    rows: dict[int, int] = {}
+    if "REPACK" in has:
+        rows |= _AVX2 if "AVX2" in has else {}
+        rows |= _AVX512 if "AVX512" in has else {}
+        rows |= _DOTPROD if {"NEON", "DOTPROD"} <= has else {}
+    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
+    tied, idle = _is_tied(header), 0
+    for tensor in header.tensors:
+        # tied embeddings are multiplied, too, so they are both mapped and copied
+        is_output = tied and tensor.name == "token_embd.weight"
+        n_dims = len(tensor.shape)
+        if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
+            continue
+        columns, growth = amx.get(tensor.type, (0, 0.0))
+        if columns and n_dims == 2 and not (tensor.shape[1] % 32 or tensor.shape[0] % columns):
+            copies += int(tensor.n_bytes * growth)
+        elif tensor.type in rows and not tensor.shape[1] % rows[tensor.type]:
+            copies += tensor.n_bytes
+        else:
+            continue
+        idle += 0 if is_output else tensor.n_bytes
+    return copies, idle
 
 
-def largest_ctx(
-    models: Models, features: Mapping[str, str] | None, free: int | None, total: int | None
-) -> int:
+def _is_tied(header: Header) -> bool:
+    """Return whether the token embeddings are the output matrix, too."""
+    return not any(tensor.name == "output.weight" for tensor in header.tensors)
+
+
+def largest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
     """Return the longest context that fits, at most the requested one; 0 if none fits."""
     wanted = needs(models, features)
-    if wanted.fits(free, total):
+    if wanted.fits:
         return wanted.n_ctx
-    most = wanted.n_ctx // PAD
-    return PAD * _most(most, lambda n: _with(models, n_ctx=n * PAD), features, free, total)
+    return PAD * _most(wanted.n_ctx // PAD, lambda n: _with(models, n_ctx=n * PAD), features)
 
 
 def _most(
-    most: int,
-    models: Callable[[int], Models],
-    features: Mapping[str, str] | None,
-    free: int | None,
-    total: int | None,
+    most: int, models: Callable[[int], Models], features: Mapping[str, str] | None = None
 ) -> int:
     """Return the largest number up to `most` with which models fit; 0 if there is none."""
-    return bisect_left(
-        range(1, most + 1), True, key=lambda n: not needs(models(n), features).fits(free, total)
-    )
+    return bisect_left(range(1, most + 1), True, key=lambda n: not needs(models(n), features).fits)
 
 
 def _with(models: Models, **changes: Any) -> list[tuple[Header, ContextOptions]]:
@@ -238,12 +265,13 @@ def parallel_in_room(
     Returns:
         At least 1 and at most `most`; None if it is unknown, as for models that may use a GPU.
     """
-    free, total = available_bytes(), total_bytes()
-    if free is None or any(uses_gpu(options) for _, options in models):
+    if any(uses_gpu(options) for _, options in models):
         return None
-    one = needs(_with(models, parallel=1), features).caches
-    most = max(1, min(most, int(_CACHES_SHARE * free / max(one, 1))))
-    return max(1, _most(most, lambda n: _with(models, parallel=n), features, free, total))
+    one = needs(_with(models, parallel=1), features)
+    if one.free is None:
+        return None
+    most = max(1, min(most, int(_CACHES_SHARE * one.free / max(one.caches, 1))))
+    return max(1, _most(most, lambda n: _with(models, parallel=n), features))
 
 
 def prefix_memory_in_room(models: Models, features: Mapping[str, str] | None = None) -> int:
@@ -252,10 +280,8 @@ def prefix_memory_in_room(models: Models, features: Mapping[str, str] | None = N
     It is an eighth of the memory that stays free beside the models, at most 8 GiB; 0 where that is
     little, or where the free memory is unknown.
     """
-    free = available_bytes()
-    if free is None:
-        return 0
-    share = int(_KEPT_SHARE * (free - needs(models, features).own))
+    needed = needs(models, features)
+    share = int(_KEPT_SHARE * (needed.free - needed.own)) if needed.free is not None else 0
     return min(share, _MOST_KEPT) if share >= _LEAST_KEPT else 0
 
 
@@ -277,9 +303,8 @@ def with_snapshots(models: Models, k: int) -> list[tuple[Header, ContextOptions]
         return [(header, replace(options, n_snapshots=n)), *others]
 
     if n and not uses_gpu(options):
-        free, total, state = available_bytes(), total_bytes(), state_bytes(header)
-        most = min(n, int(_CACHES_SHARE * free / state)) if state and free else 0
-        n = _most(most, asked, None, free, total)
+        free, state = available_bytes(), state_bytes(header)
+        n = _most(min(n, int(_CACHES_SHARE * free / state)), asked) if state and free else 0
     return asked(n)
 
 
@@ -307,8 +332,8 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
     """
     if any(uses_gpu(options) for _, options in models):
         return
-    needed, free, total = needs(models, features), available_bytes(), total_bytes()
-    if needed.fits(free, total):
+    needed = needs(models, features)
+    if needed.fits:
         return
     names = " and ".join(header.path.name for header, _ in models)
     verb = "need" if len(models) > 1 else "needs"
@@ -318,26 +343,20 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
         f"{names} {verb} {format_bytes(needed.added)} of memory, "
         f"{format_bytes(needed.caches)} of it for a context of {needed.n_ctx:,}{each}"
     )
-    n_ctx = largest_ctx(models, features, free, total)
+    n_ctx = largest_ctx(models, features)
     would_fit: str = f"a context of {n_ctx:,} would fit"
     if not n_ctx:
         would_fit = "the weights alone do not fit"
-        mapped = _with(models, extra_bufts=False)
-        if without_copies := largest_ctx(mapped, features, free, total):
+        if without_copies := largest_ctx(_with(models, extra_bufts=False), features):
             would_fit = Text(
                 "{}; with {extra_bufts=False}, which does not copy them, a context of {} would fit",
                 would_fit,
                 f"{without_copies:,}",
             )
-    n = _most(parallel, lambda n: _with(models, parallel=n), features, free, total)
+    n = _most(parallel, lambda n: _with(models, parallel=n), features)
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
-    raise NotEnoughMemoryError(
-        Text("{}; {}: {}{}.", wants, needed.room(free, total), would_fit, with_all),
-        needed.added,
-        free,
-        n_ctx or None,
-        n or None,
-    )
+    what = Text("{}; {}: {}{}.", wants, needed.room, would_fit, with_all)
+    raise NotEnoughMemoryError(what, needed.added, needed.free, n_ctx or None, n or None)
 
 
 def check_room_to_embed(
@@ -358,26 +377,24 @@ def check_room_to_embed(
     """
     if uses_gpu(options):
         return
-    free, total, hint = available_bytes(), total_bytes(), _HINT
+    hint = _HINT
     if n_tokens is None:
         estimate = embedding_needs(header, options)
-        if estimate.fits(free, total):
+        if estimate.fits:
             return
-        needed, has = estimate.added, estimate.room(free, total)
-        what = f"{header.path.name} needs {format_bytes(needed)} of memory; {has}."
+        needed, free = estimate.added, estimate.free
+        what = f"{header.path.name} needs {format_bytes(needed)} of memory; {estimate.room}."
     else:
-        needed = embedding_bytes(header, options, n_tokens)
+        needed, free = embedding_bytes(header, options, n_tokens), available_bytes()
         if free is None or needed <= free:
             return
         fits = n_tokens
         while fits >= LEAST and embedding_bytes(header, options, fits) > free:
             fits //= 2
-        would_fit = (
-            f"texts of {fits:,} tokens would fit" if fits >= LEAST else "not even short texts fit"
-        )
+        fit = f"texts of {fits:,} tokens would" if fits >= LEAST else "not even short texts"
         what = (
             f"embeddings of texts of {n_tokens:,} tokens need {format_bytes(needed)} of memory; "
-            f"{format_bytes(free)} are free: {would_fit}."
+            f"{format_bytes(free)} are free: {fit} fit."
         )
         hint = f"shorten the texts, {_HINT}"
     error = NotEnoughMemoryError(what, needed, free)
@@ -472,7 +489,7 @@ def embedding_needs(
     """Return the memory of an embedding model, with the context for its first texts."""
     copies, idle = _copies(header, options, features)
     weights, compute = header.file_bytes + copies, embedding_bytes(header, options, LEAST)
-    return MemoryEstimate(weights, 0, compute, resident_bytes(), copies, idle, LEAST)
+    return _estimate(weights, 0, compute, copies, idle, LEAST)
 
 
 def fit_layers(
@@ -625,55 +642,20 @@ def _state(header: Header, n_heads: int) -> int:
         return embedding * (header.whole("token_shift_count", 2) + wkv)
     if kernel := header.whole("shortconv.l_cache"):
         return embedding * (kernel - 1)
-    inner, state, convolution = (
-        header.whole("ssm.inner_size"),
-        header.whole("ssm.state_size"),
-        header.whole("ssm.conv_kernel"),
-    )
+    names = ("inner_size", "state_size", "conv_kernel")
+    inner, state, convolution = (header.whole(f"ssm.{name}") for name in names)
     if head := header.whole("kda.head_dim"):
         return 3 * (convolution - 1 if convolution else 3) * n_heads * head + head * head * n_heads
     if header.facts.linear_attention:
         head = header.whole("attention.key_length", embedding // max(n_heads, 1))
         return head * head * n_heads
-    return (
-        max(convolution - 1, 0) * (inner + 2 * header.whole("ssm.group_count") * state)
-        + state * inner
-    )
+    width = inner + 2 * header.whole("ssm.group_count") * state
+    return max(convolution - 1, 0) * width + state * inner
 
 
 def padded(n_ctx: int) -> int:
     """Return a context length as llama.cpp rounds it up."""
     return -(-n_ctx // PAD) * PAD
-
-
-def repacked_bytes(header: Header, features: Mapping[str, str]) -> tuple[int, int]:
-    """Return the bytes of repacked copies and the bytes of the file that are not read again."""
-    has = {name for name, value in features.items() if value != "0"}
-    rows: dict[int, int] = {}
-    if "REPACK" in has:
-        rows = (
-            (_AVX2 if "AVX2" in has else {})
-            | (_AVX512 if "AVX512" in has else {})
-            | (_DOTPROD if {"NEON", "DOTPROD"} <= has else {})
-        )
-    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
-    copies = idle = 0
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    for tensor in header.tensors:
-        # tied embeddings are multiplied, too, so they are both mapped and copied
-        is_output = tied and tensor.name == "token_embd.weight"
-        n_dims = len(tensor.shape)
-        if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
-            continue
-        columns, growth = amx.get(tensor.type, (0, 0.0))
-        if columns and n_dims == 2 and not (tensor.shape[1] % 32 or tensor.shape[0] % columns):
-            copies += int(tensor.n_bytes * growth)
-        elif tensor.type in rows and not tensor.shape[1] % rows[tensor.type]:
-            copies += tensor.n_bytes
-        else:
-            continue
-        idle += 0 if is_output else tensor.n_bytes
-    return copies, idle
 
 
 class Offloaded(NamedTuple):
@@ -701,7 +683,7 @@ def offloaded(header: Header, options: ContextOptions) -> Offloaded:
     n_there = n if isinstance(n, int) and 0 <= n <= n_layers else n_layers + 1
     first = n_layers + 1 - n_there
     places = options.placement.places(tensor.name for tensor in header.tensors)
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    tied = _is_tied(header)
     n_bytes = 0
     for tensor in header.tensors:
         kind, _, rest = tensor.name.partition(".")

@@ -318,6 +318,7 @@ class Model(Cache):
             attention, unless it is flash attention, adds up in the order of the cells of the cache.
         most_exact_rows: The largest number of tokens of a pass that can have the bits of
             single-token passes. Wider passes do not have them, even if a few measured rows agree.
+        parallel: Number of sequences of the context.
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
             measurement.
         counts: Passes that returned rows, and their rows, since the model was loaded.
@@ -362,7 +363,7 @@ class Model(Cache):
         self._cached = []
         self.depth_costs: Mapping[int, float] = MappingProxyType({})
         self.counts = PassCounts()
-        self._owner = next(_OWNERS)
+        self._owner, self.parallel = next(_OWNERS), options.parallel
         if is_head_alone(header):
             what = f"{self.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(self.path, what, "use it as the draft of that model.")
@@ -469,11 +470,6 @@ class Model(Cache):
             self._governor.forget(self._owner)
 
     # ---- the cache
-
-    @property
-    def parallel(self) -> int:
-        """Number of sequences of the context."""
-        return self.options.parallel
 
     def check_room(self, tokens: Sequence[int]) -> None:
         """Reject tokens on which llama.cpp would abort.
@@ -709,13 +705,11 @@ class Slots:
                 part.slot.forget()
             raise
         self.model.counts = self.model.counts.plus(sum(part.n_rows for part in parts))
+        ends = [firsts[part.slot.index] + len(part.tokens) for part in parts]
+        rows, n_vocab = self.model.native.rows, self.model.n_vocab
         return [
-            self.model.native.rows(
-                firsts[part.slot.index] + len(part.tokens) - part.n_rows,
-                part.n_rows,
-                self.model.n_vocab,
-            )
-            for part in parts
+            rows(end - one.n_rows, one.n_rows, n_vocab)
+            for one, end in zip(parts, ends, strict=True)
         ]
 
     def move(self, slot: Model, free: Model) -> None:

@@ -103,11 +103,10 @@ def expression(names: Iterable[str]) -> str:
     layers: dict[str, list[str]] = {}
     for name in names:
         layer = _LAYER.match(name)
-        layers.setdefault(name[layer.end() :] if layer else name, []).append(
-            layer[1] if layer else ""
-        )
+        rest, number = (name[layer.end() :], layer[1]) if layer else (name, "")
+        layers.setdefault(re.escape(rest), []).append(number)
     parts = [
-        (rf"blk\.(?:{'|'.join(numbers)})" if numbers[0] else "") + re.escape(rest)
+        rf"blk\.(?:{'|'.join(numbers)}){rest}" if numbers[0] else rest
         for rest, numbers in layers.items()
     ]
     return f"^(?:{'|'.join(parts)})$"
@@ -131,15 +130,11 @@ def read_placement(
         InvalidOptionError: An argument is not allowed.
     """
     n_experts = checked("n_cpu_moe", n_cpu_moe)
-    return Placement(
-        checked("device", device),
-        LAYERS_MAX if checked("cpu_moe", cpu_moe) else n_experts,
-        tuple(_override(one) for one in checked("override_tensor", override_tensor)),
-        checked("mmap", mmap),
-        checked("mlock", mlock),
-        checked("numa", numa),
-        checked("kernels", kernels),
-    )
+    devices = checked("device", device)
+    n_experts = LAYERS_MAX if checked("cpu_moe", cpu_moe) else n_experts
+    overrides = tuple(_override(one) for one in checked("override_tensor", override_tensor))
+    others = (("mmap", mmap), ("mlock", mlock), ("numa", numa), ("kernels", kernels))
+    return Placement(devices, n_experts, overrides, *(checked(*one) for one in others))
 
 
 def _override(given: str) -> tuple[str, str]:
@@ -286,33 +281,22 @@ class ContextOptions:
         is_length = n_ctx is None or (isinstance(n_ctx, int) and 1 < n_ctx < 2**31)
         if self.pooling is not None:
             checked("pooling", self.pooling)
-        require(
-            "parallel",
-            self.parallel,
-            f"a whole number from 1 to {PARALLEL_MAX}, or auto",
-            isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX,
-        )
+        is_count = isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX
+        allowed = f"a whole number from 1 to {PARALLEL_MAX}, or auto"
+        require("parallel", self.parallel, allowed, is_count)
         require("n_ctx", n_ctx, "a whole number above 1", is_length)
         checked("threads", self.threads)
-        for name, known in (("flash_attention", FLASH_ATTENTION), ("kv_type", KV_TYPES)):
-            value = getattr(self, name)
-            require(named(name), value, "one of " + ", ".join(known), value in known)
-        require(
-            named("gpu_layers"),
-            n,
-            "a whole number, -1 for all layers, or auto",
-            n == "auto" or (isinstance(n, int) and n >= -1),
-        )
+        for option, known in (("flash_attention", FLASH_ATTENTION), ("kv_type", KV_TYPES)):
+            value = getattr(self, option)
+            require(named(option), value, "one of " + ", ".join(known), value in known)
+        name, is_layers = named("gpu_layers"), n == "auto" or (isinstance(n, int) and n >= -1)
+        require(name, n, "a whole number, -1 for all layers, or auto", is_layers)
         if self.rpc:
             require("gpu_layers", n, "omitted with rpc", n != "auto")
             devices = self.placement.devices
             require("device", ", ".join(devices), "omitted with rpc", not devices)
-        require(
-            named("gpu_layers"),
-            n,
-            f"0, -1 or auto with {named('device')} none",
-            not self.wants_gpu or self.placement.uses_gpu,
-        )
+        fits_device = not self.wants_gpu or self.placement.uses_gpu
+        require(name, n, f"0, -1 or auto with {named('device')} none", fits_device)
         if self.flash_attention == "off" and self.needs_flash_attention:
             flash, usual = Option(named("flash_attention"), "auto"), Option(named("kv_type"), "f16")
             hint = Text("set {} | set {}.", flash, usual)
@@ -332,12 +316,8 @@ class ContextOptions:
 
         Tensors with a device of their own are those of the target alone.
         """
-        placement = replace(
-            self.placement,
-            devices=devices or self.placement.devices,
-            n_cpu_moe=0,
-            overrides=(),
-        )
+        devices = devices or self.placement.devices
+        placement = replace(self.placement, devices=devices, n_cpu_moe=0, overrides=())
         # a draft without a GPU has no number of layers there
         own_layers = self.gpu_layers if placement.uses_gpu else -1
         return replace(

@@ -127,11 +127,8 @@ def distribution(
     finally:
         C.llama_sampler_free(chain)
     weights = np.exp(left["logit"].astype(np.float64) - left["logit"].max())
-    return {
-        int(token): float(weight / weights.sum())
-        for token, weight in zip(left["id"], weights, strict=True)
-        if weight > 0
-    }
+    chances = zip(left["id"].tolist(), (weights / weights.sum()).tolist(), strict=True)
+    return {token: chance for token, chance in chances if chance > 0}
 
 
 class _Fed:

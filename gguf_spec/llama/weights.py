@@ -88,7 +88,7 @@ class Weights:
 
     def _load(self, header: Header, progress: Callable[[float], object] | None = None) -> None:
         """Load weights, vocabulary and adapters, or the vocabulary alone for a `Tokenizer`."""
-        native, options, raised = self.native, self.options, list[BaseException]()
+        options, raised = self.options, list[BaseException]()
         params = C.llama_model_default_params()
         params.vocab_only = isinstance(self, Tokenizer)
         params.n_gpu_layers = options.gpu_layers if isinstance(options.gpu_layers, int) else -1
@@ -105,21 +105,27 @@ class Weights:
         params.progress_callback = callback = C.llama_progress_callback(tell)
         log.clear()
         names = [tensor.name for tensor in header.tensors]
-        loaded = native.load(os.fsencode(self.path), params, options.placement, names)
+        loaded = self.native.load(os.fsencode(self.path), params, options.placement, names)
         del callback  # llama.cpp kept only its address
         if raised:
-            raise raised[0]
+            raise raised.pop()
         if not loaded:
             raise load_error(header, log)
         if options.placement.mlock and (lines := [line for line in log if "mlock" in line]):
             raise not_locked(header, lines)
         self._know_vocabulary()
-        if not params.vocab_only:
-            self._check_kind(header)
+        ask = self.native.model
+        is_diffusion = not params.vocab_only and ask(C.llama_model_is_diffusion)
+        if not params.vocab_only and (
+            ask(C.llama_model_has_encoder) or not ask(C.llama_model_has_decoder) or is_diffusion
+        ):
+            what = "a diffusion model" if is_diffusion else "an encoder"
+            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
+            raise UnsupportedModelError(self.path, message, "use a chat or base model.")
         # before the context, which reserves memory for their part of a pass
         for adapter in options.lora:
             log.clear()
-            if not native.adapt(os.fsencode(adapter.path)):
+            if not self.native.adapt(os.fsencode(adapter.path)):
                 raise adapter_error(adapter, log)
 
     def _know_vocabulary(self) -> None:
@@ -147,17 +153,6 @@ class Weights:
         self.chat_template: str | None = (
             template.decode("utf-8", errors="replace") if template else None
         )
-
-    def _check_kind(self, header: Header) -> None:
-        ask = self.native.model
-        if (
-            ask(C.llama_model_has_encoder)
-            or not ask(C.llama_model_has_decoder)
-            or ask(C.llama_model_is_diffusion)
-        ):
-            what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
-            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
-            raise UnsupportedModelError(self.path, message, "use a chat or base model.")
 
     # ---- the vocabulary
 
