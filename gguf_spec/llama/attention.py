@@ -42,8 +42,8 @@ N_LAYERS = 2
 # three control tokens and one per byte, which llama.cpp's SPM vocabulary requires
 N_VOCAB = 3 + 256
 _F32, _Q8_0 = 0, 8  # ggml types
-# weights of a block of Q8_0, and its bytes: a 16-bit scale is before them
-_BLOCK, _BLOCK_BYTES = 32, 34
+# a block of Q8_0
+_BLOCK = np.dtype([("scale", "<f2"), ("weights", "i1", 32)])
 # channels and feed-forward units of the timed model: so few that attention dominates its passes
 _WIDTH, _N_FF = 64, 32
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # token types
@@ -80,13 +80,8 @@ def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
     o = replace(options, flash_attention=flash, threads=options.threads or physical_cores())
     parts = [
         _VERSION,
-        *this_machine(),
-        *library_parts(),
-        *shape,
-        o.flash_attention,
-        o.kv_type,
-        o.threads,
-        o.gpu_layers,
+        *(*this_machine(), *library_parts(), *shape),
+        *(o.flash_attention, o.kv_type, o.threads, o.gpu_layers),
         *replace(o.placement, n_cpu_moe=0, overrides=()).parts,
     ]
     file = cache_file("attention", parts)
@@ -215,10 +210,9 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
 def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:
     """Yield descriptions and data of the tensors of the timed model."""
     rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
-    keys, values = shape.key_length, shape.value_length
-    sizes = {"attn_q": (shape.n_head * keys, width), "attn_k": (shape.n_head_kv * keys, width)}
-    sizes |= {"attn_v": (shape.n_head_kv * values, width)}
-    sizes |= {"attn_output": (width, shape.n_head * values)}
+    n, n_kv, keys, values = shape
+    sizes = {"attn_q": (n * keys, width), "attn_k": (n_kv * keys, width)}
+    sizes |= {"attn_v": (n_kv * values, width), "attn_output": (width, n * values)}
     sizes |= {"ffn_gate": (n_ff, width), "ffn_up": (n_ff, width), "ffn_down": (width, n_ff)}
     matrices = {"token_embd": (N_VOCAB, width), "output": (N_VOCAB, width)}
     norms = ["output_norm"]
@@ -226,11 +220,10 @@ def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:
         matrices |= {f"blk.{i}.{name}": size for name, size in sizes.items()}
         norms += [f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"]
     for name, (rows, columns) in matrices.items():
-        blocks = np.empty((rows * columns // _BLOCK, _BLOCK_BYTES), dtype=np.uint8)
+        blocks = np.empty(rows * columns // 32, _BLOCK)
         # scale for integers from -64 to 63: rows have a norm of about 1
-        blocks[:, :2] = np.array([1 / (64 * columns**0.5)], dtype="<f2").view(np.uint8)
-        integers = rng.integers(-64, 64, (len(blocks), _BLOCK)).astype(np.int8)
-        blocks[:, 2:] = integers.view(np.uint8)
+        blocks["scale"] = 1 / (64 * columns**0.5)
+        blocks["weights"] = rng.integers(-64, 64, (len(blocks), 32))
         info = TensorInfo(f"{name}.weight", (columns, rows), _Q8_0, blocks.nbytes)
         yield info, blocks.tobytes()
     for name in norms:
