@@ -40,6 +40,7 @@ _ITEMS_MAX, PATTERN_MAX = 64, 256
 # llama.cpp's largest number of layers
 LAYERS_MAX = 512
 _ATTENTION = ("auto", "on", "off")
+_SAME = "The same for the draft model.  [default: as the target]"
 
 
 class Rule(NamedTuple):
@@ -286,34 +287,24 @@ LOADING: dict[str, Rule] = {
         "string", "Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
         choices=_ATTENTION,
     ),
-    "draft_flash_attention": Rule(
-        "string", "The same for the draft model.  [default: as the target]",
-        choices=_ATTENTION, optional=True,
-    ),
+    "draft_flash_attention": Rule("string", _SAME, choices=_ATTENTION, optional=True),
     "kv_type": Rule(
         "string", "Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0."
     ),
-    "draft_kv_type": Rule(
-        "string", "The same for the draft model.  [default: as the target]", optional=True
-    ),
+    "draft_kv_type": Rule("string", _SAME, optional=True),
     "gpu_layers": Rule(
         "any",
         "Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend; auto for as "
         "many as fit.",
     ),
-    "draft_gpu_layers": Rule(
-        "any", "The same for the draft model.  [default: as the target]", optional=True
-    ),
+    "draft_gpu_layers": Rule("any", _SAME, optional=True),
     "device": Rule(
         "string",
         "Device for the layers, as doctor names it, or none for the CPU alone. Repeatable.  "
         "[default: all GPUs]",
         shape="sequence", items_max=_ITEMS_MAX,
     ),
-    "draft_device": Rule(
-        "string", "The same for the draft model.  [default: as the target]",
-        shape="sequence", items_max=_ITEMS_MAX,
-    ),
+    "draft_device": Rule("string", _SAME, shape="sequence", items_max=_ITEMS_MAX),
     "cpu_moe": Rule("boolean", "Keep the experts of all layers in main memory."),
     "n_cpu_moe": Rule(
         "integer", "Keep the experts of the first N layers in main memory.", 0, LAYERS_MAX

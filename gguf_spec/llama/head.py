@@ -119,7 +119,7 @@ class Head(Cache):
         params.use_extra_bufts = self.options.extra_bufts
         params.load_mtp = True
         log.clear()
-        if not self._target.native.load_head(os.fsencode(file.path), params):
+        if not self._target.native.load(os.fsencode(file.path), params):
             raise load_error(file.header, log)
 
     def _open_context(self) -> None:

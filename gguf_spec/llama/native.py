@@ -87,7 +87,7 @@ class Native:
     def load(
         self, path: bytes, params: Any, placement: Placement | None = None, names: Names = ()
     ) -> bool:
-        """Load the weights and return whether llama.cpp succeeded.
+        """Load the weights, or those of a prediction head, and return whether llama.cpp succeeded.
 
         Args:
             path: The file.
@@ -101,7 +101,7 @@ class Native:
         if self._models[0]:
             self._vocab = C.llama_model_get_vocab(self._models[0])
         del arrays
-        return bool(self._models[0])
+        return bool(self._models[-1])
 
     def adapt(self, path: bytes) -> bool:
         """Load an adapter and return whether llama.cpp succeeded."""
@@ -123,11 +123,6 @@ class Native:
         _keep(self._batches, C.llama_batch_init, n_batch, 0, n_sequences)
         self.batch = Batch(self._batches[0], n_batch)
         return True
-
-    def load_head(self, path: bytes, params: Any) -> bool:
-        """Load the weights of a prediction head and return whether llama.cpp succeeded."""
-        _keep(self._models, C.llama_model_load_from_file, path, params)
-        return bool(self._models[-1])
 
     def open_head(self, params: Any) -> tuple[Any, Any, Any] | None:
         """Create the context of a prediction head beside this one's.

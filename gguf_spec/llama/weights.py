@@ -156,20 +156,16 @@ class Weights:
 
     # ---- the vocabulary
 
-    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
+    def tokenize(self, text: str | bytes, *, special: bool, start: bool = True) -> list[int]:
         """Return the token ids of a text.
 
         Args:
-            text: Any string. Characters without a UTF-8 form become `?`.
+            text: Any string, whose characters without a UTF-8 form become `?`; or bytes, which are
+                passed on to llama.cpp.
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
             start: Whether to add the model's tokens for the start of a text (BOS).
         """
-        return self.tokenize_bytes(
-            text.encode("utf-8", errors="replace"), special=special, start=start
-        )
-
-    def tokenize_bytes(self, text: bytes, *, special: bool, start: bool = True) -> list[int]:
-        """Return the token ids of a text; bytes that are not UTF-8 are passed on to llama.cpp."""
+        text = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
         # The time of one call grows with the square of the number of special tokens in it.
         cuts = [0, *self._cuts(text, special), len(text)]
         ids: list[int] = []
