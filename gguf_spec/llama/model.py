@@ -459,12 +459,7 @@ class Model(Cache):
         return round(self.weight_bytes + self.parallel * self.cached_bytes * self.n_ctx)
 
     def close(self) -> None:
-        """Release the native memory.
-
-        Further calls do nothing.
-
-        The memory is freed as soon as no call of another thread uses it.
-        """
+        """Release the native memory, and forget the times of passes; further calls do nothing."""
         super().close()
         if self._governor:
             self._governor.forget(self._owner)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
 from statistics import fmean, pstdev
@@ -107,7 +108,9 @@ class ThreadGovernor:
         # read once: models in other threads share this object
         trial = self._trial
         if trial and threads == trial.threads and expected_s is not None:
-            trial.add(seconds, expected_s, slowness)
+            trial.seconds.append(seconds)
+            trial.slowness.append(slowness)
+            trial.expected_s += expected_s
             self._judge(trial)
         elif threads == self.threads:
             self._n_passes += 1
@@ -170,21 +173,22 @@ class ThreadGovernor:
 
     def _judge(self, trial: _Trial) -> None:
         """End a trial as soon as its result is clear."""
-        enough_s, noise_s, n = _GAIN * trial.expected_s, 0.0, trial.n_passes
+        enough_s, noise_s, n = _GAIN * trial.expected_s, 0.0, len(trial.seconds)
+        gain_s = trial.expected_s - sum(trial.seconds)
         if n < _MOST_PASSES:  # the uncertainty of the gain, in seconds
             slowness = [*self._slowness]
             noise_s = pstdev(slowness) / fmean(slowness) * trial.expected_s / sqrt(n)
-        if trial.gain_s < (-noise_s if n < _FEWEST else 0.0) or (
-            n >= _MOST_PASSES and trial.gain_s <= enough_s
+        if gain_s < (-noise_s if n < _FEWEST else 0.0) or (
+            n >= _MOST_PASSES and gain_s <= enough_s
         ):
-            mean_s, loss_s = fmean(self._seconds), max(0.0, -trial.gain_s)
+            mean_s, loss_s = fmean(self._seconds), max(0.0, -gain_s)
             price = (self._price.get(trial.threads, _PRICE) + loss_s / mean_s) / 2
             self._price[trial.threads] = min(max(price, _LEAST_PRICE), _HIGHEST_PRICE)
             self._budget_s -= loss_s
             self._trial = None
         elif (
             n >= (_PASSES if trial.threads > self.threads else _PASSES_FEWER)
-            and trial.gain_s > enough_s + noise_s
+            and gain_s > enough_s + noise_s
         ):
             if self._n_passes < _HASTY:
                 hasty = min(2 * self._price.get(self.threads, _PRICE), _HIGHEST_PRICE)
@@ -197,6 +201,7 @@ class ThreadGovernor:
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
 
 
+@dataclass
 class _Trial:
     """A few passes with another thread count.
 
@@ -207,25 +212,10 @@ class _Trial:
         expected_s: Expected total time with the current count, in seconds.
     """
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.seconds: list[float] = []
-        self.slowness: list[float] = []
-        self.expected_s = 0.0
-
-    def add(self, seconds: float, expected_s: float, slowness: float) -> None:
-        self.seconds.append(seconds)
-        self.slowness.append(slowness)
-        self.expected_s += expected_s
-
-    @property
-    def n_passes(self) -> int:
-        return len(self.seconds)
-
-    @property
-    def gain_s(self) -> float:
-        """Seconds saved so far."""
-        return self.expected_s - sum(self.seconds)
+    threads: int
+    seconds: list[float] = field(default_factory=list)
+    slowness: list[float] = field(default_factory=list)
+    expected_s: float = 0.0
 
 
 # The governor of this process by its number of threads. All models share it, because they use the
