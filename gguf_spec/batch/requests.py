@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from ..errors import ClosedError, GgufSpecError
@@ -15,10 +14,10 @@ from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
-from ..server.fields import OTHER_NAMES
 from ..server.jobs import requests_of
 from ..server.replies import ResponseBuilder, usage
 from ..server.requests import (
+    OTHER_NAMES,
     SEEDS,
     CompletionRequest,
     ReasoningFields,
@@ -27,7 +26,7 @@ from ..server.requests import (
     read_chat,
     read_text,
 )
-from ..server.schema import flag, is_count
+from ..server.schema import FLAG, is_count
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
@@ -171,7 +170,8 @@ def seed_of_line(seed: int, number: int) -> int:
 
 
 _FIELDS = ("custom_id", "method", "url", "body")
-_READERS = {"/v1/chat/completions": read_chat, "/v1/completions": read_text}
+_CHAT_URL, _TEXT_URL = "/v1/chat/completions", "/v1/completions"
+_READERS = {_CHAT_URL: read_chat, _TEXT_URL: read_text}
 # Fields of a plain line that make its prompt a text in any case: over HTTP too, a chat has none.
 _OF_TEXTS = frozenset({"echo", "suffix"})
 
@@ -192,28 +192,24 @@ class LineHead:
 
 def read_head(line: Line) -> tuple[LineHead, dict[str, Any] | ApiError]:
     """Return the form of a line, and its JSON object or what is wrong with it."""
+    found: dict[str, Any] = {}
+    data: dict[str, Any] | ApiError = found
+    if line.data is None:
+        fault = f"The line has more than {LINE_BYTES:,} bytes."
+        data = ApiError(fault, None, "request_too_large", 413)
+    else:
+        try:
+            data = found = parse(line.data)
+        except ApiError:
+            data = ApiError("The line is not a JSON object in UTF-8.", None, "invalid_json")
     # What is not JSON has a form too, because its result has one.
-    data = _read_object(line)
-    is_plain = (
-        b'"custom_id"' not in (line.data or b"")
-        if isinstance(data, ApiError)
-        else not data.keys() & {*_FIELDS}
-    )
-    found = {} if isinstance(data, ApiError) else data
+    is_plain = not found.keys() & {*_FIELDS}
+    if data is not found:
+        is_plain = b'"custom_id"' not in (line.data or b"")
     own = found.get("id" if is_plain else "custom_id")
     if not isinstance(own, (str, int, float)) or own in (math.inf, -math.inf):
         own = None
     return LineHead(is_plain, line.number if is_plain and own is None else own), data
-
-
-def _read_object(line: Line) -> dict[str, Any] | ApiError:
-    if line.data is None:
-        fault = f"The line has more than {LINE_BYTES:,} bytes."
-        return ApiError(fault, None, "request_too_large", 413)
-    try:
-        return parse(line.data)
-    except ApiError:
-        return ApiError("The line is not a JSON object in UTF-8.", None, "invalid_json")
 
 
 def read_request(
@@ -235,16 +231,24 @@ def read_request(
     Raises:
         ApiError: A field is invalid or not supported. The error names the field.
     """
-    if head.is_plain:
-        asked, body = _read_plain(data, defaults, speculation)
-    else:
-        asked, body = _read_openai(data, speculation)
+    body = _plain_body(data, defaults) if head.is_plain else _openai_body(data)
+    if FLAG.read(body.get("stream"), "stream"):
+        raise ApiError(
+            "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
+        )
+    url = data["url"] if not head.is_plain else _CHAT_URL if "messages" in body else _TEXT_URL
+    asked = _READERS[url](body, speculation, None)
+    if head.is_plain and len(asked.prompts) * asked.n != 1:
+        name = "n" if asked.n > 1 else "prompt"
+        raise invalid_value(
+            name, "gives several answers, which only lines in OpenAI's format may have."
+        )
+    if head.is_plain and asked.tools.tools:
+        raise invalid_value("tools", "are supported in lines in OpenAI's format only.")
     return defaults.apply(asked, body, number, head.is_plain)
 
 
-def _read_openai(
-    data: dict[str, Any], speculation: Speculation
-) -> tuple[CompletionRequest, dict[str, Any]]:
+def _openai_body(data: dict[str, Any]) -> dict[str, Any]:
     for name in data:
         if name not in _FIELDS:
             raise unknown(name[:100])
@@ -258,51 +262,25 @@ def _read_openai(
         raise invalid_value("url", f"must be {' or '.join(_READERS)}.")
     if not isinstance(body, dict):
         raise invalid_value("body", "must be an object.")
-    _check_stream(body)
-    return _READERS[url](body, speculation, None), body
+    return body
 
 
-def _read_plain(
-    data: dict[str, Any], defaults: LineDefaults, speculation: Speculation
-) -> tuple[CompletionRequest, dict[str, Any]]:
+def _plain_body(data: dict[str, Any], defaults: LineDefaults) -> dict[str, Any]:
+    """Return the body of a plain line, with the system message of the batch if it has none."""
     body = {name: value for name, value in data.items() if name != "id"}
     if not isinstance(data.get("id"), (str, type(None))) and not is_count(data.get("id")):
         raise invalid_value("id", "must be a string or a whole number.")
     if ("prompt" in body) == ("messages" in body):
         raise invalid_value("prompt", "or messages is required, and excludes the other.")
-    _check_stream(body)
-    prompt = body.get("prompt")
-    if isinstance(prompt, str) and defaults.chat and not _OF_TEXTS & body.keys():
+    if isinstance(body.get("prompt"), str) and defaults.chat and not _OF_TEXTS & body.keys():
         body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
-    if "messages" in body:
-        body["messages"] = _with_system(body["messages"], defaults.system)
-    asked = (read_chat if "messages" in body else read_text)(body, speculation, None)
-    if len(asked.prompts) * asked.n != 1:
-        name = "n" if asked.n > 1 else "prompt"
-        raise invalid_value(
-            name, "gives several answers, which only lines in OpenAI's format may have."
-        )
-    if asked.tools.tools:
-        raise invalid_value("tools", "are supported in lines in OpenAI's format only.")
-    return asked, body
-
-
-def _check_stream(body: dict[str, Any]) -> None:
-    if flag(body.get("stream"), "stream"):
-        raise ApiError(
-            "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
-        )
-
-
-def _with_system(messages: Any, system: str | None) -> Any:
-    """Return messages with the system message of the batch, unless they have one."""
-    if system is None or not isinstance(messages, list):
-        return messages
-    # a list and not a set: what is no text may have no hash
-    roles = [one.get("role") for one in messages if isinstance(one, dict)]
-    if "system" in roles or "developer" in roles:
-        return messages
-    return [{"role": "system", "content": system}, *messages]
+    messages = body.get("messages")
+    if isinstance(messages, list) and defaults.system is not None:
+        # a list and not a set: what is no text may have no hash
+        roles = [one.get("role") for one in messages if isinstance(one, dict)]
+        if not ("system" in roles or "developer" in roles):
+            body["messages"] = [{"role": "system", "content": defaults.system}, *messages]
+    return body
 
 
 # Errors that end the batch, because they are not those of one line.
@@ -377,14 +355,14 @@ class Answerer:
 
     def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
-        for request in requests_of(asked, self.llm):
-            with self.cancellation.opened(partial(request.open, self.llm)) as stream:
+        for choice in requests_of(asked, self.llm):
+            with self.cancellation.opened(choice.open) as stream:
                 for chunk in stream:
-                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), request.index))
+                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), choice.index))
                     self.on_tokens(len(chunk.tokens))
             if self.cancellation.is_set:
                 raise CancelledGenerationError
-            ended.append(ChoiceEnded(request.index, stream.result, None))
+            ended.append(ChoiceEnded(choice.index, stream.result, None))
         return chunks, ended
 
     def _openai(

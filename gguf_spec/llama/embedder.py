@@ -172,7 +172,7 @@ class Embedder:
         keep_lines()
         try:
             log.clear()
-            if not native.open(params, 1, capacity):
+            if not native.open(params, capacity):
                 raise context_error(options, capacity, log)
             if options.lora:
                 native.use_adapters([adapter.scale for adapter in options.lora])

@@ -181,18 +181,16 @@ class Head(Cache):
         for i in range(0, len(tokens), self.reads_at_once):
             self._decode(tokens[i : i + self.reads_at_once], 0)
 
-    def logits(
-        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
-    ) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode tokens and return the logits after each of the last `n_rows`.
 
         Raises:
-            InvalidOptionError: `n_rows` or a token id is out of range, or there are branches.
+            InvalidOptionError: `n_rows` or a token id is out of range.
             DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
                 the cache is empty.
         """
-        if branches or not 0 < n_rows <= min(len(tokens), K_MAX + 1):
-            raise InvalidOptionError("n_rows", n_rows, f"from 1 to {len(tokens)}, without branches")
+        if not 0 < n_rows <= min(len(tokens), K_MAX + 1):
+            raise InvalidOptionError("n_rows", n_rows, f"from 1 to {len(tokens)}")
         if len(tokens) > N_BATCH:
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
@@ -332,17 +330,15 @@ class SharedHead(Head):
         self._cached = [*self.cached, *tokens]
         self._n_true, self._own = self.n_past, None
 
-    def logits(
-        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
-    ) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Return the logits after the last token.
 
         Raises:
             InvalidOptionError: More than one row is asked for.
             DecodeError: The context is full, or llama.cpp rejected the batch.
         """
-        if branches or n_rows != 1 or not tokens:
-            raise InvalidOptionError("n_rows", n_rows, "1, without branches")
+        if n_rows != 1 or not tokens:
+            raise InvalidOptionError("n_rows", n_rows, "1")
         n_known = self._n_known(len(tokens))
         if n_known:
             self.read(tokens[:n_known])

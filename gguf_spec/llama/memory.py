@@ -23,7 +23,7 @@ from ..errors import NotEnoughMemoryError, Text
 from ..gguf.header import TOKENS
 from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header, embeds_only
-from ..options import BRANCHES_MAX, K_MAX
+from ..options import K_MAX
 from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
 from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
@@ -43,7 +43,7 @@ _CACHES_SHARE = 0.25
 # Share of the memory that stays free which kept prefixes may take, and bounds of that memory.
 _KEPT_SHARE, _LEAST_KEPT, _MOST_KEPT = 1 / 8, 64 << 20, 8 << 30
 # largest number of rows of logits of a pass
-_ROWS = K_MAX + 1 + BRANCHES_MAX
+_ROWS = K_MAX + 1
 # bytes of a float32
 _FLOAT = 4
 # Measured, in bytes: llama.cpp's code and tables, and its vocabulary data per token and per merge.

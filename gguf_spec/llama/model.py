@@ -35,7 +35,7 @@ from ..errors import DecodeError, InvalidOptionError, RollbackError, Unsupported
 from ..gguf.adapters import check_adapter
 from ..gguf.heads import is_head_alone
 from ..gguf.validation import Header, ModelFile
-from ..options import BRANCHES_MAX, K_MAX, require
+from ..options import K_MAX, require
 from ..results import PassCounts
 from . import own_kernels
 from .backend import build_features, offloads, start_backend, uses_gpu
@@ -43,7 +43,7 @@ from .bindings import C
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
 from .memory import bytes_of_position, cpu_batch, fit_layers, padded
-from .native import N_BATCH, WIDEST, Branches, SequenceTokens
+from .native import N_BATCH, SequenceTokens
 from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import (
@@ -314,8 +314,6 @@ class Model(Cache):
             because rows have the same bits in passes of any width.
         exact_attention: Whether attention gives a row the same bits in passes of all widths and at
             all depths.
-        exact_branches: Whether rows of branches have the bits of single-token passes. llama.cpp's
-            attention, unless it is flash attention, adds up in the order of the cells of the cache.
         most_exact_rows: The largest number of tokens of a pass that can have the bits of
             single-token passes. Wider passes do not have them, even if a few measured rows agree.
         parallel: Number of sequences of the context.
@@ -402,7 +400,6 @@ class Model(Cache):
         self.exact_attention = not on_gpu and has_exact_attention(
             header, options, self.flash_attention, features
         )
-        self.exact_branches = self.exact_attention and self.flash_attention == "on"
         self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
         is_exact = self.exact_attention and has_exact_products(header, options, features)
         self.grid = 0 if options.drafts or is_exact else GRID
@@ -420,20 +417,18 @@ class Model(Cache):
             N_BATCH if uses_gpu(options) else cpu_batch(header, options, params.n_ctx)
         )
         # the widest verification pass may be wider than a prefill pass
-        self._n_batch = params.n_batch = max(self.reads_at_once, WIDEST)
+        self._n_batch = params.n_batch = max(self.reads_at_once, K_MAX + 1)
         if options.parallel > 1:  # each sequence has a cache of its own, so none changes another
             params.n_ctx, params.kv_unified = options.parallel * padded(params.n_ctx), False
             params.n_seq_max = options.parallel
-        else:  # the sequences of branches share one cache
-            params.kv_unified = self.can_roll_back
-            params.n_seq_max = 1 + BRANCHES_MAX if self.can_roll_back else 1
+        else:
             params.n_rs_seq = options.n_snapshots
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
-        if not native.open(params, params.n_seq_max):
+        if not native.open(params):
             raise context_error(options, params.n_ctx, log)
         if not (self.can_roll_back or options.parallel > 1 or options.rpc):
             self.recurrent = RecurrentState(native, native.context(C.llama_n_rs_seq))
@@ -512,89 +507,70 @@ class Model(Cache):
         if on_grid:
             self.n_read = self.n_past
 
-    def logits(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode tokens and return the logits after each of the last `n_rows` tokens.
 
         Args:
             tokens: Token ids.
             n_rows: Number of rows to return.
-            branches: Alternative tokens, at most 3: an index into `tokens`, above 0, and the id of
-                the alternative at that index. They are not cached.
 
         Returns:
-            A view of shape `(n_rows + len(branches), V)` into llama.cpp's buffer. The next call
-            overwrites it.
+            A view of shape `(n_rows, V)` into llama.cpp's buffer. The next call overwrites it.
 
         Raises:
-            InvalidOptionError: `n_rows`, a branch or a token id is out of range.
+            InvalidOptionError: `n_rows` or a token id is out of range.
             DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
                 the cache is empty.
         """
         n, most = len(tokens), K_MAX + 1
-        allowed = f"from 1 to {n}, the number of tokens, and with the branches at most {most}"
-        require("n_rows", n_rows, allowed, 0 < n_rows <= min(n, most - len(branches)))
-        if branches:
-            require("branches", branches, "empty in a context of several requests", not self.run)
-            is_few = len(branches) <= BRANCHES_MAX and n <= most
-            allowed = f"at most {BRANCHES_MAX}, none at the first token"
-            require("branches", branches, allowed, is_few and all(0 < i < n for i, _ in branches))
-        elif n > (most if self.run else self._n_batch):
+        allowed = f"from 1 to {n}, the number of tokens, and at most {most}"
+        require("n_rows", n_rows, allowed, 0 < n_rows <= min(n, most))
+        if n > (most if self.run else self._n_batch):
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
-        return self._decode(tokens, n_rows, branches)
+        return self._decode(tokens, n_rows)
 
-    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> Logits:
+    def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
         if self.run:
             return self.run(Part(self, tokens, n_rows))
         native, n_past, recurrent = self.native, self.n_past, self.recurrent
-        ids = [*tokens, *(token for _, token in branches)]
-        self.check_room(ids)
+        self.check_room(tokens)
         part = SequenceTokens(0, self.position(n_past), tokens, n_rows)
         cached, started = self._in_doubt(), time.perf_counter()
         if recurrent:  # carry out a postponed rollback, and prepare one of all rows but the first
             recurrent.settle(n_past)
             recurrent.prepare(n_rows - 1)
-        code = self.decode_sequences([part], branches)
+        code = self.decode_sequences([part])
         self.busy_s += time.perf_counter() - started
         if code != 0:
             self.forget(data=True)
-            raise DecodeError(code, n_past, len(ids), log.last)
+            raise DecodeError(code, n_past, len(tokens), log.last)
         if recurrent:
             recurrent.passed(len(tokens))
         if self.hidden and self._rows:
             self.hidden.put(n_past, self._rows.sent(native, len(tokens)))
         cached.extend(tokens)
         self._cached = cached
-        self.counts = self.counts.plus(n_rows and n_rows + len(branches))
-        return native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
+        self.counts = self.counts.plus(n_rows)
+        return native.rows(len(tokens) - n_rows, n_rows, self.n_vocab)
 
-    def decode_sequences(self, parts: Sequence[SequenceTokens], branches: Branches = ()) -> int:
+    def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
         """Decode tokens of several sequences in one batch, and return llama.cpp's code.
 
         Each pass may have another number of threads, which the governor chooses.
-
-        Args:
-            parts: The tokens of each sequence.
-            branches: Branches of the first sequence, which is then the only one. After an exception
-                the caller must empty the cache.
         """
         native, model = self.native, self.model
-        native.batch.fill(parts, branches)
-        n = sum(len(part.tokens) for part in parts) + len(branches)
-        n_past, n_rows = sum(part.n_past for part in parts), sum(part.n_rows for part in parts)
+        native.batch.fill(parts)
+        n, n_rows = sum(len(part.tokens) for part in parts), sum(part.n_rows for part in parts)
+        n_past = sum(part.n_past for part in parts)
         kind = PassKind(model._owner, n, n_rows, max(n_past, _SHALLOW).bit_length())
         threads = model._governor.choose(kind) if model._governor else model.threads
         if threads != model.threads:
             native.context(C.llama_set_n_threads, threads, threads)
             model.threads = threads
-        sequences = range(1, len(branches) + 1)
-        for sequence in sequences:
-            native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
         started = time.perf_counter()
         code = native.decode()
         seconds = time.perf_counter() - started
-        for sequence in sequences:
-            native.cache(C.llama_memory_seq_rm, sequence, -1, -1)
         if model._governor and code == 0:
             model._governor.observe(kind, threads, seconds)
         return code

@@ -19,17 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
 from .devices import apply_placement
 from .options import Placement
 
 Names = Sequence[str]
-Branches = Sequence[tuple[int, int]]
-"""Pairs of an index into the tokens of the pass, above 0, and the id of the alternative token."""
 N_BATCH = 512  # largest number of tokens in a batch
-# largest number of tokens in a verification pass, branches included
-WIDEST = K_MAX + 1 + BRANCHES_MAX
 
 # references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
@@ -108,19 +103,18 @@ class Native:
         _keep(self._adapters, C.llama_adapter_lora_init, self._models[0], path)
         return bool(self._adapters[-1])
 
-    def open(self, params: Any, n_sequences: int, n_batch: int = N_BATCH) -> bool:
+    def open(self, params: Any, n_batch: int = N_BATCH) -> bool:
         """Create the context and its batch and return whether llama.cpp succeeded.
 
         Args:
             params: Parameters of the context.
-            n_sequences: Largest number of sequences that one token belongs to.
             n_batch: Largest number of tokens in a batch.
         """
         _keep(self._contexts, C.llama_init_from_model, self._models[0], params)
         if not self._contexts[0]:
             return False
         self._memory = C.llama_get_memory(self._contexts[0])
-        _keep(self._batches, C.llama_batch_init, n_batch, 0, n_sequences)
+        _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
         self.batch = Batch(self._batches[0], n_batch)
         return True
 
@@ -237,18 +231,11 @@ class Batch:
         self._tokens = np.ctypeslib.as_array(batch.token, (size,))
         self._positions = np.ctypeslib.as_array(batch.pos, (size,))
         self._outputs = np.ctypeslib.as_array(batch.logits, (size,))
-        self._n_sequences = np.ctypeslib.as_array(batch.n_seq_id, (size,))
+        np.ctypeslib.as_array(batch.n_seq_id, (size,))[:] = 1
         self._sequences = [batch.seq_id[i] for i in range(size)]
 
-    def fill(self, parts: Sequence[SequenceTokens], branches: Branches = ()) -> None:
-        """Write tokens of sequences; those of a sequence follow its cached tokens.
-
-        Args:
-            parts: The tokens.
-            branches: Alternatives to tokens of the only sequence, which must be the first one. They
-                come last, each in a sequence of its own, with logits. The tokens before a branch
-                belong to its sequence as well.
-        """
+    def fill(self, parts: Sequence[SequenceTokens]) -> None:
+        """Write tokens of sequences; those of a sequence follow its cached tokens."""
         row = 0
         for part in parts:
             end = row + len(part.tokens)
@@ -256,37 +243,23 @@ class Batch:
             self._positions[row:end] = np.arange(part.n_past, part.n_past + end - row)
             self._outputs[row:end] = 0
             self._outputs[end - part.n_more - part.n_rows : end - part.n_more] = 1
-            self._n_sequences[row:end] = 1
             for ids in self._sequences[row:end]:
                 ids[0] = part.sequence
             row = end
-        for i in range(row if branches else 0):
-            beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
-            self._n_sequences[i] = 1 + len(beyond)
-            for place, s in enumerate(beyond, 1):
-                self._sequences[i][place] = s
-        for s, (at, token) in enumerate(branches, 1):
-            self._tokens[row], self._positions[row] = token, parts[0].n_past + at
-            self._outputs[row] = self._n_sequences[row] = 1
-            self._sequences[row][0] = s
-            row += 1
         self._batch.n_tokens = row
 
     def packed(self) -> Any:
         """Return the tokens of the pass as plain data, for `unpack` in another process."""
         n = self._batch.n_tokens
-        arrays = (self._tokens, self._positions, self._outputs, self._n_sequences)
-        counts = self._n_sequences[:n].tolist()
-        sequences = [ids[:count] for ids, count in zip(self._sequences, counts, strict=False)]
-        return [array[:n].tobytes() for array in arrays], sequences
+        arrays = (self._tokens, self._positions, self._outputs)
+        return [array[:n].tobytes() for array in arrays], [ids[0] for ids in self._sequences[:n]]
 
     def unpack(self, packed: Any) -> None:
         """Write the tokens of a pass from the result of `packed`."""
         texts, sequences = packed
         self._batch.n_tokens = n = len(sequences)
-        arrays = (self._tokens, self._positions, self._outputs, self._n_sequences)
+        arrays = (self._tokens, self._positions, self._outputs)
         for array, text in zip(arrays, texts, strict=True):
             array[:n] = np.frombuffer(text, array.dtype)
-        for i, ids in enumerate(sequences):
-            for place, one in enumerate(ids):
-                self._sequences[i][place] = one
+        for ids, sequence in zip(self._sequences, sequences, strict=False):
+            ids[0] = sequence

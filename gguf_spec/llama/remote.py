@@ -176,11 +176,11 @@ class RemoteNative(Native):
         """Load an adapter in the child."""
         return bool(self._call("adapt", path))
 
-    def open(self, params: Any, n_sequences: int, n_batch: int = N_BATCH) -> bool:
+    def open(self, params: Any, n_batch: int = N_BATCH) -> bool:
         """Create the context in the child, and the batch here."""
-        if not self._call("open", bytes(params), n_sequences, n_batch):
+        if not self._call("open", bytes(params), n_batch):
             return False
-        _keep(self._batches, C.llama_batch_init, n_batch, 0, n_sequences)
+        _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
         self.batch = Batch(self._batches[0], n_batch)
         return True
 
@@ -423,10 +423,10 @@ class _Served:
         del callback
         return loaded
 
-    def open(self, params: bytes, n_sequences: int, n_batch: int) -> bool:
+    def open(self, params: bytes, n_batch: int) -> bool:
         """Create the context."""
         kind = type(C.llama_context_default_params())
-        return self._native.open(kind.from_buffer_copy(params), n_sequences, n_batch)
+        return self._native.open(kind.from_buffer_copy(params), n_batch)
 
     def state(self, size: int, sequence: int) -> bytes:
         """Return the serialised cache of a sequence."""

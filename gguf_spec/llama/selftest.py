@@ -24,7 +24,7 @@ from ..errors import GgufSpecError
 from ..gguf.adapters import read_projector
 from ..gguf.heads import target_layers
 from ..gguf.validation import ModelFile
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import resolve
 from . import own_kernels
 from .backend import start_backend

@@ -38,7 +38,6 @@ from .backend import uses_gpu
 from .image_file import Image
 from .log import log
 from .model import Model
-from .native import Branches
 from .options import ContextOptions
 from .projector import Chunk, Projector
 
@@ -314,14 +313,14 @@ class ModelWithImages(Model, ABC):
         if tokens[head:]:
             super().read(tokens[head:])
 
-    def logits(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode tokens and return the logits after each of the last `n_rows` tokens.
 
         Images are read first. There are no rows for them, and none for the tokens before them.
         """
         last = max((i for i, token in enumerate(tokens) if token >= IMAGE_IDS), default=-1)
         if last < 0:
-            return super().logits(tokens, n_rows, branches)
+            return super().logits(tokens, n_rows)
         self.read(tokens[: last + 1])
         if not tokens[last + 1 :]:
             return np.empty((0, self.n_vocab), np.float32)

@@ -41,23 +41,19 @@ def load_on_node(model: str | Path | None, pull: bool, options: Mapping[str, Any
         pull: Download the model first if it is not on this node.
         options: Other arguments of `gguf_spec.load`.
     """
+    import ray
+
     from ..runtime.load import load
 
     if pull and model is not None:
         from ..models import pull as download
 
         download(str(model), models_file=options.get("models_file"))
-    return load(model, **{"threads": _assigned_cpus(), **options})
-
-
-def _assigned_cpus() -> int | None:
-    """Return the whole CPUs of this actor, at least one; None outside of an actor."""
-    import ray
-
-    if not ray.is_initialized():
-        return None
-    resources = ray.get_runtime_context().get_assigned_resources()
-    return max(1, int(resources["CPU"])) if "CPU" in resources else None
+    threads = None  # the whole CPUs of this actor, at least one
+    if ray.is_initialized():
+        resources = ray.get_runtime_context().get_assigned_resources()
+        threads = max(1, int(resources["CPU"])) if "CPU" in resources else None
+    return load(model, **{"threads": threads, **options})
 
 
 _SEED_BYTES = 4
@@ -152,7 +148,9 @@ class Generate:
         except GgufSpecError as error:
             return error
         if sampling.seed is None:
-            sampling = replace(sampling, seed=_seed_of(self._seed, row))
+            content = json.dumps([self._seed, row], sort_keys=True, default=repr).encode()
+            digest = hashlib.sha256(content).digest()
+            sampling = replace(sampling, seed=int.from_bytes(digest[:_SEED_BYTES], "big"))
         return prompt, sampling
 
 
@@ -208,12 +206,6 @@ def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
             if bias is not None
         }
     return found
-
-
-def _seed_of(seed: int, row: Mapping[str, Any]) -> int:
-    """Return the seed of a row without one, from the number for all rows and its content."""
-    content = json.dumps([seed, row], sort_keys=True, default=repr)
-    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:_SEED_BYTES], "big")
 
 
 def _plain(value: Any) -> Any:

@@ -11,10 +11,10 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -118,20 +118,7 @@ class Call:
         async def send(message: Any) -> None:
             messages.put_nowait(message)
 
-        task = asyncio.ensure_future(app(self._scope(), receive, send))
-        task.add_done_callback(lambda _: messages.put_nowait(None))
-        try:
-            while message := await messages.get():
-                if message["type"] == "http.response.start":
-                    yield Head(message["status"], tuple(map(tuple, message["headers"])))
-                elif message.get("body"):
-                    yield message["body"]
-            await task
-        finally:
-            is_closed.set()
-
-    def _scope(self) -> dict[str, Any]:
-        return {
+        scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -145,6 +132,17 @@ class Call:
             "client": None,
             "server": None,
         }
+        task = asyncio.ensure_future(app(scope, receive, send))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            while message := await messages.get():
+                if message["type"] == "http.response.start":
+                    yield Head(message["status"], tuple(map(tuple, message["headers"])))
+                elif message.get("body"):
+                    yield message["body"]
+            await task
+        finally:
+            is_closed.set()
 
 
 # Routes whose streams are continued: those whose events are known here.
@@ -160,45 +158,33 @@ class DifferentTextError(Exception):
     """A repeated answer does not begin with the text that was sent."""
 
 
-class _Sent(Generic[S]):
-    """A sequence that the client has, and the place in it that the running attempt has reached."""
-
-    def __init__(self, nothing: S) -> None:
-        self._all: S = nothing
-        self._place = 0
-
-    def rewind(self) -> None:
-        self._place = 0
-
-    def n_known(self, piece: S) -> int:
-        """Return how many items of the next piece the client has; add the others."""
-        known = self._all[self._place : self._place + len(piece)]
-        if piece[: len(known)] != known:
-            raise DifferentTextError
-        self._place += len(piece)
-        self._all = self._all + piece[len(known) :]
-        return len(known)
-
-
 class _Choice:
     """What the client has of one choice."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, _Sent[str]] = {}
-        self._tokens = _Sent[list[str]]([])
+        self._sent: dict[str, Any] = {}  # texts and lists of tokens that the client has, by name
+        self._places: dict[str, int] = {}  # the place in each that the running attempt has reached
         self._whole: set[str] = set()
         self._n_tokens = self._n_tokens_sent = 0  # of `speculation`: in this attempt, in all
 
     def rewind(self) -> None:
-        for text in self._texts.values():
-            text.rewind()
-        self._tokens.rewind()
+        self._places.clear()
         self._n_tokens = 0
+
+    def _rest(self, name: str, piece: S) -> S:
+        """Return what the client lacks of the next piece of a text or a list; add it."""
+        sent, place = self._sent.get(name, piece[:0]), self._places.get(name, 0)
+        known = sent[place : place + len(piece)]
+        if piece[: len(known)] != known:
+            raise DifferentTextError
+        rest = piece[len(known) :]
+        self._sent[name], self._places[name] = sent + rest, place + len(piece)
+        return rest
 
     def cut(self, choice: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the part of a choice object that the client lacks, and whether there is any."""
         if "delta" in choice:
-            delta = {name: self._rest(name, value) for name, value in choice["delta"].items()}
+            delta = {name: self._rest_of(name, value) for name, value in choice["delta"].items()}
             rest = {name: value for name, value in delta.items() if value is not None}
             choice, is_new = choice | {"delta": rest}, any(rest.values())
         else:
@@ -209,12 +195,12 @@ class _Choice:
         is_last = finish is not None and self._is_first("finish_reason")
         return choice | {"logprobs": logprobs}, is_new or bool(logprobs) or is_last
 
-    def _rest(self, name: str, value: Any) -> Any:
+    def _rest_of(self, name: str, value: Any) -> Any:
         if name == "role":  # comes once in an answer
             return value if self._is_first(name) else None
         if name == "tool_calls":
             return [rest for call in value if (rest := self._rest_of_call(call))] or None
-        return value[self._texts.setdefault(name, _Sent("")).n_known(value) :]
+        return self._rest(name, value)
 
     def _rest_of_call(self, call: dict[str, Any]) -> dict[str, Any] | None:
         """Cut the arguments of a call; its id and name come once, with those of the first attempt.
@@ -240,20 +226,30 @@ class _Choice:
             return None
         named = logprobs.get("content")
         tokens = logprobs["tokens"] if named is None else [one["token"] for one in named]
-        n = self._tokens.n_known(tokens)
+        n = len(tokens) - len(self._rest("logprobs", tokens))
         if n == len(tokens):
             return None
         cut = {name: value[n:] for name, value in logprobs.items() if isinstance(value, list)}
         return logprobs | cut
 
-    def cut_speculation(self, drafts: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the draft marks of the text that the client lacks; None if there are none."""
+    def cut_speculation(self, drafts: dict[str, Any], n_known: int) -> dict[str, Any] | None:
+        """Return the draft marks of the text that the client lacks; None if there are none.
+
+        Args:
+            drafts: The draft marks of the text of an event.
+            n_known: Number of characters of this text that the client has.
+        """
         n_before, self._n_tokens = self._n_tokens, self._n_tokens + drafts["tokens"]
         n = self._n_tokens - max(n_before, self._n_tokens_sent)
         self._n_tokens_sent = max(self._n_tokens, self._n_tokens_sent)
         if n <= 0:
             return None
-        return drafts | {"tokens": n, "accepted": min(n, drafts["accepted"])}
+        parts = []
+        for text, is_accepted in drafts["text"]:
+            if text[n_known:]:
+                parts.append([text[n_known:], is_accepted])
+            n_known = max(0, n_known - len(text))
+        return drafts | {"tokens": n, "accepted": min(n, drafts["accepted"]), "text": parts}
 
 
 class ContinuedAnswer:
@@ -308,30 +304,16 @@ class ContinuedAnswer:
             return None if had else data
         (choice,) = data["choices"]
         known = self._choices.setdefault(choice["index"], _Choice())
-        text = _text_of(choice)
         rest, is_new = known.cut(choice)
         if "speculation" in data:
-            drafts = known.cut_speculation(data.pop("speculation"))
-            if drafts:
-                n_known = len(text) - len(_text_of(rest))
-                data["speculation"] = drafts | {"text": _after(drafts["text"], n_known)}
-                is_new = True
+            n_known = len(_text_of(choice)) - len(_text_of(rest))
+            if drafts := known.cut_speculation(data.pop("speculation"), n_known):
+                data["speculation"], is_new = drafts, True
         return data | {"choices": [rest]} if is_new else None
 
 
 def _text_of(choice: dict[str, Any]) -> str:
-    text: str = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
-    return text
-
-
-def _after(parts: Sequence[Sequence[Any]], n: int) -> list[list[Any]]:
-    """Return the marked parts of a text after its first `n` characters."""
-    rest = []
-    for text, is_accepted in parts:
-        if text[n:]:
-            rest.append([text[n:], is_accepted])
-        n = max(0, n - len(text))
-    return rest
+    return str(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
 
 
 # A request that ends the process of a replica must not end those of all.

@@ -7,9 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidOptionError
 from ..options import AUTO_PARALLEL_MAX
-from ..server.settings import Settings
+from ..server.settings import Settings, check
 from .data import check_ray, load_on_node
 
 _SETTINGS = tuple(one.name for one in fields(Settings))
@@ -141,16 +140,21 @@ def application(
     from ray import serve
 
     settings = settings or Settings()
-    _check("num_cpus", num_cpus, "above 0", num_cpus > 0)
+    check("num_cpus", num_cpus, "above 0", num_cpus > 0)
     n = options.get("parallel", 1)
-    _check("parallel", n, "a whole number above 0, or auto", n == "auto" or _is_count(n))
-    _check("drain", drain, "seconds, 0 or more", drain >= 0)
+    check(
+        "parallel",
+        n,
+        "a whole number above 0, or auto",
+        n == "auto" or (isinstance(n, int) and n > 0),
+    )
+    check("drain", drain, "seconds, 0 or more", drain >= 0)
     if autoscaling is not None:
-        _check("replicas", replicas, "omitted if there is autoscaling", replicas == 1)
+        check("replicas", replicas, "omitted if there is autoscaling", replicas == 1)
         scale: dict[str, Any] = {"autoscaling_config": dict(autoscaling)}
     else:
-        valid = replicas == "auto" or _is_count(replicas)
-        _check("replicas", replicas, "a whole number above 0, or auto", valid)
+        valid = replicas == "auto" or (isinstance(replicas, int) and replicas > 0)
+        check("replicas", replicas, "a whole number above 0, or auto", valid)
         scale = {"num_replicas": replicas}
     actor: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus}
     if resources:
@@ -191,12 +195,3 @@ def build(args: Mapping[str, Any]) -> Any:
     }
     settings = {name: given.pop(name) for name in _SETTINGS if name in given}
     return application(**given, settings=Settings(**settings))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value > 0
-
-
-def _check(option: str, value: object, allowed: str, ok: bool) -> None:
-    if not ok:
-        raise InvalidOptionError(option, value, allowed)

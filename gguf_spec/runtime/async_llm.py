@@ -8,14 +8,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BusyError, ClosedError, EventLoopError
 from ..options import Sampling
 from ..results import Chunk, Completion, OnProgress, Progress, Stats
 from .chat import Chat, Turn
-from .generation import Prompt
+from .images import Prompt
 from .stream import Stream
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class AsyncLLM:
             EventLoopError: The AsyncLLM belongs to another event loop.
             BusyError: This task reads a stream that this request would wait for.
         """
-        return AsyncStream(self._start, partial(self.llm.stream, prompt, sampling, **options))
+        return AsyncStream(self, partial(self.llm.stream, prompt, sampling, **options))
 
     def chat(self, system: str | None = None, **options: Any) -> AsyncChat:
         """Start a conversation.
@@ -94,7 +93,7 @@ class AsyncLLM:
             system: System message, or None.
             options: Other arguments of `LLM.chat`.
         """
-        return AsyncChat(self.llm.chat(system, **options), self._complete, self._start)
+        return AsyncChat(self, self.llm.chat(system, **options))
 
     async def embed(
         self, texts: Texts, *, on_pass: OnProgress | None = None, **options: Any
@@ -150,15 +149,15 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _complete(self, begin: Callable[[], Stream | Turn]) -> Completion:
+        """Read a stream in a thread, and return its result.
+
+        Args:
+            begin: Opens the stream, in the thread.
+        """
         one = self._start(begin)
         try:
             await asyncio.wait([one.ended])
@@ -189,12 +188,20 @@ class AsyncLLM:
     def _start(
         self, begin: Callable[[], Stream | Turn], owner: AsyncStream | None = None
     ) -> Reading:
+        """Start a generation, or let it wait for a thread.
+
+        Args:
+            begin: Opens the stream, in the thread.
+            owner: Reader of the chunks; None if nobody reads them. The generation is cancelled when
+                it is garbage-collected.
+        """
+        self._check(self.llm.parallel)
+
         def begin_open() -> Stream | Turn:
             if self._is_closed:
                 raise ClosedError
             return begin()
 
-        self._check(self.llm.parallel)
         one = Reading(self._pool, begin_open, owner)
         self._running.add(one)
         one.ended.add_done_callback(lambda _: self._running.discard(one))
@@ -212,8 +219,7 @@ class AsyncLLM:
         if self._loop not in (None, loop):
             raise EventLoopError
         self._loop, task = loop, asyncio.current_task()
-        mine = [one for one in self._running if task and one.is_read_by(task)]
-        if len(mine) >= n_most:
+        if sum(one.is_read_by(task) for one in self._running) >= n_most:
             raise BusyError
 
 
@@ -227,13 +233,8 @@ class AsyncChat:
             two turns.
     """
 
-    def __init__(
-        self,
-        chat: Chat,
-        complete: Callable[[Callable[[], Stream | Turn]], Any],
-        start: Callable[[Callable[[], Stream | Turn], AsyncStream], Reading],
-    ) -> None:
-        self.chat, self._complete, self._start = chat, complete, start
+    def __init__(self, llm: AsyncLLM, chat: Chat) -> None:
+        self._llm, self.chat = llm, chat
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -242,14 +243,11 @@ class AsyncChat:
 
     async def send(self, text: str, sampling: Sampling | None = None, **options: Any) -> Completion:
         """Send a message and return the complete answer, as `Chat.send`."""
-        answer: Completion = await self._complete(
-            partial(self.chat.stream, text, sampling, **options)
-        )
-        return answer
+        return await self._llm._complete(partial(self.chat.stream, text, sampling, **options))
 
     def stream(self, text: str, sampling: Sampling | None = None, **options: Any) -> AsyncStream:
         """Send a message and return an asynchronous iterator over the answer, as `Chat.stream`."""
-        return AsyncStream(self._start, partial(self.chat.stream, text, sampling, **options))
+        return AsyncStream(self._llm, partial(self.chat.stream, text, sampling, **options))
 
 
 # Chunks that wait for the reader. Then the generation waits.
@@ -270,47 +268,46 @@ class Reading:
         self,
         pool: ThreadPoolExecutor,
         begin: Callable[[], Stream | Turn],
-        owner: AsyncStream | None = None,
+        owner: AsyncStream | None,
     ) -> None:
         """Start a generation, or let it wait for a thread of the pool.
 
         Args:
             pool: The threads.
             begin: Opens the stream, in the thread.
-            owner: Reader of the chunks; None if nobody reads them. The generation is cancelled when
-                it is garbage-collected.
+            owner: As for `AsyncLLM._start`.
         """
         self.stream: Stream | Turn | None = None
         self._reader: weakref.ref[asyncio.Task[Any]] | None = None
-        self._begin, self._owner = begin, weakref.ref(owner) if owner else None
+        self._owner = weakref.ref(owner) if owner else None
         self._loop = asyncio.get_running_loop()
-        self._is_cancelled = self._is_reported = False
+        self._is_cancelled = False
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()  # None: there are no more
         self._room = threading.Semaphore(_CHUNKS)
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        self.ended.add_done_callback(_retrieve)
-        self._job = pool.submit(self._run)
+        # Its error is retrieved: asyncio must not report it for a stream that nobody reads.
+        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        self._job = pool.submit(self._run, begin)
 
-    def _run(self) -> None:
+    def _run(self, begin: Callable[[], Stream | Turn]) -> None:
         """Read the stream, in the thread."""
         error: BaseException | None = None
         try:
-            self._read()
+            with begin() as stream:
+                self.stream = stream
+                if self._is_cancelled:
+                    stream.cancel()
+                for chunk in stream:
+                    if self._owner and self._wait_for_room():
+                        self._call(self._chunks.put_nowait, chunk)
         except BaseException as raised:
             error = raised
         self._call(self._end_with, error)
 
-    def _read(self) -> None:
-        with self._begin() as stream:
-            self.stream = stream
-            if self._is_cancelled:
-                stream.cancel()
-            for chunk in stream:
-                if self._owner and self._wait_for_room():
-                    self._call(self._chunks.put_nowait, chunk)
-
     def _end_with(self, error: BaseException | None) -> None:
-        """Report the end, in the event loop."""
+        """Report the end, in the event loop; further calls have no effect."""
+        if self.ended.done():
+            return
         self._chunks.put_nowait(None)
         if error:
             self.ended.set_exception(error)
@@ -350,10 +347,11 @@ class Reading:
         self.ended.result()
         return None
 
-    def is_read_by(self, task: asyncio.Task[Any]) -> bool:
+    def is_read_by(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a task has read chunks, and may read further ones."""
-        has_owner = self._owner is not None and self._owner() is not None
-        return has_owner and self._reader is not None and self._reader() is task
+        if not (task and self._reader and self._owner and self._owner()):
+            return False
+        return self._reader() is task
 
     def cancel(self) -> None:
         """End the generation after the current pass or round; one that waits does not begin.
@@ -362,9 +360,7 @@ class Reading:
         """
         self._is_cancelled = True
         if self._job.cancel():
-            if not self._is_reported:
-                self._is_reported = True
-                self._call(self._end_with, None)
+            self._call(self._end_with, None)
         elif self.stream is not None:
             self.stream.cancel()
 
@@ -378,12 +374,6 @@ class Reading:
             await asyncio.wait([self.ended])
 
 
-def _retrieve(ended: asyncio.Future[None]) -> None:
-    """Take note of an error, so that asyncio does not report it for a stream nobody reads."""
-    if not ended.cancelled():
-        ended.exception()
-
-
 class AsyncStream:
     """A running generation: an asynchronous iterator over `Chunk`s and context manager.
 
@@ -391,12 +381,8 @@ class AsyncStream:
     cancelled, the generation ends after its current round.
     """
 
-    def __init__(
-        self,
-        start: Callable[[Callable[[], Stream | Turn], AsyncStream], Reading],
-        begin: Callable[[], Stream | Turn],
-    ) -> None:
-        self._generation = start(begin, self)
+    def __init__(self, llm: AsyncLLM, begin: Callable[[], Stream | Turn]) -> None:
+        self._generation = llm._start(begin, self)
 
     @property
     def stats(self) -> Stats:
@@ -444,10 +430,5 @@ class AsyncStream:
     async def __aenter__(self) -> AsyncStream:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

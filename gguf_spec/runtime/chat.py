@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import InvalidOptionError, NoQuestionError, PromptTooLongError, SessionError
 from ..options import Sampling, Speculation
 from ..results import Chunk, Completion, OnProgress, Stats
-from .images import GivenImage, are_parts, images_of, text_of, with_image_parts
+from .images import MARKER, GivenImage, are_parts, with_image_parts
 from .stream import Stream
+
+if TYPE_CHECKING:
+    from .llm import LLM
 
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
 _ROLES = {"system", "user", "assistant"}
 _USER, _ASSISTANT = "User:", "Assistant:"  # role labels for models without a chat template
-
-
-class ChatModel(Protocol):
-    """Interface of `LLM` that a chat uses."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Number of tokens that the context holds."""
-
-    @property
-    def can_think(self) -> bool:
-        """Whether its answers can have reasoning."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the target has a chat template."""
-
-    def tokenize(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        *,
-        images: Sequence[GivenImage] = (),
-        special: bool = True,
-        think: bool | None = None,
-    ) -> list[int]:
-        """Return token ids."""
-
-    def stream_tokens(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling | None = None,
-        *,
-        speculation: Speculation | None = None,
-        on_prompt: OnProgress | None = None,
-        reasoning: bool | None = None,
-    ) -> Stream:
-        """Start a generation."""
-
-    def save_session(self, path: Path, data: Mapping[str, Any]) -> None:
-        """Write the caches and `data` to a file."""
-
-    def restore_session(self, path: Path) -> tuple[dict[str, Any], str]:
-        """Return the data of a session file, and the reason if its caches were not restored."""
 
 
 class Chat:
@@ -79,7 +39,7 @@ class Chat:
 
     def __init__(
         self,
-        llm: ChatModel,
+        llm: LLM,
         system: str | None = None,
         *,
         sampling: Sampling | None = None,
@@ -125,11 +85,8 @@ class Chat:
 
     @system.setter
     def system(self, text: str | None) -> None:
-        self.messages[:] = [*([{"role": "system", "content": text}] if text else []), *self._turns]
-
-    @property
-    def _turns(self) -> list[dict[str, Any]]:
-        return [message for message in self.messages if message["role"] != "system"]
+        turns = [message for message in self.messages if message["role"] != "system"]
+        self.messages[:] = [*([{"role": "system", "content": text}] if text else []), *turns]
 
     @property
     def n_tokens(self) -> int:
@@ -215,7 +172,7 @@ class Chat:
                 stream.close()
             raise
 
-    def with_model(self, llm: ChatModel) -> Chat:
+    def with_model(self, llm: LLM) -> Chat:
         """Return a copy of the conversation that another model continues."""
         think = self.think if llm.can_think else None
         other = Chat(llm, sampling=self._sampling, overflow=self._overflow, think=think)
@@ -234,27 +191,27 @@ class Chat:
         Raises:
             NoQuestionError: The conversation has no question.
         """
-        questions = [message["content"] for message in self.messages if message["role"] == "user"]
-        if not questions:
+        before, last = list(self.messages), self._last_question
+        if last is None:
             raise NoQuestionError
-        before = list(self.messages)
         try:
-            self.undo()
-            return self._ask(questions[-1], sampling, speculation, on_prompt)
+            del self.messages[last:]
+            return self._ask(before[last]["content"], sampling, speculation, on_prompt)
         except BaseException:
             self.messages[:] = before
             raise
 
     def undo(self) -> bool:
         """Remove the last question and its answer; return whether there was one."""
-        last = max(
-            (i for i, message in enumerate(self.messages) if message["role"] == "user"),
-            default=None,
-        )
-        if last is None:
-            return False
-        del self.messages[last:]
-        return True
+        last = self._last_question
+        if last is not None:
+            del self.messages[last:]
+        return last is not None
+
+    @property
+    def _last_question(self) -> int | None:
+        users = (i for i, message in enumerate(self.messages) if message["role"] == "user")
+        return max(users, default=None)
 
     def reset(self) -> None:
         """Remove all messages except the system message."""
@@ -292,12 +249,18 @@ class Chat:
         if self._llm.has_chat_template:
             return self._llm.tokenize(messages, think=self.think)
         marks = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
-        text = "".join(f"{marks[one['role']]}{text_of(one['content'])}\n" for one in messages)
+        text, images = "", list[GivenImage]()
+        for one in messages:
+            text += marks[one["role"]]
+            parts: list[dict[str, Any]] = [{"text": one["content"]}]
+            parts = one["content"] if isinstance(one["content"], list) else parts
+            for part in parts:
+                if "image_url" in part:
+                    images.append(part["image_url"]["url"])
+                text += MARKER if "image_url" in part else part["text"].strip()
+            text += "\n"
         return self._llm.tokenize(
-            text + _ASSISTANT,
-            special=False,
-            think=self.think or None,
-            images=[image for one in messages for image in images_of(one["content"])],
+            text + _ASSISTANT, special=False, think=self.think or None, images=images
         )
 
     def _shift(self, messages: list[dict[str, Any]], tokens: list[int], room: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from ..llama.memory import check_room
 from ..llama.options import ContextOptions
 from ..registry import download
 from ..registry.models_file import BUNDLED
-from ..registry.references import local_models
-from ..registry.resolve import Entry, entries, split_names
+from ..registry.resolve import Entry, entries, local_models, split_names
 from ..system.machine import format_bytes
 
 DEFAULT = "smollm2-135m-instruct"  # the model of new users, and the least that is worth a choice
@@ -35,19 +33,32 @@ class DefaultModel:
     note: str = ""
 
 
-def default_model(models_file: Path | None = None) -> DefaultModel:
-    """Return the largest chat model on this disk that fits into memory, else the default's entry.
+def default_model(models_file: str | Path | None = None) -> DefaultModel:
+    """Return the model that `load` takes if none is named.
 
-    The bundled models do not count. Reads only headers, of the largest files first. Makes no
-    request.
+    It is the largest chat model on this disk that fits into memory: of the named models, and of
+    those in the caches of the hub, llama.cpp, LM Studio and Ollama. Without one that is larger, it
+    is `smollm2-135m-instruct`, which need not be on this disk. The bundled models do not count.
+    Reads only headers, of the largest files first. Makes no request.
 
     Args:
-        models_file: As for `resolve`.
+        models_file: As for `list_models`.
+
+    Raises:
+        InvalidModelsFileError: A models file has an error.
     """
     known = entries(models_file)
     default = known[DEFAULT]
     least = _least_bytes(default)
-    sized = [(entry, path, _size(path)) for entry, path in _on_this_disk(known)]
+    found: list[tuple[Entry, Path]] = []  # the models of models files, then those of others
+    for entry in known.values():
+        path = download.find(entry) if entry.name != DEFAULT else None
+        if path and not path.is_relative_to(BUNDLED) and entry.prompt != "text":
+            found.append((entry, path))
+    for one in local_models():
+        if split_names(one.path.name)[0] == one.path.name:
+            found.append((Entry(one.name, None, None, (), one.path), one.path))
+    sized = [(entry, path, _size(path)) for entry, path in found]
     seen: set[Path] = set()
     for entry, path, size in sorted(sized, key=lambda one: -one[2]):
         real = path.resolve()
@@ -92,17 +103,6 @@ def chosen_model(
             ),
         )
     return chosen
-
-
-def _on_this_disk(known: dict[str, Entry]) -> Iterator[tuple[Entry, Path]]:
-    """Yield the models of models files, then those of other programs."""
-    for entry in known.values():
-        path = download.find(entry) if entry.name != DEFAULT else None
-        if path and not path.is_relative_to(BUNDLED) and entry.prompt != "text":
-            yield entry, path
-    for one in local_models():
-        if split_names(one.path.name)[0] == one.path.name:
-            yield Entry(one.name, None, None, (), one.path), one.path
 
 
 def _least_bytes(default: Entry) -> int:

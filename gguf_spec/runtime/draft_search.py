@@ -31,8 +31,7 @@ from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
 from ..options import K_MAX, Speculation
 from ..registry import download
-from ..registry.references import local_models
-from ..registry.resolve import Entry, entries
+from ..registry.resolve import Entry, entries, local_models
 from ..results import OnProgress
 from ..speculative.profile import ModelKey, read_profile
 from ..speculative.vocabularies import check_vocabulary, common_share

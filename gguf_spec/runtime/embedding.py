@@ -71,20 +71,18 @@ def embed(
 
     rows = [*embedder.run(texts, passed)]
     if normalize and embedder.pooling != "rank":
-        rows = [_normalized(one) for one in rows]
+        # A zero vector stays as it is. In double precision, as llama.cpp does it.
+        doubles = [one.astype(np.float64) for one in rows]
+        lengths = [np.sqrt(np.sum(one**2, axis=-1, keepdims=True)) for one in doubles]
+        rows = [
+            (one / np.where(n > 0, n, 1.0)).astype(np.float32)
+            for one, n in zip(rows, lengths, strict=True)
+        ]
     if on_pass:
         on_pass(Progress("embed", len(texts), len(texts), "texts"))
     if embedder.pooling == "none":
         return rows
     return np.stack(rows) if rows else np.empty((0, 0), np.float32)
-
-
-def _normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return vectors with the length 1; a zero vector stays as it is."""
-    # In double precision, as llama.cpp does it.
-    lengths = np.sqrt(np.sum(rows.astype(np.float64) ** 2, axis=-1, keepdims=True))
-    scaled = rows / np.where(lengths > 0, lengths, 1.0)
-    return scaled.astype(np.float32)
 
 
 def rank_prompts(
@@ -119,7 +117,8 @@ def _in_template(model: Model, template: str, query: str, document: str) -> list
     """Return the token ids of a pair in a template; only the template can write special tokens."""
     texts = {"{query}": query, "{document}": document}
     parts = re.split(r"(\{query\}|\{document\})", template)
-    if not any(_spells_special(model, text) for text in texts.values()):
+    ids = [model.tokenize(text, special=True, start=False) for text in texts.values()]
+    if all(model.piece(token) for some in ids for token in some):  # no control token's name
         whole = "".join(texts.get(part, part) for part in parts)
         return model.tokenize(whole, special=True, start=False)
     return [
@@ -127,8 +126,3 @@ def _in_template(model: Model, template: str, query: str, document: str) -> list
         for part in parts
         for token in model.tokenize(texts.get(part, part), special=part not in texts, start=False)
     ]
-
-
-def _spells_special(model: Model, text: str) -> bool:
-    """Return whether a text contains the name of a control token."""
-    return not all(map(model.piece, model.tokenize(text, special=True, start=False)))

@@ -6,9 +6,9 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard, TypeVar, cast
+from typing import TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 from ..llama.model import Model
@@ -25,15 +25,11 @@ from ..speculative.engine import Round
 from ..speculative.interfaces import LanguageModel, retain_prefix
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import SlotPair
-from ..text.chat_template import Message, encode_chat
 from ..text.detokenizer import PartStream, joined, text_of
-from ..text.reasoning import ReasoningFormat, State, Thinking, reasoning_format
-from ..text.template_values import PromptOptions, check_text, no_reasoning
-from ..text.tool_history import call_tokens
-from .images import GivenImage, check_ids, encode_with_images, with_images
+from ..text.reasoning import ReasoningFormat, State, Thinking
+from .images import check_ids
 from .prefix_cache import PrefixStore
 
-Prompt = str | Sequence[int] | Sequence[Message]
 T = TypeVar("T")
 
 # The name is documented.
@@ -71,89 +67,6 @@ class Request:
     shown: Mapping[int, str] = field(default_factory=dict)
 
 
-def build_request(
-    target: Model,
-    prompt: Prompt,
-    sampling: Sampling,
-    speculation: Speculation,
-    options: PromptOptions,
-    *,
-    images: Sequence[GivenImage],
-    echo: bool,
-    stop_tokens: Iterable[int],
-    on_token: Callable[[int], object] | None,
-    on_prompt: OnProgress | None,
-    reasoning: bool | None,
-) -> Request:
-    """Return the request of the arguments of `LLM.generate`, which describes them.
-
-    Raises:
-        InvalidOptionError: The options contradict each other, the prompt, or the model.
-        TemplateError: The prompt is messages, and the model's chat template rejects them.
-    """
-    if _is_text(prompt):
-        tokens = encode(target, prompt, options, images=images)
-    elif images:
-        check_text(options)
-        raise InvalidOptionError("images", len(images), "given with a text or with messages")
-    else:
-        check_text(options)
-        tokens = with_images(cast("Sequence[int]", prompt), target)
-    is_chat = _is_text(prompt) and not isinstance(prompt, str)
-    if more := tuple(stop_tokens):
-        sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
-    separated = reasoning_format(target) if is_chat or reasoning else None
-    if sampling.think_budget is not None and separated is None:
-        raise no_reasoning(
-            target, "think_budget", sampling.think_budget, is_chat or bool(reasoning)
-        )
-    shown = (prompt if isinstance(prompt, str) else "") + options.prefill
-    return Request(
-        tokens,
-        sampling,
-        speculation,
-        on_token,
-        options.prefill,
-        shown if echo else "",
-        on_prompt,
-        separated if reasoning is not False else None,
-        call_tokens(target) if options.tools else {},
-    )
-
-
-def encode(
-    target: Model,
-    prompt: str | Sequence[Message],
-    options: PromptOptions,
-    *,
-    special: bool = True,
-    images: Sequence[GivenImage] = (),
-) -> list[int]:
-    """Return the token ids of a text or messages; none for an empty prompt.
-
-    Args:
-        target: The model.
-        prompt: A text, or messages for its chat template.
-        options: Prefill, and for messages tools and variables of the template.
-        special: Parse strings such as `<|im_end|>` in a text as special tokens.
-        images: Images besides those of the messages.
-    """
-
-    def encode_texts(target: Model, prompt: str | Sequence[Message]) -> list[int]:
-        if not isinstance(prompt, str):
-            return encode_chat(target, prompt, options) if prompt else []
-        check_text(options)
-        text = prompt + options.prefill
-        return target.tokenize(text, special=special) if text else []
-
-    return encode_with_images(target, prompt, images, encode_texts)
-
-
-def _is_text(prompt: Prompt) -> TypeGuard[str | Sequence[Message]]:
-    """Return whether a prompt is a text or messages; an empty sequence is token ids."""
-    return isinstance(prompt, str) or any(isinstance(one, (Mapping, str)) for one in prompt[:1])
-
-
 def check_request(request: Request, target: Model) -> None:
     """Reject a request that cannot run, before any pass runs.
 
@@ -180,14 +93,17 @@ class StatsRecorder:
 
     Attributes:
         stats: Counts and times after the last round.
+        since: Time from which on time counts, by the performance counter; the caller sets it when
+            it has processed a chunk.
     """
 
     def __init__(self, n_prompt: int) -> None:
         """Create the stats of a stream over a prompt of `n_prompt` tokens."""
         self.stats = Stats(n_prompt=n_prompt)
+        self.since = 0.0
         self._models: tuple[LanguageModel | None, ...] = ()
-        self._busy: tuple[float, ...] = (0.0, 0.0)
-        self._since = self._total_s = self._prompt_s = 0.0
+        self._busy = [0.0, 0.0]
+        self._total_s = self._prompt_s = 0.0
         self._is_read = False
         self._logs = _LOG.isEnabledFor(logging.DEBUG)  # asked once per request
 
@@ -200,11 +116,7 @@ class StatsRecorder:
         """
         self._models = (draft, target)
         self._busy = self._busy_now()
-        self.resume()
-
-    def resume(self) -> None:
-        """Continue timing after the caller has processed a chunk."""
-        self._since = time.perf_counter()
+        self.since = time.perf_counter()
 
     def prompt_is_read(self, n_cached: int) -> None:
         """Count all time so far as prefill time; a later prefill counts as generation time.
@@ -216,26 +128,24 @@ class StatsRecorder:
             return
         self._is_read = True
         self.stats = replace(self.stats, n_cached=n_cached)
-        self._pause()
-        self._prompt_s, self._busy = self._total_s, self._busy_now()
-        self.resume()
+        now = time.perf_counter()
+        self._prompt_s = self._total_s = now - self.since
+        self._busy, self.since = self._busy_now(), now
 
     def round_is_done(
         self, one: Round, n_emitted: int, drafter: DraftController | NoDrafter
     ) -> None:
-        """Add a round to the stats, and pause timing until `resume`.
+        """Add a round to the stats, and pause timing until `since` is set.
 
         Args:
             one: The round.
             n_emitted: Number of its tokens that were emitted.
             drafter: The drafter of the round.
         """
-        self._pause()
-        old = self.stats
+        self._total_s += time.perf_counter() - self.since
+        old, (draft_s, verify_s) = self.stats, self._busy_now()
+        draft_s, verify_s = draft_s - self._busy[0], verify_s - self._busy[1]
         controller = drafter if isinstance(drafter, DraftController) else None
-        draft_s, verify_s = (
-            now - before for now, before in zip(self._busy_now(), self._busy, strict=True)
-        )
         self.stats = replace(
             old,
             n_generated=old.n_generated + n_emitted,
@@ -258,11 +168,8 @@ class StatsRecorder:
         if self._logs:
             _log_round(old, self.stats)
 
-    def _pause(self) -> None:
-        self._total_s += time.perf_counter() - self._since
-
-    def _busy_now(self) -> tuple[float, ...]:
-        return tuple(model.busy_s if model else 0.0 for model in self._models)
+    def _busy_now(self) -> list[float]:
+        return [model.busy_s if model else 0.0 for model in self._models]
 
 
 def _log_round(before: Stats, after: Stats) -> None:
@@ -365,7 +272,7 @@ class Generation:
         Args:
             slots: The caches that the request uses.
         """
-        request, target = self._request, slots.target
+        request, target, is_end = self._request, slots.target, self._target.is_end
         # Other requests make passes of any width.
         rule = self._rule._replace(wide_past=self._target.parallel > 1)
         k, recorder = self._pair.most_drafted(request.speculation), self._recorder
@@ -385,13 +292,13 @@ class Generation:
                 k,
                 rule,
                 n_left,
-                self._is_end,
+                lambda token: token in self._stop_tokens or is_end(token),
                 self._is_cancelled,
             ):
                 chunk = self._deliver(one)
                 recorder.round_is_done(one, len(chunk.tokens), drafter)
                 yield chunk
-                recorder.resume()
+                recorder.since = time.perf_counter()
                 if chunk.finish_reason:
                     if self._pair.shared:
                         self._pair.shared.add(self.tokens)
@@ -418,17 +325,18 @@ class Generation:
             self._kept.use(slots, tokens)
         retain_prefix(target, tokens)
         n_cached, busy_s = target.n_past, target.busy_s
-        on_pass = self._prompt_pass if begin is self._request.prompt else None
-        engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
+        report = self._request.on_prompt if begin is self._request.prompt else None
+
+        def on_pass(n_done: int, n_total: int) -> None:
+            progress = Progress("prompt", n_done, n_total, "tokens")
+            if report and self._call_back(report, progress) is False:
+                self.cancelled = True
+
+        engine.read_prompt(
+            target, drafter, begin, k, self._is_cancelled, on_pass if report else None
+        )
         self._kept.learn_reading(target.n_past - n_cached, target.busy_s - busy_s)
         return n_cached
-
-    def _prompt_pass(self, n_done: int, n_total: int) -> None:
-        """Report a prefill pass to the caller."""
-        report = self._request.on_prompt
-        progress = Progress("prompt", n_done, n_total, "tokens")
-        if report and self._call_back(report, progress) is False:
-            self.cancelled = True
 
     @property
     def called_back_s(self) -> float:
@@ -449,34 +357,22 @@ class Generation:
         The first item is the prompt. After each context overflow, the next one is the prompt
         followed by the most recent generated tokens.
         """
-        prompt, sampling = self._request.prompt, self._request.sampling
-        yield prompt, Sampler(sampling, SeededRng(self.seed), self._filters_after(0))
-        for part in itertools.count(1):
-            if not self._n_kept or self.cancelled:
-                return
+        prompt, begin, n_dropped = self._request.prompt, self._request.prompt, 0
+        for part in itertools.count():
+            filters = self._filters
+            if self._thinking:
+                filters = filters._replace(reasoning=self._thinking.after(self.tokens[:n_dropped]))
             # Positions repeat after a shift, but their random numbers must not. Each part
             # therefore has its own seed.
-            yield (
-                [*prompt, *self.tokens[-self._n_kept :]],
-                Sampler(
-                    sampling,
-                    SeededRng((self.seed + part * _PART) % 2**64),
-                    self._filters_after(len(self.tokens) - self._n_kept),
-                ),
-            )
-
-    def _filters_after(self, n_dropped: int) -> Filters:
-        """Return the filters of a context without the first tokens of the text."""
-        thinking = self._thinking
-        return self._filters._replace(
-            reasoning=thinking.after(self.tokens[:n_dropped]) if thinking else None
-        )
+            rng = SeededRng((self.seed + part * _PART) % 2**64)
+            yield begin, Sampler(self._request.sampling, rng, filters)
+            if not self._n_kept or self.cancelled:
+                return
+            begin = [*prompt, *self.tokens[-self._n_kept :]]
+            n_dropped = len(self.tokens) - self._n_kept
 
     def _is_cancelled(self) -> bool:
         return self.cancelled
-
-    def _is_end(self, token: int) -> bool:
-        return token in self._stop_tokens or self._target.is_end(token)
 
     def _deliver(self, one: engine.Round, cut: FinishReason | None = None) -> Chunk:
         """Return a round as a chunk, truncated at the end of the text or where the caller stops."""
@@ -497,7 +393,9 @@ class Generation:
         self.tokens += tokens
         logprobs = one.logprobs[: len(tokens)]
         self.logprobs += logprobs
-        cut = cut or ("stop" if one.ended else "length" if self._is_full() else None)
+        n, n_most = len(self.tokens), self._request.sampling.max_tokens
+        is_full = not self._n_kept and len(self._request.prompt) + n >= self._target.n_ctx
+        cut = cut or ("stop" if one.ended else "length" if n == n_most or is_full else None)
         if cut:
             parts += [(part, False) for part in self._visible.finish()]
             self.finish = cut
@@ -515,13 +413,6 @@ class Generation:
             logprobs,
             reasoning,
             whole,
-        )
-
-    def _is_full(self) -> bool:
-        if len(self.tokens) == self._request.sampling.max_tokens:
-            return True
-        return (
-            not self._n_kept and len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
         )
 
 

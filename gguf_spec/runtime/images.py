@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -20,6 +20,8 @@ from ..llama.image_file import BYTES_MAX, Image, check_image, read_image
 from ..llama.model import Model
 from ..llama.vision import Pictures, PromptTokens
 from ..options import IMAGE_IDS
+from ..text.chat_template import Message, encode_chat
+from ..text.template_values import PromptOptions, check_text
 
 if TYPE_CHECKING:
     from ..llama.vision import VisionModel
@@ -34,9 +36,7 @@ _DATA_URL = re.compile(r"data:(?:[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base
 
 GivenImage: TypeAlias = "str | Path | bytes | Image"
 """An image: its file, its bytes, or a `data:` URL."""
-Message = Mapping[str, Any]
-TextOrMessages: TypeAlias = "str | Sequence[Message]"
-Encode: TypeAlias = Callable[[Model, "str | Sequence[Message]"], list[int]]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class Seeing:
@@ -64,18 +64,25 @@ class Seeing:
         return b"\xff" if token >= IMAGE_IDS else self._model.piece(token)
 
 
-def encode_with_images(
-    target: Model, prompt: TextOrMessages, images: Sequence[GivenImage], encode: Encode
+def encode(
+    target: Model,
+    prompt: str | Sequence[Message],
+    options: PromptOptions,
+    *,
+    special: bool = True,
+    images: Sequence[GivenImage] = (),
 ) -> list[int]:
-    """Return the token ids of a prompt that may have images.
+    """Return the token ids of a text or messages; none for an empty prompt.
 
     Args:
         target: The model.
-        prompt: A text or messages. In a text `<__media__>` stands for an image; without it the
-            images come first. The images of messages are parts of their contents.
+        prompt: A text, or messages for its chat template. In a text `<__media__>` stands for an
+            image; without it the images come first. The images of messages are parts of their
+            contents.
+        options: Prefill, and for messages tools and variables of the template.
+        special: Parse strings such as `<|im_end|>` in a text as special tokens.
         images: Images besides those of the messages. They come first in the last message of the
             user.
-        encode: Returns the ids of a prompt whose contents are texts.
 
     Raises:
         ImageError: An image cannot be read, or there are too many.
@@ -83,21 +90,31 @@ def encode_with_images(
         NoVisionError: The model has no projector.
         TemplateError: The chat template leaves an image out.
     """
-    prompt, found = _placed(prompt, images)
+    given = [as_image(one, f"images[{i}]") for i, one in enumerate(images)]
+    if isinstance(prompt, str):
+        found, n = given, prompt.count(MARKER)
+        if given and not n:
+            prompt = MARKER * len(given) + prompt
+        elif given and n != len(given):
+            allowed = f"as many images as the prompt has {MARKER}, which is {n}"
+            raise InvalidOptionError("images", len(given), allowed)
+    else:
+        prompt = _with_images(prompt, given) if given else prompt
+        found = [
+            _of_part(part, f"messages[{i}].content[{j}]")
+            for i, message in enumerate(prompt)
+            for j, part in enumerate(_parts(message))
+            if part["type"] == "image_url"
+        ]
     if not found:
-        return encode(target, prompt if isinstance(prompt, str) else _marked(prompt, []))
+        return _encode(target, prompt, options, special, [])
     if len(found) > IMAGES_MAX:
         raise ImageError(
             f"there are {len(found)} images: at most {IMAGES_MAX} are allowed.", "send fewer."
         )
     pictures, marks = pictures_of(target), _unused(prompt, len(found))
     ids = {mark: pictures.ids(image) for mark, image in zip(marks, found, strict=True)}
-    if isinstance(prompt, str):
-        left = iter(marks)
-        prompt = re.sub(re.escape(MARKER), lambda _: next(left), prompt)
-    else:
-        prompt = _marked(prompt, marks)
-    tokens = encode(cast("Model", Seeing(target, ids)), prompt)
+    tokens = _encode(cast("Model", Seeing(target, ids)), prompt, options, special, marks)
     firsts = {next(one for one in some if one >= IMAGE_IDS) for some in ids.values()}
     if not firsts <= {*tokens}:
         raise TemplateError(
@@ -107,20 +124,28 @@ def encode_with_images(
     return PromptTokens(tokens, [chunk for some in ids.values() for chunk in some.chunks])
 
 
-def _placed(
-    prompt: TextOrMessages, images: Sequence[GivenImage]
-) -> tuple[TextOrMessages, list[Image]]:
-    """Return a prompt with a place for each image, and the images in the order of the places."""
-    given = [as_image(one, f"images[{i}]") for i, one in enumerate(images)]
+def _encode(
+    target: Model,
+    prompt: str | Sequence[Message],
+    options: PromptOptions,
+    special: bool,
+    marks: Sequence[str],
+) -> list[int]:
+    """Return the token ids of a prompt, with a mark in place of each image."""
+    left = iter(marks)
     if isinstance(prompt, str):
-        return (_in_text(prompt, len(given)) if given else prompt), given
-    prompt = _with_images(prompt, given) if given else prompt
-    return prompt, [
-        _of_part(part, f"messages[{i}].content[{j}]")
-        for i, message in enumerate(prompt)
-        for j, part in enumerate(_parts(message))
-        if part["type"] == "image_url"
-    ]
+        check_text(options)
+        text = re.sub(re.escape(MARKER), lambda _: next(left), prompt) if marks else prompt
+        text += options.prefill
+        return target.tokenize(text, special=special) if text else []
+
+    def marked(message: Message) -> Message:
+        if not (isinstance(message, Mapping) and isinstance(message.get("content"), list)):
+            return message
+        texts = (part["text"] if part["type"] == "text" else next(left) for part in _parts(message))
+        return {**message, "content": "".join(texts)}
+
+    return encode_chat(target, [*map(marked, prompt)], options) if prompt else []
 
 
 def with_images(tokens: Sequence[int], target: Model) -> list[int]:
@@ -213,20 +238,6 @@ def _not_fetched(name: str) -> ImageError:
     )
 
 
-def _in_text(text: str, n_images: int) -> str:
-    """Return a text with a place for each image."""
-    n = text.count(MARKER)
-    if not n:
-        return MARKER * n_images + text
-    if n != n_images:
-        raise InvalidOptionError(
-            "images",
-            n_images,
-            f"as many images as the prompt has {MARKER}, which is {n}",
-        )
-    return text
-
-
 def _with_images(messages: Sequence[Message], images: Sequence[Image]) -> list[Message]:
     """Return messages with images at the start of the last one of the user."""
     last = max((i for i, one in enumerate(messages) if one.get("role") == "user"), default=None)
@@ -267,19 +278,6 @@ def _of_part(part: Mapping[str, Any], name: str) -> Image:
     return image_of_url(url, name)
 
 
-def _marked(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
-    """Return messages whose contents are texts, with a mark in place of each image."""
-    left = iter(marks)
-
-    def marked(message: Message) -> Message:
-        if not (isinstance(message, Mapping) and isinstance(message.get("content"), list)):
-            return message
-        texts = (part["text"] if part["type"] == "text" else next(left) for part in _parts(message))
-        return {**message, "content": "".join(texts)}
-
-    return [marked(message) for message in messages]
-
-
 def _unused(prompt: object, n: int) -> list[str]:
     """Return private-use characters that a prompt does not contain."""
     taken, found = {*_all_text(prompt)}, list[str]()
@@ -308,40 +306,24 @@ def with_image_parts(text: str, images: Sequence[GivenImage]) -> list[Part]:
     Raises:
         ImageError: An image cannot be read or is not allowed.
     """
-    return [
-        *(_part(one, f"images[{i}]") for i, one in enumerate(images)),
-        {"type": "text", "text": text},
-    ]
-
-
-def _part(given: GivenImage, name: str) -> Part:
-    data = base64.b64encode(as_image(given, name).data).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/any;base64,{data}"}}
-
-
-def text_of(content: str | Sequence[Part]) -> str:
-    """Return the text of a content without outer white space, with a marker for each image."""
-    if isinstance(content, str):
-        return content.strip()
-    return "".join(MARKER if "image_url" in part else part["text"].strip() for part in content)
-
-
-def images_of(content: str | Sequence[Part]) -> list[str]:
-    """Return the `data:` URLs of the images in a content."""
-    if isinstance(content, str):
-        return []
-    return [part["image_url"]["url"] for part in content if "image_url" in part]
+    parts: list[Part] = []
+    for i, one in enumerate(images):
+        data = base64.b64encode(as_image(one, f"images[{i}]").data).decode()
+        url = {"url": f"data:image/any;base64,{data}"}
+        parts.append({"type": "image_url", "image_url": url})
+    return [*parts, {"type": "text", "text": text}]
 
 
 def are_parts(value: object) -> bool:
     """Return whether a value from a file is a content with images."""
-    return isinstance(value, list) and all(map(_is_part, value))
-
-
-def _is_part(value: object) -> bool:
-    match value:  # a pattern allows further keys, the comparison does not
-        case {"type": "text", "text": str(text)}:
-            return value == {"type": "text", "text": text}
-        case {"type": "image_url", "image_url": {"url": str(url)}}:
-            return value == {"type": "image_url", "image_url": {"url": url}}
-    return False
+    for part in value if isinstance(value, list) else [None]:
+        match part:  # a pattern allows further keys, the comparison does not
+            case {"type": "text", "text": str(text)}:
+                whole: Part = {"type": "text", "text": text}
+            case {"type": "image_url", "image_url": {"url": str(url)}}:
+                whole = {"type": "image_url", "image_url": {"url": url}}
+            case _:
+                return False
+        if part != whole:
+            return False
+    return True

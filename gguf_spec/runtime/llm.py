@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BusyError, ClosedError, GgufSpecError, NoGenerationError, NoInfillError
+from ..errors import (
+    ClosedError,
+    GgufSpecError,
+    InvalidOptionError,
+    NoGenerationError,
+    NoInfillError,
+)
 from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder
 from ..llama.head import Head
@@ -25,19 +30,18 @@ from ..speculative.profile import Profile
 from ..speculative.translation import Translation
 from ..text.chat_template import Message, Tools
 from ..text.reasoning import reasoning_format
-from ..text.template_values import names_read, no_reasoning, read_options
+from ..text.template_values import check_text, names_read, no_reasoning, read_options
+from ..text.tool_history import call_tokens
 from .chat import Chat
 from .embedding import embed, encode_texts, rank_prompts
-from .generation import Generation, Prompt, Request, build_request, check_request, encode
-from .images import GivenImage
+from .generation import Request
+from .images import GivenImage, Prompt, encode, with_images
 from .many import generate_many
 from .prefix_cache import PrefixStore
-from .request_queue import Line, ParallelRunner, Ticket
+from .request_queue import ParallelQueue, RequestQueue, Ticket
 from .session_file import restore as restore_session
 from .session_file import save as save_session
 from .stream import Stream
-
-T = TypeVar("T")
 
 
 class LLM:
@@ -78,10 +82,8 @@ class LLM:
         self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._embedder: Embedder | None = None  # created with the first texts
-        self._closed = False
-        self._line = Line()  # only the ticket that has the turn may use the models
         self._kept = PrefixStore(prefix_memory)
-        self._runner = ParallelRunner(pair, self._line, self._kept) if self.parallel > 1 else None
+        self._queue = (ParallelQueue if self.parallel > 1 else RequestQueue)(pair, self._kept)
 
     # ---- text
 
@@ -134,21 +136,30 @@ class LLM:
             ImageError, NoVisionError: An image cannot be read, or there is no projector.
             BusyError: This thread has an open stream of this LLM.
         """
-        self._check_generates()
-        request = build_request(
-            self.vocabulary,
-            prompt,
-            sampling or self.sampling,
-            speculation or self.speculation,
-            read_options(prefill, tools, think, chat_template_kwargs),
-            images=images,
-            echo=echo,
-            stop_tokens=stop_tokens,
-            on_token=on_token,
-            on_prompt=on_prompt,
-            reasoning=reasoning,
-        )
-        return self._complete(request)
+        stream: Stream | None = None
+        try:
+            stream = self.stream(
+                prompt,
+                sampling,
+                speculation=speculation,
+                images=images,
+                prefill=prefill,
+                echo=echo,
+                tools=tools,
+                stop_tokens=stop_tokens,
+                on_token=on_token,
+                on_prompt=on_prompt,
+                think=think,
+                chat_template_kwargs=chat_template_kwargs,
+                reasoning=reasoning,
+            )
+            for _ in stream:
+                pass
+        except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
+            if stream:
+                stream.close()
+            raise
+        return stream.result
 
     def stream(
         self,
@@ -171,21 +182,38 @@ class LLM:
 
         The LLM is reserved until the stream ends or is closed.
         """
-        self._check_generates()
-        request = build_request(
-            self.vocabulary,
-            prompt,
-            sampling or self.sampling,
+        if not self.generates:
+            raise NoGenerationError(self.path, self._target.file.header.architecture)
+        target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
+        # an empty sequence is token ids
+        is_chat = not isinstance(prompt, str) and isinstance([*prompt[:1], 0][0], (Mapping, str))
+        if is_chat or isinstance(prompt, str):
+            tokens = encode(target, cast("str | Sequence[Message]", prompt), options, images=images)
+        elif images:
+            check_text(options)
+            raise InvalidOptionError("images", len(images), "given with a text or with messages")
+        else:
+            check_text(options)
+            tokens = with_images(cast("Sequence[int]", prompt), target)
+        sampling, more = sampling or self.sampling, tuple(stop_tokens)
+        if more:
+            sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
+        separated = reasoning_format(target) if is_chat or reasoning else None
+        if (budget := sampling.think_budget) is not None and separated is None:
+            raise no_reasoning(target, "think_budget", budget, is_chat or bool(reasoning))
+        shown = (prompt if isinstance(prompt, str) else "") + prefill
+        request = Request(
+            tokens,
+            sampling,
             speculation or self.speculation,
-            read_options(prefill, tools, think, chat_template_kwargs),
-            images=images,
-            echo=echo,
-            stop_tokens=stop_tokens,
-            on_token=on_token,
-            on_prompt=on_prompt,
-            reasoning=reasoning,
+            on_token,
+            prefill,
+            shown if echo else "",
+            on_prompt,
+            separated if reasoning is not False else None,
+            call_tokens(target) if tools else {},
         )
-        return self._stream(request)
+        return self._queue.open(request)
 
     def generate_many(
         self,
@@ -217,7 +245,7 @@ class LLM:
         Raises:
             BusyError: This thread has an open stream of this LLM.
         """
-        self._check_thread(threading.get_ident())
+        self._queue.check_thread()
         _ = self.vocabulary  # a closed LLM raises at once
         n_threads = self.parallel if max_parallel is None else max_parallel
         begin = partial(self.stream, **options)
@@ -252,7 +280,8 @@ class LLM:
                 raises, `shift` drops the oldest turns.
             think: Whether the model reasons before its answers, as for `generate`.
         """
-        self._check_generates()
+        if not self.generates:
+            raise NoGenerationError(self.path, self._target.file.header.architecture)
         if think and not self.can_think:
             raise no_reasoning(self._target, "think", think)
         return Chat(
@@ -377,7 +406,7 @@ class LLM:
     @property
     def vocabulary(self) -> Model:
         """The target, for vocabulary lookups only: they are possible while a request runs."""
-        if self._closed:
+        if self._queue.is_closed:
             raise ClosedError
         return self._target
 
@@ -423,13 +452,13 @@ class LLM:
         """
         ids = encode_texts(self.vocabulary, texts, special)
 
-        def run(_: Ticket) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        def run() -> NDArray[np.float32] | list[NDArray[np.float32]]:
             if self._embedder is None:
                 self._embedder = Embedder(self._target)
             # `close` of another thread waits for the turn
             return embed(self._embedder, ids, normalize, lambda: self.vocabulary, on_pass)
 
-        return self._in_turn(run)
+        return self._queue.in_turn(run)
 
     def rerank(
         self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
@@ -467,16 +496,8 @@ class LLM:
         Raises:
             ClosedError: The LLM is closed.
         """
-        target = self.vocabulary
-        if self._runner:
-            return self._runner.slots()
-        first = self._line.first
-        stream = first.stream() if first and first.stream else None
-        if not (first and stream):
-            return (SlotState(0, target.n_ctx, target.n_cached, None),)
-        stats = stream.stats
-        n_tokens = min(stats.n_prompt + stats.n_generated, target.n_ctx)
-        return (SlotState(0, target.n_ctx, n_tokens, first.number),)
+        _ = self.vocabulary  # a closed LLM raises
+        return self._queue.slots()
 
     @property
     def prefix_memory(self) -> PrefixMemory:
@@ -495,13 +516,14 @@ class LLM:
         Raises:
             BusyError, ClosedError: As for a generation.
         """
-        self._check_generates()
+        if not self.generates:
+            raise NoGenerationError(self.path, self._target.file.header.architecture)
         ticket = Ticket()
         try:
-            self._take(ticket)
+            self._queue.take(ticket)
             yield self._target, self._draft
         finally:
-            self._line.leave(ticket)
+            self._queue.leave(ticket)
 
     def forget(self) -> None:
         """Clear the caches and the kept texts: the next prompt is prefilled from its start.
@@ -512,12 +534,12 @@ class LLM:
             BusyError, ClosedError: As for a generation.
         """
 
-        def empty(_: Ticket) -> None:
+        def empty() -> None:
             for slot in (slot for pair in self._pair.slots for slot in pair.slots):
                 slot.rollback(0)
             self._kept.forget()
 
-        self._in_turn(empty)
+        self._queue.in_turn(empty)
 
     def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
         """Write both caches and the given data to a file, completely or not at all.
@@ -526,7 +548,7 @@ class LLM:
             SessionError: The file cannot be written.
             BusyError, ClosedError: As for a generation.
         """
-        self._in_turn(lambda _: save_session(Path(path), data, self._target, self._draft))
+        self._queue.in_turn(partial(save_session, Path(path), data, self._target, self._draft))
 
     def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
         """Restore both caches from a file that `save_session` wrote, and return its data.
@@ -539,7 +561,7 @@ class LLM:
             SessionError: The file is missing, damaged, or not a session file.
             BusyError, ClosedError: As for a generation.
         """
-        return self._in_turn(lambda _: restore_session(Path(path), self._target, self._draft))
+        return self._queue.in_turn(partial(restore_session, Path(path), self._target, self._draft))
 
     def logit_noise(self, k: int, exact: bool = True) -> float:
         """Return the largest logit shift that the pass width causes on this machine, in logits.
@@ -565,7 +587,7 @@ class LLM:
         Raises:
             BusyError, ClosedError: As for a generation.
         """
-        self._in_turn(lambda _: self._pair.use_profile(profile))
+        self._queue.in_turn(partial(self._pair.use_profile, profile))
 
     def snapshot(self) -> Snapshot:
         """Return a copy of what was learned during use: costs, acceptance rates, correction.
@@ -575,7 +597,7 @@ class LLM:
         Raises:
             BusyError, ClosedError: As for a generation.
         """
-        return self._in_turn(lambda _: self._pair.snapshot())
+        return self._queue.in_turn(self._pair.snapshot)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to the learned state of a `snapshot`, which may be used again.
@@ -583,58 +605,9 @@ class LLM:
         Raises:
             BusyError, ClosedError: As for a generation.
         """
-        self._in_turn(lambda _: self._pair.restore(snapshot))
+        self._queue.in_turn(partial(self._pair.restore, snapshot))
 
-    # ---- requests
-
-    def _check_generates(self) -> None:
-        """Reject requests for text from a model that only computes embeddings."""
-        if not self.generates:
-            raise NoGenerationError(self.path, self._target.file.header.architecture)
-
-    def _complete(self, request: Request) -> Completion:
-        if self._runner:
-            with self._stream(request) as stream:
-                for _ in stream:
-                    pass
-            return stream.result
-
-        def run(ticket: Ticket) -> Completion:
-            with self._open(request, ticket) as stream:
-                for _ in stream:
-                    pass
-            return stream.result
-
-        return self._in_turn(run)
-
-    def _stream(self, request: Request) -> Stream:
-        if self._runner:
-            self._check(request)
-            return self._runner.open(request)
-        ticket = Ticket()
-        try:
-            self._take(ticket)
-            return self._open(request, ticket)
-        except BaseException:
-            self._line.leave(ticket)
-            raise
-
-    def _open(self, request: Request, ticket: Ticket) -> Stream:
-        self._check(request)
-        if request.speculation.k:
-            self._pair.measure()
-        generation = Generation(request, self._pair, self._kept)
-        stream = Stream(
-            generation, generation.run(self._pair.slots[0]), partial(self._line.leave, ticket)
-        )
-        ticket.stream = weakref.ref(stream)
-        return stream
-
-    def _check(self, request: Request) -> None:
-        check_request(request, self._target)
-        self._pair.check(request.speculation)
-
-    # ---- turns and the end
+    # ---- the end
 
     def close(self) -> None:
         """Free the native memory; repeated calls have no effect.
@@ -644,65 +617,13 @@ class LLM:
         Raises:
             BusyError: This thread is inside a round, or has reserved the models.
         """
-        self._end_stream()
-        self._closed = True  # waiting threads raise ClosedError on their turn
-        if self._runner:
-            self._runner.is_closed = True
-        ticket = Ticket()
-        try:
-            try:
-                self._line.join(ticket, self._end_stream)
-                self._kept.forget()
-                if self._embedder:
-                    self._embedder.close()
-                self._pair.close()
-            finally:
-                self._line.leave(ticket)
-        except BaseException:
-            self._line.leave(ticket)
-            raise
+        self._queue.close(self._free)
 
-    def _end_stream(self) -> None:
-        """Close an open stream; a stream of another thread ends after its current round."""
-        if self._runner:
-            self._runner.cancel()
-        first = self._line.first
-        stream = first.stream() if first and first.stream else None
-        if first and first.thread == threading.get_ident():
-            if stream:
-                stream.close()
-            if self._line.first is first:
-                raise BusyError
-        elif stream:
-            stream.abort()
-
-    def _in_turn(self, do: Callable[[Ticket], T]) -> T:
-        """Call `do` with a ticket that has the turn, and release the turn on any exception."""
-        ticket = Ticket()
-        try:
-            try:
-                self._take(ticket)
-                return do(ticket)
-            finally:
-                self._line.leave(ticket)
-        except BaseException:
-            self._line.leave(ticket)  # Ctrl-C may arrive just before the first call
-            raise
-
-    def _take(self, ticket: Ticket) -> None:
-        """Wait for the turn. If this raises, the caller must remove the ticket from the line."""
-        self._check_thread(ticket.thread)
-        self._line.join(ticket)
-        if self._closed:
-            raise ClosedError
-
-    def _check_thread(self, thread: int) -> None:
-        """Check that a thread would not wait for a stream of its own."""
-        first = self._line.first
-        if first and first.thread == thread:
-            raise BusyError
-        if self._runner:
-            self._runner.check_thread()
+    def _free(self) -> None:
+        self._kept.forget()
+        if self._embedder:
+            self._embedder.close()
+        self._pair.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -30,7 +30,7 @@ from ..llama.options import AdapterFile, ContextOptions, adapters, read_placemen
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
 from ..options import K_MAX, Sampling, Speculation, checked
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
@@ -141,7 +141,7 @@ def load(
             as many as raise the tokens per second of all by the measured costs, at most 16; 4
             before the costs are measured. It takes fewer where the caches would need more than a
             quarter of the free memory; 1 if the GPU may be used, or if `speculation` has
-            `tree=True` or `strict=True`. `LLM.parallel_reason` has the reason.
+            `strict=True`. `LLM.parallel_reason` has the reason.
         prefix_memory: Memory for the caches of earlier texts, in bytes or as a size such as
             `500MB` or `2GiB`. A request that begins like one of them needs not read that part.
             `auto` takes an eighth of the memory that stays free, at most 8 GiB; 0 keeps nothing.
@@ -281,7 +281,7 @@ def _open(plan: Plan) -> LLM:
     costs = depth_costs(given.file.header, plan.target)
     shares = _shares(given.progress, [file.header.file_bytes for file, _ in plan.files])
     with ExitStack() as opened:
-        target = _load_target(plan, next(shares))
+        target = _load_model(given.file, plan.target, next(shares), given.projector)
         opened.callback(target.close)
         target.depth_costs = costs
         drafter: Model | Head | None = None
@@ -299,11 +299,14 @@ def _open(plan: Plan) -> LLM:
                 f"{given.entry.name} was trained for {target.n_ctx_train:,} tokens: after these, "
                 f"the text gets worse. The context holds {target.n_ctx:,}."
             )
+        suffixes = None if given.text is None else SuffixAutomaton()
+        if suffixes and given.text is not None:
+            suffixes.extend(target.tokenize(given.text, special=False, start=False))
         pair = ModelPair(
             target,
             drafter,
             partial(profile_of, on_measure=given.on_measure, translation=translation),
-            None if given.text is None else _suffixes(target, given.text),
+            suffixes,
             SharedTexts() if given.shared_drafts else None,
             translation,
         )
@@ -320,17 +323,12 @@ def _open(plan: Plan) -> LLM:
         )
         # Now, so that the first answer is not delayed. Common passes must not be wider than exact.
         if llm.speculation.k or llm.parallel > 1:
-            _measure(llm, pair)
+            before = target.why_plain
+            pair.measure()
+            if target.why_plain != before:
+                llm.notes = (*llm.notes, _plainly(target))
         opened.pop_all()
         return llm
-
-
-def _measure(llm: LLM, pair: ModelPair) -> None:
-    """Measure the costs; note what that shows about the target."""
-    before = pair.target.why_plain
-    pair.measure()
-    if pair.target.why_plain != before:
-        llm.notes = (*llm.notes, _plainly(pair.target))
 
 
 def _open_embedder(given: LoadOptions) -> LLM:
@@ -357,13 +355,30 @@ def _open_embedder(given: LoadOptions) -> LLM:
         return llm
 
 
-def _load_target(plan: Plan, progress: OnShare) -> Model:
-    """Load the target, with its projector if there is one."""
-    if plan.load.projector is None:
-        return Model(plan.load.file, plan.target, progress)
-    from ..llama.vision import VisionModel
+def _load_model(
+    file: ModelFile,
+    options: ContextOptions,
+    progress: OnShare,
+    projector: Header | None = None,
+    target: Model | None = None,
+) -> Model:
+    """Load a model.
 
-    return VisionModel(plan.load.file, plan.target, plan.load.projector, progress)
+    Args:
+        file: Its file.
+        options: Its options.
+        progress: Called with the loaded share.
+        projector: The projector of a target, or None.
+        target: The target of a draft model, which may see images.
+    """
+    sees = getattr(target, "sees", False)
+    if not (projector or sees):
+        return Model(file, options, progress)
+    from ..llama.vision import BlindModel, VisionModel
+
+    if projector:
+        return VisionModel(file, options, projector, progress)
+    return BlindModel(file, options, cast(VisionModel, target).pictures, progress)
 
 
 def _load_drafter(
@@ -391,7 +406,7 @@ def _load_drafter(
     (_, (file, options)) = plan.files
     costs = depth_costs(file.header, options)
     options = replace(options, n_ctx=target.n_ctx)
-    draft = _load_beside(target, file, options, next(shares))
+    draft = _load_model(file, options, next(shares), target=target)
     with ExitStack() as opened:
         opened.callback(draft.close)
         draft.depth_costs = costs
@@ -403,18 +418,6 @@ def _load_drafter(
             f"{draft.path.name} is recurrent or hybrid, and has other token ids than the target"
         )
         return None, None, [f"the draft {why}: drafts come from the text only."]
-
-
-def _load_beside(
-    target: Model, file: ModelFile, options: ContextOptions, progress: OnShare
-) -> Model:
-    """Load a draft model for a target, which may see images."""
-    if not getattr(target, "sees", False):
-        return Model(file, options, progress)
-    from ..llama.vision import BlindModel, VisionModel
-
-    pictures = cast(VisionModel, target).pictures
-    return BlindModel(file, options, pictures, progress)
 
 
 def _plainly(target: Model) -> str:
@@ -455,12 +458,15 @@ def _target_of(
 
 def _shares(progress: OnProgress | None, sizes: Sequence[int]) -> Iterator[OnShare]:
     """Yield the progress callbacks of several models, whose shares are weighted by size."""
-    for i, size in enumerate(sizes):
-        yield progress and partial(_tell, progress, sum(sizes[:i]), size, sum(sizes))
+    total, start = sum(sizes), 0
+    for size in sizes:
 
+        def tell(share: float, start: int = start, size: int = size) -> object:
+            assert progress
+            return progress(Progress("load", round(start + share * size), total, "bytes"))
 
-def _tell(progress: OnProgress, start: int, size: int, total: int, share: float) -> object:
-    return progress(Progress("load", round(start + share * size), total, "bytes"))
+        yield tell if progress else None
+        start += size
 
 
 def _read_reference(path: Path) -> str:
@@ -470,9 +476,3 @@ def _read_reference(path: Path) -> str:
         raise InvalidOptionError(
             "reference", str(path), f"a readable text file ({error})"
         ) from None
-
-
-def _suffixes(target: Model, text: str) -> SuffixAutomaton:
-    suffixes = SuffixAutomaton()
-    suffixes.extend(target.tokenize(text, special=False, start=False))
-    return suffixes

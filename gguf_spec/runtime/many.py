@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling
 from ..results import Completion
-from .generation import Prompt
+from .images import Prompt
 from .stream import Stream
 
 J = TypeVar("J")

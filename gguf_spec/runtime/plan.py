@@ -9,7 +9,7 @@ little.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from ..llama.memory import fit_layers, has_room, parallel_in_room, with_snapshot
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
-from ..registry.download import local
+from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.batch_costs import BatchCosts
 from ..speculative.cost_model import CostModel, Pace
@@ -236,9 +236,8 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
         return load.parallel, ""
     if load.projector:
         return 1, "prompts with images are read one by one"
-    if load.speculation and (load.speculation.tree or load.speculation.strict):
-        name = "tree" if load.speculation.tree else "strict"
-        return 1, f"{name} needs passes without other requests"
+    if load.speculation and load.speculation.strict:
+        return 1, "strict needs passes without other requests"
     room = parallel_in_room([(file.header, options) for file, options in files], AUTO_PARALLEL_MAX)
     if room is None:
         return 1, "the free memory is unknown"
@@ -251,29 +250,22 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
 
 def _by_costs(profile: Profile, room: int) -> tuple[int, str]:
     """Return how many requests of at most `room` run at once by the measured costs, and why."""
-    rate = _rates(profile)
-    n = _by_gain(rate, room)
+    costs = CostModel(profile.target, profile.target_depth, K_MAX + 1, Pace())
+    batch_costs = BatchCosts(profile.widest(exact=True), AUTO_PARALLEL_MAX)
+
+    def rate(n: int) -> float:
+        """Return the tokens per second of `n` requests in all."""
+        return n / batch_costs.seconds(costs, n, 1, _DEPTH)
+
+    n, share = 1, math.log2(_LEAST_GAIN)
+    for more in range(2, room + 1):
+        if rate(more) >= rate(n) * (more / n) ** share:
+            n = more
     if n == room < AUTO_PARALLEL_MAX:
         return n, _BY_MEMORY
     gain = f"{rate(n) / rate(1):.1f} times the tokens per second of one"
     if n == AUTO_PARALLEL_MAX:
         return n, f"as measured, they have {gain}"
-    more = max(0.0, rate(min(2 * n, room)) / rate(n) - 1)
+    gained = max(0.0, rate(min(2 * n, room)) / rate(n) - 1)
     has = f"they have {gain}" if n > 1 else "one is nearly as fast as several"
-    return n, f"as measured, {has}, and {min(2 * n, room)} only {more:.0%} more"
-
-
-def _rates(profile: Profile) -> Callable[[int], float]:
-    """Return the function from a number of requests to their tokens per second in all."""
-    costs = CostModel(profile.target, profile.target_depth, K_MAX + 1, Pace())
-    batch_costs = BatchCosts(profile.widest(exact=True), AUTO_PARALLEL_MAX)
-    return lambda n: n / batch_costs.seconds(costs, n, 1, _DEPTH)
-
-
-def _by_gain(rate: Callable[[int], float], most: int) -> int:
-    """Return the largest number that each step from a smaller one is worth."""
-    best, share = 1, math.log2(_LEAST_GAIN)
-    for n in range(2, most + 1):
-        if rate(n) >= rate(best) * (n / best) ** share:
-            best = n
-    return best
+    return n, f"as measured, {has}, and {min(2 * n, room)} only {gained:.0%} more"

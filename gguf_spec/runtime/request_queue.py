@@ -26,19 +26,18 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
 from ..errors import BusyError, ClosedError
 from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
-from .generation import Generation
+from .generation import Generation, Request, check_request
 from .prefix_cache import Found, PrefixStore, choose_slots, reads_prefix
 from .stream import Stream
 
-if TYPE_CHECKING:
-    from .generation import Request
+T = TypeVar("T")
 
 # Seconds between two looks of a thread that waits for its turn.
 _TURN_POLL_S = 0.1
@@ -73,11 +72,6 @@ class Ticket:
         self._called = threading.Lock()
         self._called.acquire()
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the stream that used the turn was garbage-collected."""
-        return self.stream is not None and self.stream() is None
-
     def call(self) -> None:
         """Wake the thread."""
         with suppress(RuntimeError):  # already woken
@@ -97,7 +91,7 @@ class Line:
     @property
     def first(self) -> Ticket | None:
         """The ticket that has the turn, or None; those of garbage-collected streams leave."""
-        while (first := next(iter(self._tickets), None)) and first.is_abandoned:
+        while (first := next(iter(self._tickets), None)) and first.stream and not first.stream():
             self._remove(first)
         return first
 
@@ -157,7 +151,7 @@ class Job:
     @property
     def is_open(self) -> bool:
         """Whether its stream exists and the request has not ended."""
-        return not self.has_ended and self.stream is not None and self.stream() is not None
+        return not (self.has_ended or self.stream is None or self.stream() is None)
 
     def check_reader(self) -> None:
         """Cancel a request whose stream was garbage-collected."""
@@ -190,42 +184,166 @@ class Job:
         self._out.put(error)
 
     def chunks(self, submit: Callable[[Job], None]) -> Generator[Chunk, None, None]:
-        """Submit the request, and yield its chunks as they come."""
+        """Submit the request, and yield its chunks as they come.
+
+        It waits in pieces: on Windows, Ctrl-C arrives only between two waits.
+        """
         submit(self)
-        while (one := self._next()) is not None:
+        while True:
+            try:
+                one = self._out.get(timeout=_WAIT_S)
+            except Empty:
+                continue
+            if one is None:
+                return
             if isinstance(one, BaseException):
                 raise one
             yield one
 
-    def _next(self) -> Chunk | BaseException | None:
-        """Wait for the next chunk, in pieces: on Windows, Ctrl-C arrives only between two waits."""
-        while True:
-            with suppress(Empty):
-                return self._out.get(timeout=_WAIT_S)
 
+class RequestQueue(Line):
+    """Requests of an LLM with one slot: each runs in the thread that reads its stream.
 
-class ParallelRunner:
-    """Runs the requests of an LLM whose contexts have several sequences."""
+    Attributes:
+        is_closed: A request raises an error when it has the turn.
+    """
 
-    def __init__(self, pair: ModelPair, line: Line, kept: PrefixStore) -> None:
-        """Start the thread.
+    def __init__(self, pair: ModelPair, kept: PrefixStore) -> None:
+        """Create an empty queue.
 
         Args:
-            pair: The models.
-            line: The LLM's queue.
+            pair: The models; only the ticket that has the turn may use them.
             kept: Texts that no slot holds any more.
         """
-        self.pair, self._line, self._kept = pair, line, kept
+        super().__init__()
+        self.pair, self._kept = pair, kept
+        self.is_closed = False
+
+    def open(self, request: Request) -> Stream:
+        """Wait for the turn, and return the stream of a request, which has the turn until its end.
+
+        Raises:
+            GgufSpecError: The request cannot run.
+            BusyError, ClosedError: As for `take`.
+        """
+        ticket = Ticket()
+        try:
+            try:
+                self.take(ticket)
+                return self._open(request, ticket)
+            except BaseException:
+                self.leave(ticket)
+                raise
+        except BaseException:
+            self.leave(ticket)  # Ctrl-C may arrive just before the first call
+            raise
+
+    def _open(self, request: Request, ticket: Ticket) -> Stream:
+        # In a frame of its own: a kept traceback must not hold the stream of `open`.
+        self._check(request)
+        if request.speculation.k:
+            self.pair.measure()
+        generation = Generation(request, self.pair, self._kept)
+        stream = Stream(generation, generation.run(self.pair.slots[0]), partial(self.leave, ticket))
+        ticket.stream = ref(stream)
+        return stream
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self.pair.target)
+        self.pair.check(request.speculation)
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return the state of each slot. May be called from any thread."""
+        target, first = self.pair.target, self.first
+        stream = first.stream() if first and first.stream else None
+        if not (first and stream):
+            return (SlotState(0, target.n_ctx, target.n_cached, None),)
+        stats = stream.stats
+        n_tokens = min(stats.n_prompt + stats.n_generated, target.n_ctx)
+        return (SlotState(0, target.n_ctx, n_tokens, first.number),)
+
+    def check_thread(self) -> None:
+        """Check that this thread may wait for the turn.
+
+        Raises:
+            BusyError: It would wait for itself.
+        """
+        first = self.first
+        if first and first.thread == threading.get_ident():
+            raise BusyError
+
+    def take(self, ticket: Ticket) -> None:
+        """Wait for the turn. If this raises, the caller must remove the ticket from the queue.
+
+        Raises:
+            BusyError: This thread would wait for itself.
+            ClosedError: The LLM is closed.
+        """
+        self.check_thread()
+        self.join(ticket)
+        if self.is_closed:
+            raise ClosedError
+
+    def in_turn(self, do: Callable[[], T], take: Callable[[Ticket], object] | None = None) -> T:
+        """Call `do` while this thread has the turn, and release it on any exception.
+
+        Args:
+            do: Called with the turn.
+            take: Waits for the turn; None for `take`.
+        """
+        ticket = Ticket()
+        try:
+            try:
+                (take or self.take)(ticket)
+                return do()
+            finally:
+                self.leave(ticket)
+        except BaseException:
+            self.leave(ticket)  # Ctrl-C may arrive just before the first call
+            raise
+
+    def close(self, free: Callable[[], None]) -> None:
+        """End all requests for good, and call `free` with the turn.
+
+        Raises:
+            BusyError: This thread is inside a round, or has the turn.
+        """
+        self.cancel()
+        self.is_closed = True  # waiting threads raise ClosedError on their turn
+        self.in_turn(free, lambda ticket: self.join(ticket, self.cancel))
+
+    def cancel(self) -> None:
+        """Close an open stream; a stream of another thread ends after its current round.
+
+        Raises:
+            BusyError: As for `close`.
+        """
+        first = self.first
+        stream = first.stream() if first and first.stream else None
+        if first and first.thread == threading.get_ident():
+            if stream:
+                stream.close()
+            if self.first is first:
+                raise BusyError
+        elif stream:
+            stream.abort()
+
+
+class ParallelQueue(RequestQueue):
+    """Requests of an LLM with several slots: a thread of its own runs them."""
+
+    def __init__(self, pair: ModelPair, kept: PrefixStore) -> None:
+        """Start the thread."""
+        super().__init__(pair, kept)
         self._inbox: SimpleQueue[Job | object] = SimpleQueue()
         self._queue: deque[Job] = deque()
         self._running: list[Job] = []
         self._scheduler: Scheduler | None = None
-        self.is_closed = False
         self._collect_at = 0.0
         self._is_idle = threading.Event()
         self._is_idle.set()
-        _runners.add(self)
-        # It holds no reference to the runner while it has no work, so that an LLM without
+        _queues.add(self)
+        # It holds no reference to the queue while it has no work, so that an LLM without
         # references frees its memory.
         self._thread = threading.Thread(
             target=_serve,
@@ -246,7 +364,7 @@ class ParallelRunner:
         return len(self._queue) + self._inbox.qsize()
 
     def slots(self) -> tuple[SlotState, ...]:
-        """Return the state of each slot. May be called from any thread."""
+        """Return the state of each slot."""
         pairs = sorted(self.pair.slots, key=lambda one: one.target.index)
         tasks = [pair.task for pair in pairs]
         return tuple(
@@ -261,7 +379,8 @@ class ParallelRunner:
             BusyError: This thread runs the scheduler, or holds as many unfinished streams as there
                 are slots.
         """
-        self.check_thread(self.pair.target.parallel)
+        self._check(request)
+        self._check_streams(self.pair.target.parallel)
         job = Job(request, Generation(request, self.pair, self._kept))
         stream = Stream(job.generation, job.chunks(self._submit), lambda: None)
         job.stream = ref(stream)
@@ -273,11 +392,17 @@ class ParallelRunner:
         Raises:
             BusyError: As for `open`: the streams may have been opened before any was read.
         """
-        self.check_thread(self.pair.target.options.parallel)
+        super().check_thread()
+        self._check_streams(self.pair.target.options.parallel)
         job.thread = threading.get_ident()
         self._inbox.put(job)
 
-    def check_thread(self, n_most: int = 1) -> None:
+    def check_thread(self) -> None:
+        """Check that this thread may wait for the turn, and has no open stream."""
+        super().check_thread()
+        self._check_streams(1)
+
+    def _check_streams(self, n_most: int) -> None:
         """Check that this thread may wait for the slots.
 
         Args:
@@ -287,14 +412,16 @@ class ParallelRunner:
             BusyError: It would wait for itself.
         """
         me = threading.get_ident()
-        if me == self._thread.ident:
-            raise BusyError
         mine = [job for job in self._jobs() if job.thread == me and job.is_open]
-        if len(mine) >= n_most:
+        if me == self._thread.ident or len(mine) >= n_most:
             raise BusyError
 
     def cancel(self) -> None:
         """Cancel all requests."""
+        self._cancel_jobs()
+        super().cancel()
+
+    def _cancel_jobs(self) -> None:
         for job in self._jobs():
             job.generation.cancelled = True
         self._inbox.put(None)
@@ -302,7 +429,7 @@ class ParallelRunner:
     def stop(self) -> None:
         """Cancel all requests for good, and wait until none runs, nor a callback that ends soon."""
         self.is_closed = True
-        self.cancel()
+        self._cancel_jobs()
         end = time.monotonic() + _EXIT_S
         while not self._is_idle.wait(_WAIT_S) and time.monotonic() < end:
             if any(job.generation.called_back_s > _CALLBACK_S for job in self._jobs()):
@@ -319,12 +446,16 @@ class ParallelRunner:
         ticket = Ticket()
         while self._queue:
             try:
-                self._line.join(ticket, self._drop_cancelled)
+                self.join(ticket, self._drop_cancelled)
+                self._is_idle.clear()  # before the check, so that `stop` sees one of both
+                if self.is_closed:
+                    raise ClosedError
                 self._run(ticket)
             except Exception as error:
                 self._fail(error)
             finally:
-                self._line.leave(ticket)
+                self._is_idle.set()
+                self.leave(ticket)
 
     def _fail(self, error: Exception) -> None:
         """End all requests with an error, and give the scheduler up."""
@@ -351,20 +482,11 @@ class ParallelRunner:
 
     def _run(self, ticket: Ticket) -> None:
         """Run requests until none is left, or another ticket waits for the turn."""
-        self._is_idle.clear()  # before the check, so that `stop` sees one of both
-        try:
-            if self.is_closed:
-                raise ClosedError
-            self._run_open(ticket)
-        finally:
-            self._is_idle.set()
-
-    def _run_open(self, ticket: Ticket) -> None:
         scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
         scheduler.on_lost = partial(self._kept.use, tokens=(), found=Found())
         while True:
             self._drop_cancelled()
-            if not self._line.has_others(ticket) and not self.is_closed:
+            if not self.has_others(ticket) and not self.is_closed:
                 self._admit(scheduler)
             if not self._running:
                 return
@@ -407,7 +529,7 @@ class ParallelRunner:
         If others wait for slots or for the turn, streams without a reader are looked for: an
         exception can leave one in a reference cycle, which only the garbage collector finds.
         """
-        is_awaited = self._queue or self._line.has_others(ticket)
+        is_awaited = self._queue or self.has_others(ticket)
         if is_awaited and time.monotonic() > self._collect_at:
             gc.collect()
             self._collect_at = time.monotonic() + _COLLECT_S
@@ -417,22 +539,22 @@ class ParallelRunner:
             return
 
 
-def _serve(inbox: SimpleQueue[object], runner: ref[ParallelRunner]) -> None:
-    """Run requests as long as the runner exists."""
+def _serve(inbox: SimpleQueue[object], queue: ref[ParallelQueue]) -> None:
+    """Run requests as long as the queue exists."""
     while True:
         one = inbox.get()
-        alive = runner()
+        alive = queue()
         if alive is None:
             return
         alive.work(one)
         del alive, one
 
 
-_runners: WeakSet[ParallelRunner] = WeakSet()
+_queues: WeakSet[ParallelQueue] = WeakSet()
 
 
 @atexit.register
 def _stop_all() -> None:
     """End all requests with the program: Python must not end a thread inside of a greenlet."""
-    for runner in [*_runners]:
-        runner.stop()
+    for queue in [*_queues]:
+        queue.stop()

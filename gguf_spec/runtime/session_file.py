@@ -16,7 +16,8 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,11 +41,16 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
     Raises:
         SessionError: The file cannot be written.
     """
-    if path.exists() and not _is_ours(path):
+    head = b"" if path.exists() else _FORMAT
+    if path.exists():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            head = file.read(len(_FORMAT))
+    if head != _FORMAT:
         raise SessionError(f"{path} exists and is not a session file.", "choose another name.")
-    for model in filter(None, (target, draft)):
+    models = [model for model in (target, draft) if model]
+    for model in models:
         _cut_before_images(model)
-    about = {**data, "caches": [_about(model) for model in (target, draft) if model]}
+    about = {**data, "caches": [_about(model) for model in models]}
     about_bytes = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
     if len(about_bytes) > _MOST_DATA:
         raise SessionError(
@@ -61,17 +67,13 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
                 "free disk space, or save it on another disk.",
             )
         with atomic_write(path) as part, part.open("wb") as file:
-            out = _Hashed(file, hmac.new(_key(), digestmod=hashlib.sha256))
-            for piece in (
-                _FORMAT,
-                _LENGTHS.pack(*lengths),
-                hashlib.sha256(about_bytes).digest(),
-                about_bytes,
-            ):
-                out.write(piece)
-            for model in filter(None, (target, draft)):
-                out.write(model.state())
-            file.write(out.digest.digest())
+            digest = hmac.new(_key(), digestmod=hashlib.sha256)
+            hash_of_data = hashlib.sha256(about_bytes).digest()
+            pieces: Iterable[Any] = (_FORMAT, _LENGTHS.pack(*lengths), hash_of_data, about_bytes)
+            for piece in chain(pieces, (model.state() for model in models)):
+                file.write(piece)
+                digest.update(piece)
+            file.write(digest.digest())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -90,14 +92,6 @@ def _cut_before_images(model: Cache) -> None:
         model.rollback(first)
     except RollbackError:
         model.rollback(0)
-
-
-def _is_ours(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_FORMAT)) == _FORMAT
-    except OSError:
-        return False
 
 
 def restore(path: Path, target: Model, draft: Model | Head | None) -> tuple[dict[str, Any], str]:
@@ -197,14 +191,3 @@ def _key() -> bytes:
         with atomic_write(path) as part:
             part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
     raise OSError(f"{path} cannot be written")
-
-
-class _Hashed:
-    """File writer that also updates a hash."""
-
-    def __init__(self, file: BinaryIO, digest: hmac.HMAC) -> None:
-        self._file, self.digest = file, digest
-
-    def write(self, data: Any) -> None:
-        self._file.write(data)
-        self.digest.update(data)

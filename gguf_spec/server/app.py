@@ -1,43 +1,54 @@
-"""ASGI application: completions, and routes for health, metrics, OpenAPI and the page."""
+"""ASGI application: access, completions, and routes for health, metrics, OpenAPI and the page.
+
+Data sent by clients is never logged.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
+import logging
 import secrets
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
-from .access import HEALTH_PATHS, JOB, AccessMiddleware
-from .answer_stream import AnswerStream
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import ApiError, as_refusal, client_closed, failure, too_slow
+from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
-from .jobs import Job, with_grammar
+from .jobs import JOB, Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
-from .model_pool import ModelPool, ServedModel, pool_of
+from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
-from .ollama import OllamaReply, load_task, read_ollama_chat, read_ollama_generate
-from .ollama_routes import OLLAMA_EMBEDDING_ROUTES, ollama_routes
+from .ollama import (
+    OLLAMA_EMBEDDING_ROUTES,
+    OllamaReply,
+    load_task,
+    ollama_routes,
+    read_ollama_chat,
+    read_ollama_generate,
+)
 from .openapi import describe
-from .page_files import PATHS, page_routes
-from .replies import Reply, ResponseBuilder
+from .replies import AnswerStream, Reply, ResponseBuilder
 from .requests import CompletionRequest, parse, read_chat, read_text
-from .responses_api import ResponseReply, read_response
-from .responses_store import ResponseRoutes, ResponseStore
+from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
 from .settings import Settings
 from .wire import (
     DATA_EVENTS,
@@ -55,6 +66,41 @@ if TYPE_CHECKING:
 
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
+_HEALTH_PATHS = ("/health", "/v1/health")
+# Path that the token in the file of a listed server opens, too.
+_STATUS = "/api/ps"
+# Names and addresses of this machine that a Host header may contain.
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+# One INFO line for each request, without any data of the client.
+_REQUESTS = logging.getLogger("gguf_spec.server.requests")
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+# Only the page's own files are loaded and only its own server is asked. Scripts cannot turn text
+# into markup (Trusted Types), so a mistake in the page could not become an injection either.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-DNS-Prefetch-Control": "off",  # links in answers do not tell a name server of themselves
+    "Cache-Control": "no-cache",  # ask each time; the answer is 304 while the file is the same
+}
+# Path in the server -> file. The page itself needs no API key: it contains no data.
+PATHS = {
+    "/" if path.name == "page.html" else f"/page/{path.name}": path
+    for path in sorted(Path(__file__).with_name("page").glob("*"))
+    if path.suffix in _TYPES
+}
+# Paths that require no API key; their responses contain no data of any client.
+_OPEN = frozenset({*PATHS, *_HEALTH_PATHS})
 
 
 class ApiFormat(NamedTuple):
@@ -109,7 +155,8 @@ class App:
     """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
-        self._pool, self._settings = pool_of(llm), settings
+        self._pool = llm if isinstance(llm, ModelPool) else ModelPool.of(llm)
+        self._settings = settings
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token = secrets.token_urlsafe(24)
         self._worker = Worker(self._pool, settings.queue, self._totals)
@@ -126,12 +173,12 @@ class App:
 
     def _make(self) -> ASGIApp:
         store = ResponseStore()
-        routes = [
+        self._routes = [
             *(
                 Route(one.path, partial(self._complete, one), methods=["POST"])
                 for one in _formats(store)
             ),
-            *ResponseRoutes(store).routes,
+            *response_routes(store),
             *(
                 Route(path, partial(self._run_task, route), methods=["POST"])
                 for path, route in (EMBEDDING_ROUTES | OLLAMA_EMBEDDING_ROUTES).items()
@@ -139,33 +186,92 @@ class App:
             *ollama_routes(self._pool, self._models, self._bodies),
             count_route(self._models, self._bodies),
             *self._models.routes,
-            *(Route(path, self._health, methods=["GET"]) for path in HEALTH_PATHS),
+            *(Route(path, self._health, methods=["GET"]) for path in _HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/openapi.json", self._description, methods=["GET"]),
+            *(Route(path, _serve(file), methods=["GET"]) for path, file in PATHS.items()),
         ]
-        routes += page_routes()
-        handlers: dict[Any, Any] = {
-            ApiError: _answer_refusal,
-            HTTPException: _answer_http,
-            Exception: _answer_failure,
-        }
-        app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
-        app = AccessMiddleware(
-            app,
-            self._settings,
-            self._totals,
-            [route for route in routes if route.path not in PATHS or route.path == "/"],
-            lambda: self._ends,
-            self.status_token,
+        handlers: dict[Any, Any] = dict.fromkeys(
+            (ApiError, HTTPException, Exception), _answer_error
         )
-        if self._settings.cors_origins:
-            app = CORSMiddleware(
-                app,
-                allow_origins=self._settings.cors_origins,
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=["*"],
+        self._routing = Starlette(routes=self._routes, exception_handlers=handlers)
+        if not self._settings.cors_origins:
+            return self._guarded
+        return CORSMiddleware(
+            self._guarded,
+            allow_origins=self._settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+        )
+
+    # ---- access
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check host, origin and API key, count the request, and hide the details of errors."""
+        if scope["type"] != "http":
+            return
+        path, status = scope["path"], 499  # recorded if no response was sent
+
+        async def counting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            refusal = self._check(path, Headers(scope=scope))
+            app = refused(refusal, path) if refusal else self._routing
+            await app(scope, receive, counting)
+        except asyncio.CancelledError:
+            if not self._ends:
+                raise
+        except Exception as error:  # uvicorn would log the message, which may quote a prompt
+            log(error)
+            if status == 499:
+                await refused(failure(error), path)(scope, receive, counting)
+        finally:
+            # Of the page, only its path is counted by name.
+            labels = (
+                one.path
+                for one in self._routes
+                if one.path_regex.match(path) and (one.path not in PATHS or one.path == "/")
             )
-        return app
+            label = next(labels, "other")
+            self._totals.count(label, status)
+            _log_request(scope, label, status)
+
+    def _check(self, path: str, headers: Headers) -> ApiError | None:
+        host, origin, key = headers.get("host", ""), headers.get("origin"), self._settings.api_key
+        # DNS rebinding: a web page whose host name resolves to this machine must not get access.
+        if self._settings.is_local and _name(host) not in _LOCAL | {self._settings.host}:
+            return ApiError("This server responds at localhost only.", None, "unknown_host", 403)
+        # CORS stops a page only from reading the response; it could still send any request.
+        allowed = self._settings.cors_origins
+        if (
+            origin is not None
+            and origin not in allowed
+            and "*" not in allowed
+            and (not host or origin.split("://")[1:] != [host])
+        ):
+            return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
+        if key is not None and path not in _OPEN:
+            keys = [key, self.status_token] if path == _STATUS else [key]
+            # As OpenAI and as Anthropic name it.
+            kind, _, bearer = headers.get("authorization", "").partition(" ")
+            given = [bearer.strip()] if kind.lower() == "bearer" else []
+            given.append(headers.get("x-api-key", "").strip())
+            if not any(
+                hmac.compare_digest(one.encode(), known.encode()) for one in given for known in keys
+            ):
+                message = (
+                    "Incorrect API key."
+                    if any(given)
+                    else "This server requires an API key: Authorization: Bearer KEY, or x-api-key."
+                )
+                return ApiError(
+                    message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"}
+                )
+        return None
 
     # ---- shutdown
 
@@ -307,9 +413,8 @@ class App:
         return JSONResponse(state, 503 if self._ends else 200)
 
     async def _metrics(self, _: Request) -> Response:
-        text = self._totals.text(
-            self._worker.n_waiting, self._worker.n_running, self._pool.loaded_llms()
-        )
+        worker, llms = self._worker, self._pool.loaded_llms()
+        text = self._totals.text(worker.n_waiting, worker.n_running, llms)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _description(self, _: Request) -> Response:
@@ -341,15 +446,47 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
             return reply.complete(chunks, ended)
 
 
-async def _answer_refusal(request: Request, error: ApiError) -> Response:
-    return refused(error, request.scope["path"])
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        code, headers = _CODES.get(error.status_code), dict(error.headers or {})
+        error = ApiError(f"{error.detail}.", None, code, error.status_code, headers)
+    refusal = error if isinstance(error, ApiError) else failure(error)
+    return refused(refusal, request.scope["path"])
 
 
-async def _answer_failure(request: Request, error: Exception) -> Response:
-    return await _answer_refusal(request, failure(error))
+def _serve(file: Path) -> Callable[[Request], Response]:
+    """Return the handler of a file of the page."""
+    body = file.read_bytes()
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = _HEADERS | {"ETag": tag}
+
+    def respond(request: Request) -> Response:
+        known = [one.strip() for one in request.headers.get("if-none-match", "").split(",")]
+        if tag in known or f"W/{tag}" in known:
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type=_TYPES[file.suffix])
+
+    return respond
 
 
-async def _answer_http(request: Request, error: HTTPException) -> Response:
-    code, headers = _CODES.get(error.status_code), dict(error.headers or {})
-    refusal = ApiError(f"{error.detail}.", None, code, error.status_code, headers)
-    return await _answer_refusal(request, refusal)
+def _log_request(scope: Scope, path: str, status: int) -> None:
+    """Log method, path, status, and the tokens of an answer. Checks of the health are left out."""
+    if not _REQUESTS.isEnabledFor(logging.INFO) or (
+        path in (*_HEALTH_PATHS, "/metrics") and status < 400
+    ):
+        return
+    method = scope["method"] if scope["method"] in _METHODS else "?"
+    choices = getattr(scope.get(JOB), "stats", [])
+    tokens = "".join(
+        f", {stats.n_prompt:,} + {stats.n_generated:,} tokens, {stats.tokens_per_s:,.1f} tok/s"
+        for stats in choices[:8]
+    )
+    _REQUESTS.info("%s %s %d%s", method, path, status, tokens)
+
+
+def _name(host: str) -> str | None:
+    """Return the host name in a Host header, without the port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

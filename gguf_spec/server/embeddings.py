@@ -6,22 +6,10 @@ import base64
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import schema as s
 from .errors import ApiError, invalid_value
 from .metrics import Metrics
-from .schema import (
-    COUNT,
-    FLAG,
-    TEXT,
-    Shape,
-    array,
-    array_of,
-    closed,
-    is_count,
-    object_of,
-    one_of,
-    unread,
-    whole_number,
-)
+from .schema import Shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,13 +34,13 @@ def texts_of(value: Any, at: str, ids: bool = True) -> list[Text]:
     Raises:
         ApiError: The value has another form.
     """
-    several = isinstance(value, list) and not (ids and value and all(map(is_count, value)))
+    several = isinstance(value, list) and not (ids and value and all(map(s.is_count, value)))
     given = value if several else [value]
     forms = "a string or an array of strings"
     if ids:
         forms = "a string, an array of token ids, or an array of these"
     for one in given:
-        is_ids = ids and isinstance(one, list) and all(map(is_count, one))
+        is_ids = ids and isinstance(one, list) and all(map(s.is_count, one))
         if not (is_ids or isinstance(one, str)):
             raise invalid_value(at, f"must be {forms}.")
     if not 0 < len(given) <= TEXTS_MAX:
@@ -67,32 +55,32 @@ def _document(value: Any, at: str) -> str:
     return text
 
 
-_IDS = array_of(COUNT, least=1)
-_SOME = [array_of(one, TEXTS_MAX, 1) for one in (TEXT, _IDS)]
-_NUMBER = Shape({"type": "integer", "minimum": 1}, whole_number(1, 1 << 20).read)
+_IDS = s.array_of(s.COUNT, least=1)
+_SOME = [s.array_of(one, TEXTS_MAX, 1) for one in (s.TEXT, _IDS)]
+_NUMBER = Shape({"type": "integer", "minimum": 1}, s.whole_number(1, 1 << 20).read)
 DIMENSIONS = _NUMBER
-EMBEDDING = closed(
+EMBEDDING = s.closed(
     {
-        "model?": TEXT.schema,
-        "input": Shape({"anyOf": [TEXT.schema, _IDS, *_SOME]}, texts_of),
+        "model?": s.TEXT.schema,
+        "input": Shape({"anyOf": [s.TEXT.schema, _IDS, *_SOME]}, texts_of),
         "encoding_format?": Shape(
             {"enum": ["float", "base64"], "default": "float"},
-            one_of(("float", "base64"), "must be float or base64.").read,
+            s.one_of(("float", "base64"), "must be float or base64.").read,
         ),
         "dimensions?": DIMENSIONS,
-        "user?": unread({"description": "No effect. Identifies the user of the client."}),
+        "user?": s.unread({"description": "No effect. Identifies the user of the client."}),
     }
 )
-_DOCUMENT = Shape({"anyOf": [TEXT.schema, object_of({"text": TEXT})]}, _document)
-RERANK = closed(
+_DOCUMENT = Shape({"anyOf": [s.TEXT.schema, s.object_of({"text": s.TEXT})]}, _document)
+RERANK = s.closed(
     {
-        "model?": TEXT.schema,
-        "query": TEXT,
-        "documents": array(
+        "model?": s.TEXT.schema,
+        "query": s.TEXT,
+        "documents": s.array(
             _DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX
         ),
         "top_n?": _NUMBER,
-        "return_documents?": FLAG,
+        "return_documents?": s.FLAG,
     }
 )
 
@@ -125,23 +113,44 @@ class TaskRoute(NamedTuple):
     names: dict[str, str]
 
 
-def _embeddings(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+def vectors_of(
+    asked: dict[str, Any], ids: list[list[int]], llm: LLM, run: TaskRun, **options: Any
+) -> tuple[NDArray[np.float32], int]:
+    """Return the embeddings of texts, one a row, and the number of tokens.
+
+    Args:
+        asked: The read body.
+        ids: The texts as token ids.
+        llm: The model.
+        run: The run of the task.
+        options: Options of `LLM.embed`.
+
+    Raises:
+        ApiError: The model has not the demanded dimensions: no file says that embeddings may be
+            shortened.
+    """
     import numpy as np
 
+    rows = np.asarray(llm.embed(ids, on_pass=run.check, **options))
+    n_tokens, has = sum(map(len, ids)), rows.shape[1]
+    run.totals.embedded(n_tokens)
+    if asked.get("dimensions") not in (None, has):
+        fact = "the file of this model does not say that its embeddings may be shortened."
+        raise invalid_value("dimensions", f"must be {has}: {fact}")
+    return rows, n_tokens
+
+
+def _embeddings(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
-    tokens = [
+    ids = [
         llm.vocabulary.tokenize(text, special=True) if isinstance(text, str) else text
         for text in asked["input"]
     ]
-    rows = np.asarray(llm.embed(tokens, on_pass=run.check))
-    as_base64 = asked.get("encoding_format") == "base64"
-    n_tokens = sum(map(len, tokens))
-    run.totals.embedded(n_tokens)
-    check_dimensions(asked.get("dimensions"), rows.shape[1])
-    data = [
-        {"object": "embedding", "index": i, "embedding": _written(row, as_base64)}
-        for i, row in enumerate(rows)
-    ]
+    rows, n_tokens = vectors_of(asked, ids, llm, run)
+    written: list[Any] = rows.tolist()
+    if asked.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
+        written = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
+    data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(written)]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"object": "list", "data": data, "model": llm.name, "usage": usage}
 
@@ -172,27 +181,6 @@ def check_pooling(llm: LLM) -> None:
         gives = "scores: use /v1/rerank" if llm.pooling == "rank" else "one vector for each token"
         fact = f"The pooling of this model is {llm.pooling}, which gives {gives}."
         raise ApiError(fact, "model", "no_embeddings")
-
-
-def check_dimensions(wanted: int | None, has: int) -> None:
-    """Refuse another length of the embeddings: no file says that they may be shortened.
-
-    Raises:
-        ApiError: The demanded length is another one.
-    """
-    if wanted not in (None, has):
-        raise invalid_value(
-            "dimensions",
-            f"must be {has}: the file of this model does not say that its embeddings may be "
-            "shortened.",
-        )
-
-
-def _written(row: NDArray[np.float32], as_base64: bool) -> Any:
-    """Return an embedding for JSON; base64 has its numbers in 32 bits, the lowest byte first."""
-    if as_base64:
-        return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
-    return row.tolist()
 
 
 # Path -> route.

@@ -69,30 +69,16 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        kind = (
-            "server_error"
-            if status >= 500
-            else "rate_limit_error"
-            if status == 429
-            else "invalid_request_error"
-        )
+        kind = "rate_limit_error" if status == 429 else "invalid_request_error"
+        kind = "server_error" if status >= 500 else kind
         self.status, self.headers = status, headers or {}
-        self.error: dict[str, Any] = {
-            "message": message,
-            "type": kind,
-            "param": param,
-            "code": code,
-        }
+        facts = {"message": message, "type": kind, "param": param, "code": code}
+        self.error: dict[str, Any] = facts
 
 
 def invalid_value(param: str, message: str) -> ApiError:
     """Return the error for a field with an invalid value."""
     return ApiError(f"{param} {message}", param, "invalid_value")
-
-
-def unsupported(param: str) -> ApiError:
-    """Return the error for a field that is not supported."""
-    return ApiError(f"{param} is not supported.", param, "unsupported_parameter")
 
 
 def unknown(param: str) -> ApiError:

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Option, OptionConflictError
 from ..grammar.json_schema import to_gbnf
-from ..options import Sampling, Speculation
-from ..results import Stats
+from ..results import Completion, Stats
 from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import ToolSchemaError, tool_grammar
-from ..tools.use import ToolUse
-from .errors import ApiError, as_refusal, invalid_value, shutting_down
-from .events import ErrorEvent, Event, Finished, Why
+from .errors import as_refusal, invalid_value, shutting_down
+from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why
 from .model_pool import ServedModel
-from .requests import CompletionRequest, ReasoningFields, seed_of
+from .requests import CompletionRequest, seed_of
 
 if TYPE_CHECKING:
+    from ..options import Sampling
     from ..results import OnProgress
     from ..runtime.llm import LLM
     from ..runtime.stream import Stream
 
 Message = dict[str, Any]
+JOB = "gguf_spec.job"  # key of the job of a request in its ASGI scope
 
 
 def newest_that_fit(
@@ -65,51 +65,18 @@ def newest_that_fit(
 
 
 @dataclass(frozen=True)
-class ChoiceRequest:
+class Choice:
     """One generation of a request.
 
     Attributes:
         index: Index of the choice.
-        prompt: A text, token ids, or messages.
-        sampling: Sampling options with the seed of the choice.
-        speculation: Draft options; None for the defaults of the model.
-        echo: Whether the answer begins with the prompt.
-        tools: Tools for the chat template, or None.
-        reasoning: Fields about reasoning.
+        seed: Its seed; 0 if the generation draws one.
+        open: Starts the generation. Its argument is called after each pass that reads the prompt.
     """
 
     index: int
-    prompt: Any
-    sampling: Sampling
-    speculation: Speculation | None
-    echo: bool
-    tools: Sequence[Mapping[str, Any]] | None
-    reasoning: ReasoningFields
-
-    def open(self, llm: LLM, on_prompt: OnProgress | None = None) -> Stream:
-        """Start the generation.
-
-        Args:
-            llm: The model.
-            on_prompt: Called after each pass that reads the prompt.
-        """
-        return llm.stream(
-            self.prompt,
-            self.sampling,
-            speculation=self.speculation,
-            echo=self.echo,
-            tools=self.tools,
-            on_prompt=on_prompt,
-            **self._reasoning_options(llm),
-        )
-
-    def _reasoning_options(self, llm: LLM) -> dict[str, Any]:
-        options = self.reasoning.options(llm)
-        if isinstance(self.sampling, WholeGrammarSampling) and not _thinks(options):
-            # The grammar allows no reasoning, and an answer that has begun could not call.
-            options["think"] = None
-            (options["chat_template_kwargs"] or {}).pop("enable_thinking", None)
-        return options
+    seed: int
+    open: Callable[..., Stream]
 
 
 def _thinks(options: Mapping[str, Any]) -> bool:
@@ -117,34 +84,45 @@ def _thinks(options: Mapping[str, Any]) -> bool:
     return options["think"] is not False and values.get("enable_thinking") is not False
 
 
-def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
+def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[Choice]:
     """Yield the generations of a request: all choices of the first prompt, then of the next.
 
     Raises:
         ApiError: The grammar for tool calls cannot be made.
-        NoInfillError: The model cannot fill in the middle.
     """
     asked = with_grammar(asked, llm)
     sampling, tools = asked.sampling, asked.tools.tools or None
     if asked.reasoning.budget is not None and llm.can_think:
         sampling = replace(sampling, think_budget=asked.reasoning.budget)
+    options = asked.reasoning.options(llm) | {"tools": tools}
     if asked.drops_oldest:
-        options = asked.reasoning.options(llm) | {"tools": tools}
         fitting = newest_that_fit(llm, asked.prompts[0], sampling.max_tokens, **options)
         asked = replace(asked, prompts=(fitting,))
+    if isinstance(sampling, WholeGrammarSampling) and not _thinks(options):
+        # The grammar allows no reasoning, and an answer that has begun could not call.
+        options["think"] = None
+        (options["chat_template_kwargs"] or {}).pop("enable_thinking", None)
     if sampling.seed is None and asked.n_choices > 1:
         sampling = replace(sampling, seed=secrets.randbits(32))
-    for index in range(asked.n_choices):
-        prompt, i = asked.prompts[index // asked.n], index % asked.n
+    first = sampling.seed or 0
+
+    def begin(prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None) -> Stream:
         if asked.suffix is not None:
             prompt = llm.tokenize_infill(prompt, asked.suffix)
-        if sampling.seed is not None:
-            chosen = replace(sampling, seed=seed_of(sampling.seed, i))
-        else:
-            chosen = sampling
-        yield ChoiceRequest(
-            index, prompt, chosen, asked.speculation, asked.echo, tools, asked.reasoning
+        return llm.stream(
+            prompt,
+            sampling,
+            speculation=asked.speculation,
+            echo=asked.echo,
+            on_prompt=on_prompt,
+            **options,
         )
+
+    for index in range(asked.n_choices):
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=seed_of(first, index % asked.n))
+        prompt = asked.prompts[index // asked.n]
+        yield Choice(index, sampling.seed or 0, partial(begin, prompt, sampling))
 
 
 def with_grammar(asked: CompletionRequest, llm: LLM) -> CompletionRequest:
@@ -156,44 +134,37 @@ def with_grammar(asked: CompletionRequest, llm: LLM) -> CompletionRequest:
     """
     if not asked.needs_grammar:
         return asked
-    return replace(asked, sampling=_grammar_sampling(asked, llm))
-
-
-def _grammar_sampling(asked: CompletionRequest, llm: LLM) -> Sampling:
-    """Return the sampling options with the grammar of the tools and of the answer."""
     sampling, use = asked.sampling, asked.tools
     if not use.tools:
-        schema = sampling.json_schema
-        assert schema is not None
-        return replace(sampling, grammar=to_gbnf(schema), json_schema=None)
+        assert sampling.json_schema is not None
+        gbnf = to_gbnf(sampling.json_schema)
+        return replace(asked, sampling=replace(sampling, grammar=gbnf, json_schema=None))
     family = family_of(llm.chat_template or "")
+
+    def control_token(text: str) -> int | None:
+        """Return the id of a control token, whose text does not appear in answers, or None."""
+        ids = llm.vocabulary.tokenize(text, special=True, start=False)
+        return ids[0] if len(ids) == 1 and not llm.token_bytes(ids[0]) else None
+
     try:
         thinks = _thinks(asked.reasoning.options(llm))
-        token = partial(_control_token, llm)
-        gbnf = tool_grammar(use, family, token, sampling.json_schema, thinks)
+        gbnf = tool_grammar(use, family, control_token, sampling.json_schema, thinks)
     except ToolSchemaError as error:
-        raise _schema_error(error, use) from None
+        if error.tool is None:
+            param, reason = "response_format", f"cannot be used: {error.reason}"
+        else:
+            names = [tool["function"]["name"] for tool in use.tools]
+            param = f"tools[{names.index(error.tool)}].function.parameters"
+            strict = " with strict" if error.tool in use.strict else ""
+            reason = f"cannot be used{strict}: {error.reason}"
+        raise invalid_value(param, reason) from None
+    sampling = replace(sampling, grammar=gbnf, json_schema=None)
     if family.name != HARMONY or not llm.can_think:
-        return replace(sampling, grammar=gbnf, json_schema=None)
+        return replace(asked, sampling=sampling)
     if sampling.think_budget is not None:
         raise OptionConflictError(Option("think_budget"), Option("tools"))
     fields = {one.name: getattr(sampling, one.name) for one in dataclass_fields(sampling)}
-    return WholeGrammarSampling(**(fields | {"grammar": gbnf, "json_schema": None}))
-
-
-def _schema_error(error: ToolSchemaError, use: ToolUse) -> ApiError:
-    if error.tool is None:
-        return invalid_value("response_format", f"cannot be used: {error.reason}")
-    names = [tool["function"]["name"] for tool in use.tools]
-    param = f"tools[{names.index(error.tool)}].function.parameters"
-    strict = " with strict" if error.tool in use.strict else ""
-    return invalid_value(param, f"cannot be used{strict}: {error.reason}")
-
-
-def _control_token(llm: LLM, text: str) -> int | None:
-    """Return the id of a control token, whose text does not appear in answers, or None."""
-    ids = llm.vocabulary.tokenize(text, special=True, start=False)
-    return ids[0] if len(ids) == 1 and not llm.token_bytes(ids[0]) else None
+    return replace(asked, sampling=WholeGrammarSampling(**fields))
 
 
 class Job:
@@ -209,6 +180,8 @@ class Job:
         stats: Statistics of the complete choices.
         n_threads: Number of threads that answer it. The worker changes it.
         last: The last event, to be sent when no thread answers it any more.
+        failed: Whether an error ended it.
+        has_started: Whether the first event was sent.
     """
 
     def __init__(
@@ -237,9 +210,9 @@ class Job:
         self._streams: list[Stream] = []
         # Not the same lock: a choice of a long prompt takes long, and the event loop cancels.
         self._choosing = threading.Lock()
-        self._choices: Iterator[ChoiceRequest] | None = None
+        self._choices: Iterator[Choice] | None = None
         self._n_chosen = 0
-        self._failed = self._has_started = False
+        self.failed = self.has_started = False
 
     def post(self, event: Event) -> None:
         """Send an event to the event loop. May be called from any thread."""
@@ -249,26 +222,19 @@ class Job:
     def start(self, event: Event) -> None:
         """Send the first event; from now on other threads may answer further choices."""
         self.post(event)
-        self._has_started = True
+        self.has_started = True
 
     @property
     def has_more(self) -> bool:
         """Whether a thread can answer a further choice, beside others or after them."""
-        asked = self.asked
-        if self._failed or not (self._has_started and isinstance(asked, CompletionRequest)):
-            return False
-        return self._n_chosen < asked.n_choices
+        n_choices = self.asked.n_choices if isinstance(self.asked, CompletionRequest) else 0
+        return self.has_started and not (self.why or self.failed) and self._n_chosen < n_choices
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether an error ended it."""
-        return self._failed
-
-    def next_choice(self, llm: LLM) -> ChoiceRequest | None:
+    def next_choice(self, llm: LLM) -> Choice | None:
         """Return the next choice, or None after the last one or an error."""
         assert isinstance(self.asked, CompletionRequest)
         with self._choosing:
-            if self._failed:
+            if self.failed or (self.why and self.has_started):
                 return None
             if self._choices is None:
                 self._choices = requests_of(self.asked, llm)
@@ -276,12 +242,20 @@ class Job:
             self._n_chosen += chosen is not None
             return chosen
 
+    def finish(self) -> None:
+        """Send the last event; choices of a cancelled job that have not begun are empty."""
+        if self.has_started and self._choices and not self.failed:
+            for choice in self._choices:
+                nothing = Completion("", (), "cancelled", choice.seed, Stats())
+                self.post(ChoiceEnded(choice.index, nothing, self.why))
+        self.post(self.last)
+
     @contextmanager
     def reading(self, stream: Stream) -> Iterator[None]:
         """Let `cancel` and `fail` cancel a stream inside of the block."""
         with self._lock:
             self._streams.append(stream)
-            if self.why or self._failed:
+            if self.why or self.failed:
                 stream.cancel()
         try:
             yield
@@ -300,7 +274,7 @@ class Job:
         """End the answer with an error; the first one is kept."""
         refusal = shutting_down() if self.why == "shutting_down" else as_refusal(error, self._names)
         with self._lock:
-            if not self._failed:
-                self.last, self._failed = ErrorEvent(refusal), True
+            if not self.failed:
+                self.last, self.failed = ErrorEvent(refusal), True
             for stream in self._streams:
                 stream.cancel()

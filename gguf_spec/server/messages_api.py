@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -12,47 +11,16 @@ from starlette.routing import Route
 
 from ..errors import ClosedError
 from ..options import Speculation
-from ..results import Completion
+from ..results import Part
 from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
+from . import requests as chat
+from . import schema as s
 from .errors import ApiError, as_refusal, invalid_value
-from .events import ChoiceEnded, ChunkEvent, Started
-from .fields import SHARED, STOP_SEQUENCES, Body
-from .replies import AnswerParts, finish_reason, usage
-from .requests import (
-    FUNCTION_FIELDS,
-    FUNCTION_NAME,
-    IMAGE_DATA,
-    REASONING,
-    TEMPLATE_KWARGS,
-    CompletionRequest,
-    Message,
-    ReasoningFields,
-    chat_request,
-    check_different,
-    content_of,
-    conversation,
-    given_name,
-    parse,
-    tool_use,
-)
-from .schema import (
-    FLAG,
-    ID,
-    JSON_SCHEMA,
-    TEXT,
-    Fields,
-    Shape,
-    array,
-    checked,
-    is_count,
-    obj,
-    object_of,
-    one_of,
-    tagged,
-    text_or,
-    unread,
-)
+from .events import ChoiceEnded, Started
+from .replies import PartsReply, finish_reason, usage
+from .requests import Body, CompletionRequest, Message, ReasoningFields
+from .schema import Fields, Shape
 from .wire import NO_THREADS, BodyReader, anthropic_error
 
 if TYPE_CHECKING:
@@ -70,67 +38,62 @@ _THINK = {"enabled": True, "disabled": False, "adaptive": None}
 
 
 def _block(kind: str, fields: Fields) -> Shape:
-    return obj({"type": kind, "cache_control?": _MARK} | fields, ignored=_IGNORED)
+    return s.obj({"type": kind, "cache_control?": _MARK} | fields, ignored=_IGNORED)
 
 
 def _blocks(*blocks: Shape) -> Shape:
     """Return the description of blocks of some types."""
     kinds = {one.schema["properties"]["type"]["const"]: one for one in blocks}
     fact = f"must be {' or '.join(kinds)}: other blocks are not supported here."
-    return tagged("type", kinds, fact)
+    return s.tagged("type", kinds, fact)
 
 
-_MARK = unread({"type": "object"})
-_TEXT = _block("text", {"text": TEXT})
-_BASE64 = obj(
-    {"type": "base64", "media_type?": unread(TEXT.schema), "data": IMAGE_DATA}, ignored=_IGNORED
+_MARK = s.unread({"type": "object"})
+_TEXT = _block("text", {"text": s.TEXT})
+_BASE64 = s.obj(
+    {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": chat.IMAGE_DATA},
+    ignored=_IGNORED,
 )
-_SOURCE = tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
+_SOURCE = s.tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
 _IMAGE = _block("image", {"source": _SOURCE})
-_SOME_TEXTS = array(_blocks(_TEXT), "must be a string, or an array of blocks.")
-
-
-_ONE_TEXT = Shape(
-    _SOME_TEXTS.schema,
-    lambda value, at: "".join(block["text"] for block in _SOME_TEXTS.read(value, at)),
-)
-_TEXTS = text_or(_ONE_TEXT)
-_RESULT = _block("tool_result", {"tool_use_id": ID, "content?": _TEXTS, "is_error?": FLAG})
-_THOUGHT = _block("thinking", {"thinking": TEXT, "signature?": unread(TEXT.schema)})
-_INPUT = checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
-_CALL = _block("tool_use", {"id": ID, "name": FUNCTION_NAME, "input": _INPUT})
+_SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks.")
+_TEXTS = s.text_or(_SOME_TEXTS.to(lambda blocks: "".join(block["text"] for block in blocks)))
+_RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _TEXTS, "is_error?": s.FLAG})
+_THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
+_INPUT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
+_CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _INPUT})
 
 
 def _message(role: str, least: int, *blocks: Shape) -> Shape:
     fact = "must be a string, or an array of blocks that is not empty."
-    content = text_or(array(_blocks(*blocks), fact, least))
-    return obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
+    content = s.text_or(s.array(_blocks(*blocks), fact, least))
+    return s.obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
 
 
-_MESSAGES = conversation(
+_MESSAGES = chat.conversation(
     {
         "user": _message("user", 1, _TEXT, _IMAGE, _RESULT),
         "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
         "system": _message("system", 1, _TEXT).hidden,
     }
 )
-_TOOL = obj(
-    {name: one for name, one in FUNCTION_FIELDS.items() if name != "parameters?"}
-    | {"input_schema": JSON_SCHEMA},
+_TOOL = s.obj(
+    {name: one for name, one in chat.FUNCTION_FIELDS.items() if name != "parameters?"}
+    | {"input_schema": s.JSON_SCHEMA},
     empty=(None, False),
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
-_CHOICE = obj(
-    {"type": {"enum": [*_CHOICES]}, "name?": TEXT.schema, "disable_parallel_tool_use?": FLAG},
+_CHOICE = s.obj(
+    {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG},
     only="may contain only type, name and disable_parallel_tool_use.",
 )
-_BUDGET = checked(
+_BUDGET = s.checked(
     {"type": "integer", "minimum": 1, "maximum": 10**9},
-    lambda value: is_count(value) and 0 < value <= 10**9,
+    lambda value: s.is_count(value) and 0 < value <= 10**9,
     "must be a whole number above 0.",
 )
-_FORMAT = checked(
-    object_of({"type": "json_schema", "schema": JSON_SCHEMA}),
+_FORMAT = s.checked(
+    s.object_of({"type": "json_schema", "schema": s.JSON_SCHEMA}),
     lambda value: (
         isinstance(value, dict)
         and value.get("type") == "json_schema"
@@ -142,32 +105,32 @@ _FORMAT = checked(
 
 
 def _thinking(kind: str, more: Fields | None = None) -> Shape:
-    shown = one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
+    shown = s.one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
     only = f"of the type {kind} has a field that is not supported."
-    return obj({"type": kind, "display?": shown, **(more or {})}, only=only)
+    return s.obj({"type": kind, "display?": shown, **(more or {})}, only=only)
 
 
 # Fields that decide the prompt: those of a request to count its tokens.
 _PROMPT_FIELDS: dict[str, Shape] = {
-    "model": TEXT,
+    "model": s.TEXT,
     "messages": _MESSAGES,
     "system": _TEXTS,
-    "tools": array(
-        tagged(
+    "tools": s.array(
+        s.tagged(
             "type",
             {None: _TOOL, "custom": _TOOL.hidden},
             "must be custom: tools of the server are not supported.",
         ),
         "must be an array of tools.",
     ),
-    "tool_choice": tagged(
+    "tool_choice": s.tagged(
         "type",
         dict.fromkeys(_CHOICES, _CHOICE),
         f"must be an object of the type {', '.join(_CHOICES)}.",
         "invalid_value",
         at_key=False,
     )._replace(schema=_CHOICE.schema),
-    "thinking": tagged(
+    "thinking": s.tagged(
         "type",
         {
             "enabled": _thinking("enabled", {"budget_tokens?": _BUDGET}),
@@ -177,14 +140,17 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         "invalid_value",
         at_key=False,
     ),
-    "output_config": obj(
-        {"effort?": one_of(EFFORTS), "format?": _FORMAT}, only="may contain only effort and format."
+    "output_config": s.obj(
+        {"effort?": s.one_of(EFFORTS), "format?": _FORMAT},
+        only="may contain only effort and format.",
     ),
-    "chat_template_kwargs": TEMPLATE_KWARGS,
+    "chat_template_kwargs": chat.TEMPLATE_KWARGS,
 }
 PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
-_SHARED = {name: one for name, one in SHARED.items() if name != "stop"}
-BODY = Body("messages", _SHARED | {"stop_sequences": STOP_SEQUENCES} | _PROMPT_FIELDS, "messages")
+_SHARED = {name: one for name, one in chat.SHARED.items() if name != "stop"}
+BODY = Body(
+    "messages", _SHARED | {"stop_sequences": chat.STOP_SEQUENCES} | _PROMPT_FIELDS, "messages"
+)
 # Name of an option or of a field of the chat route -> field here.
 _NAMES = {
     "prompt": "messages",
@@ -227,24 +193,23 @@ def read_request(
     names |= _NAMES | {"think": next(decides, "chat_template_kwargs")}
     if "think_budget" in data:
         del names["think_budget"]
-    chat = {
-        "messages": messages,
+    fields = {
         "stop": data.get("stop_sequences", ()),
         "tools": _tools(data),
         "reasoning": ReasoningFields(effort, kwargs, think, budget),
         "json_schema": config.get("format", {}).get("schema"),
     }
-    return chat_request(data | chat, default, most, names)
+    return chat.request_of(data | fields, (messages,), default, most, names)
 
 
 def _tools(data: dict[str, Any]) -> ToolUse:
     choice = data.get("tool_choice", {"type": "auto"})
     functions = [one | {"parameters": one["input_schema"]} for one in data.get("tools", [])]
-    names, only = check_different(functions), None
+    names, only = chat.check_different(functions), None
     if choice["type"] == "tool":
-        only = given_name(choice.get("name"), names, "tool_choice.name")
+        only = chat.given_name(choice.get("name"), names, "tool_choice.name")
     parallel = not choice.get("disable_parallel_tool_use")
-    return tool_use(functions, _CHOICES[choice["type"]], only, parallel)
+    return chat.tool_use(functions, _CHOICES[choice["type"]], only, parallel)
 
 
 def _converted(message: dict[str, Any]) -> list[Message]:
@@ -272,7 +237,7 @@ def _converted(message: dict[str, Any]) -> list[Message]:
         read[-1]["content"].append(part)
     for one in read:
         if isinstance(one["content"], list):
-            one["content"] = content_of(one["content"])
+            one["content"] = chat.content_of(one["content"])
     return read
 
 
@@ -283,7 +248,7 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
         if block["type"] == "text":
             read["content"] += block["text"]
         elif block["type"] == "thinking":
-            read[REASONING] = read.get(REASONING, "") + block["thinking"]
+            read[chat.REASONING] = read.get(chat.REASONING, "") + block["thinking"]
         else:
             function = {"name": block["name"], "arguments": block["input"]}
             call = {"id": block["id"], "type": "function", "function": function}
@@ -301,7 +266,7 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
 
     async def count(request: Request) -> Response:
         body = await bodies.receive(request)
-        data = await bodies.convert(body, parse, body)
+        data = await bodies.convert(body, chat.parse, body)
         asked = await bodies.convert(body, read_request, data, Speculation(), None, PROMPT)
 
         def look(llm: LLM) -> dict[str, Any]:
@@ -320,14 +285,15 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
 
 # ---- answers
 
-# Kind of a part -> type of its block and of its deltas, and their field with the text.
-_BLOCKS = {
-    "text": ("text", "text_delta", "text"),
-    "reasoning": ("thinking", "thinking_delta", "thinking"),
+# Kind of a part -> type of its block and of its deltas, their field with the text, and the further
+# fields of the block: reasoning is not signed.
+_BLOCKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "text": ("text", "text_delta", "text", {}),
+    "reasoning": ("thinking", "thinking_delta", "thinking", {"signature": ""}),
 }
 
 
-class MessageReply:
+class MessageReply(PartsReply):
     """Converts the events of one job to a message and its events."""
 
     def __init__(self, asked: CompletionRequest, started: Started) -> None:
@@ -337,10 +303,10 @@ class MessageReply:
             asked: The request.
             started: The first event of its job.
         """
-        self._parts = AnswerParts(started.family, asked.tools)
+        super().__init__(asked, started)
         self._kind: str | None = None  # of the open block
         self._text = ""
-        self._message: dict[str, Any] = {
+        self.whole = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
@@ -351,50 +317,22 @@ class MessageReply:
             "usage": _counts(started.n_prompt, 0, 0),
         }
 
-    # ---- complete messages
-
-    def complete(
-        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
-    ) -> dict[str, Any]:
-        """Return the complete message.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
-        for one in chunks:
-            self.chunk(one)
-        for last in ended:
-            self.ended(last)
-        return self._message
-
-    # ---- streamed messages
-
     def first(self) -> list[dict[str, Any]]:
         """Return the events before the first text."""
-        return [{"type": "message_start", "message": self._message | {"content": []}}, _PING]
-
-    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the events for a chunk."""
         return [
-            made
-            for part in self._parts.push(event.chunk)
-            for made in self._add(part.kind, part.text)
+            {"type": "message_start", "message": self.whole | {"content": []}},
+            {"type": "ping"},
         ]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the events of the last blocks, and why the answer ended.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
+        """Return the events of the last blocks, and why the answer ended."""
         result = ended.result
         finish = finish_reason(result.finish_reason, ended.why)
-        events = [e for part in self._parts.finish() for e in self._add(part.kind, part.text)]
-        events += self._close()
-        for call in self._parts.calls:
-            events += self._call(call["id"], call["function"])
+        events = [made for part in self._parts() for made in self._add(part)] + self._close()
+        for call in self.calls:
+            events += self._call(call["id"], **call["function"])
         reason = "max_tokens" if finish == "length" else "end_turn"
-        if self._parts.calls:
+        if self.calls:
             reason = "tool_use"
         elif result.stop_string is not None:
             reason = "stop_sequence"
@@ -402,8 +340,9 @@ class MessageReply:
             "stop_reason": reason,
             "stop_sequence": result.stop_string if reason == "stop_sequence" else None,
         }
-        used = _usage(result)
-        self._message |= stop | {"usage": used, "seed": result.seed}
+        used = _counts(result.stats.n_prompt, result.stats.n_cached, result.stats.n_generated)
+        used |= {"speculation": usage([result])["speculation"]}
+        self.whole |= stop | {"usage": used, "seed": result.seed}
         return [*events, {"type": "message_delta", "delta": stop, "usage": used}]
 
     def finished(self) -> list[dict[str, Any]]:
@@ -416,70 +355,46 @@ class MessageReply:
 
     # ---- blocks
 
-    def _add(self, kind: str, text: str) -> list[dict[str, Any]]:
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return an event of the open block."""
+        return {"type": f"content_block_{kind}", "index": len(self.whole["content"]), **fields}
+
+    def _end(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Return the last event of the open block, and keep the block."""
+        event = self._event("stop")
+        self.whole["content"].append(block)
+        return event
+
+    def _add(self, part: Part) -> list[dict[str, Any]]:
         """Return the events for a piece of text."""
-        block_type, delta_type, name = _BLOCKS[kind]
+        block_type, delta_type, name, more = _BLOCKS[part.kind]
         events = []
-        if self._kind != kind:
+        if self._kind != part.kind:
             events = self._close()
-            self._kind, self._text = kind, ""
-            events.append(self._start({"type": block_type, name: ""} | _more(kind)))
-        self._text += text
-        return [*events, self._delta({"type": delta_type, name: text})]
+            self._kind, self._text = part.kind, ""
+            events.append(self._event("start", content_block={"type": block_type, name: ""} | more))
+        self._text += part.text
+        return [*events, self._event("delta", delta={"type": delta_type, name: part.text})]
 
     def _close(self) -> list[dict[str, Any]]:
-        """Return the events of the end of the open block, and keep it."""
+        """Return the events of the end of the open block."""
         if self._kind is None:
             return []
-        kind, self._kind = self._kind, None
-        block_type, _, name = _BLOCKS[kind]
-        more = _more(kind)
-        signature = [self._delta({"type": "signature_delta"} | more)] if more else []
-        return [*signature, self._stop({"type": block_type, name: self._text} | more)]
+        (block_type, _, name, more), self._kind = _BLOCKS[self._kind], None
+        signature = [self._event("delta", delta={"type": "signature_delta"} | more)] if more else []
+        return [*signature, self._end({"type": block_type, name: self._text} | more)]
 
-    def _call(self, id_: str, function: dict[str, Any]) -> list[dict[str, Any]]:
+    def _call(self, id_: str, name: str, arguments: str) -> list[dict[str, Any]]:
         id_ = f"toolu_{id_.removeprefix('call_')}"
-        block = {"type": "tool_use", "id": id_, "name": function["name"], "input": {}}
-        arguments = function["arguments"]
+        block = {"type": "tool_use", "id": id_, "name": name, "input": {}}
         return [
-            self._start(block),
-            self._delta({"type": "input_json_delta", "partial_json": arguments}),
-            self._stop(block | {"input": parse_arguments(arguments)}),
+            self._event("start", content_block=block),
+            self._event("delta", delta={"type": "input_json_delta", "partial_json": arguments}),
+            self._end(block | {"input": parse_arguments(arguments)}),
         ]
-
-    def _start(self, block: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_start", "index": self._index, "content_block": block}
-
-    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
-
-    def _stop(self, block: dict[str, Any]) -> dict[str, Any]:
-        index = self._index
-        self._message["content"].append(block)
-        return {"type": "content_block_stop", "index": index}
-
-    @property
-    def _index(self) -> int:
-        """Index of the open block."""
-        return len(self._message["content"])
-
-
-_PING = {"type": "ping"}
-
-
-def _more(kind: str) -> dict[str, Any]:
-    """Return the further fields of a block: reasoning is not signed."""
-    return {"signature": ""} if kind == "reasoning" else {}
 
 
 def _counts(n_prompt: int, n_cached: int, n_generated: int) -> dict[str, Any]:
     """Return the token counts of a usage object; `input_tokens` leaves out cached tokens."""
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": n_cached}
     return {"input_tokens": n_prompt - n_cached, "output_tokens": n_generated} | cached
-
-
-def _usage(result: Completion) -> dict[str, Any]:
-    """Return the usage object: token counts, and statistics of the speculation."""
-    stats = result.stats
-    counts = _counts(stats.n_prompt, stats.n_cached, stats.n_generated)
-    return counts | {"speculation": usage([result])["speculation"]}

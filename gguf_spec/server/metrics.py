@@ -53,6 +53,8 @@ _SUMS = {
     "drafted_tokens_total": "n_drafted",
     "accepted_tokens_total": "n_accepted",
 }
+# Drafted and accepted tokens of a drafter.
+_OF_DRAFTERS = ("drafter_drafted_tokens_total", "drafter_accepted_tokens_total")
 # Characters of a label that are escaped.
 _ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 # Parts of the time of an answer; `Stats` has a field `<part>_s` for each, in seconds.
@@ -64,23 +66,22 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: collections.Counter[tuple[str, int]] = collections.Counter()
-        self._sums: collections.Counter[str] = collections.Counter()
-        self._seconds: collections.Counter[str] = collections.Counter()
-        self._drafters: dict[str, tuple[int, int]] = {}
+        # Metric and labels -> its value.
+        self._sums: collections.Counter[tuple[str, str]] = collections.Counter()
         self._running: list[Stream] = []
         self._last = Stats()
-        self._n_embedded = 0
+        self.embedded(0)
+        _add(self._sums, self._last)
 
     def count(self, path: str, status: int) -> None:
         """Count a request by its path and the HTTP status of its response."""
         with self._lock:
-            self._requests[path, status] += 1
+            self._sums["requests_total", _label(path=path, status=status)] += 1
 
     def embedded(self, n_tokens: int) -> None:
         """Count the tokens of texts whose embeddings or scores were computed."""
         with self._lock:
-            self._n_embedded += n_tokens
+            self._sums["embedded_tokens_total", ""] += n_tokens
 
     def began(self, stream: Stream) -> None:
         """Include the statistics of a running stream from now on."""
@@ -92,7 +93,7 @@ class Metrics:
         with self._lock:
             self._running.remove(stream)
             self._last = stream.stats
-            self._drafters = _add(self._sums, self._seconds, self._drafters, self._last)
+            _add(self._sums, self._last)
 
     def text(self, n_waiting: int, n_running: int, llms: Sequence[LLM] = ()) -> str:
         """Return all metrics in the text format of Prometheus.
@@ -103,72 +104,49 @@ class Metrics:
             llms: The models in memory.
         """
         with self._lock:
-            requests, sums, seconds, drafters = (
-                self._requests.copy(),
-                self._sums.copy(),
-                self._seconds.copy(),
-                self._drafters,
-            )
+            sums = self._sums.copy()
             now = [stream.stats for stream in self._running]
-            for stats in now:
-                drafters = _add(sums, seconds, drafters, stats)
             speed = sum(stats.tokens_per_s for stats in now or [self._last])
-        single = {
-            "queue_length": n_waiting,
-            "busy": int(n_running > 0),
-            "requests_running": n_running,
-            "tokens_per_second": round(speed, 3),
-            "embedded_tokens_total": self._n_embedded,
-        }
-        single |= {name: sums[field] for name, field in _SUMS.items()}
-        of = [(_label(drafter=name), *pair) for name, pair in sorted(drafters.items())]
-        values: dict[str, list[tuple[str, float]]] = {
-            "requests_total": [
-                (_label(path=path, status=status), n)
-                for (path, status), n in sorted(requests.items())
-            ],
-            **{name: [("", value)] for name, value in single.items()},
+        for stats in now:
+            _add(sums, stats)
+        values: dict[str, dict[str, float]] = {
+            "queue_length": {"": n_waiting},
+            "busy": {"": int(n_running > 0)},
+            "requests_running": {"": n_running},
+            "tokens_per_second": {"": round(speed, 3)},
             **_of_models(llms),
-            "time_seconds_total": [(_label(part=part), round(seconds[part], 6)) for part in _TIMES],
-            "drafter_drafted_tokens_total": [(label, drafted) for label, drafted, _ in of],
-            "drafter_accepted_tokens_total": [(label, accepted) for label, _, accepted in of],
-            "drafter_acceptance": [
-                (label, round(accepted / drafted, 6)) for label, drafted, accepted in of if drafted
-            ],
+        }
+        for (name, label), value in sums.items():
+            values.setdefault(name, {})[label] = round(value, 6)
+        for name in ("requests_total", *_OF_DRAFTERS):
+            values[name] = dict(sorted(values.get(name, {}).items()))
+        drafted, accepted = (values[name] for name in _OF_DRAFTERS)
+        values["drafter_acceptance"] = {
+            label: round(accepted[label] / n, 6) for label, n in drafted.items() if n
         }
         lines = []
         for name, text in _HELP.items():
             kind = "counter" if name.endswith("_total") else "gauge"
             lines.append(f"# HELP gguf_spec_{name} {text}\n# TYPE gguf_spec_{name} {kind}\n")
-            lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in values.get(name, ())]
+            series = values.get(name, {}).items()
+            lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in series]
         return "".join(lines)
 
 
-def _add(
-    sums: collections.Counter[str],
-    seconds: collections.Counter[str],
-    drafters: dict[str, tuple[int, int]],
-    stats: Stats,
-) -> dict[str, tuple[int, int]]:
-    """Add `stats` to `sums` and `seconds` in place.
-
-    Returns:
-        Per drafter: (tokens drafted, tokens accepted), including those of `stats`.
-    """
-    for field in _SUMS.values():
-        sums[field] += getattr(stats, field)
+def _add(sums: collections.Counter[tuple[str, str]], stats: Stats) -> None:
+    """Add the statistics of an answer to sums, in place."""
+    for name, field in _SUMS.items():
+        sums[name, ""] += getattr(stats, field)
     for part in _TIMES:
-        seconds[part] += getattr(stats, f"{part}_s")
-    pairs = {name: drafters.get(name, (0, 0)) for name in {*drafters, *stats.drafters}}
-    return {
-        name: (n + stats.drafters.get(name, (0, 0))[0], m + stats.drafters.get(name, (0, 0))[1])
-        for name, (n, m) in pairs.items()
-    }
+        sums["time_seconds_total", _label(part=part)] += getattr(stats, f"{part}_s")
+    for drafter, counts in stats.drafters.items():
+        for name, n in zip(_OF_DRAFTERS, counts, strict=True):
+            sums[name, _label(drafter=drafter)] += n
 
 
-def _of_models(llms: Sequence[LLM]) -> dict[str, list[tuple[str, float]]]:
+def _of_models(llms: Sequence[LLM]) -> dict[str, dict[str, float]]:
     """Return the slots and passes of the models in memory."""
-    found: dict[str, list[tuple[str, float]]] = {}
+    found: dict[str, dict[str, float]] = {}
     for llm in llms:
         try:
             states, counts, memory = llm.slots(), llm.pass_counts, llm.prefix_memory
@@ -184,8 +162,8 @@ def _of_models(llms: Sequence[LLM]) -> dict[str, list[tuple[str, float]]]:
             "kept_prefix_tokens_total": memory.n_tokens_restored,
         }
         for name, number in numbers.items():
-            of_name = found.setdefault(name, [])
-            of_name.append((_label(model=llm.name.translate(_ESCAPED)), number))
+            label = _label(model=llm.name.translate(_ESCAPED))
+            found.setdefault(name, {})[label] = number
     return found
 
 

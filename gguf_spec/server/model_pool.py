@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
-    InvalidOptionError,
-    LoadCancelledError,
-    NotEnoughMemoryError,
-    WorkerError,
-)
+from ..errors import InvalidOptionError, LoadCancelledError, NotEnoughMemoryError, WorkerError
 from ..models import path as local_path
 from ..models import resolve
 from ..options import Speculation
@@ -71,12 +65,13 @@ def served_model(
     names = {str(model), *entry.aliases, *_names_of(entry.name, file)}
     if entry.repo:
         names |= {entry.repo, f"hf:{entry.repo}"}
-    return ServedModel(
-        entry.name,
-        frozenset(name.lower() for name in names),
-        partial(_load, model, models_file, options),
-        file,
-    )
+
+    def load(progress: OnProgress | None) -> LLM:
+        from ..runtime.load import load as load_model
+
+        return load_model(model, models_file=models_file, progress=progress, **options)
+
+    return ServedModel(entry.name, frozenset(name.lower() for name in names), load, file)
 
 
 def loaded_model(llm: LLM) -> ServedModel:
@@ -88,17 +83,6 @@ def loaded_model(llm: LLM) -> ServedModel:
 
 def _names_of(name: str, file: Path) -> set[str]:
     return {name, file.name, file.stem, Path(name).stem if name.endswith(".gguf") else name}
-
-
-def _load(
-    model: str | Path,
-    models_file: str | Path | None,
-    options: Mapping[str, Any],
-    progress: OnProgress | None,
-) -> LLM:
-    from ..runtime.load import load
-
-    return load(model, models_file=models_file, progress=progress, **options)
 
 
 @dataclass
@@ -189,8 +173,7 @@ class ModelPool:
 
     def loaded_llms(self) -> list[LLM]:
         """Return the models in memory. May be called from any thread."""
-        found = map(self.loaded, self.models)
-        return [one.llm for one in found if one]
+        return [one.llm for one in map(self.loaded, self.models) if one]
 
     def seconds_left(self, model: ServedModel | None = None) -> float | None:
         """Return the seconds until a model is unloaded; None if that will not happen.
@@ -249,15 +232,20 @@ class ModelPool:
                 one.llm.close()
 
     def _load(self, model: ServedModel, is_cancelled: Callable[[], bool]) -> LLM:
-        def progress(_: object) -> bool:
-            return not is_cancelled()
-
+        """Load a model; unload those used longest ago while there is not enough memory."""
         while True:
             try:
-                return model.load(progress)
+                return model.load(lambda _: not is_cancelled())
             except NotEnoughMemoryError as error:
-                if not self._unload_oldest():
+                with self._lock:
+                    idle = [
+                        (one.used_s, id_)
+                        for id_, one in self._loaded.items()
+                        if not (one.keeps or one.is_busy)
+                    ]
+                if not idle:
                     raise not_loaded(model.id, error) from None
+                self._unload(min(idle)[1])
             except LoadCancelledError:
                 raise client_closed() from None
             except ApiError:
@@ -265,19 +253,6 @@ class ModelPool:
             except Exception as error:
                 log(error)
                 raise not_loaded(model.id, error) from None
-
-    def _unload_oldest(self) -> bool:
-        """Unload the model used longest ago; return False if no model may be unloaded."""
-        with self._lock:
-            idle = [
-                (one.used_s, id_)
-                for id_, one in self._loaded.items()
-                if not (one.keeps or one.is_busy)
-            ]
-        if not idle:
-            return False
-        self._unload(min(idle)[1])
-        return True
 
     def _unload(self, id_: str) -> None:
         with self._lock:
@@ -303,8 +278,3 @@ class ModelPool:
             ids = [id_ for id_, one in self._loaded.items() if not one.keeps]
         for id_ in ids:
             self._unload(id_)
-
-
-def pool_of(llm: LLM | ModelPool) -> ModelPool:
-    """Return the pool of an LLM, or the given pool."""
-    return llm if isinstance(llm, ModelPool) else ModelPool.of(llm)

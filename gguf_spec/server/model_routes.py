@@ -19,13 +19,12 @@ from .events import Done, ErrorEvent
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
 from .requests import parse
-from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj, string
+from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
 from .wire import BodyReader
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from ..results import PrefixMemory
     from ..runtime.llm import LLM
 
 Look = Callable[["LLM"], dict[str, Any]]
@@ -91,7 +90,7 @@ class ModelRoutes:
         """
         if name is None or name == "":
             return self._pool.default
-        string(name, "model")
+        TEXT.read(name, "model")
         # Clients of Ollama add a tag to names without one.
         if found := self._pool.find(name) or self._pool.find(name.removesuffix(":latest")):
             return found
@@ -135,27 +134,30 @@ class ModelRoutes:
 
     async def _loaded(self, _: Request) -> Response:
         """List the models in memory, with Ollama's field names."""
-        return JSONResponse(
-            {"models": [one for one in map(self._in_memory, self._pool.models) if one]}
-        )
-
-    def _in_memory(self, model: ServedModel) -> dict[str, Any] | None:
-        loaded, left = self._pool.loaded(model), self._pool.seconds_left(model)
-        if not loaded:
-            return None
-        now = datetime.datetime.now(datetime.timezone.utc)
-        return {
-            "name": model.id,
-            "model": model.id,
-            "size": loaded.llm.memory_bytes,
-            "size_vram": 0,
-            "digest": "",
-            "context_length": loaded.llm.n_ctx,
-            "draft": loaded.llm.draft_name,
-            "busy": loaded.is_busy,
-            "seconds_left": left,
-            "expires_at": left if left is None else _later(now, left),
-        }
+        models = []
+        for model in self._pool.models:
+            loaded, left = self._pool.loaded(model), self._pool.seconds_left(model)
+            if not loaded:
+                continue
+            end = None
+            if left is not None:
+                now = datetime.datetime.now(datetime.timezone.utc)
+                end = (now + datetime.timedelta(seconds=min(left, 1e9))).isoformat()
+            models.append(
+                {
+                    "name": model.id,
+                    "model": model.id,
+                    "size": loaded.llm.memory_bytes,
+                    "size_vram": 0,
+                    "digest": "",
+                    "context_length": loaded.llm.n_ctx,
+                    "draft": loaded.llm.draft_name,
+                    "busy": loaded.is_busy,
+                    "seconds_left": left,
+                    "expires_at": end,
+                }
+            )
+        return JSONResponse({"models": models})
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._bodies.receive(request)
@@ -218,12 +220,21 @@ class ModelRoutes:
         return JSONResponse(slots)
 
     def _slots_of(self, model: ServedModel) -> list[dict[str, Any]]:
+        """Return the slots of a model, each with the kept prefixes of the model."""
         loaded = self._pool.loaded(model)
+        if not loaded:
+            return []
+        llm = loaded.llm
         try:
-            slots = loaded.llm.slots() if loaded else ()
+            slots, memory = llm.slots(), llm.prefix_memory
         except ClosedError:  # it was unloaded in between
             return []
-        kept = _kept(loaded.llm.prefix_memory) if loaded else {}
+        kept = {
+            "entries": memory.n_entries,
+            "bytes": memory.n_bytes,
+            "limit_bytes": memory.limit_bytes,
+            "tokens_reused": memory.n_tokens_restored,
+        }
         return [
             {
                 "id": slot.index,
@@ -231,7 +242,7 @@ class ModelRoutes:
                 "is_processing": slot.request is not None,
                 "n_ctx": slot.n_ctx,
                 "n_past": slot.n_cached,
-                "speculative": loaded is not None and loaded.llm.speculation.k > 0,
+                "speculative": llm.speculation.k > 0,
                 "model": model.id,
                 "kept_prefixes": kept,
             }
@@ -256,20 +267,6 @@ class ModelRoutes:
             raise event.refusal
         assert isinstance(event, Done)
         return JSONResponse(event.value)
-
-
-def _kept(memory: PrefixMemory) -> dict[str, int]:
-    """Return the kept prefixes of a model, for each of its slots."""
-    return {
-        "entries": memory.n_entries,
-        "bytes": memory.n_bytes,
-        "limit_bytes": memory.limit_bytes,
-        "tokens_reused": memory.n_tokens_restored,
-    }
-
-
-def _later(now: datetime.datetime, seconds: float) -> str:
-    return (now + datetime.timedelta(seconds=min(seconds, 1e9))).isoformat()
 
 
 def _piece(llm: LLM, token: int) -> bytes:

@@ -1,41 +1,65 @@
-"""Ollama's routes for text: their requests become those of OpenAI's routes, and answers objects.
+"""Ollama's routes: requests for text become those of OpenAI's routes, and answers objects.
 
 The same messages with the same options therefore give the same text on both. docs/server.md and
-the OpenAPI description are generated from the tables of fields.
+the OpenAPI description are generated from the tables of fields. Other routes embed texts, or give
+facts about the files of models.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
+import math
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..options import SAMPLING, Speculation
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .. import __version__
+from ..errors import GgufSpecError
+from ..gguf.header import Header
+from ..gguf.validation import embeds_only, read_header
+from ..options import SAMPLING, Sampling, Speculation
 from ..results import Part, Stats
-from ..tools.source import parse
+from ..text.template_values import names_read
+from ..tools.source import parse as parse_arguments
+from . import schema as s
+from .embeddings import (
+    DIMENSIONS,
+    TEXTS_MAX,
+    TaskRoute,
+    TaskRun,
+    check_pooling,
+    texts_of,
+    vectors_of,
+)
 from .errors import ApiError, invalid_value, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
-from .fields import LOGPROBS, STOPS, OtherField, same, without_effect
-from .replies import AnswerParts, finish_reason
-from .requests import CompletionRequest, read_chat, read_text
-from .schema import (
-    FLAG,
-    JSON_SCHEMA,
-    TEXT,
-    Shape,
-    array,
-    array_of,
-    checked,
-    closed,
-    given,
-    obj,
-    object_of,
-    unread,
+from .model_pool import ModelPool, ServedModel
+from .model_routes import ModelRoutes
+from .replies import PartsReply, finish_reason
+from .requests import (
+    LOGPROBS,
+    REASONING,
+    STOPS,
+    CompletionRequest,
+    OtherField,
+    parse,
+    read_chat,
+    read_text,
+    same,
+    without_effect,
 )
-from .wire import ollama_error
+from .schema import Shape
+from .wire import BodyReader, ollama_error
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -127,7 +151,7 @@ def _options() -> dict[str, Any]:
         "top_k": schemas["top_k"] | {"minimum": -1},
     }
     fields = schemas | without_effect(OTHER_OPTIONS)
-    return object_of({f"{name}?": one for name, one in fields.items()})
+    return s.object_of({f"{name}?": one for name, one in fields.items()})
 
 
 def _read_format(value: Any, at: str) -> dict[str, Any]:
@@ -156,30 +180,30 @@ def _read_think(value: Any, at: str) -> dict[str, Any]:
 _UNSUPPORTED = ("template", "context", "width", "height", "steps")
 # Fields of all routes. Some are checked as those of the chat that they become.
 SHARED: dict[str, Any] = {
-    "model?": TEXT.schema,
+    "model?": s.TEXT.schema,
     "options?": Shape(_options(), _read_options),
     # A setting of the server decides for all models.
-    "keep_alive?": unread(
+    "keep_alive?": s.unread(
         {"description": "No effect. A setting of the server unloads idle models."}
     ),
     **dict.fromkeys((f"{name}?" for name in _UNSUPPORTED), Shape({}, _refuse, is_hidden=True)),
     "images?": Shape({}, _no_images, is_hidden=True),
 }
-_IMAGES = checked(
-    array_of(TEXT),
+_IMAGES = s.checked(
+    s.array_of(s.TEXT),
     lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
     "must be an array of images in base64.",
 )
 _ANSWERS = SHARED | {
-    "stream?": FLAG.schema | {"default": True},
+    "stream?": s.FLAG.schema | {"default": True},
     "format?": Shape({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]}, _read_format),
     "think?": Shape({"enum": [True, False, *EFFORTS]}, _read_think),
-    "logprobs?": FLAG.schema,
+    "logprobs?": s.FLAG.schema,
     "top_logprobs?": LOGPROBS.schema,
-    "speculation?": given({}).hidden,
+    "speculation?": s.given({}).hidden,
 }
-_FUNCTION = object_of({"name": TEXT, "description?": TEXT, "parameters?": JSON_SCHEMA})
-_TOOL = object_of({"type?": "function", "function?": _FUNCTION})
+_FUNCTION = s.object_of({"name": s.TEXT, "description?": s.TEXT, "parameters?": s.JSON_SCHEMA})
+_TOOL = s.object_of({"type?": "function", "function?": _FUNCTION})
 
 
 def _is_call(call: Any) -> bool:
@@ -187,18 +211,18 @@ def _is_call(call: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("arguments", {}), dict)
 
 
-_CALLED = object_of({"name": TEXT, "arguments?": {"type": "object"}})
-_CALL = checked(
-    object_of({"function": _CALLED}), _is_call, "must have a function with a name and arguments."
+_CALLED = s.object_of({"name": s.TEXT, "arguments?": {"type": "object"}})
+_CALL = s.checked(
+    s.object_of({"function": _CALLED}), _is_call, "must have a function with a name and arguments."
 )
-_MESSAGE_FIELDS = obj(
+_MESSAGE_FIELDS = s.obj(
     {
         "role": {"enum": ["system", "user", "assistant", "tool"]},
-        "content": TEXT.schema,
-        "thinking?": TEXT.schema,
+        "content": s.TEXT.schema,
+        "thinking?": s.TEXT.schema,
         "images?": _IMAGES,
-        "tool_calls?": array(_CALL, "must be an array of calls."),
-        "tool_name?": TEXT,
+        "tool_calls?": s.array(_CALL, "must be an array of calls."),
+        "tool_name?": s.TEXT,
     },
     empty=(None,),
 )
@@ -211,26 +235,27 @@ def _read_message(value: Any, at: str) -> dict[str, Any]:
 
 
 _MESSAGE = Shape(_MESSAGE_FIELDS.schema, _read_message)
-CHAT = closed(
+CHAT = s.closed(
     _ANSWERS
     | {
-        "messages": array(_MESSAGE, "must be an array of messages."),
-        "tools?": array_of(_TOOL),
+        "messages": s.array(_MESSAGE, "must be an array of messages."),
+        "tools?": s.array_of(_TOOL),
     }
 )
-GENERATE = closed(
+GENERATE = s.closed(
     _ANSWERS
     | {
-        "prompt?": TEXT,
-        "system?": TEXT,
-        "suffix?": TEXT.schema,
-        "raw?": FLAG,
+        "prompt?": s.TEXT,
+        "system?": s.TEXT,
+        "suffix?": s.TEXT.schema,
+        "raw?": s.FLAG,
         "images?": _IMAGES.schema,
     }
 )
 # Name of an option here -> name in Ollama's requests, for errors.
 _NAMES = {here: f"options.{name}" for name, here in OPTIONS.items()}
 _NAMES |= {"think": "think", "json_schema": "format"}
+_NO_CALL = "call00000"  # id in an answer of a tool without a call
 
 
 def read_ollama_chat(
@@ -241,12 +266,11 @@ def read_ollama_chat(
     Raises:
         ApiError: A field is invalid.
     """
-    given, ids = CHAT.read(data, ""), CallIds()
-    messages = [_message(one, f"messages[{i}]", ids) for i, one in enumerate(given["messages"])]
-    body = _shared(given) | {"messages": messages}
+    given = CHAT.read(data, "")
+    body = _shared(given) | {"messages": _messages(given["messages"])}
     if tools := given.get("tools"):
         body["tools"] = tools
-    return _named(lambda: read_chat(body, default, most))
+    return _named(read_chat, body, default, most)
 
 
 def read_ollama_generate(
@@ -273,11 +297,11 @@ def read_ollama_generate(
         body |= {"suffix": given["suffix"]} if given.get("suffix") else {}
         if body.pop("logprobs", False):
             body["logprobs"] = body.pop("top_logprobs", 0)
-        return _named(lambda: read_text(body, default, most))
+        return _named(read_text, body, default, most)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     content = _with_images(_IMAGES.read(images, "prompt.images"), prompt) if images else prompt
     messages.append({"role": "user", "content": content})
-    return _named(lambda: read_chat(body | {"messages": messages}, default, most))
+    return _named(read_chat, body | {"messages": messages}, default, most)
 
 
 def _shared(given: dict[str, Any]) -> dict[str, Any]:
@@ -295,58 +319,43 @@ def _with_images(images: list[str], text: Any) -> list[dict[str, Any]]:
     return [*parts, {"type": "text", "text": text}]
 
 
-class CallIds:
-    """Ids of the calls in a conversation: an answer of a tool belongs to the first open call."""
+def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form; the calls of tools get ids, which Ollama does not have.
 
-    def __init__(self) -> None:
-        self._n = 0
-        self._open: list[tuple[str, str]] = []  # name, id
-
-    def call(self, name: str) -> str:
-        """Return the id of a new call."""
-        self._n += 1
-        self._open.append((name, f"call{self._n:05}"))
-        return self._open[-1][1]
-
-    def answer(self, name: str | None) -> str:
-        """Return the id of the call that an answer belongs to."""
-        known = [one for one in self._open if name in (None, one[0])] or self._open
-        if not known:
-            return "call00000"
-        found = known[0]
-        self._open.remove(found)
-        return found[1]
-
-
-def _message(given: dict[str, Any], at: str, ids: CallIds) -> dict[str, Any]:
-    """Return a message in OpenAI's form; the calls of tools get ids, which Ollama does not have."""
-    message = {"role": given.get("role"), "content": given.get("content", "")}
-    if images := given.get("images"):
-        message["content"] = _with_images(images, message["content"])
-    if thinking := given.get("thinking"):
-        message["reasoning_content"] = thinking
-    name = given.get("tool_name")
-    if message["role"] == "tool":
-        message["tool_call_id"] = ids.answer(name)
-        message |= {"name": name} if name else {}
-    elif name is not None:
-        raise invalid_value(f"{at}.tool_name", "is only allowed in a message of the role tool.")
-    if calls := given.get("tool_calls"):
-        message["tool_calls"] = [_call(call["function"], ids) for call in calls]
-    return message
+    An answer of a tool belongs to the first open call with its name, else to the first open one.
+    """
+    messages, n_calls, open_ = list[dict[str, Any]](), 0, list[tuple[Any, str]]()  # name, id
+    for i, one in enumerate(given):
+        message = {"role": one.get("role"), "content": one.get("content", "")}
+        if images := one.get("images"):
+            message["content"] = _with_images(images, message["content"])
+        if thinking := one.get("thinking"):
+            message[REASONING] = thinking
+        name = one.get("tool_name")
+        if message["role"] == "tool":
+            found = [call for call in open_ if name in (None, call[0])] or open_ or [("", _NO_CALL)]
+            message["tool_call_id"] = found[0][1]
+            open_ = [call for call in open_ if call != found[0]]
+            message |= {"name": name} if name else {}
+        elif name is not None:
+            fact = "is only allowed in a message of the role tool."
+            raise invalid_value(f"messages[{i}].tool_name", fact)
+        for call in one.get("tool_calls", ()):
+            n_calls, id_ = n_calls + 1, f"call{n_calls + 1:05}"
+            name, arguments = call["function"].get("name"), call["function"].get("arguments", {})
+            open_.append((str(name), id_))
+            written = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+            calls = message.setdefault("tool_calls", [])
+            calls.append({"id": id_, "type": "function", "function": written})
+        messages.append(message)
+    return messages
 
 
-def _call(function: dict[str, Any], ids: CallIds) -> dict[str, Any]:
-    name, arguments = function.get("name"), function.get("arguments", {})
-    written = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {"id": ids.call(str(name)), "type": "function", "function": written}
-
-
-def _named(read: Callable[[], CompletionRequest]) -> CompletionRequest:
+def _named(read: Callable[..., CompletionRequest], *given: Any) -> CompletionRequest:
     """Return what `read` returns, with the time; its errors name the fields of Ollama."""
     began_s = time.perf_counter()
     try:
-        asked = read()
+        asked = read(*given)
     except ApiError as error:
         param = str(error.error["param"])
         if param not in _NAMES and not param.startswith(("response_format", "reasoning")):
@@ -393,7 +402,7 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-class OllamaReply:
+class OllamaReply(PartsReply):
     """Converts the events of one job to the objects of `/api/chat` or `/api/generate`."""
 
     def __init__(self, asked: CompletionRequest, started: Started, is_chat: bool) -> None:
@@ -404,78 +413,52 @@ class OllamaReply:
             started: The first event of its job.
             is_chat: Whether the route is `/api/chat`.
         """
+        super().__init__(asked, started)
         self._is_chat, self._began_s, self._model = is_chat, asked.more, started.model
         self._load_s = time.perf_counter() - self._began_s  # with the time in the queue
-        self._has_logprobs = asked.sampling.logprobs is not None
-        self._parts = AnswerParts(started.family, asked.tools)
-
-    # ---- complete responses
 
     def complete(
-        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+        self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
-        parts: list[Part] = []
-        named: list[TokenInfo] = []
-        for one in chunks:
-            parts += self._parts.push(one.chunk)
-            named += one.logprobs
+        """Return the complete response."""
         (last,) = ended
-        parts += self._parts.finish()
-        text = "".join(part.text for part in parts if part.kind == "text")
-        thinking = "".join(part.text for part in parts if part.kind != "text")
+        parts = [part for one in chunks for part in self._parts(one.chunk)] + [*self._parts()]
+        text, thinking = (
+            "".join(part.text for part in parts if part.kind == kind)
+            for kind in ("text", "reasoning")
+        )
+        named = [info for one in chunks for info in one.logprobs]
         return self._object(text, thinking, named, self._calls()) | self._end(last)
-
-    # ---- streamed responses
-
-    def first(self) -> list[dict[str, Any]]:
-        """Return no object: a stream begins with the first text."""
-        return []
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return an object for each part of a chunk; the first has the log-probabilities."""
-        pieces = self._pieces(self._parts.push(event.chunk))
+        pieces = super().chunk(event)
         if event.logprobs and self._has_logprobs:
-            pieces = pieces or [self._object("") | {"done": False}]
-            pieces[0]["logprobs"] = _logprobs(event.logprobs)
+            pieces = pieces or self._add(Part("text", ""))
+            pieces[0]["logprobs"] = [one.to_dict() for one in event.logprobs]
         return pieces
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the remaining text, the tool calls, and the object with the counts.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
+        """Return the remaining text, the tool calls, and the object with the counts."""
         end = self._end(ended)
-        pieces = self._pieces(self._parts.finish())
+        pieces = [made for part in self._parts() for made in self._add(part)]
         if calls := self._calls():
             pieces.append(self._object("", calls=calls) | {"done": False})
         return [*pieces, self._object("") | end]
-
-    def finished(self) -> list[dict[str, Any]]:
-        """Return no object: there is one choice."""
-        return []
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the error that ends the stream."""
         return [ollama_error(refusal)]
 
-    def _pieces(self, parts: Iterable[Part]) -> list[dict[str, Any]]:
-        return [
-            (self._object(part.text) if part.kind == "text" else self._object("", part.text))
-            | {"done": False}
-            for part in parts
-        ]
+    def _add(self, part: Part) -> list[dict[str, Any]]:
+        texts = (part.text,) if part.kind == "text" else ("", part.text)
+        return [self._object(*texts) | {"done": False}]
 
     def _calls(self) -> list[dict[str, Any]]:
         """Return the tool calls of the answer, with arguments as objects."""
-        functions = [call["function"] for call in self._parts.calls]
+        functions = [call["function"] for call in self.calls]
         return [
-            {"function": {"name": one["name"], "arguments": parse(one["arguments"])}}
+            {"function": {"name": one["name"], "arguments": parse_arguments(one["arguments"])}}
             for one in functions
         ]
 
@@ -483,8 +466,8 @@ class OllamaReply:
         self,
         text: str,
         thinking: str = "",
-        named: Iterable[TokenInfo] = (),
-        calls: list[dict[str, Any]] | None = None,
+        named: Sequence[TokenInfo] = (),
+        calls: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
         about: dict[str, Any] = {"model": self._model, "created_at": now()}
         more: dict[str, Any] = {"thinking": thinking} if thinking else {}
@@ -493,7 +476,9 @@ class OllamaReply:
             about["message"] = {"role": "assistant", "content": text, **more}
         else:
             about |= {"response": text, **more}
-        return about | ({"logprobs": _logprobs(named)} if named and self._has_logprobs else {})
+        if named and self._has_logprobs:
+            about["logprobs"] = [one.to_dict() for one in named]
+        return about
 
     def _end(self, ended: ChoiceEnded) -> dict[str, Any]:
         """Return the fields of the last object."""
@@ -510,5 +495,200 @@ class OllamaReply:
         }
 
 
-def _logprobs(named: Iterable[TokenInfo]) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in named]
+# ---- routes about models and embeddings
+
+
+EMBED = s.closed(
+    SHARED
+    | {
+        "input": Shape(
+            {"anyOf": [s.TEXT.schema, s.array_of(s.TEXT, TEXTS_MAX, 1)]},
+            partial(texts_of, ids=False),
+        ),
+        "truncate?": s.FLAG,
+        "dimensions?": DIMENSIONS,
+    }
+)
+EMBEDDINGS = s.closed(SHARED | {"prompt": s.TEXT})
+SHOW = s.obj(
+    {"model?": s.TEXT.schema, "name?": s.given({}).hidden, "verbose?": s.FLAG.schema},
+    refuse=unknown,
+    empty=(),
+    ignored=("system", "template", "options"),
+)
+
+
+def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> list[Route]:
+    """Return the routes of Ollama about models.
+
+    Args:
+        pool: The models.
+        models: Finds the model of a request.
+        bodies: Reads the bodies of requests.
+    """
+
+    async def tags(_: Request) -> Response:
+        found = await asyncio.to_thread(lambda: [*map(entry_of, pool.models)])
+        return JSONResponse({"models": found})
+
+    async def version(_: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def show(request: Request) -> Response:
+        body = await bodies.receive(request)
+        data = await bodies.convert(body, lambda: SHOW.read(parse(body), ""))
+        model = models.find(data.get("model", data.get("name")), any_model=False)
+        loaded = pool.loaded(model)
+        sampling = loaded.llm.sampling if loaded else Sampling()
+        here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
+        shown = {name: value for name, value in here.items() if value not in (None, ())}
+        return JSONResponse(await asyncio.to_thread(description_of, model, shown))
+
+    return [
+        Route("/api/tags", tags, methods=["GET"]),
+        Route("/api/show", show, methods=["POST"]),
+        Route("/api/version", version, methods=["GET"]),
+    ]
+
+
+def _vectors(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    check_pooling(llm)
+    load_s = time.perf_counter() - run.began_s
+    ids = [llm.vocabulary.tokenize(text, special=True) for text in asked["input"]]
+    ids = [one[: llm.n_ctx] for one in ids] if asked.get("truncate", True) else ids
+    rows, n_tokens = vectors_of(asked, ids, llm, run)
+    return {
+        "model": llm.name,
+        "embeddings": rows.tolist(),
+        "total_duration": nanoseconds(time.perf_counter() - run.began_s),
+        "load_duration": nanoseconds(load_s),
+        "prompt_eval_count": n_tokens,
+    }
+
+
+def _vector(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    """Return one embedding; in this older route they are not normalised."""
+    check_pooling(llm)
+    if not asked["prompt"]:
+        return {"embedding": []}
+    ids = llm.vocabulary.tokenize(asked["prompt"], special=True)[: llm.n_ctx]
+    rows, _ = vectors_of(asked, [ids], llm, run, normalize=False)
+    return {"embedding": rows[0].tolist()}
+
+
+# Path -> route.
+OLLAMA_EMBEDDING_ROUTES = {
+    "/api/embed": TaskRoute(EMBED, _vectors, {"texts": "input", "prompt": "input"}),
+    "/api/embeddings": TaskRoute(EMBEDDINGS, _vector, {"texts": "prompt"}),
+}
+# `general.file_type` of a GGUF file -> name.
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 22: "IQ3_XS", 23: "IQ3_XXS",
+    24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS",
+    31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+# Keys of the metadata that are long or are shown elsewhere.
+_LEFT_OUT = ("tokenizer.chat_template", "general.license.link")
+
+
+def header_of(model: ServedModel) -> Header | None:
+    """Return the header of a model's file; None if it cannot be read."""
+    try:
+        return read_header(model.path) if model.path else None
+    except GgufSpecError:
+        return None
+
+
+def entry_of(model: ServedModel) -> dict[str, Any]:
+    """Return the entry of a model in a list."""
+    header = header_of(model)
+    return {
+        "name": model.id,
+        "model": model.id,
+        "modified_at": _modified(model.path),
+        "size": header.file_bytes if header else 0,
+        "digest": "",
+        "details": details_of(header),
+    }
+
+
+def details_of(header: Header | None) -> dict[str, Any]:
+    """Return family, size and quantisation of a model."""
+    family = header.architecture if header else ""
+    number = header.metadata.get("general.file_type") if header else None
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _parameters(header) if header else "",
+        "quantization_level": _FILE_TYPES.get(number, "") if isinstance(number, int) else "",
+    }
+
+
+def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of `/api/show` about a model.
+
+    Args:
+        model: The model.
+        sampling: Its default sampling options, with Ollama's names.
+    """
+    header = header_of(model)
+    metadata = header.metadata if header else {}
+    template = metadata.get("tokenizer.chat_template")
+    plain = {
+        key: value
+        for key, value in metadata.items()
+        if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+        if key not in _LEFT_OUT
+    }
+    return {
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in sampling.items()),
+        "template": template if isinstance(template, str) else "",
+        "license": str(metadata.get("general.license", "")),
+        "modified_at": _modified(model.path),
+        "details": details_of(header),
+        "model_info": plain | {"general.parameter_count": _count(header) if header else 0},
+        "capabilities": _capabilities(header, template if isinstance(template, str) else ""),
+    }
+
+
+def _capabilities(header: Header | None, template: str) -> list[str]:
+    """Return the capabilities of a model, by its file."""
+    if header is None:
+        return []
+    if embeds_only(header):
+        return ["embedding"]
+    found = ["completion"]
+    if re.search(r"\btools\b", template):
+        found.append("tools")
+    if "enable_thinking" in names_read(template) or "<think>" in template:
+        found.append("thinking")
+    if "tokenizer.ggml.fim_pre_token_id" in header.metadata:
+        found.append("insert")
+    return found
+
+
+def _modified(path: Path | None) -> str:
+    try:
+        seconds = path.stat().st_mtime if path else 0.0
+    except OSError:
+        seconds = 0.0
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()
+
+
+def _count(header: Header) -> int:
+    """Return the number of weights."""
+    return sum(math.prod(tensor.shape) for tensor in header.tensors)
+
+
+def _parameters(header: Header) -> str:
+    """Return the number of weights in words, such as `134.52M`."""
+    n = _count(header)
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if n >= size:
+            return f"{n / size:.2f}{unit}" if unit == "M" else f"{n / size:.1f}{unit}"
+    return str(n)

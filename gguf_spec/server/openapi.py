@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from .. import __version__
-from . import embeddings, messages_api, model_routes, ollama, ollama_routes, requests, responses_api
-from .fields import Body, model_of
+from . import embeddings, messages_api, model_routes, ollama, responses_api
+from .requests import CHAT, TEXT_BODY, Body, model_of
 from .schema import COUNT, FLAG, NUMBER, TEXT, Shape, array_of, object_of
 
 _EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
@@ -40,19 +40,16 @@ def _counts(*names: str) -> dict[str, Any]:
 # ---- answers
 
 _TEXT_OR_NULL = {"type": ["string", "null"]}
-_USAGE = object_of(
-    _counts("prompt_tokens", "completion_tokens", "total_tokens")
-    | {"prompt_tokens_details?": _only(cached_tokens=COUNT)}
-    | {"speculation": object_of({}, more=True)},
-    more=True,
-)
 
 
 def _completion(kind: str, text: str) -> dict[str, Any]:
+    counts = _counts("prompt_tokens", "completion_tokens", "total_tokens")
+    cached = {"prompt_tokens_details?": _only(cached_tokens=COUNT)}
+    usage = _all(**counts, **cached, speculation=object_of({}, more=True))
     finish: dict[str, Any] = {"enum": ["stop", "length", "tool_calls"]}
     choice = _all(index=COUNT, finish_reason=finish, **{text: {}})
     head: dict[str, Any] = {"object": kind, "created": COUNT, "choices": array_of(choice)}
-    return _all("id", "model", usage=_USAGE, **head)
+    return _all("id", "model", usage=usage, **head)
 
 
 def _list(name: str, item: dict[str, Any]) -> dict[str, Any]:
@@ -61,9 +58,22 @@ def _list(name: str, item: dict[str, Any]) -> dict[str, Any]:
     return _only("model", usage=usage, **fields)
 
 
+def _of_ollama(**answer: Any) -> dict[str, Any]:
+    times = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+    head: dict[str, Any] = {"done": {"const": True}, "logprobs?": array_of({}), **answer}
+    head["done_reason?"] = {"enum": ["stop", "length", "load"]}
+    optional = (f"{name}?" for name in (*times, "prompt_eval_count", "eval_count"))
+    return _all("model", "created_at", **head, **_counts(*optional))
+
+
 _VECTOR = {"anyOf": [array_of(NUMBER), TEXT.schema]}
-_EMBEDDING = _only(object="embedding", index=COUNT, embedding=_VECTOR)
+_EMBEDDINGS = _list("data", _only(object="embedding", index=COUNT, embedding=_VECTOR))
+_EMBEDDED = _all("model", embeddings=array_of(array_of(NUMBER)), prompt_eval_count=COUNT)
 _RANK = object_of({"index": COUNT, "relevance_score": NUMBER, "document?": _only("text")})
+_CHAT_ANSWER = _completion("chat.completion", "message")
+_TEXT_ANSWER = _completion("text_completion", "text")
+_CHAT_OF_OLLAMA = _of_ollama(message=_all("role", "content"))
+_ONE_EMBEDDED, _SHOWN = _only(embedding=array_of(NUMBER)), _all(details={}, model_info={})
 _ITEM = object_of({"type": TEXT, "id": TEXT, "status?": TEXT}, more=True)
 _RESPONSE = _all(
     "id",
@@ -87,18 +97,11 @@ _MESSAGE = _all(
     stop_sequence=_TEXT_OR_NULL,
     usage=_all(**_counts("input_tokens", "cache_read_input_tokens", "output_tokens")),
 )
-
-
-def _object_of_ollama(**answer: Any) -> dict[str, Any]:
-    times = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
-    head: dict[str, Any] = {"done": {"const": True}, "logprobs?": array_of({}), **answer}
-    head["done_reason?"] = {"enum": ["stop", "length", "load"]}
-    optional = (f"{name}?" for name in (*times, "prompt_eval_count", "eval_count"))
-    return _all("model", "created_at", **head, **_counts(*optional))
-
-
 _MODEL = _all("id", "owned_by", object="model", created=COUNT)
+_MODELS, _NAMES = _only(object="list", data=array_of(_MODEL)), _only(models=array_of({}))
+_ITEMS, _DELETED = _all(object="list", data=array_of({})), _only("id", "object", deleted=FLAG)
 _PIECE = _only(id=COUNT, piece={"anyOf": [TEXT.schema, array_of(COUNT)]})
+_TOKENS = _only(tokens={"anyOf": [array_of(COUNT), array_of(_PIECE)]})
 _SLOT = _only(
     "model",
     id_task={"type": "integer"},
@@ -110,142 +113,48 @@ _SLOT = _only(
 
 # ---- routes
 
+_CHAT, _MESSAGES = "Answer messages.", "Answer messages, in the format of Anthropic."
+_RESPONSES, _COUNT = (
+    "Answer items, and store the response.",
+    "The number of tokens of such a prompt.",
+)
+_VECTORS, _ONE_VECTOR = "The embeddings of texts.", "The embedding of a text, not normalised."
+_RERANK = ("The relevance of documents for a query.", embeddings.RERANK, _list("results", _RANK))
 # Path -> description, body, answer, and media type of a stream.
 _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
-    "/v1/chat/completions": (
-        "Answer messages.",
-        requests.CHAT,
-        _completion("chat.completion", "message"),
-        _EVENTS,
-    ),
-    "/v1/completions": (
-        "Go on from a text.",
-        requests.TEXT_BODY,
-        _completion("text_completion", "text"),
-        _EVENTS,
-    ),
-    "/v1/responses": (
-        "Answer items, and store the response.",
-        responses_api.BODY,
-        _RESPONSE,
-        _EVENTS,
-    ),
-    "/v1/messages": (
-        "Answer messages, in the format of Anthropic.",
-        messages_api.BODY,
-        _MESSAGE,
-        _EVENTS,
-    ),
-    "/v1/messages/count_tokens": (
-        "The number of tokens of such a prompt.",
-        messages_api.PROMPT,
-        _only(input_tokens=COUNT),
-        "",
-    ),
-    "/v1/embeddings": (
-        "The embeddings of texts.",
-        embeddings.EMBEDDING,
-        _list("data", _EMBEDDING),
-        "",
-    ),
-    **dict.fromkeys(
-        embeddings.RERANK_PATHS,
-        (
-            "The relevance of documents for a query.",
-            embeddings.RERANK,
-            _list("results", _RANK),
-            "",
-        ),
-    ),
-    "/api/chat": (
-        "Answer messages.",
-        ollama.CHAT,
-        _object_of_ollama(message=_all("role", "content")),
-        _LINES,
-    ),
-    "/api/generate": (
-        "Answer a prompt.",
-        ollama.GENERATE,
-        _object_of_ollama(response=TEXT),
-        _LINES,
-    ),
-    "/api/embed": (
-        "The embeddings of texts.",
-        ollama_routes.EMBED,
-        _all("model", embeddings=array_of(array_of(NUMBER)), prompt_eval_count=COUNT),
-        "",
-    ),
-    "/api/embeddings": (
-        "The embedding of a text, not normalised.",
-        ollama_routes.EMBEDDINGS,
-        _only(embedding=array_of(NUMBER)),
-        "",
-    ),
-    "/api/show": (
-        "Facts about a model.",
-        ollama_routes.SHOW,
-        _all(details={}, model_info={}),
-        "",
-    ),
-    "/tokenize": (
-        "The tokens of a text.",
-        model_routes.TOKENIZE,
-        _only(tokens={"anyOf": [array_of(COUNT), array_of(_PIECE)]}),
-        "",
-    ),
+    "/v1/chat/completions": (_CHAT, CHAT, _CHAT_ANSWER, _EVENTS),
+    "/v1/completions": ("Go on from a text.", TEXT_BODY, _TEXT_ANSWER, _EVENTS),
+    "/v1/responses": (_RESPONSES, responses_api.BODY, _RESPONSE, _EVENTS),
+    "/v1/messages": (_MESSAGES, messages_api.BODY, _MESSAGE, _EVENTS),
+    "/v1/messages/count_tokens": (_COUNT, messages_api.PROMPT, _only(input_tokens=COUNT), ""),
+    "/v1/embeddings": (_VECTORS, embeddings.EMBEDDING, _EMBEDDINGS, ""),
+    **dict.fromkeys(embeddings.RERANK_PATHS, (*_RERANK, "")),
+    "/api/chat": (_CHAT, ollama.CHAT, _CHAT_OF_OLLAMA, _LINES),
+    "/api/generate": ("Answer a prompt.", ollama.GENERATE, _of_ollama(response=TEXT), _LINES),
+    "/api/embed": (_VECTORS, ollama.EMBED, _EMBEDDED, ""),
+    "/api/embeddings": (_ONE_VECTOR, ollama.EMBEDDINGS, _ONE_EMBEDDED, ""),
+    "/api/show": ("Facts about a model.", ollama.SHOW, _SHOWN, ""),
+    "/tokenize": ("The tokens of a text.", model_routes.TOKENIZE, _TOKENS, ""),
     "/detokenize": ("The text of tokens.", model_routes.DETOKENIZE, _only("content"), ""),
 }
 _ID = {"name": "id", "in": "path", "required": True, "schema": TEXT.schema}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
 _PAGE = {"limit": _LIMIT, "order": {"enum": ["asc", "desc"]}, "after": TEXT.schema}
+_STORED, _OF_MODEL, _WHOLE = ("400", "404"), ("404", "503"), {"stream": {"const": False}}
+_SLOTS = "The slots of the models in memory: one for each request that can run at once."
 # Path, method, description, answer, status codes of errors, and parameters of the query.
 _OTHERS: list[tuple[str, str, str, dict[str, Any], tuple[str, ...], dict[str, Any]]] = [
-    (
-        "/v1/responses/{id}",
-        "get",
-        "A stored response.",
-        _RESPONSE,
-        ("400", "404"),
-        {"stream": {"const": False}},
-    ),
-    (
-        "/v1/responses/{id}",
-        "delete",
-        "Forget a stored response.",
-        _only("id", "object", deleted=FLAG),
-        ("400", "404"),
-        {},
-    ),
-    (
-        "/v1/responses/{id}/input_items",
-        "get",
-        "The items of its input.",
-        _all(object="list", data=array_of({})),
-        ("400", "404"),
-        _PAGE,
-    ),
-    (
-        "/v1/models",
-        "get",
-        "The models that are served.",
-        _only(object="list", data=array_of(_MODEL)),
-        (),
-        {},
-    ),
+    ("/v1/responses/{id}", "get", "A stored response.", _RESPONSE, _STORED, _WHOLE),
+    ("/v1/responses/{id}", "delete", "Forget a stored response.", _DELETED, _STORED, {}),
+    ("/v1/responses/{id}/input_items", "get", "The items of its input.", _ITEMS, _STORED, _PAGE),
+    ("/v1/models", "get", "The models that are served.", _MODELS, (), {}),
     ("/v1/models/{name}", "get", "One of the models.", _MODEL, ("404",), {}),
-    (
-        "/slots",
-        "get",
-        "The slots of the models in memory: one for each request that can run at once.",
-        array_of(_SLOT),
-        ("404", "503"),
-        {},
-    ),
-    ("/props", "get", "Properties of a model.", _all("chat_template"), ("404", "503"), {}),
+    ("/slots", "get", _SLOTS, array_of(_SLOT), _OF_MODEL, {}),
+    ("/props", "get", "Properties of a model.", _all("chat_template"), _OF_MODEL, {}),
     ("/health", "get", "Whether requests are answered.", _all("status"), ("503",), {}),
     ("/metrics", "get", "Counts in the text format of Prometheus.", TEXT.schema, (), {}),
-    ("/api/tags", "get", "The models that are served.", _only(models=array_of({})), (), {}),
-    ("/api/ps", "get", "The models in memory.", _only(models=array_of({})), (), {}),
+    ("/api/tags", "get", "The models that are served.", _NAMES, (), {}),
+    ("/api/ps", "get", "The models in memory.", _NAMES, (), {}),
     ("/api/version", "get", "The version of gguf-spec.", object_of({"version?": TEXT}), (), {}),
 ]
 

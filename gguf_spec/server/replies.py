@@ -1,34 +1,52 @@
-"""Answers as objects of an API: the interface, and OpenAI's chats and text completions."""
+"""Answers as objects of an API, whole or as streams: the base, and OpenAI's completions."""
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ..results import Chunk, Completion, FinishReason, Part, Stats
-from ..tools.families import Family
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
-from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
-from ..tools.use import ToolUse
-from .errors import ApiError, client_closed, shutting_down
-from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
+from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted
+from ..tools.source import Event as ToolEvent
+from .errors import ApiError, client_closed, failure, log, shutting_down
+from .events import (
+    ChoiceEnded,
+    ChunkEvent,
+    ErrorEvent,
+    Event,
+    Finished,
+    Ping,
+    Started,
+    TokenInfo,
+    Why,
+)
 from .requests import REASONING, CompletionRequest
-from .wire import openai_error
+from .wire import StreamFormat, openai_error
+
+if TYPE_CHECKING:
+    from .jobs import Job
 
 
-class Reply(Protocol):
-    """Converts the events of one job to objects of an API format.
+class Reply(ABC):
+    """Converts the events of one job to objects of an API format; the base of all formats.
 
     For an answer that is not streamed only `complete` is called. For a stream the other methods
     return the objects to send, in the order of the events; each list may be empty.
     """
 
+    whole: dict[str, Any]  # complete after the last event
+
     def complete(
-        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+        self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
         """Return the complete response.
 
@@ -37,31 +55,43 @@ class Reply(Protocol):
             ended: The final event of each choice, in any order.
 
         Raises:
-            ApiError: The answer was cancelled.
+            ApiError: The server shut down before the answer was complete, or the client
+                disconnected.
         """
+        for one in chunks:
+            self.chunk(one)
+        for last in ended:
+            self.ended(last)
+        self.finished()
+        return self.whole
 
     def first(self) -> list[dict[str, Any]]:
         """Return the objects before the first text."""
+        return []
 
+    @abstractmethod
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the objects for a chunk."""
 
+    @abstractmethod
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         """Return the last objects of a choice.
 
         Raises:
-            ApiError: The answer was cancelled.
+            ApiError: As of `complete`.
         """
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the objects after all choices."""
+        return []
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the objects for an error that ends the stream."""
+        return [openai_error(refusal)]
 
 
-class ResponseBuilder:
-    """Converts the events of one job to response objects."""
+class ResponseBuilder(Reply):
+    """Reply of OpenAI's chats and text completions, which may have several choices."""
 
     def __init__(self, asked: CompletionRequest, started: Started) -> None:
         """Create a builder.
@@ -78,139 +108,35 @@ class ResponseBuilder:
             "created": int(time.time()),
             "model": started.model,
         }
-        self._choices: dict[int, _Choice] = {}
+        self._tools: dict[int, ToolDeltas | None] = {}  # of the choices that have begun
+        self._offsets: dict[int, _Offsets] = {}
         self._results: dict[int, Completion] = {}
 
-    def _choice(self, index: int) -> _Choice:
-        if index not in self._choices:
-            self._choices[index] = _Choice(index, self._asked, self._family)
-        return self._choices[index]
-
-    # ---- complete responses
-
     def complete(
-        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
+        self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response.
-
-        Args:
-            chunks: All chunk events of the answer.
-            ended: The final event of each choice, in any order.
-
-        Raises:
-            ApiError: The server shut down before the answer was complete, or the client
-                disconnected.
-        """
+        """Return the complete response: the choices from their results."""
         ended = sorted(ended, key=lambda one: one.index)
         named: dict[int, list[TokenInfo]] = {}
         for event in chunks:
             named.setdefault(event.index, []).extend(event.logprobs)
-        choices = [self._choice(one.index).complete(one, named.get(one.index, [])) for one in ended]
+        choices = [self._whole(one, named.get(one.index, [])) for one in ended]
         results = [one.result for one in ended]
-        return self._head | {
-            "choices": choices,
-            "usage": usage(results, self._asked.n),
-            "seed": results[0].seed,
-        }
+        counts = usage(results, self._asked.n)
+        return self._head | {"choices": choices, "usage": counts, "seed": results[0].seed}
 
-    # ---- streamed responses
-
-    def first(self) -> list[dict[str, Any]]:
-        """Return the chunks that are sent before the first text: the role, for a chat."""
-        return self._role(0)
-
-    def _role(self, index: int) -> list[dict[str, Any]]:
-        choice = self._choice(index)
-        role = {"role": "assistant", "content": ""}
-        return [self._piece(choice.piece(role))] if self._asked.is_chat else []
-
-    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the response chunks for one chunk event; may be empty."""
-        pieces = self._role(event.index) if event.index not in self._choices else []
-        choice, chunk = self._choice(event.index), event.chunk
-        *before, last = choice.push(chunk.text) or [""]
-        # The reasoning of a chunk is sent before its answer, in a response chunk of its own.
-        if chunk.reasoning:
-            pieces.append(self._piece(choice.piece({REASONING: chunk.reasoning})))
-        if not (last or event.logprobs or self._asked.shows_drafts):
-            return pieces
-        pieces += [self._piece(choice.piece(delta)) for delta in before]
-        piece = self._piece(choice.piece(last, logprobs=choice.logprobs(event.logprobs)))
-        if self._asked.shows_drafts:
-            parts = (
-                [[choice.text_of([*before, last]), False]]
-                if choice.reads_tools
-                else [[part, accepted] for part, accepted in chunk.accepted_text]
-            )
-            piece["speculation"] = {
-                "drafted": chunk.n_drafted,
-                "accepted": chunk.n_accepted,
-                "tokens": len(chunk.tokens),
-                "text": parts,
-            }
-        return [*pieces, piece]
-
-    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last chunks of a choice: remaining text, tool calls and finish reason.
-
-        Raises:
-            ApiError: The server shut down before the answer was complete, or the client
-                disconnected.
-        """
-        self._results[ended.index] = ended.result
-        *pieces, last = map(self._piece, self._choice(ended.index).last(ended))
-        return [*pieces, last | {"seed": ended.result.seed}]
-
-    def finished(self) -> list[dict[str, Any]]:
-        """Return the chunk after all choices: the usage, if it was requested."""
-        if not self._asked.usage:
-            return []
-        results = [self._results[index] for index in sorted(self._results)]
-        return [self._head | {"choices": [], "usage": usage(results, self._asked.n)}]
-
-    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
-        """Return the error that ends the stream."""
-        return [openai_error(refusal)]
-
-    def _piece(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return self._head | {"choices": [choice]} | ({"usage": None} if self._asked.usage else {})
-
-
-class _Choice:
-    """Converts the events of one choice to the choice objects of a response."""
-
-    def __init__(self, index: int, asked: CompletionRequest, family: Family) -> None:
-        self._index, self._asked, self._family = index, asked, family
-        self._tools = ToolDeltas(family, asked.tools) if asked.tools.tools else None
-        self._offsets = _Offsets()
-
-    @property
-    def reads_tools(self) -> bool:
-        """Whether the text is searched for tool calls."""
-        return self._tools is not None
-
-    def push(self, text: str) -> Sequence[str | Delta]:
-        """Return the texts and deltas that a new text completes."""
-        if self._tools is None:
-            return [text]
-        return self._tools.push(text)
-
-    @staticmethod
-    def text_of(deltas: Iterable[str | Delta]) -> str:
-        """Return the text among deltas."""
-        return "".join(one if isinstance(one, str) else one.get("content") or "" for one in deltas)
-
-    def complete(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
-        """Return the complete choice."""
+    def _whole(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
+        """Return a complete choice."""
         finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
-        choice: dict[str, Any] = {"index": self._index, "logprobs": self.logprobs(named)}
+        choice: dict[str, Any] = {"index": ended.index}
+        choice["logprobs"] = self._logprobs(ended.index, named)
         if self._asked.n_choices > 1:
             choice["seed"] = ended.result.seed
         if self._asked.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
             if ended.result.reasoning:
                 message[REASONING] = ended.result.reasoning
-            if self._tools:
+            if self._asked.tools.tools:
                 text, calls = whole_answer(text, self._family, self._asked.tools)
                 message["content"] = text
                 if calls:
@@ -221,47 +147,91 @@ class _Choice:
             choice["text"] = text
         return choice | {"finish_reason": finish}
 
-    def last(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the choice objects of the last chunks."""
-        pieces, finish = [], finish_reason(ended.result.finish_reason, ended.why)
-        if self._tools:
-            pieces += [self.piece(delta) for delta in self._tools.finish()]
-            if self._tools.has_call:
-                finish = "tool_calls"
-        return [*pieces, self.piece({} if self._asked.is_chat else "", finish)]
+    def first(self) -> list[dict[str, Any]]:
+        """Return the chunks that are sent before the first text: the role, for a chat."""
+        return self._begun(0)
 
-    def piece(
+    def _begun(self, index: int) -> list[dict[str, Any]]:
+        """Return the first chunks of a choice, if it has not begun."""
+        if index in self._tools:
+            return []
+        tools = self._asked.tools
+        self._tools[index] = ToolDeltas(self._family, tools) if tools.tools else None
+        role = {"role": "assistant", "content": ""}
+        return [self._piece(index, role)] if self._asked.is_chat else []
+
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
+        """Return the response chunks for one chunk event; may be empty."""
+        chunk, index, pieces = event.chunk, event.index, self._begun(event.index)
+        tools = self._tools[index]
+        deltas: list[str | Delta] = [*tools.push(chunk.text)] if tools else [chunk.text]
+        # The reasoning of a chunk is sent before its answer, in a response chunk of its own.
+        if chunk.reasoning:
+            pieces.append(self._piece(index, {REASONING: chunk.reasoning}))
+        if not (any(deltas) or event.logprobs or self._asked.shows_drafts):
+            return pieces
+        *before, last = deltas or [""]
+        pieces += [self._piece(index, delta) for delta in before]
+        piece = self._piece(index, last, logprobs=self._logprobs(index, event.logprobs))
+        if self._asked.shows_drafts:
+            parts = [[part, accepted] for part, accepted in chunk.accepted_text]
+            if tools:
+                sent = (one.get("content", "") for one in deltas if isinstance(one, dict))
+                parts = [["".join(sent), False]]
+            piece["speculation"] = {
+                "drafted": chunk.n_drafted,
+                "accepted": chunk.n_accepted,
+                "tokens": len(chunk.tokens),
+                "text": parts,
+            }
+        return [*pieces, piece]
+
+    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return the last chunks of a choice: remaining text, tool calls and finish reason."""
+        index, result = ended.index, ended.result
+        self._results[index] = result
+        pieces, finish = [], finish_reason(result.finish_reason, ended.why)
+        if tools := self._tools.get(index):
+            pieces += [self._piece(index, delta) for delta in tools.finish()]
+            finish = "tool_calls" if tools.has_call else finish
+        last = self._piece(index, {} if self._asked.is_chat else "", finish)
+        return [*pieces, last | {"seed": result.seed}]
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return the chunk after all choices: the usage, if it was requested."""
+        if not self._asked.usage:
+            return []
+        results = [self._results[index] for index in sorted(self._results)]
+        return [self._head | {"choices": [], "usage": usage(results, self._asked.n)}]
+
+    def _piece(
         self,
-        delta: str | dict[str, Any],
+        index: int,
+        delta: str | Delta,
         finish: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return the choice object of a chunk."""
-        choice: dict[str, Any] = {
-            "index": self._index,
-            "logprobs": logprobs,
-            "finish_reason": finish,
-        }
+        """Return a chunk of a choice."""
+        choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish}
         if self._asked.is_chat:
-            return choice | {"delta": {"content": delta} if isinstance(delta, str) else delta}
-        return choice | {"text": delta}
+            choice["delta"] = {"content": delta} if isinstance(delta, str) else delta
+        else:
+            choice["text"] = delta
+        return self._head | {"choices": [choice]} | ({"usage": None} if self._asked.usage else {})
 
-    def logprobs(self, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
         """Return the log-probabilities of some tokens; None unless requested."""
         if self._asked.sampling.logprobs is None:
             return None
         if self._asked.is_chat:
-            return {
-                "content": [one.to_dict() for one in named],
-                "refusal": None,
-            }
-        named = list(named)
+            return {"content": [one.to_dict() for one in named], "refusal": None}
+        named, offsets = list(named), self._offsets.setdefault(index, _Offsets())
         tops = [{other.text: other.logprob for other in reversed((*one.top, one))} for one in named]
         return {
             "tokens": [one.text for one in named],
             "token_logprobs": [one.logprob for one in named],
             "top_logprobs": tops if self._asked.sampling.logprobs else None,
-            "text_offset": [self._offsets.of(one.piece) for one in named],
+            "text_offset": [offsets.of(one.piece) for one in named],
         }
 
 
@@ -277,40 +247,48 @@ class _Offsets:
         return before
 
 
-class AnswerParts:
-    """Reads the chunks of one choice as parts. Text that may begin a tool call is held back.
+class PartsReply(Reply):
+    """Reply of one choice, made of the parts of its chunks: the base of the other formats.
+
+    Text that may begin a tool call is held back. Subclasses make the objects of a part.
 
     Attributes:
         calls: The complete tool calls in OpenAI's format.
     """
 
-    def __init__(self, family: Family, use: ToolUse) -> None:
+    def __init__(self, asked: CompletionRequest, started: Started) -> None:
         """Start an answer.
 
         Args:
-            family: Syntax of the tool calls.
-            use: The tools that may be called.
+            asked: The request.
+            started: The first event of its job.
         """
+        use = asked.tools
         most = None if use.parallel else 1
-        self._tools = ToolReader(family, use.schemas, most) if use.tools else None
-        self._family = family
+        self._tools = ToolReader(started.family, use.schemas, most) if use.tools else None
+        self._family, self._has_logprobs = started.family, asked.sampling.logprobs is not None
         self._name, self._arguments = "", ""
         self.calls: list[dict[str, Any]] = []
 
-    def push(self, chunk: Chunk) -> Iterator[Part]:
-        """Yield the parts of a chunk that can be sent now."""
-        for part in chunk.parts:
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
+        """Return the objects for a chunk."""
+        return [made for part in self._parts(event.chunk) for made in self._add(part)]
+
+    @abstractmethod
+    def _add(self, part: Part) -> list[dict[str, Any]]:
+        """Return the objects for a part."""
+
+    def _parts(self, chunk: Chunk | None = None) -> Iterator[Part]:
+        """Yield the parts of a chunk that can be sent now; without one, what was held back."""
+        if chunk is None and self._tools:
+            yield from self._read(self._tools.finish())
+        for part in chunk.parts if chunk else ():
             if part.kind == "text" and self._tools:
                 yield from self._read(self._tools.push(part.text))
             elif part.text:
                 yield part
 
-    def finish(self) -> Iterator[Part]:
-        """Yield the text that was held back and is not a call."""
-        if self._tools:
-            yield from self._read(self._tools.finish())
-
-    def _read(self, events: Sequence[Event]) -> Iterator[Part]:
+    def _read(self, events: Sequence[ToolEvent]) -> Iterator[Part]:
         """Yield the text of events, that of broken calls included; collect the calls."""
         for event in events:
             if isinstance(event, CallStarted):
@@ -343,7 +321,7 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
         results: The completions.
         n: Number of completions for each prompt; a prompt is counted once.
     """
-    s = reduce(_sum, (result.stats for result in results))
+    s = _sum([result.stats for result in results])
     prompts = [result.stats for result in results[::n]]
     n_prompt = sum(stats.n_prompt for stats in prompts)
     return {
@@ -380,16 +358,121 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
     }
 
 
-def _sum(one: Stats, other: Stats) -> Stats:
-    """Return the statistics of two generations together; the first token is that of the first."""
-    numbers = {
-        name: value + getattr(other, name)
-        for name, value in vars(one).items()
+def _sum(every: Sequence[Stats]) -> Stats:
+    """Return the statistics of generations together; the first token is that of the first."""
+    first, drafters = every[0], dict[str, tuple[int, int]]()
+    for name, (n_drafted, n_accepted) in (pair for one in every for pair in one.drafters.items()):
+        before = drafters.get(name, (0, 0))
+        drafters[name] = before[0] + n_drafted, before[1] + n_accepted
+    sums = {
+        name: sum(getattr(one, name) for one in every)
+        for name, value in vars(first).items()
         if isinstance(value, (int, float))
     }
-    names = {*one.drafters, *other.drafters}
-    zero = (0, 0)
-    pairs = {name: (one.drafters.get(name, zero), other.drafters.get(name, zero)) for name in names}
-    drafters = {name: (a + c, b + d) for name, ((a, b), (c, d)) in pairs.items()}
-    why = one.why_none or other.why_none
-    return Stats(**(numbers | {"ttft_s": one.ttft_s}), drafters=drafters, why_none=why)
+    why = next((one.why_none for one in every if one.why_none), "")
+    return Stats(**(sums | {"ttft_s": first.ttft_s}), drafters=drafters, why_none=why)
+
+
+class AnswerStream(Response):
+    """Streaming response that sends the events of a job.
+
+    The engine never waits for the client: events that are not sent yet stay in the job's queue.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        asked: CompletionRequest,
+        reply: Reply,
+        written: StreamFormat,
+        patience: float,
+        ping: float,
+        close: Callable[[], None],
+    ) -> None:
+        """Create the response.
+
+        Args:
+            job: The job whose events are sent.
+            asked: Its request.
+            reply: Converts the events to response objects.
+            written: Format of the stream.
+            patience: Time limit in seconds for the client to accept one batch of data.
+            ping: Seconds without data after which a ping is sent; 0 for never.
+            close: Called when the response ends, for any reason.
+        """
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=written.media_type)
+        del self.headers["content-length"]
+        self._job, self._reply, self._format = job, reply, written
+        self._patience, self._ping, self._close = patience, ping, close
+        self._n_open = asked.n_choices  # choices that have not ended
+        self._failed = False  # whether a choice ended with an error
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send the response through ASGI."""
+        try:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            async for data in self._batches():
+                await asyncio.wait_for(
+                    send({"type": "http.response.body", "body": data, "more_body": True}),
+                    self._patience,
+                )
+            await asyncio.wait_for(
+                send({"type": "http.response.body", "body": b""}), self._patience
+            )
+        except asyncio.TimeoutError:
+            pass  # uvicorn closes the connection because the response is incomplete
+        finally:
+            self._close()
+
+    async def _batches(self) -> AsyncIterator[bytes]:
+        """Yield the encoded events; events that arrived during a slow send form one batch.
+
+        An unexpected error becomes the last event.
+        """
+        events, loop, batch = self._job.events, asyncio.get_running_loop(), list[Event]()
+        try:
+            if data := self._bytes(self._reply.first()):
+                yield data
+            # A ping may come after the last event.
+            while not any(isinstance(one, (Finished, ErrorEvent)) for one in batch):
+                timer = self._ping and loop.call_later(self._ping, events.put_nowait, Ping())
+                batch = [await events.get()]
+                if timer:
+                    timer.cancel()
+                while not events.empty():
+                    batch.append(events.get_nowait())
+                if data := b"".join(map(self._written, batch)):
+                    yield data
+        except Exception as error:
+            log(error)
+            yield self._bytes(self._reply.failed(failure(error)))
+
+    def _written(self, one: Event) -> bytes:
+        reply, pieces, end = self._reply, list[dict[str, Any]](), b""
+        if isinstance(one, ErrorEvent):
+            pieces = reply.failed(one.refusal)
+        elif isinstance(one, ChunkEvent):
+            pieces = reply.chunk(one)
+        elif isinstance(one, ChoiceEnded):
+            self._n_open -= 1
+            try:
+                pieces = reply.ended(one)
+            except ApiError as refusal:
+                self._failed = True
+                pieces = reply.failed(refusal)
+        elif isinstance(one, Ping) and self._n_open:
+            # In lines of JSON a ping is the beginning of a line, and no line follows the last one.
+            end = self._format.ping
+        elif isinstance(one, Finished) and not self._failed:
+            pieces, end = reply.finished(), self._format.end
+        return self._bytes(pieces) + end
+
+    def _bytes(self, pieces: list[dict[str, Any]]) -> bytes:
+        return b"".join(map(self._format.write, pieces))

@@ -1,8 +1,9 @@
 """Conversion of request bodies to options of the engine: chats and text completions.
 
 No field that changes the answer is silently ignored: an unknown or unsupported field is an error
-that names the field. `fields` has the tables of fields that have no effect. The other APIs convert
-their bodies to the fields of a chat, and `chat_request` makes the request of all.
+that names the field. Fields of other APIs are without effect here, refused, or have another name;
+docs/server.md and the OpenAPI description are generated from their tables. The other APIs convert
+their bodies to the fields of a chat, and `request_of` makes the request of all.
 """
 
 from __future__ import annotations
@@ -11,38 +12,16 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
-from ..options import SPECULATION, Sampling, Speculation
+from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.use import NO_TOOLS, ToolUse
+from . import schema as s
 from .errors import ApiError, invalid_value, option_refusal, unknown
-from .fields import CHOICES_MAX, LOGPROBS, SAME, SHARED, TOP_LOGPROBS_MAX, Body, same
-from .schema import (
-    COUNT,
-    FLAG,
-    JSON_SCHEMA,
-    TEXT,
-    Fields,
-    Read,
-    Shape,
-    array,
-    array_of,
-    checked,
-    given,
-    is_count,
-    never,
-    obj,
-    object_of,
-    one_of,
-    or_empty,
-    string,
-    tagged,
-    unread,
-    whole_number,
-)
+from .schema import Fields, Read, Shape
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -78,11 +57,6 @@ class ReasoningFields:
     think: bool | None = None
     budget: int | None = None
 
-    @property
-    def names(self) -> dict[str, str]:
-        """Option name -> field name, for errors."""
-        return {"think": "reasoning_effort" if self.effort else "chat_template_kwargs"}
-
     def options(self, llm: LLM) -> dict[str, Any]:
         """Return the options of a generation with a model.
 
@@ -112,10 +86,10 @@ class CompletionRequest:
         stream: Whether the answer is sent in chunks.
         usage: Whether the last chunk of a stream contains the usage.
         shows_drafts: Whether the chunks of a stream mark the text that was drafted.
-        echo: Whether the answer begins with the prompt.
-        suffix: Text after the answer, for filling in the middle; None to continue the prompt.
         tools: Tools that the model may call, and how.
         names: Option name -> field name, for options whose field has another name.
+        echo: Whether the answer begins with the prompt.
+        suffix: Text after the answer, for filling in the middle; None to continue the prompt.
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
         more: What only the reply of its API needs.
@@ -128,10 +102,10 @@ class CompletionRequest:
     stream: bool
     usage: bool
     shows_drafts: bool
-    echo: bool
-    suffix: str | None
     tools: ToolUse
     names: dict[str, str]
+    echo: bool = False
+    suffix: str | None = None
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
     more: Any = field(default=None, compare=False)
@@ -214,6 +188,237 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
         raise ApiError("A number is too large.", None, "invalid_value") from None
 
 
+# ---- fields of all routes, and of other APIs
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal: unlike in Python, true is not 1."""
+    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+
+
+Route = Literal["chat", "text", "responses", "messages"]
+ROUTES: tuple[Route, ...] = ("chat", "text", "responses", "messages")
+
+
+class OtherField(NamedTuple):
+    """A field of another API that this server has no function for.
+
+    Attributes:
+        reason: Why the accepted values change nothing, for the documentation.
+        accepted: Values that change nothing; None if no value changes the answer.
+        routes: Routes that know the field.
+    """
+
+    reason: str
+    accepted: tuple[Any, ...] | None = None
+    routes: tuple[Route, ...] = ROUTES
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value changes nothing."""
+        if self.accepted is None:
+            return True
+        return any(same(value, one) for one in self.accepted)
+
+
+_CHAT: tuple[Route, ...] = ("chat",)
+_OPENAI: tuple[Route, ...] = ("chat", "text")
+_RESPONSES: tuple[Route, ...] = ("responses",)
+_MESSAGES: tuple[Route, ...] = ("messages",)
+# Field -> its description. Fields without an accepted value are refused by name.
+OTHER_FIELDS: dict[str, OtherField] = {
+    "user": OtherField("Identifies the user of the client."),
+    "safety_identifier": OtherField("Identifies the user of the client."),
+    "metadata": OtherField("Data for the records of the API.", None, ("chat", "text", "messages")),
+    "store": OtherField("Nothing is stored.", None, _OPENAI),
+    "service_tier": OtherField("There is one tier."),
+    "priority": OtherField("Requests are answered in order of arrival."),
+    "request_id": OtherField("Identifies the request in the log of the client."),
+    "prompt_cache_key": OtherField("Prompts are always cached."),
+    "prompt_cache_retention": OtherField("Prompts are always cached."),
+    "prompt_cache_options": OtherField("Prompts are always cached."),
+    "cache_prompt": OtherField("Prompts are always cached."),
+    "id_slot": OtherField("The slot with the longest known prefix is taken."),
+    "timings_per_token": OtherField("`usage` has the times."),
+    "prediction": OtherField("Drafts come from the draft model and the text.", None, _CHAT),
+    "modalities": OtherField("Answers are text.", (["text"],), _CHAT),
+    "verbosity": OtherField("`medium` is OpenAI's default.", ("medium",), _CHAT),
+    "functions": OtherField("Use `tools`.", ([],), _CHAT),
+    "function_call": OtherField("Use `tool_choice`.", ("none", "auto"), _CHAT),
+    "add_generation_prompt": OtherField("An answer is a new message.", (True,), _CHAT),
+    "continue_final_message": OtherField("An answer is a new message.", (False,), _CHAT),
+    "skip_special_tokens": OtherField("Special tokens have no text.", (True,)),
+    "min_tokens": OtherField("An answer may have any length.", (0,)),
+    "length_penalty": OtherField("There is no beam search.", (1,)),
+    "use_beam_search": OtherField("There is no beam search.", (False,)),
+    "mirostat": OtherField("Mirostat sampling is off.", (0,)),
+    "mirostat_tau": OtherField("Mirostat sampling is off."),
+    "mirostat_eta": OtherField("Mirostat sampling is off."),
+    "dynatemp_range": OtherField("The temperature is constant.", (0,)),
+    "dynatemp_exponent": OtherField("The temperature is constant."),
+    "tfs_z": OtherField("There is no tail-free sampling.", (1,)),
+    "n_probs": OtherField("Use `logprobs`.", (0,)),
+    "background": OtherField("An answer is awaited.", (False,), _RESPONSES),
+    "max_tool_calls": OtherField("It counts built-in tools.", None, _RESPONSES),
+    "cache_control": OtherField("Prompts are always cached.", None, _MESSAGES),
+    "inference_geo": OtherField("Answers are made on this machine.", None, _MESSAGES),
+    "speed": OtherField("There is one speed.", None, _MESSAGES),
+    "context_management": OtherField("Nothing is removed.", ([],), ("responses", "messages")),
+    "mcp_servers": OtherField("There are no built-in tools.", ([],), _MESSAGES),
+    "audio": OtherField("", (), _CHAT),
+    "conversation": OtherField("", (), _RESPONSES),
+    "prompt": OtherField("", (), _RESPONSES),
+    "container": OtherField("", (), _MESSAGES),
+    "moderation": OtherField("", (), ("chat", "responses")),
+    "web_search_options": OtherField("", (), _CHAT),
+}
+# Field of llama-server, vLLM or Hugging Face -> the same field here.
+OTHER_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "repetition_penalty": "repeat_penalty",
+    "repeat_last_n": "penalty_last_n",
+    "typ_p": "typical_p",
+}
+
+# Limits: number of stop strings, characters of one, alternatives per token (logprobs), choices.
+STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
+STOP_FACT = (
+    f"must be a string of at most {STOP_LENGTH_MAX} characters, "
+    f"or an array of at most {STOPS_MAX} of them."
+)
+# Fields of `Sampling` that a body may hold under the same name.
+SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
+LOGPROBS = s.whole_number(0, TOP_LOGPROBS_MAX)
+
+
+def _stops(value: Any, at: str) -> tuple[str, ...]:
+    """Return the stop strings; empty strings, which stop nothing, are left out."""
+    some = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(some, list)
+        or len(some) > STOPS_MAX
+        or not all(isinstance(stop, str) and len(stop) <= STOP_LENGTH_MAX for stop in some)
+    ):
+        raise invalid_value(at, STOP_FACT)
+    return tuple(filter(None, some))
+
+
+def _biases(value: Any, at: str) -> dict[int, Any]:
+    if not isinstance(value, dict) or not all(
+        token.isdecimal() and len(token) < 10 for token in value
+    ):
+        raise invalid_value(at, "must be an object from token ids to numbers.")
+    return {int(token): bias for token, bias in value.items()}
+
+
+def _sampling() -> dict[str, Shape]:
+    """Return the fields that are those of `Sampling`, whose construction checks them.
+
+    `max_tokens` has no default: it is the server's. -1 and 0 mean as much as the server allows.
+    """
+    schemas = {name: SAMPLING[name].schema for name in SAME}
+    for name in schemas.keys() - {"max_tokens"}:
+        if (default := getattr(Sampling, name)) is not None:
+            schemas[name] |= {"default": default}
+    for name in ("max_tokens", "top_k"):
+        schemas[name] = schemas[name] | {"minimum": -1}
+    return {name: s.given(schema) for name, schema in schemas.items()}
+
+
+_STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
+STOPS = Shape({"anyOf": [_STOP, s.array_of(_STOP, STOPS_MAX)]}, _stops)
+STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
+BIASES = Shape(
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": SAMPLING["logit_bias"].schema,
+    },
+    _biases,
+)
+_DRAFTING = s.object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
+SHARED: dict[str, Shape] = {
+    "model": s.TEXT,
+    "stream": s.FLAG,
+    "stop": STOPS,
+    "logit_bias": BIASES,
+    "speculation": s.given({"anyOf": [{"const": "off"}, _DRAFTING]}),
+    **_sampling(),
+}
+
+
+def model_of(names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the schema of the field `model`; `names` is None for any name."""
+    return {"type": "string"} if names is None else {"enum": [*names, ""]}
+
+
+def without_effect(fields: Mapping[str, OtherField]) -> dict[str, Any]:
+    """Return the schemas of the fields of other APIs that are accepted without effect."""
+    return {
+        name: {"description": f"No effect. {one.reason}"}
+        | ({} if one.accepted is None else {"enum": list(one.accepted)})
+        for name, one in fields.items()
+        if one.accepted is None or one.accepted
+    }
+
+
+class Body(NamedTuple):
+    """Description of a body that asks for an answer.
+
+    Attributes:
+        route: Its route.
+        fields: Descriptions of its fields, without those of other APIs.
+        needed: Name of the field that must be there.
+    """
+
+    route: Route
+    fields: Mapping[str, Shape]
+    needed: str
+
+    def read(self, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the fields of a body under their names here, without those that are null.
+
+        Returns:
+            The fields, and for those with another name in the body: name here -> name in the body.
+
+        Raises:
+            ApiError: A field is invalid, unknown or not supported. The error names the field.
+        """
+        found, names, others = dict[str, Any](), dict[str, str](), self._others
+        for name, value in data.items():
+            if value is None:
+                continue
+            here = name if name in self.fields else OTHER_NAMES.get(name, "")
+            if here in self.fields:
+                if here != name:
+                    names[here] = name
+                if here in found and not same(found[here], value):
+                    raise invalid_value(here, f"differs from {names.get(here, name)}.")
+                found[here] = value
+            elif name not in others:
+                raise unknown(name[:100])
+            elif not others[name].accepts(value):
+                but = "".join(f" but for {json.dumps(x)}" for x in others[name].accepted or ())
+                raise s.unsupported(name, f"is not supported{but}.")
+        for name, shape in self.fields.items():
+            if name in found or name == self.needed:
+                found[name] = shape.read(found.get(name), name)
+        return found, names
+
+    @property
+    def _others(self) -> dict[str, OtherField]:
+        """The fields of other APIs that its route knows."""
+        return {name: one for name, one in OTHER_FIELDS.items() if self.route in one.routes}
+
+    def schema(self, names: tuple[str, ...] | None) -> dict[str, Any]:
+        """Return the JSON schema; `names` are those of the models, None for any name."""
+        own = dict(self.fields) | {"model": s.given(model_of(names))}
+        own |= {name: own[here] for name, here in OTHER_NAMES.items() if here in own}
+        fields = without_effect(self._others) | own
+        needed = {self.needed: fields.pop(self.needed)}
+        return s.object_of({f"{name}?": one for name, one in fields.items()} | needed)
+
+
 # ---- messages
 
 
@@ -221,7 +426,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def _name(value: Any, at: str) -> str:
-    name = string(value, at)
+    name: str = s.TEXT.read(value, at)
     if not _NAME.fullmatch(name):
         raise invalid_value(at, "must be 1 to 64 letters, digits, _ or -.")
     return name
@@ -234,7 +439,7 @@ def read_arguments(value: Any, at: str) -> dict[str, Any]:
         ApiError: They are not. The error names the field `at`.
     """
     try:
-        arguments = json.loads(string(value, at) or "{}")
+        arguments = json.loads(s.TEXT.read(value, at) or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
@@ -256,23 +461,22 @@ def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
 
 
 # Images are decoded before a request waits for its model; nothing is fetched.
-IMAGE_DATA = Shape(TEXT.schema, _image_of("an image in base64", image_of_base64))
-_URL = Shape(TEXT.schema, _image_of("a data: URL", image_of_url))
-_URL_OBJECT = obj({"url": _URL, "detail?": unread(TEXT.schema)}, empty=(None,))
+IMAGE_DATA = Shape(s.TEXT.schema, _image_of("an image in base64", image_of_base64))
+_URL = Shape(s.TEXT.schema, _image_of("a data: URL", image_of_url))
+_URL_OBJECT = s.obj({"url": _URL, "detail?": s.unread(s.TEXT.schema)}, empty=(None,))
 
 
-def _read_image_url(value: Any, at: str) -> Any:
-    """Return the image of a `data:` URL, or of an object with one in `url`, as at OpenAI."""
-    return _URL_OBJECT.read(value, at)["url"] if isinstance(value, dict) else _URL.read(value, at)
-
-
-IMAGE_URL = Shape({"anyOf": [_URL.schema, _URL_OBJECT.schema]}, _read_image_url)
+# The image of a `data:` URL, or of an object with one in `url`, as at OpenAI.
+IMAGE_URL = Shape(
+    {"anyOf": [_URL.schema, _URL_OBJECT.schema]},
+    lambda v, at: _URL_OBJECT.read(v, at)["url"] if isinstance(v, dict) else _URL.read(v, at),
+)
 FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, _name)
 
 
 def _part(kind: str, shape: Shape) -> Shape:
     only = f"may contain only type and {kind}."
-    return obj({"type": kind, kind: shape}, only=only, ignored=IGNORED_FIELDS)
+    return s.obj({"type": kind, kind: shape}, only=only, ignored=IGNORED_FIELDS)
 
 
 def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -282,23 +486,20 @@ def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return "".join(part["text"] for part in parts)
 
 
-def text_part(text: str) -> dict[str, Any]:
-    """Return the part of a text."""
-    return {"type": "text", "text": text}
-
-
 def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
     """Return the description of a content; it is read as one text, or parts if there are images."""
     parts = {kind: _part(kind, shape) for kind, shape in kinds.items()}
-    part = tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
-    some = array(part, "must be a string, or an array of parts that is not empty.", 1)
+    part = s.tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
+    some = s.array(part, "must be a string, or an array of parts that is not empty.", 1)
 
     def read(value: Any, at: str) -> Any:
         if may_be_empty and (value is None or value == []):
             return ""
-        return content_of(some.read(value, at)) if isinstance(value, list) else string(value, at)
+        return (
+            content_of(some.read(value, at)) if isinstance(value, list) else s.TEXT.read(value, at)
+        )
 
-    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
+    return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
 
 
 def _read_call(call: Any, at: str) -> dict[str, Any]:
@@ -308,13 +509,13 @@ def _read_call(call: Any, at: str) -> dict[str, Any]:
     # The arguments stay an object: chat templates serialise them to JSON.
     arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
     name = _name(function.get("name"), f"{at}.function.name")
-    id_ = string(call.get("id"), f"{at}.id")
+    id_ = s.TEXT.read(call.get("id"), f"{at}.id")
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-_CALLED = object_of({"name": FUNCTION_NAME, "arguments": TEXT})
-_CALL = Shape(object_of({"id": TEXT, "type?": "function", "function": _CALLED}), _read_call)
-_CALLS = array(_CALL, "must be an array with at least one call.", 1)
+_CALLED = s.object_of({"name": FUNCTION_NAME, "arguments": s.TEXT})
+_CALL = Shape(s.object_of({"id": s.TEXT, "type?": "function", "function": _CALLED}), _read_call)
+_CALLS = s.array(_CALL, "must be an array with at least one call.", 1)
 _OF_ASSISTANT = "is only allowed in a message of the assistant."
 
 
@@ -322,23 +523,23 @@ def _message(role: str, content: Shape, more: Fields | None = None, read_as: str
     """Return the description of a message; templates read its role as `read_as`."""
     fields = {
         "role": Shape({"const": role}, lambda *_: read_as or role),
-        f"{REASONING}?": never(_OF_ASSISTANT),
-        "name?": or_empty(TEXT).hidden,
-        "tool_calls?": never(_OF_ASSISTANT, []),
+        f"{REASONING}?": s.never(_OF_ASSISTANT),
+        "name?": s.or_empty(s.TEXT).hidden,
+        "tool_calls?": s.never(_OF_ASSISTANT, []),
         "content": content,
-        "tool_call_id?": never("is only allowed in a message of the role tool."),
+        "tool_call_id?": s.never("is only allowed in a message of the role tool."),
     }
-    return obj(fields | (more or {}), ignored=IGNORED_FIELDS)
+    return s.obj(fields | (more or {}), ignored=IGNORED_FIELDS)
 
 
 def conversation(roles: Mapping[str, Shape]) -> Shape:
     """Return the description of messages, from those of the roles."""
     fact = f"must be one of {', '.join(roles)}."
-    message = tagged("role", roles, fact, "invalid_value", "must be an object.")
-    return array(message, "must be an array with at least one message.", 1)
+    message = s.tagged("role", roles, fact, "invalid_value", "must be an object.")
+    return s.array(message, "must be an array with at least one message.", 1)
 
 
-_ONLY_TEXT, _MAYBE = _content(text=TEXT), _content(may_be_empty=True, text=TEXT)
+_ONLY_TEXT, _MAYBE = _content(text=s.TEXT), _content(may_be_empty=True, text=s.TEXT)
 _CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.
@@ -346,11 +547,11 @@ MESSAGES = conversation(
     {
         "system": _message("system", _ONLY_TEXT),
         "developer": _message("developer", _ONLY_TEXT, read_as="system"),  # unknown to templates
-        "user": _message("user", _content(text=TEXT, image_url=IMAGE_URL)),
+        "user": _message("user", _content(text=s.TEXT, image_url=IMAGE_URL)),
         "assistant": _message(
-            "assistant", _MAYBE, {f"{REASONING}?": TEXT, "tool_calls?": _CALLS_OR_NONE}
+            "assistant", _MAYBE, {f"{REASONING}?": s.TEXT, "tool_calls?": _CALLS_OR_NONE}
         ),
-        "tool": _message("tool", _MAYBE, {"tool_call_id": TEXT}),
+        "tool": _message("tool", _MAYBE, {"tool_call_id": s.TEXT}),
     }
 )
 
@@ -360,25 +561,24 @@ MESSAGES = conversation(
 
 FUNCTION_FIELDS = {
     "name": FUNCTION_NAME,
-    "description?": or_empty(TEXT, ""),
-    "parameters?": or_empty(JSON_SCHEMA, {}),
-    "strict?": FLAG,
+    "description?": s.or_empty(s.TEXT, ""),
+    "parameters?": s.or_empty(s.JSON_SCHEMA, {}),
+    "strict?": s.FLAG,
 }
-_FUNCTION = obj(FUNCTION_FIELDS, empty=())
+_FUNCTION = s.obj(FUNCTION_FIELDS, empty=())
 
 
 def _read_tool(tool: Any, at: str) -> Any:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        fact = f"{at}.type must be function: other tools are not supported."
-        raise ApiError(fact, f"{at}.type", "unsupported_parameter")
+        raise s.unsupported(f"{at}.type", "must be function: other tools are not supported.")
     function = tool.get("function")
     if not isinstance(function, dict) or not tool.keys() <= {"type", "function", "cache_control"}:
         raise invalid_value(at, "may contain only type and function.")
     return _FUNCTION.read(function, f"{at}.function")
 
 
-_TOOL = object_of({"type": "function", "function": _FUNCTION})
-TOOLS = array(Shape(_TOOL, _read_tool), "must be an array of tools.")
+_TOOL = s.object_of({"type": "function", "function": _FUNCTION})
+TOOLS = s.array(Shape(_TOOL, _read_tool), "must be an array of tools.")
 
 
 def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -458,19 +658,16 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
     function = choice.get("function") if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(choice, dict) or choice.get("type") != "function" or not name:
-        raise ApiError(
-            "tool_choice must be none, auto, required, or an object with the name of a function.",
-            "tool_choice",
-            "unsupported_parameter",
-        )
+        fact = "must be none, auto, required, or an object with the name of a function."
+        raise s.unsupported("tool_choice", fact)
     return tool_use(functions, "required", given_name(name, names, "tool_choice"), parallel)
 
 
 # ---- reasoning and the form of the answer
 
 
-EFFORT = one_of(EFFORTS)
-TEMPLATE_KWARGS = checked(
+EFFORT = s.one_of(EFFORTS)
+TEMPLATE_KWARGS = s.checked(
     {
         "type": "object",
         "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
@@ -490,7 +687,7 @@ def schema_of(value: Any, at: str) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "json_object" and set(value) <= {"type", "schema"}:
         # llama-server's form has the schema here.
-        return JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
+        return s.JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
     if kind != "json_schema" or set(value) != {"type", "json_schema"}:
         raise invalid_value(at, "must be of the type text, json_object or json_schema.")
     inner, at = value["json_schema"], f"{at}.json_schema"
@@ -506,29 +703,29 @@ def schema_of(value: Any, at: str) -> Any:
     return schema  # always enforced, whatever the value of `strict`
 
 
-NAMED_SCHEMA = {"name": TEXT, "schema": JSON_SCHEMA, "strict?": FLAG, "description?": TEXT}
-PLAIN_FORMAT = object_of({"type": {"enum": ["text", "json_object"]}})
-_SCHEMA_FORMAT = object_of({"type": "json_schema", "json_schema": object_of(NAMED_SCHEMA)})
+NAMED_SCHEMA = {"name": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "description?": s.TEXT}
+PLAIN_FORMAT = s.object_of({"type": {"enum": ["text", "json_object"]}})
+_SCHEMA_FORMAT = s.object_of({"type": "json_schema", "json_schema": s.object_of(NAMED_SCHEMA)})
 RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
 
 
 # ---- bodies
 
 
-_N = whole_number(1, CHOICES_MAX)
+_N = s.whole_number(1, CHOICES_MAX)
 # Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
 _CHOICES = {
     "n": Shape(_N.schema | {"default": 1}, _N.read),
-    "stream_options": obj(
+    "stream_options": s.obj(
         {
-            "include_usage?": FLAG,
-            "include_speculation?": FLAG,
-            "include_obfuscation?": unread(FLAG.schema),
+            "include_usage?": s.FLAG,
+            "include_speculation?": s.FLAG,
+            "include_obfuscation?": s.unread(s.FLAG.schema),
         },
         only="may contain include_usage and include_speculation.",
     ),
 }
-_CHOICE = object_of({"type": "function", "function": object_of({"name": FUNCTION_NAME})})
+_CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
 
 
 def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
@@ -536,7 +733,7 @@ def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
     several = isinstance(value, list) and value and isinstance(value[0], (str, list))
     given = value if several else [value]
     for one in given:
-        if not (isinstance(one, str) or (isinstance(one, list) and all(map(is_count, one)))):
+        if not (isinstance(one, str) or (isinstance(one, list) and all(map(s.is_count, one)))):
             raise invalid_value(
                 at, "must be a string, an array of token ids, or an array of these."
             )
@@ -545,17 +742,17 @@ def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
     return tuple(given)
 
 
-_IDS = array_of(COUNT, least=1)
-_PROMPT = {"anyOf": [TEXT.schema, _IDS, *(array_of(x, CHOICES_MAX, 1) for x in (TEXT, _IDS))]}
+_IDS = s.array_of(s.COUNT, least=1)
+_PROMPT = {"anyOf": [s.TEXT.schema, _IDS, *(s.array_of(x, CHOICES_MAX, 1) for x in (s.TEXT, _IDS))]}
 TEXT_BODY = Body(
     "text",
     SHARED
     | _CHOICES
     | {
         "prompt": Shape(_PROMPT, _prompts),
-        "suffix": given(TEXT.schema),
-        "best_of": given({"type": "integer", "description": "No effect. It must be equal to n."}),
-        "echo": FLAG,
+        "suffix": s.given(s.TEXT.schema),
+        "best_of": s.given({"type": "integer", "description": "No effect. It must be equal to n."}),
+        "echo": s.FLAG,
         "logprobs": LOGPROBS,
     },
     "prompt",
@@ -566,11 +763,11 @@ CHAT = Body(
     | _CHOICES
     | {
         "messages": MESSAGES,
-        "logprobs": FLAG,
-        "top_logprobs": given(LOGPROBS.schema),
+        "logprobs": s.FLAG,
+        "top_logprobs": s.given(LOGPROBS.schema),
         "tools": TOOLS,
-        "tool_choice": given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
-        "parallel_tool_calls": FLAG,
+        "tool_choice": s.given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
+        "parallel_tool_calls": s.FLAG,
         "reasoning_effort": EFFORT,
         "chat_template_kwargs": TEMPLATE_KWARGS,
         "response_format": RESPONSE_FORMAT,
@@ -594,39 +791,25 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     parallel = data.get("parallel_tool_calls", True)
     tools = _chosen(data.get("tools", []), data.get("tool_choice"), parallel)
     wants, top = data.get("logprobs", False), data.get("top_logprobs", 0)
-    if not (is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX) or (top and not wants):
+    if not (s.is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX) or (top and not wants):
         raise invalid_value(
             "top_logprobs",
             f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
             "and requires logprobs to be true.",
         )
-    reasoning = ReasoningFields(data.get("reasoning_effort"), data.get("chat_template_kwargs", {}))
-    names |= {"prompt": "messages", "json_schema": "response_format"} | reasoning.names
-    data |= {"tools": tools, "reasoning": reasoning, "logprobs": top if wants else None}
-    return chat_request(data | {"json_schema": data.get("response_format")}, default, most, names)
-
-
-def chat_request(
-    data: dict[str, Any], default: Speculation, most: int | None, names: dict[str, str]
-) -> CompletionRequest:
-    """Return the request of a chat of any API.
-
-    Args:
-        data: Read fields: `SHARED`, `messages`, `tools` (a `ToolUse`), `reasoning` (as
-            `ReasoningFields`), `json_schema`, and `logprobs` (None for none).
-        default: Speculation options of the server.
-        most: Maximum length of an answer in tokens; None for no limit.
-        names: Option name -> field name, for options whose field has another name.
-
-    Raises:
-        ApiError: A field is invalid. The error names the field.
-    """
-    if "grammar" in data and data["json_schema"] is not None:
-        raise invalid_value("grammar", f"cannot be combined with {names['json_schema']}.")
-    if "grammar" in data and data["tools"].has_grammar:
-        raise invalid_value("grammar", "cannot be combined with calls that follow a schema.")
-    request = _request(data, (data["messages"],), default, most, names)
-    return replace(request, tools=data["tools"], reasoning=data["reasoning"])
+    effort, values = data.get("reasoning_effort"), data.get("chat_template_kwargs", {})
+    names |= {
+        "prompt": "messages",
+        "json_schema": "response_format",
+        "think": "reasoning_effort" if effort else "chat_template_kwargs",
+    }
+    chat = {
+        "tools": tools,
+        "reasoning": ReasoningFields(effort, values),
+        "logprobs": top if wants else None,
+        "json_schema": data.get("response_format"),
+    }
+    return request_of(data | chat, (data["messages"],), default, most, names)
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
@@ -652,50 +835,64 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         raise invalid_value(
             "suffix", "must be a string, requires a prompt that is one, and excludes echo."
         )
-    request = _request(data, given, default, most, names | {"prompt": "prompt"})
+    request = request_of(data, given, default, most, names | {"prompt": "prompt"})
     if not same(data.get("best_of", request.n), request.n):
-        raise ApiError(
-            "best_of is not supported but for the value of n.", "best_of", "unsupported_parameter"
-        )
+        raise s.unsupported("best_of", "is not supported but for the value of n.")
     return replace(request, echo=echo, suffix=suffix or None)
 
 
-def _request(
+def request_of(
     data: dict[str, Any],
-    given: tuple[Any, ...],
+    prompts: tuple[Any, ...],
     default: Speculation,
     most: int | None,
     names: dict[str, str],
 ) -> CompletionRequest:
-    """Return the request that all APIs have in common, without tools; `given` are the prompts."""
+    """Return the request that all APIs have in common.
+
+    Args:
+        data: Read fields: `SHARED`, and for a chat `tools` (a `ToolUse`), `reasoning` (as
+            `ReasoningFields`), `json_schema`, and `logprobs` (None for none).
+        prompts: The prompts: texts, token ids, or messages.
+        default: Speculation options of the server.
+        most: Maximum length of an answer in tokens; None for no limit.
+        names: Option name -> field name, for options whose field has another name.
+
+    Raises:
+        ApiError: A field is invalid. The error names the field.
+    """
+    tools: ToolUse = data.get("tools", NO_TOOLS)
+    if "grammar" in data and data.get("json_schema") is not None:
+        raise invalid_value("grammar", f"cannot be combined with {names['json_schema']}.")
+    if "grammar" in data and tools.has_grammar:
+        raise invalid_value("grammar", "cannot be combined with calls that follow a schema.")
     n, options = data.get("n", 1), data.get("stream_options", {})
-    if n * len(given) > CHOICES_MAX:
+    if n * len(prompts) > CHOICES_MAX:
         raise invalid_value("n", f"times the number of prompts may be at most {CHOICES_MAX}.")
     fields = {name: data[name] for name in (*SAME, "json_schema", "logprobs") if name in data}
     fields |= {"stop": data.get("stop", ()), "logit_bias": data.get("logit_bias", {})}
     fields["max_tokens"] = _max_tokens(data.get("max_tokens"), most, names)
     if names.get("repeat_penalty") == "repetition_penalty":  # it counts all tokens there
         fields.setdefault("penalty_last_n", -1)
-    if is_count(fields.get("top_k")) and fields["top_k"] == -1:
+    if s.is_count(fields.get("top_k")) and fields["top_k"] == -1:
         fields["top_k"] = 0
     return CompletionRequest(
-        given,
+        prompts,
         n,
         made(lambda: Sampling(**fields), names),
         _speculation(data.get("speculation"), default, names),
-        data.get("stream", False),
-        options.get("include_usage", False),
-        options.get("include_speculation", False),
-        echo=False,
-        suffix=None,
-        tools=NO_TOOLS,
+        stream=data.get("stream", False),
+        usage=options.get("include_usage", False),
+        shows_drafts=options.get("include_speculation", False),
+        tools=tools,
         names=names,
+        reasoning=data.get("reasoning", NO_REASONING_FIELDS),
     )
 
 
 def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
     """Return the maximum length of the answer; -1 and 0 mean as much as the server allows."""
-    if value is None or (is_count(value) and value in (-1, 0)):
+    if value is None or (s.is_count(value) and value in (-1, 0)):
         return most
     if most is not None and isinstance(value, int) and value > most:
         raise invalid_value(

@@ -1,4 +1,4 @@
-"""The Responses API: bodies as those of a chat, the items that are stored, and the answers.
+"""The Responses API: bodies as those of a chat, stored responses with their routes, and answers.
 
 An item of the input is read as an item with all its fields, as a stored response repeats it.
 """
@@ -7,63 +7,37 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import itertools
+import json
 import re
 import secrets
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from ..options import Speculation
-from ..results import Completion
+from ..results import Completion, Part
 from ..tools.use import ToolUse
+from . import requests as chat
+from . import schema as s
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
-from .fields import LOGPROBS, SHARED, Body, same
-from .replies import AnswerParts, finish_reason, usage
-from .requests import (
-    EFFORT,
-    FUNCTION_NAME,
-    IMAGE_URL,
-    NAMED_SCHEMA,
-    PLAIN_FORMAT,
-    REASONING,
-    TEMPLATE_KWARGS,
-    TOOL_CHOICES,
-    CompletionRequest,
-    Message,
-    ReasoningFields,
-    chat_request,
-    check_different,
-    content_of,
-    given_name,
-    read_arguments,
-    schema_of,
-    text_part,
-    tool_use,
-)
-from .responses_store import FindItem, Item, ResponseStore
-from .schema import (
-    FLAG,
-    ID,
-    JSON_SCHEMA,
-    TEXT,
-    Fields,
-    Shape,
-    array,
-    array_of,
-    checked,
-    given,
-    obj,
-    object_of,
-    one_of,
-    or_empty,
-    string,
-    tagged,
-    unread,
-)
+from .replies import PartsReply, finish_reason, usage
+from .requests import Body, CompletionRequest, Message, ReasoningFields
+from .schema import Fields, Read, Shape
+
+Item = dict[str, Any]
+# Returns the item of a stored response with an id, or None.
+FindItem = Callable[[str], Item | None]
 
 # ---- files with text
 
@@ -93,14 +67,17 @@ def read_file(part: dict[str, Any], at: str) -> str:
     """
     for name, value in part.items():
         if name not in _FILE_KEYS and value is not None:
-            fact = f"{at}.{name[:100]} is not supported: send the text of the file in file_data."
-            raise ApiError(fact, f"{at}.{name[:100]}", "unsupported_parameter")
+            fact = "is not supported: send the text of the file in file_data."
+            raise s.unsupported(f"{at}.{name[:100]}", fact)
     name = part.get("filename") or "file"
     if not isinstance(name, str) or len(name) > _NAME_LENGTH_MAX or not name.isprintable():
         raise invalid_value(
             f"{at}.filename", f"must be a line of at most {_NAME_LENGTH_MAX} characters."
         )
-    return f"File {name}:\n{_fenced(_file_text(part.get('file_data'), f'{at}.file_data'))}"
+    text = _file_text(part.get("file_data"), f"{at}.file_data")
+    # The fence is longer than any in the text.
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"File {name}:\n{fence}\n{text.removesuffix(chr(10))}\n{fence}"
 
 
 def _file_text(url: Any, at: str) -> str:
@@ -109,8 +86,7 @@ def _file_text(url: Any, at: str) -> str:
         raise invalid_value(at, "must be a data URL: data:text/plain;base64,...")
     kind = head[1].lower() or "text/plain"
     if not (kind.startswith("text/") or kind in _TEXT_TYPES or kind.endswith(("+json", "+xml"))):
-        fact = f"{at} has the type {kind[:60]}: only files with text are supported."
-        raise ApiError(fact, at, "unsupported_parameter")
+        raise s.unsupported(at, f"has the type {kind[:60]}: only files with text are supported.")
     encoded = url[head.end() :]
     if len(encoded) > MOST_BYTES * 4 // 3 + 4:
         raise invalid_value(at, f"may contain at most {MOST_BYTES:,} bytes.")
@@ -121,13 +97,6 @@ def _file_text(url: Any, at: str) -> str:
     if "\0" in text:
         raise invalid_value(at, "must be a text, without zero characters.")
     return text
-
-
-def _fenced(text: str) -> str:
-    """Return a text as a code block, whose fence is longer than any in the text."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text.removesuffix(chr(10))}\n{fence}"
 
 
 # ---- parts and items
@@ -142,7 +111,6 @@ _IGNORED = frozenset(
 )  # fmt: skip
 # Types of parts -> their field with the text.
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_ONLY_USER = "must not be input_image: only messages of the user have images."
 
 
 def new_id(prefix: str) -> str:
@@ -155,36 +123,33 @@ def _with_text(text: str, kind: str) -> dict[str, Any]:
     return {"type": kind, "text": text} | more
 
 
-def _text(kind: str, read_as: str) -> Shape:
-    """Return the description of a part with text, which is read as a part of another type."""
-    name = _TEXT_PARTS[kind]
-    part = obj({"type": kind, name: TEXT}, ignored=_IGNORED)
-    return Shape(
-        part.schema,
-        lambda value, at: _with_text(part.read(value, at)[name], read_as),
-        is_hidden=kind != read_as,
-    )
+def _kept(check: Read, defaults: dict[str, Any]) -> Read:
+    """Return the reader of a part that is kept as it is, with defaults."""
 
+    def read(part: Any, at: str) -> Any:
+        check(part, at)
+        return defaults | part
 
-_URL = Shape(TEXT.schema, IMAGE_URL.read)
-_IMAGE_FIELDS = obj(
-    {"type": "input_image", "image_url": _URL, "detail?": unread(TEXT.schema)}, ignored=_IGNORED
-)
-_FILE = object_of({"type": "input_file", "filename?": TEXT, "file_data": TEXT})
-
-
-def _read_image(part: Any, at: str) -> dict[str, Any]:
-    _IMAGE_FIELDS.read(part, at)
-    return {"type": "input_image", "detail": "auto", **part}
+    return read
 
 
 def _refuse_image(_: Any, at: str) -> None:
-    raise ApiError(f"{at}.type {_ONLY_USER}", f"{at}.type", "unsupported_parameter")
+    fact = "must not be input_image: only messages of the user have images."
+    raise s.unsupported(f"{at}.type", fact)
 
 
-def _read_file(part: Any, at: str) -> dict[str, Any]:
-    read_file(part, at)
-    return {"type": "input_file", "filename": "file", **part}
+_IMAGE = s.obj(
+    {
+        "type": "input_image",
+        "image_url": Shape(s.TEXT.schema, chat.IMAGE_URL.read),
+        "detail?": s.unread(s.TEXT.schema),
+    },
+    ignored=_IGNORED,
+)
+_FILE = Shape(
+    s.object_of({"type": "input_file", "filename?": s.TEXT, "file_data": s.TEXT}),
+    _kept(read_file, {"type": "input_file", "filename": "file"}),
+)
 
 
 def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Shape:
@@ -195,46 +160,46 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
         images: Whether there may be images.
         keeps_text: Whether a text is read as it is.
     """
-    parts = {name: _text(name, kind) for name in _TEXT_PARTS}
-    fact = f"must be {kind}: other parts are not supported."
+    parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
+    for name, field in _TEXT_PARTS.items():
+        part = s.obj({"type": name, field: s.TEXT}, ignored=_IGNORED)
+        part = part.to(lambda found: _with_text(found.get("text", found.get("refusal")), kind))
+        parts[name] = part if name == kind else part.hidden
     if kind == "input_text":
-        image = Shape(_IMAGE_FIELDS.schema, _read_image if images else _refuse_image)
-        parts |= {"input_image": image, "input_file": Shape(_FILE, _read_file)}
+        kept = _kept(_IMAGE.read, {"type": "input_image", "detail": "auto"})
+        parts["input_image"] = Shape(_IMAGE.schema, kept if images else _refuse_image)
+        parts["input_file"] = _FILE
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
-    some = array(tagged("type", parts, fact), "must be a string, or an array of parts.")
+    some = s.array(s.tagged("type", parts, fact), "must be a string, or an array of parts.")
 
     def read(value: Any, at: str) -> Any:
         if isinstance(value, str):
             return value if keeps_text else [_with_text(value, kind)]
         return some.read(value, at)
 
-    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
+    return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
 
 
 def _arguments(value: Any, at: str) -> Any:
-    read_arguments(value, at)
+    chat.read_arguments(value, at)
     return value
 
 
 def _thoughts(kind: str) -> Shape:
-    part = obj({"type": kind, "text": TEXT}, ignored=_IGNORED)
-    read = Shape(
-        part.schema, lambda value, at: {"type": kind, "text": part.read(value, at)["text"]}
-    )
-    return array(read, "must be an array of parts.")
+    part = s.obj({"type": kind, "text": s.TEXT}, ignored=_IGNORED)
+    part = part.to(lambda found: {"type": kind, "text": found["text"]})
+    return s.array(part, "must be an array of parts.")
 
 
 def _item(kind: str, prefix: str, fields: Fields) -> Shape:
     """Return the description of an item, which is read with all its fields."""
-    item = obj({"type?": kind, "id?": or_empty(ID)} | fields, ignored=_IGNORED)
-    names = [name.rstrip("?") for name in fields]
 
-    def read(value: Any, at: str) -> Item:
-        found = item.read(value, at)
+    def complete(found: dict[str, Any]) -> Item:
         head = {"type": kind, "id": found.get("id") or new_id(prefix), "status": "completed"}
+        names = [name.rstrip("?") for name in fields]
         return head | {name: found[name] for name in names if name in found}
 
-    return Shape(item.schema, read)
+    return s.obj({"type?": kind, "id?": s.or_empty(s.ID)} | fields, ignored=_IGNORED).to(complete)
 
 
 _REASONING = _item(
@@ -243,19 +208,19 @@ _REASONING = _item(
     {
         "summary?": _thoughts("summary_text"),
         "content?": _thoughts("reasoning_text"),
-        "encrypted_content?": given({}).hidden,
+        "encrypted_content?": s.given({}).hidden,
     },
 )
 
 
 def _read_reasoning(item: Any, at: str) -> Item:
-    read = {"summary": [], "content": []} | _REASONING.read(item, at)
-    if read.pop("encrypted_content", None) and not read["content"] and not read["summary"]:
-        param = f"{at}.encrypted_content"
-        fact = f"{param} is not readable here: this server sends reasoning as content."
-        raise ApiError(fact, param, "unsupported_parameter")
-    order = ("type", "id", "status", "summary", "content")
-    return {name: read[name] for name in order}
+    read = _REASONING.read(item, at)
+    head = {name: read[name] for name in ("type", "id", "status")}
+    head |= {"summary": read.get("summary", []), "content": read.get("content", [])}
+    if read.get("encrypted_content") and not head["content"] and not head["summary"]:
+        fact = "is not readable here: this server sends reasoning as content."
+        raise s.unsupported(f"{at}.encrypted_content", fact)
+    return head
 
 
 _INPUT, _OUTPUT = _content("input_text"), _content("output_text")
@@ -270,17 +235,17 @@ _MESSAGES = {
     for role, content in _CONTENTS.items()
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
-_CALL = {"call_id": ID, "name": FUNCTION_NAME, "arguments": Shape(TEXT.schema, _arguments)}
-_RESULT = {"call_id": ID, "output": _content("input_text", keeps_text=True)}
+_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "arguments": Shape(s.TEXT.schema, _arguments)}
+_RESULT = {"call_id": s.ID, "output": _content("input_text", keeps_text=True)}
 _ITEMS = {
-    "message": tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
+    "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
     "function_call": _item("function_call", "fc", {"type": "function_call", **_CALL}),
     "function_call_output": _item(
         "function_call_output", "fco", {"type": "function_call_output", **_RESULT}
     ),
     "reasoning": Shape(_REASONING.schema, _read_reasoning),
 }
-_REFERENCE = object_of({"type": "item_reference", "id": ID})
+_REFERENCE = s.object_of({"type": "item_reference", "id": s.ID})
 _ITEM_SCHEMAS = [*(one.schema for one in _ITEMS.values()), _REFERENCE]
 
 
@@ -312,16 +277,15 @@ def _read_item(item: Any, at: str, find: FindItem) -> Item:
         raise invalid_value(at, "must be an object.")
     kind = item.get("type") or "message"
     if kind == "item_reference":
-        found = find(string(item.get("id"), f"{at}.id"))
+        found = find(s.TEXT.read(item.get("id"), f"{at}.id"))
         if found is None:
             fact = "names an item that is not stored, or not any more: send the item itself."
             raise ApiError(f"{at}.id {fact}", f"{at}.id", "item_not_found", 404)
         return found
     shape = _ITEMS.get(kind) if isinstance(kind, str) else None
     if shape is None:
-        kinds = f"{', '.join(_ITEMS)} or item_reference"
-        fact = f"{at}.type must be {kinds}: other items are not supported."
-        raise ApiError(fact, f"{at}.type", "unsupported_parameter")
+        fact = f"must be {', '.join(_ITEMS)} or item_reference: other items are not supported."
+        raise s.unsupported(f"{at}.type", fact)
     return dict(shape.read(item, at))
 
 
@@ -341,7 +305,25 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     for item in items:
-        _ADD[item["type"]](messages, item)
+        kind = item["type"]
+        if kind == "message" and item["role"] == "assistant":
+            _turn(messages, "content", "tool_calls")["content"] = text_of(item["content"])
+        elif kind == "message":
+            role = "system" if item["role"] == "developer" else item["role"]
+            messages.append({"role": role, "content": _with_images(item["content"])})
+        elif kind == "reasoning":
+            text = "".join(part["text"] for part in item["content"] or item["summary"])
+            turn = _turn(messages, "content", "tool_calls")
+            turn[chat.REASONING] = turn.get(chat.REASONING, "") + text
+        elif kind == "function_call":
+            arguments = chat.read_arguments(item["arguments"], "arguments")
+            function = {"name": item["name"], "arguments": arguments}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            _turn(messages).setdefault("tool_calls", []).append(call)
+        else:
+            output = item["output"]
+            text = output if isinstance(output, str) else text_of(output)
+            messages.append({"role": "tool", "content": text, "tool_call_id": item["call_id"]})
     return messages
 
 
@@ -372,53 +354,150 @@ def _turn(messages: list[Message], *is_over: str) -> Message:
     return last
 
 
-def _add_message(messages: list[Message], item: Item) -> None:
-    role = item["role"]
-    if role == "assistant":
-        _turn(messages, "content", "tool_calls")["content"] = text_of(item["content"])
-    else:
-        role = "system" if role == "developer" else role
-        messages.append({"role": role, "content": _with_images(item["content"])})
-
-
 def _with_images(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return the content of a message: its texts, with the images between them."""
     found: list[dict[str, Any]] = []
     for is_image, some in groupby(parts, lambda part: part["type"] == "input_image"):
         if is_image:
             urls = [part["image_url"] for part in some]
-            images = [IMAGE_URL.read(url, "input") for url in urls]
+            images = [chat.IMAGE_URL.read(url, "input") for url in urls]
             found += [{"type": "image_url", "image_url": image} for image in images]
         else:
-            found.append(text_part(text_of([*some])))
-    return content_of(found)
+            found.append({"type": "text", "text": text_of([*some])})
+    return chat.content_of(found)
 
 
-def _add_reasoning(messages: list[Message], item: Item) -> None:
-    text = "".join(part["text"] for part in item["content"] or item["summary"])
-    turn = _turn(messages, "content", "tool_calls")
-    turn[REASONING] = turn.get(REASONING, "") + text
+# ---- stored responses
 
 
-def _add_call(messages: list[Message], item: Item) -> None:
-    arguments = read_arguments(item["arguments"], "arguments")
-    function = {"name": item["name"], "arguments": arguments}
-    call = {"id": item["call_id"], "type": "function", "function": function}
-    _turn(messages).setdefault("tool_calls", []).append(call)
+class StoredResponse(NamedTuple):
+    """A response object, all items of its input, and the size of both as JSON in bytes."""
+
+    response: dict[str, Any]
+    items: Sequence[Item]
+    n_bytes: int
+
+    @property
+    def conversation(self) -> list[Item]:
+        """The items of its input and of its output."""
+        return [*self.items, *self.response["output"]]
 
 
-def _add_output(messages: list[Message], item: Item) -> None:
-    output = item["output"]
-    content = output if isinstance(output, str) else text_of(output)
-    messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
+class ResponseStore:
+    """Responses by id. Calls of several threads take turns."""
+
+    def __init__(self, most: int = 1000, most_bytes: int = 64 << 20) -> None:
+        """Create an empty store.
+
+        Args:
+            most: Maximum number of responses.
+            most_bytes: Maximum size of all responses with their items, as JSON, in bytes.
+        """
+        self._most, self._most_bytes = most, most_bytes
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._n_bytes = 0
+        self._lock = threading.RLock()
+
+    def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
+        """Store a response; one that is larger than the store is not kept."""
+        n_bytes = len(json.dumps([response, items]))
+        if n_bytes > self._most_bytes:
+            return
+        with self._lock:
+            self._stored[response["id"]] = StoredResponse(response, items, n_bytes)
+            self._n_bytes += n_bytes
+            while len(self._stored) > self._most or self._n_bytes > self._most_bytes:
+                self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
+
+    def get(self, id_: str, param: str) -> StoredResponse:
+        """Return a response and mark it as used.
+
+        Args:
+            id_: Its id.
+            param: Field of the request with the id.
+
+        Raises:
+            ApiError: No response has this id, or it was removed to make room.
+        """
+        with self._lock:
+            if id_ not in self._stored:
+                raise ApiError(
+                    f"There is no response {id_[:100]!r}: the last {self._most} responses that "
+                    "were used are kept in memory until the server ends, and none that was sent "
+                    "with store: false. Send the whole conversation as input.",
+                    param,
+                    "response_not_found",
+                    404,
+                )
+            self._stored.move_to_end(id_)
+            return self._stored[id_]
+
+    def remove(self, id_: str, param: str) -> None:
+        """Remove a response.
+
+        Raises:
+            ApiError: No response has this id.
+        """
+        with self._lock:
+            self.get(id_, param)
+            self._n_bytes -= self._stored.pop(id_).n_bytes
+
+    def finder(self) -> FindItem:
+        """Return a function that looks up items of the stored responses by their ids."""
+        items: dict[str, Item] = {}
+
+        def find(id_: str) -> Item | None:
+            if not items:
+                with self._lock:
+                    kept = [*self._stored.values()]
+                for stored in kept:
+                    items.update((item["id"], item) for item in stored.conversation)
+            return items.get(id_)
+
+        return find
 
 
-_ADD = {
-    "message": _add_message,
-    "reasoning": _add_reasoning,
-    "function_call": _add_call,
-    "function_call_output": _add_output,
-}
+_MOST_ITEMS = 100  # of one page of a list
+
+
+def response_routes(store: ResponseStore) -> list[Route]:
+    """Return the routes that read and delete stored responses."""
+
+    async def get(request: Request) -> Response:
+        if request.query_params.get("stream", "false") != "false":
+            raise invalid_value("stream", "must be false: a stored response is sent whole.")
+        return JSONResponse(store.get(request.path_params["id"], "id").response)
+
+    async def delete(request: Request) -> Response:
+        id_ = request.path_params["id"]
+        store.remove(id_, "id")
+        return JSONResponse({"id": id_, "object": "response", "deleted": True})
+
+    async def list_items(request: Request) -> Response:
+        query = request.query_params
+        items = list(store.get(request.path_params["id"], "id").items)
+        order, limit = query.get("order", "desc"), query.get("limit", "20")
+        if order not in ("asc", "desc"):
+            raise invalid_value("order", "must be asc or desc.")
+        if limit not in map(str, range(1, _MOST_ITEMS + 1)):
+            raise invalid_value("limit", f"must be a whole number from 1 to {_MOST_ITEMS}.")
+        items = items if order == "asc" else items[::-1]
+        ids = [item["id"] for item in items]
+        if after := query.get("after"):
+            if after not in ids:
+                raise invalid_value("after", "must be the id of an item of the list.")
+            items = items[ids.index(after) + 1 :]
+        page = items[: int(limit)]
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        answer = {"object": "list", "data": page, "first_id": first, "last_id": last}
+        return JSONResponse(answer | {"has_more": len(page) < len(items)})
+
+    path = "/v1/responses/{id}"
+    return [
+        Route(path, get, methods=["GET"]),
+        Route(path, delete, methods=["DELETE"]),
+        Route(f"{path}/input_items", list_items, methods=["GET"]),
+    ]
 
 
 # ---- body
@@ -443,7 +522,7 @@ _NAMES = {
     "tools[].function.parameters": "tools[].parameters",
     "reasoning_effort": "reasoning.effort",
 }
-_METADATA = checked(
+_METADATA = s.checked(
     {
         "type": "object",
         "maxProperties": _METADATA_MAX,
@@ -459,108 +538,94 @@ _METADATA = checked(
     f"must be an object of at most {_METADATA_MAX} texts of at most {_METADATA_VALUE_MAX} "
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
-_NAMED: dict[str, Any] = {"type": "function", "name": FUNCTION_NAME}
-_TOOL = obj(
-    _NAMED | {"description?": TEXT, "parameters?": JSON_SCHEMA, "strict?": FLAG},
+_NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
+_TOOL = s.obj(
+    _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
     empty=(None, False),
 )
-_NAMES_OF_TOOLS = array_of(object_of(_NAMED), least=1)
+_NAMES_OF_TOOLS = s.array_of(s.object_of(_NAMED), least=1)
 _MODE = {"enum": ["auto", "required"]}
-_ALLOWED = object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
-_CHOICES = [{"enum": [*TOOL_CHOICES]}, object_of(_NAMED), _ALLOWED]
+_ALLOWED = s.object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
+_CHOICES = [{"enum": [*chat.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
 
 
-def _answer_schema(form: Any) -> Any:
-    """Return the JSON schema of a format, or None if it has none."""
+def _read_format(form: Any, _: str) -> Any:
+    """Return a format and its JSON schema; None for the latter if it has none."""
+    as_chat = form
     if isinstance(form, dict) and form.get("type") == "json_schema":
         inner = {name: value for name, value in form.items() if name != "type"}
-        form = {"type": "json_schema", "json_schema": inner}
+        as_chat = {"type": "json_schema", "json_schema": inner}
     try:
-        return schema_of(form, "text.format")
+        return form, chat.schema_of(as_chat, "text.format")
     except ApiError as error:
         message = error.error["message"].partition(" ")[2]
         raise invalid_value("text.format", message) from None
 
 
-def _read_format(form: Any, _: str) -> Any:
-    _answer_schema(form)
-    return form
-
-
 def _read_verbosity(value: Any, at: str) -> Any:
     if value != "medium":
-        raise ApiError(f"{at} must be medium.", at, "unsupported_parameter")
+        raise s.unsupported(at, "must be medium.")
     return value
 
 
-_FORM = {"anyOf": [PLAIN_FORMAT, object_of({"type": "json_schema", **NAMED_SCHEMA})]}
+_FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
-    SHARED
+    chat.SHARED
     | {
-        "input": given({"anyOf": [TEXT.schema, array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
-        "instructions": TEXT,
-        "max_output_tokens": SHARED["max_tokens"],
+        "input": s.given({"anyOf": [s.TEXT.schema, s.array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
+        "instructions": s.TEXT,
+        "max_output_tokens": chat.SHARED["max_tokens"],
         "metadata": _METADATA,
-        "store": FLAG,
-        "previous_response_id": TEXT,
-        "truncation": one_of(("auto", "disabled"), "must be auto or disabled."),
-        "include": checked(
-            array_of({"enum": [*_INCLUDED]}),
+        "store": s.FLAG,
+        "previous_response_id": s.TEXT,
+        "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
+        "include": s.checked(
+            s.array_of({"enum": [*_INCLUDED]}),
             lambda value: isinstance(value, list) and all(one in _INCLUDED for one in value),
             f"must be an array of {', '.join(_INCLUDED)}.",
         ),
-        "top_logprobs": LOGPROBS,
-        "stream_options": obj(
-            {"include_obfuscation?": unread(FLAG.schema)},
+        "top_logprobs": chat.LOGPROBS,
+        "stream_options": s.obj(
+            {"include_obfuscation?": s.unread(s.FLAG.schema)},
             only="may contain only include_obfuscation, which has no effect.",
         ),
-        "tools": array(
-            tagged("type", {"function": _TOOL}, "must be function: other tools are not supported."),
+        "tools": s.array(
+            s.tagged(
+                "type", {"function": _TOOL}, "must be function: other tools are not supported."
+            ),
             "must be an array of tools.",
         ),
-        "tool_choice": given({"anyOf": _CHOICES}),
-        "parallel_tool_calls": FLAG,
-        "reasoning": obj(
+        "tool_choice": s.given({"anyOf": _CHOICES}),
+        "parallel_tool_calls": s.FLAG,
+        "reasoning": s.obj(
             {
-                "effort?": EFFORT,
-                "summary?": one_of(_SUMMARIES),
-                "generate_summary?": one_of(_SUMMARIES).hidden,
+                "effort?": chat.EFFORT,
+                "summary?": s.one_of(_SUMMARIES),
+                "generate_summary?": s.one_of(_SUMMARIES).hidden,
             },
             only="may contain only effort and summary.",
         ),
-        "text": obj(
+        "text": s.obj(
             {
                 "format?": Shape(_FORM, _read_format),
-                "verbosity?": or_empty(Shape({"const": "medium"}, _read_verbosity)),
+                "verbosity?": s.or_empty(Shape({"const": "medium"}, _read_verbosity)),
             },
             only="may contain only format and verbosity.",
         ),
-        "chat_template_kwargs": TEMPLATE_KWARGS,
+        "chat_template_kwargs": chat.TEMPLATE_KWARGS,
     },
     "input",
 )
 
 
-@dataclass(frozen=True)
-class ResponseRequest:
-    """Fields of a request that its answer repeats, and what is stored with it.
-
-    Attributes:
-        echo: Fields of the response object.
-        items: All items of the input, those of earlier responses included.
-        store: Where the response is stored; None if it is not.
-    """
-
-    echo: Mapping[str, Any]
-    items: Sequence[Item]
-    store: ResponseStore | None
-
-
 def read_response(
     data: dict[str, Any], default: Speculation, most: int | None, store: ResponseStore
 ) -> CompletionRequest:
-    """Convert the body of a request; `more` is a `ResponseRequest`.
+    """Convert the body of a request.
+
+    Its `more` has the fields that the answer repeats, all items of the input, those of earlier
+    responses included, and the store of the response, or None.
 
     Args:
         data: The body.
@@ -584,19 +649,21 @@ def read_response(
         "strict": False,
     }
     tools = [nothing | one for one in data.get("tools", [])]
-    form, given_reasoning = data.get("text", {}).get("format"), data.get("reasoning", {})
+    form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
+    given_reasoning = data.get("reasoning", {})
     reasoning = ReasoningFields(given_reasoning.get("effort"), data.get("chat_template_kwargs", {}))
     top, truncation = data.get("top_logprobs", 0), data.get("truncation", "disabled")
     wants = top or TOKEN_LOGPROBS in data.get("include", [])
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
-    chat = {
-        "messages": messages_of(instructions, items),
+    messages = messages_of(instructions, items)
+    fields = {
         "tools": _chosen(tools, data),
         "reasoning": reasoning,
-        "json_schema": None if form is None else _answer_schema(form),
+        "json_schema": schema,
         "logprobs": top if wants else None,
     }
-    asked = chat_request(data | chat, default, most, names | _NAMES | {"think": of_think})
+    names |= _NAMES | {"think": of_think}
+    asked = chat.request_of(data | fields, (messages,), default, most, names)
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
     echo = {
         "instructions": instructions,
@@ -607,14 +674,14 @@ def read_response(
         "reasoning": {"effort": reasoning.effort, "summary": summary},
         "store": data.get("store", True),
         "temperature": asked.sampling.temperature,
-        "text": {"format": {"type": "text"} if form is None else form, "verbosity": "medium"},
+        "text": {"format": form, "verbosity": "medium"},
         "tool_choice": data.get("tool_choice", "auto"),
         "tools": tools,
         "top_logprobs": asked.sampling.logprobs or 0,
         "top_p": asked.sampling.top_p,
         "truncation": truncation,
     }
-    more = ResponseRequest(echo, items, store if echo["store"] else None)
+    more = echo, items, store if echo["store"] else None
     return replace(asked, drops_oldest=truncation == "auto", more=more)
 
 
@@ -622,7 +689,7 @@ def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
     """Rename `max_output_tokens` to the name of the option."""
     if "max_output_tokens" in data:
         limit = data.pop("max_output_tokens")
-        if not same(data.setdefault("max_tokens", limit), limit):
+        if not chat.same(data.setdefault("max_tokens", limit), limit):
             raise invalid_value(
                 "max_output_tokens", f"differs from {names.get('max_tokens', 'max_tokens')}."
             )
@@ -631,61 +698,64 @@ def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
 
 def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
     """Return how the model may call tools."""
-    names, choice = check_different(tools), data.get("tool_choice", "auto")
-    mode, allowed = _choice(choice, names)
-    # A single tool is forced as in the chat route: the template still lists all of them.
-    only = allowed[0] if isinstance(choice, dict) and choice["type"] == "function" else None
-    kept = tools if only else [tool for tool in tools if tool["name"] in allowed]
-    return tool_use(kept, mode, only, data.get("parallel_tool_calls", True))
-
-
-def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
-    """Return the mode of a tool choice (`none`, `auto`, `required`) and the tools it allows."""
-    if isinstance(choice, str) and choice in ("none", "auto", "required"):
-        return choice, names
+    names, choice = chat.check_different(tools), data.get("tool_choice", "auto")
+    parallel = data.get("parallel_tool_calls", True)
+    if isinstance(choice, str) and choice in chat.TOOL_CHOICES:
+        return chat.tool_use(tools, choice, None, parallel)
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
-        return "required", [given_name(choice.get("name"), names, "tool_choice")]
-    allowed = choice.get("tools") if kind == "allowed_tools" else None
+        # A single tool is forced as in the chat route: the template still lists all of them.
+        only = chat.given_name(choice.get("name"), names, "tool_choice")
+        return chat.tool_use(tools, "required", only, parallel)
+    some = choice.get("tools") if kind == "allowed_tools" else None
     if (
-        not isinstance(allowed, list)
-        or not allowed
+        not isinstance(some, list)
+        or not some
         or choice.get("mode") not in ("auto", "required")
-        or not all(isinstance(one, dict) and one.get("type") == "function" for one in allowed)
+        or not all(isinstance(one, dict) and one.get("type") == "function" for one in some)
     ):
-        raise ApiError(
-            "tool_choice must be none, auto, required, or an object of the type function with a "
-            "name, or of the type allowed_tools with a mode and functions.",
+        raise s.unsupported(
             "tool_choice",
-            "unsupported_parameter",
+            "must be none, auto, required, or an object of the type function with a name, or of "
+            "the type allowed_tools with a mode and functions.",
         )
-    return choice["mode"], [given_name(one.get("name"), names, "tool_choice") for one in allowed]
+    allowed = [chat.given_name(one.get("name"), names, "tool_choice") for one in some]
+    kept = [tool for tool in tools if tool["name"] in allowed]
+    return chat.tool_use(kept, choice["mode"], None, parallel)
 
 
 # ---- answers
 
 
-class ResponseReply:
+# Kind of a part -> prefix of the id of its item, type of the item's part, fields of both. Reasoning
+# is not summarised.
+_FORMS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "text": (
+        "msg",
+        "output_text",
+        {"type": "message", "role": "assistant"},
+        {"annotations": [], "logprobs": []},
+    ),
+    "reasoning": ("rs", "reasoning_text", {"type": "reasoning", "summary": []}, {}),
+}
+
+
+class ResponseReply(PartsReply):
     """Converts the events of one job to a response object and its events."""
 
-    def __init__(
-        self,
-        asked: CompletionRequest,
-        started: Started,
-    ) -> None:
+    def __init__(self, asked: CompletionRequest, started: Started) -> None:
         """Create a reply.
 
         Args:
             asked: The request; it has the fields for the response.
             started: The first event of its job.
         """
-        self._request: ResponseRequest = asked.more
-        self._has_logprobs = asked.sampling.logprobs is not None
-        self._parts = AnswerParts(started.family, asked.tools)
-        self._events = Events()
-        self._open: _TextItem | OpenCall | None = None
+        super().__init__(asked, started)
+        echo, self._items, self._store = asked.more
+        self._numbers = itertools.count()  # of the events
+        self._open: str | None = None  # kind of the open item
         self._logprobs: list[TokenInfo] = []  # of text that is not sent yet
-        self._response: dict[str, Any] = {
+        self.whole = {
             "id": new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -696,114 +766,112 @@ class ResponseReply:
             "model": started.model,
             "output": [],
             "usage": None,
-            **self._request.echo,
+            **echo,
         }
-
-    # ---- complete responses
-
-    def complete(
-        self, chunks: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]
-    ) -> dict[str, Any]:
-        """Return the complete response.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
-        for one in chunks:
-            self.chunk(one)
-        for last in ended:
-            self.ended(last)
-        self.finished()
-        return self._response
-
-    # ---- streamed responses
 
     def first(self) -> list[dict[str, Any]]:
         """Return the events before the first text."""
-        return [self._event("response.created"), self._event("response.in_progress")]
+        return [self._state("created"), self._state("in_progress")]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the events for a chunk."""
         if self._has_logprobs and not event.chunk.reasoning:
             self._logprobs += event.logprobs
-        return [
-            made
-            for part in self._parts.push(event.chunk)
-            for made in self._add(part.kind, part.text)
-        ]
+        return super().chunk(event)
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last events of the items.
-
-        Raises:
-            ApiError: The answer was cancelled.
-        """
-        is_complete = finish_reason(ended.result.finish_reason, ended.why) == "stop"
-        events = [e for part in self._parts.finish() for e in self._add(part.kind, part.text)]
-        status = "completed" if is_complete else "incomplete"
-        calls = self._parts.calls
-        if not (calls or self._open or self._response["output"]):
-            events += self._begin(OpenMessage)
-        events += self._close("completed" if calls else status)
-        for call in calls:
-            events += self._call(call["id"], call["function"])
-        self._complete(ended.result, status)
+        """Return the last events of the items."""
+        result, status = ended.result, "completed"
+        if finish_reason(result.finish_reason, ended.why) != "stop":
+            status = "incomplete"
+        events = [made for part in self._parts() for made in self._add(part)]
+        if not (self.calls or self._open or self.whole["output"]):
+            events += self._begin("text")
+        events += self._close("completed" if self.calls else status)
+        for call in self.calls:
+            events += self._call(call["id"], **call["function"])
+        self.whole |= {"status": status, "seed": result.seed, "usage": _usage(result)}
+        if status == "completed":
+            self.whole["completed_at"] = int(time.time())
+        else:
+            self.whole["incomplete_details"] = {"reason": "max_output_tokens"}
         return events
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the last event; from now on the response is stored."""
-        if self._request.store:
-            self._request.store.add(self._response, self._request.items)
-        return [self._event(f"response.{self._response['status']}")]
+        if self._store:
+            self._store.add(self.whole, self._items)
+        return [self._state(self.whole["status"])]
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the events for an error that ends the stream."""
         events = self._close("incomplete")
-        message = refusal.error["message"]
-        self._response |= {
-            "status": "failed",
-            "error": {"code": "server_error", "message": message},
-        }
-        return [*events, self._event("response.failed")]
+        error = {"code": "server_error", "message": refusal.error["message"]}
+        self.whole |= {"status": "failed", "error": error}
+        return [*events, self._state("failed")]
 
-    # ---- items
+    # ---- events
 
-    def _add(self, kind: str, text: str) -> list[dict[str, Any]]:
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields}
+
+    def _state(self, kind: str) -> dict[str, Any]:
+        """Return an event with the response."""
+        return self._event(kind, response=self.whole | {"output": list(self.whole["output"])})
+
+    def _add(self, part: Part) -> list[dict[str, Any]]:
         """Return the events for a piece of text."""
-        item = OpenMessage if kind == "text" else OpenReasoning
-        events = [] if isinstance(self._open, item) else self._begin(item)
-        assert self._open
-        named, self._logprobs = (self._logprobs, []) if kind == "text" else ([], self._logprobs)
-        return [*events, *self._open.add(text, named)]
+        events = [] if self._open == part.kind else self._begin(part.kind)
+        more = {}
+        if "logprobs" in self._part:
+            more["logprobs"] = [one.to_dict() for one in self._logprobs]
+            self._logprobs = []
+            self._part["logprobs"] += more["logprobs"]
+        self._part["text"] += part.text
+        kind = f"{self._part['type']}.delta"
+        return [*events, self._event(kind, **self._place, delta=part.text, **more)]
 
-    def _begin(self, item: type[_TextItem]) -> list[dict[str, Any]]:
-        closed = self._close("completed")
-        self._open = item(self._events, len(self._response["output"]))
-        return [*closed, *self._open.begin()]
+    def _begin(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events of the beginning of an item, which ends the one before it."""
+        closed, (prefix, part_type, item, part) = self._close("completed"), _FORMS[kind]
+        index, self._open = len(self.whole["output"]), kind
+        self._item = item | {"id": new_id(prefix), "status": "in_progress", "content": []}
+        self._part = copy.deepcopy({"type": part_type, "text": ""} | part)
+        self._place = {"item_id": self._item["id"], "output_index": index, "content_index": 0}
+        return [
+            *closed,
+            self._event("output_item.added", output_index=index, item=self._item),
+            self._event("content_part.added", **self._place, part=copy.deepcopy(self._part)),
+        ]
 
     def _close(self, status: str) -> list[dict[str, Any]]:
+        """Return the events of the end of the open item, and keep it."""
         if self._open is None:
             return []
-        item, events = self._open.close(status)
-        self._response["output"].append(item)
-        self._open = None
-        return events
+        self._open, part = None, self._part
+        item, index = self._item | {"status": status, "content": [part]}, len(self.whole["output"])
+        self.whole["output"].append(item)
+        more = {name: part[name] for name in ("text", "logprobs") if name in part}
+        return [
+            self._event(f"{part['type']}.done", **self._place, **more),
+            self._event("content_part.done", **self._place, part=part),
+            self._event("output_item.done", output_index=index, item=item),
+        ]
 
-    def _call(self, id_: str, function: dict[str, Any]) -> list[dict[str, Any]]:
-        call = OpenCall(self._events, len(self._response["output"]), id_, function["name"])
-        self._open = call
-        return [*call.begin(), *call.add(function["arguments"], []), *self._close("completed")]
-
-    def _complete(self, result: Completion, status: str) -> None:
-        self._response |= {"status": status, "seed": result.seed, "usage": _usage(result)}
-        if status == "completed":
-            self._response["completed_at"] = int(time.time())
-        else:
-            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
-
-    def _event(self, kind: str) -> dict[str, Any]:
-        output = list(self._response["output"])
-        return self._events.make(kind, response=self._response | {"output": output})
+    def _call(self, call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
+        """Return the events of a call, and keep it."""
+        id_, place = new_id("fc"), {"output_index": len(self.whole["output"])}
+        call = {"type": "function_call", "call_id": call_id, "name": name}
+        begun = call | {"id": id_, "status": "in_progress", "arguments": ""}
+        item = begun | {"status": "completed", "arguments": arguments}
+        self.whole["output"].append(item)
+        kind, whole = "function_call_arguments", {"name": name, "arguments": arguments}
+        return [
+            self._event("output_item.added", **place, item=begun),
+            self._event(f"{kind}.delta", **place, item_id=id_, delta=arguments),
+            self._event(f"{kind}.done", **place, item_id=id_, **whole),
+            self._event("output_item.done", **place, item=item),
+        ]
 
 
 def _usage(result: Completion) -> dict[str, Any]:
@@ -819,121 +887,3 @@ def _usage(result: Completion) -> dict[str, Any]:
         "total_tokens": counts["total_tokens"],
         "speculation": counts["speculation"],
     }
-
-
-class Events:
-    """Maker of events, which are numbered from 0."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-
-    def make(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return the next event."""
-        return {"type": kind, "sequence_number": next(self._numbers), **fields}
-
-
-class _TextItem:
-    """An item with one part of text; subclasses give the form of item and part."""
-
-    prefix = part_type = ""
-    has_logprobs = False
-    item: ClassVar[dict[str, Any]]
-    part: ClassVar[dict[str, Any]]
-
-    def __init__(self, events: Events, index: int) -> None:
-        self._events, self._text, self._named = events, "", list[dict[str, Any]]()
-        self._id = new_id(self.prefix)
-        self._place = {"item_id": self._id, "output_index": index, "content_index": 0}
-
-    def begin(self) -> list[dict[str, Any]]:
-        """Return the events of its beginning."""
-        index = self._place["output_index"]
-        item = self._item("in_progress", [])
-        return [
-            self._events.make("response.output_item.added", output_index=index, item=item),
-            self._event("content_part.added", part=self._part("", [])),
-        ]
-
-    def add(self, text: str, named: Sequence[TokenInfo]) -> list[dict[str, Any]]:
-        """Return the event of a new piece of text."""
-        shown = [one.to_dict() for one in named]
-        self._text += text
-        self._named += shown
-        return [self._event(f"{self.part_type}.delta", delta=text, **self._logprobs(shown))]
-
-    def close(self, status: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the complete item, and the events of its end."""
-        part = self._part(self._text, self._named)
-        item, more = self._item(status, [part]), self._logprobs(self._named)
-        index = self._place["output_index"]
-        return item, [
-            self._event(f"{self.part_type}.done", text=self._text, **more),
-            self._event("content_part.done", part=part),
-            self._events.make("response.output_item.done", output_index=index, item=item),
-        ]
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.item | {"id": self._id, "status": status, "content": content}
-
-    def _part(self, text: str, named: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": self.part_type, "text": text, **self.part, **self._logprobs(named)}
-
-    def _logprobs(self, named: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"logprobs": named} if self.has_logprobs else {}
-
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return self._events.make(f"response.{kind}", **self._place, **fields)
-
-
-class OpenMessage(_TextItem):
-    """The text of an answer."""
-
-    prefix, part_type, has_logprobs = "msg", "output_text", True
-    item: ClassVar = {"type": "message", "role": "assistant"}
-    part: ClassVar = {"annotations": []}
-
-
-class OpenReasoning(_TextItem):
-    """The reasoning before an answer. It is not summarised."""
-
-    prefix, part_type = "rs", "reasoning_text"
-    item: ClassVar = {"type": "reasoning", "summary": []}
-    part: ClassVar = {}
-
-
-class OpenCall:
-    """A call of a function."""
-
-    def __init__(self, events: Events, index: int, call_id: str = "", name: str = "") -> None:
-        self._events, self._index, self._arguments = events, index, ""
-        self._id = new_id("fc")
-        self._call = {"type": "function_call", "call_id": call_id, "name": name}
-
-    def begin(self) -> list[dict[str, Any]]:
-        """Return the event of its beginning."""
-        item = self._item("in_progress", "")
-        return [self._event("output_item.added", item=item)]
-
-    def add(self, text: str, _: Sequence[TokenInfo]) -> list[dict[str, Any]]:
-        """Return the event of a new piece of the arguments."""
-        self._arguments += text
-        return [self._event("function_call_arguments.delta", item_id=self._id, delta=text)]
-
-    def close(self, status: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Return the complete call, and the events of its end."""
-        item, name = self._item(status, self._arguments), self._call["name"]
-        return item, [
-            self._event(
-                "function_call_arguments.done",
-                item_id=self._id,
-                name=name,
-                arguments=self._arguments,
-            ),
-            self._event("output_item.done", item=item),
-        ]
-
-    def _item(self, status: str, arguments: str) -> dict[str, Any]:
-        return self._call | {"id": self._id, "status": status, "arguments": arguments}
-
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return self._events.make(f"response.{kind}", output_index=self._index, **fields)

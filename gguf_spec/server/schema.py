@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .errors import ApiError, invalid_value, unknown, unsupported
+from .errors import ApiError, invalid_value, unknown
 
 Read = Callable[[Any, str], Any]
 # Values of unknown fields that change nothing.
@@ -36,6 +36,10 @@ class Shape(NamedTuple):
         """The same, left out of the OpenAPI description."""
         return self._replace(is_hidden=True)
 
+    def to(self, make: Callable[[Any], Any]) -> Shape:
+        """Return the description of the same values, which are read as what `make` returns."""
+        return self._replace(read=lambda value, at: make(self.read(value, at)))
+
 
 # ---- JSON schemas
 
@@ -45,19 +49,15 @@ class Shape(NamedTuple):
 Fields = dict[str, Any]
 
 
-def _shapes(fields: Fields) -> dict[str, Shape]:
-    return {name.rstrip("?"): _shape(one) for name, one in fields.items()}
-
-
 def _shape(one: Shape | dict[str, Any] | str) -> Shape:
     if isinstance(one, Shape):
         return one
     return given({"const": one} if isinstance(one, str) else one)
 
 
-def _needed(fields: Fields) -> list[str]:
-    is_optional = {name.rstrip("?"): name.endswith("?") for name in fields}
-    return [name for name, optional in is_optional.items() if not optional]
+def _shapes(fields: Fields) -> dict[str, tuple[Shape, bool]]:
+    """Return name -> description, and whether the field must be there."""
+    return {name.rstrip("?"): (_shape(one), not name.endswith("?")) for name, one in fields.items()}
 
 
 def object_of(fields: Fields, more: bool = False) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def object_of(fields: Fields, more: bool = False) -> dict[str, Any]:
     shapes = _shapes(fields).items()
     return {
         "type": "object",
-        "properties": {name: one.schema for name, one in shapes if not one.is_hidden},
-        "required": _needed(fields),
+        "properties": {name: one.schema for name, (one, _) in shapes if not one.is_hidden},
+        "required": [name for name, (_, is_needed) in shapes if is_needed],
         "additionalProperties": more,
     }
 
@@ -83,44 +83,14 @@ def array_of(
 # ---- single values
 
 
-def string(value: Any, at: str) -> str:
-    """Return a text.
-
-    Raises:
-        ApiError: It is not a string. The error names the field `at`.
-    """
-    if not isinstance(value, str):
-        raise invalid_value(at, "must be a string.")
-    return value
-
-
-def flag(value: Any, at: str) -> bool:
-    """Return a boolean; False for None.
-
-    Raises:
-        ApiError: It is neither. The error names the field `at`.
-    """
-    if not (value is None or isinstance(value, bool)):
-        raise invalid_value(at, "must be true or false.")
-    return bool(value)
-
-
 def is_count(value: Any) -> bool:
     """Return whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _identifier(value: Any, at: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH_MAX:
-        raise invalid_value(at, f"must be a string of at most {ID_LENGTH_MAX} characters.")
-    return value
-
-
-COUNT, NUMBER = {"type": "integer", "minimum": 0}, {"type": "number"}
-TEXT = Shape({"type": "string"}, string)
-FLAG = Shape({"type": "boolean"}, flag)
-# Id of a tool call or of an item.
-ID = Shape({"type": "string", "minLength": 1, "maxLength": ID_LENGTH_MAX}, _identifier)
+def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
+    """Return the error for a field or a value that is not supported."""
+    return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 
 def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) -> Shape:
@@ -140,6 +110,20 @@ def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) 
     return Shape(schema, read)
 
 
+COUNT, NUMBER = {"type": "integer", "minimum": 0}, {"type": "number"}
+TEXT = checked({"type": "string"}, lambda value: isinstance(value, str), "must be a string.")
+# False for null.
+FLAG = checked(
+    {"type": "boolean"},
+    lambda value: value is None or isinstance(value, bool),
+    "must be true or false.",
+).to(bool)
+# Id of a tool call or of an item.
+ID = checked(
+    {"type": "string", "minLength": 1, "maxLength": ID_LENGTH_MAX},
+    lambda value: isinstance(value, str) and 0 < len(value) <= ID_LENGTH_MAX,
+    f"must be a string of at most {ID_LENGTH_MAX} characters.",
+)
 # Schema of an answer or of the arguments of a function.
 JSON_SCHEMA = checked(
     {"type": "object"}, lambda value: isinstance(value, dict), "must be a JSON schema."
@@ -228,8 +212,7 @@ def obj(
         ignored: Names of fields that may have any value.
         is_open: Whether all other fields are allowed, but not published.
     """
-    needed = _needed(fields)
-    reads = [(name, name in needed, one.read) for name, one in _shapes(fields).items()]
+    reads = [(name, needed, one.read) for name, (one, needed) in _shapes(fields).items()]
     known = {*(name for name, *_ in reads), *ignored}
 
     def read(value: Any, at: str) -> dict[str, Any]:

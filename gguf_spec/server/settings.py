@@ -49,32 +49,24 @@ class Settings:
     listed: bool = False
 
     def __post_init__(self) -> None:
-        _check("host", self.host, "a host name or an address", bool(self.host))
-        _check("port", self.port, "from 0 to 65535", 0 <= self.port <= 65535)
-        _check("queue", self.queue, "a whole number, 0 or more", self.queue >= 0)
-        _check(
-            "max_tokens",
-            self.max_tokens,
-            "a whole number above 0",
-            self.max_tokens is None or self.max_tokens > 0,
-        )
-        _check(
-            "timeout",
-            self.timeout,
-            "seconds above 0",
-            math.isfinite(self.timeout) and self.timeout > 0,
-        )
-        _check("body_bytes", self.body_bytes, "a whole number above 0", self.body_bytes > 0)
-        for name in ("grace", "ping"):
-            seconds = getattr(self, name)
-            _check(name, seconds, "seconds, 0 or more", math.isfinite(seconds) and seconds >= 0)
-        if self.api_key is not None:  # the message omits the value: it is a secret
-            _check(
-                "api_key",
-                "..." if self.api_key else "",
-                "ASCII text without spaces",
-                self.api_key.isascii() and "".join(self.api_key.split()) == self.api_key != "",
-            )
+        for name, allowed, ok in (
+            ("host", "a host name or an address", bool(self.host)),
+            ("port", "from 0 to 65535", 0 <= self.port <= 65535),
+            ("queue", "a whole number, 0 or more", self.queue >= 0),
+            (
+                "max_tokens",
+                "a whole number above 0",
+                self.max_tokens is None or self.max_tokens > 0,
+            ),
+            ("timeout", "seconds above 0", 0 < self.timeout < math.inf),
+            ("body_bytes", "a whole number above 0", self.body_bytes > 0),
+            ("grace", "seconds, 0 or more", 0 <= self.grace < math.inf),
+            ("ping", "seconds, 0 or more", 0 <= self.ping < math.inf),
+        ):
+            check(name, getattr(self, name), allowed, ok)
+        if (key := self.api_key) is not None:  # the message omits the value: it is a secret
+            is_valid = key.isascii() and "".join(key.split()) == key != ""
+            check("api_key", "..." if key else "", "ASCII text without spaces", is_valid)
         if not (self.is_local or self.api_key):
             raise InvalidOptionError(
                 "api_key",
@@ -98,6 +90,11 @@ class Settings:
             return False
 
 
-def _check(option: str, value: object, allowed: str, ok: bool) -> None:
+def check(option: str, value: object, allowed: str, ok: bool) -> None:
+    """Raise the error of an option, unless its value is valid (`ok`).
+
+    Raises:
+        InvalidOptionError: It is not; `allowed` are the valid values.
+    """
     if not ok:
         raise InvalidOptionError(option, value, allowed)

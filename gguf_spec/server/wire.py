@@ -20,35 +20,6 @@ _MOST_READ = 8
 _LARGE = 1 << 16
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        ApiError: The body is too large or arrives too slowly, or the client disconnected.
-    """
-    try:
-        return await asyncio.wait_for(_read(request, settings.body_bytes), settings.timeout)
-    except asyncio.TimeoutError:
-        raise ApiError(
-            "The body did not arrive in time.", None, "timeout", 408, {"Connection": "close"}
-        ) from None
-    except ClientDisconnect:
-        raise client_closed() from None
-
-
-async def _read(request: Request, most: int) -> bytes:
-    n, parts = 0, []
-    async for part in request.stream():
-        n += len(part)
-        if n <= most:
-            parts.append(part)
-        elif n > _MOST_READ * most:
-            break
-    if n > most:
-        raise ApiError(f"The body has more than {most:,} bytes.", None, "request_too_large", 413)
-    return b"".join(parts)
-
-
 class BodyReader:
     """Reads the bodies of the requests of a server.
 
@@ -70,12 +41,32 @@ class BodyReader:
         """Return the body of a request.
 
         Raises:
-            ApiError: As of `read_body`, or the server is shutting down.
+            ApiError: The body is too large or arrives too slowly, the client disconnected, or the
+                server is shutting down.
         """
-        body = await read_body(request, self._settings)
+        try:
+            body = await asyncio.wait_for(self._read(request), self._settings.timeout)
+        except asyncio.TimeoutError:
+            fact = "The body did not arrive in time."
+            raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise client_closed() from None
         if self._is_ending():
             raise shutting_down()
         return body
+
+    async def _read(self, request: Request) -> bytes:
+        n, most, parts = 0, self._settings.body_bytes, []
+        async for part in request.stream():
+            n += len(part)
+            if n <= most:
+                parts.append(part)
+            elif n > _MOST_READ * most:
+                break
+        if n > most:
+            fact = f"The body has more than {most:,} bytes."
+            raise ApiError(fact, None, "request_too_large", 413)
+        return b"".join(parts)
 
     async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that reads a body; return its result.
@@ -152,20 +143,17 @@ class StreamFormat(NamedTuple):
     end: bytes = b""
 
 
-def _json(data: dict[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def _line(data: dict[str, Any]) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"{text}\n".encode()
 
 
 def _data_event(data: dict[str, Any]) -> bytes:
-    return f"data: {_json(data)}\n\n".encode()
+    return b"data: " + _line(data) + b"\n"
 
 
 def _named_event(data: dict[str, Any]) -> bytes:
-    return f"event: {data['type']}\ndata: {_json(data)}\n\n".encode()
-
-
-def _line(data: dict[str, Any]) -> bytes:
-    return f"{_json(data)}\n".encode()
+    return f"event: {data['type']}\n".encode() + _data_event(data)
 
 
 _EVENTS, _COMMENT = "text/event-stream", b": ping\n\n"

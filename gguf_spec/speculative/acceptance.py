@@ -10,8 +10,6 @@ Exactness. Every rule emits the target's distribution p, for any draft distribut
   with w' = min(1, w p(x) / q(x)), and max(0, w p(x) - q(x)) from the residual; the sum is w p(x).
 - All rules: every row used follows emitted tokens only. For `rejection` and `block`, draft tokens
   must be drawn from q, and their values must not decide whether they are checked.
-
-`speculative.tree` has the argument for a draft with branches.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from ..arrays import Logits
 from ..results import TokenLogprob
 from ..sampling.chain import Distribution, Sampler, logprob
 from ..sampling.near_ties import is_near_tie
-from .interfaces import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -41,36 +38,6 @@ class Draft:
 
     tokens: list[int]
     q: list[Distribution]
-
-    @property
-    def n_drafted(self) -> int:
-        """Number of tokens that are checked."""
-        return len(self.tokens)
-
-    def check(
-        self, target: LanguageModel, tokens: Sequence[int], sampler: Sampler, accept: Accept
-    ) -> tuple[list[int], Rows]:
-        """Check the draft in one pass over the unread tokens and the draft.
-
-        Args:
-            target: The model that decides.
-            tokens: All token ids before the draft.
-            sampler: The target's chain.
-            accept: The acceptance rule.
-
-        Returns:
-            The emitted token ids, and the target's rows at their positions.
-        """
-        pending = [*tokens[target.n_past :], *self.tokens]
-        rows = Rows(target.logits(pending, len(self.tokens) + 1), tokens, self.tokens, sampler)
-        return accept(self, rows), rows
-
-    def n_cached(self, new: Sequence[int]) -> int:
-        """Return how many of the emitted tokens the pass left in the caches.
-
-        The newest token is in no cache.
-        """
-        return len(new) - 1
 
 
 class Rows:

@@ -1,11 +1,11 @@
 """Draft controller: chooses the draft length and the drafter of each round.
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
-`speculative.draft_length` and `speculative.tree`; `speculative.draft_model_use` decides on the
-draft model, `speculative.round_state` on rounds that measure and on those that do not look for
-drafts. This module has the drafters, the clock and the statistics that they use. Under the rule
-`coupled` no decision changes the text. Under `rejection` and `block` a drawn token is always
-checked, so its value does not affect the decision.
+`speculative.draft_length`; `speculative.draft_model_use` decides on the draft model,
+`speculative.round_state` on rounds that measure and on those that do not look for drafts. This
+module has the drafters, the clock and the statistics that they use. Under the rule `coupled` no
+decision changes the text. Under `rejection` and `block` a drawn token is always checked,
+so its value does not affect the decision.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from .draft_length import LEAST_REACH, Prices, best_length
 from .draft_model_use import DraftModelUse
 from .drafters import MODELS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
 from .interfaces import LanguageModel
-from .pair_statistics import SECOND, Forecast, PairStatistics, RequestAcceptance
+from .pair_statistics import Forecast, PairStatistics, RequestAcceptance
 from .round_state import Exploration, RoundState, SearchBudget, Step
-from .tree import Tree, TreeDraft
 
 # Share of the generation time for probes of an unused draft model and for passes of untried widths.
 _SPARE_SHARE = 0.007
@@ -48,9 +47,8 @@ class DraftController(DraftTeam):
         n_left: Largest length of the answer, in tokens.
         fixed: Draft as many tokens as allowed whatever they cost, from the draft model if there is
             one.
-        tree: Choice of the branches; None for drafts without branches.
-        widest: Largest number of rows of a pass, pending tokens and branches included. Plain
-            decoding is possible with any value.
+        widest: Largest number of rows of a pass, pending tokens included. Plain decoding is
+            possible with any value.
         batches: The requests that share passes with this one.
         forecast: Predicted seconds of the generation so far.
         counts: Name of a drafter -> its draft tokens, and how many of them were accepted.
@@ -64,17 +62,16 @@ class DraftController(DraftTeam):
         known: PairStatistics,
         n_left: int,
         fixed: bool = False,
-        tree: Tree | None = None,
         widest: int = K_MAX + 1,
         batches: Batches | None = None,
     ) -> None:
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
-        self.n_left, self.fixed, self.tree, self.widest = n_left, fixed, tree, widest
+        self.n_left, self.fixed, self.widest = n_left, fixed, widest
         self.batches = batches = batches or Batches()
         self.forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
-        self._chances = RequestAcceptance(known.chances, {*MODELS, SECOND})
+        self._chances = RequestAcceptance(known.chances, MODELS)
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
         self._use = (
             DraftModelUse(
@@ -148,10 +145,7 @@ class DraftController(DraftTeam):
 
     def draft(self, tokens: Sequence[int], k: int) -> Draft:
         """Propose as many tokens as pay, at most `k`."""
-        pending = len(tokens) - self.target.n_past
-        if self.tree:
-            k = self.tree.most_drafted(k, pending)
-        k = max(0, min(k, self.widest - pending))
+        k = max(0, min(k, self.widest - (len(tokens) - self.target.n_past)))
         if not k or self.fixed:
             return self._search(tokens, k)
         self._round = self._plain_round(len(tokens))
@@ -213,15 +207,16 @@ class DraftController(DraftTeam):
         if k and (self.fixed or not alone or not self._exploration.is_plain_due(one.prices)):
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if self.fixed else self._length()
-        draft = self._draft(k)
-        one.n_checked = draft.n_drafted
+        kept = [step.proposal for step in one.steps[: one.n_kept]]
+        q = [proposal.q or _surely(proposal.token) for proposal in kept]
+        draft = Draft([proposal.token for proposal in kept], q)
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
         return draft
 
     def _begin_round(self, start: int, k: int) -> RoundState:
         """Return a new round with its expected and optimistic costs."""
         n_past, target, batch = self.target.n_past, self.known.target, self.batches.target
-        pending, n = start - n_past, k + 1 + (self.tree.n_more if self.tree else 0)
+        pending, n = start - n_past, k + 1
         python_s = self.known.per_token.seconds
         rate = max(
             self._tokens / self._seconds if self._seconds and batch.is_alone else 0.0,
@@ -298,17 +293,6 @@ class DraftController(DraftTeam):
         drawn = max((i for i, step in enumerate(one.steps, 1) if step.proposal.q), default=0)
         return max(n, drawn)
 
-    def _draft(self, k: int) -> Draft:
-        """Return the draft tokens that are checked, with branches if there is a tree."""
-        one, branches = self._round, list[tuple[int, int]]()
-        if self.tree:
-            room = min(K_MAX, self.target.n_ctx - one.start, self.widest - one.n_pending)
-            branches = self.tree.grow(one, min(k + self.tree.n_more, room), self._chances.of)
-        kept = [step.proposal for step in one.steps[: one.n_kept]]
-        tokens = [proposal.token for proposal in kept]
-        q = [proposal.q or _surely(proposal.token) for proposal in kept]
-        return TreeDraft(tokens, q, branches) if branches else Draft(tokens, q)
-
     # ---- statistics
 
     def _learn_step(self, step: Step, emitted: int) -> None:
@@ -318,8 +302,6 @@ class DraftController(DraftTeam):
         """
         right = step.proposal.token == emitted
         self._chances.learn(step.proposal.kind, right)
-        if step.proposal.kind[0] in MODELS:
-            self._chances.learn((SECOND, step.proposal.kind[1]), step.proposal.second == emitted)
         if step.by_text:
             self._chances.learn(step.by_text.kind, step.by_text.token == emitted)
 
@@ -330,7 +312,7 @@ class DraftController(DraftTeam):
         """
         one = self._round
         python_s = self.known.per_token.seconds
-        passed_s = one.prices.pass_s[one.n_checked]
+        passed_s = one.prices.pass_s[one.n_kept]
         seconds = one.search_s + one.draft_s + passed_s + n_tokens * python_s
         self.known.round_is_done(n_tokens, seconds)
         self._tokens = _RATE_MEMORY * self._tokens + one.expected

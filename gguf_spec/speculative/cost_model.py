@@ -13,7 +13,6 @@ Symbols of the cost model and of the decisions on the draft length:
     t       Python's time for each emitted token                       s/token   `Prices.token_s`
     c_i     acceptance rate of draft token i after right tokens        1         `chances`
     R_i     reach of draft token i: c_1 c_2 ... c_i                    1         `reaches`
-    S_i     chance of one more token from the branch beside token i    1         `Second.chance`
     r       throughput, the price of a second                          tokens/s  `Prices.rate`
     w       value of an emitted token: 1 - r t                         tokens    `Prices.worth`
 

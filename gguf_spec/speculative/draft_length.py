@@ -48,9 +48,9 @@ class Prices(NamedTuple):
         """Value of an emitted token after Python's time for it, in tokens."""
         return 1 - self.rate * self.token_s
 
-    def extra(self, n: int, m: int = 0) -> float:
-        """Return the extra cost of checking `n` draft tokens instead of `m`, in tokens."""
-        return self.rate * (self.pass_s[n] - self.pass_s[m])
+    def extra(self, n: int) -> float:
+        """Return the extra cost of checking `n` draft tokens, in tokens."""
+        return self.rate * (self.pass_s[n] - self.pass_s[0])
 
     def replays(self, reaches: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected cost of decoding tokens again, for each number of checked tokens.

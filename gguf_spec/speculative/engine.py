@@ -6,10 +6,9 @@ the argument. `tokens` holds the prompt and all emitted tokens. Invariant after 
     target.cached == tokens[:target.n_past]
     target.n_past == len(tokens) - 1  # the next round decodes the newest token
 
-After an accepted branch (`speculative.tree`) `target.n_past` is one less: two tokens are in no
-cache. A rollback of recurrent layers may drop more tokens (`llama.recurrent_state`). A round
-decodes all tokens from `target.n_past` on, so it needs no case for this. A round rolls back once,
-after it is cut at an end token.
+A rollback of recurrent layers may drop more tokens (`llama.recurrent_state`). A round decodes all
+tokens from `target.n_past` on, so it needs no case for this. A round rolls back once, after it is
+cut at an end token.
 
 No cached token of the drafter lies at or after position `len(tokens) - 1`.
 """
@@ -58,7 +57,7 @@ class Round:
 
     Attributes:
         tokens: The new token ids, 1 to `n_drafted + 1`.
-        n_drafted: Number of draft tokens, branches included.
+        n_drafted: Number of draft tokens.
         n_accepted: Number of leading `tokens` that come from the draft.
         ended: The last of `tokens` ends the generation.
         near_ties: Indices into `tokens` of the tokens that were decided by less than the noise.
@@ -99,9 +98,10 @@ def run_round(
     The tokens after one that is an end are dropped.
     """
     draft = drafter.draft(tokens, k)
-    width = len(tokens) - target.n_past + len(draft.tokens)
-    new, rows = draft.check(target, tokens, sampler, rule.accept)
-    wide, noise = width > 1, rule.noise_of(width)
+    pending = [*tokens[target.n_past :], *draft.tokens]
+    rows = Rows(target.logits(pending, len(draft.tokens) + 1), tokens, draft.tokens, sampler)
+    new = rule.accept(draft, rows)
+    wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
     logprobs = (
         []
@@ -117,7 +117,7 @@ def run_round(
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
     one = Round(
         new,
-        n_drafted=draft.n_drafted,
+        n_drafted=len(draft.tokens),
         n_accepted=len(new) - 1,
         near_ties=tuple(near_ties),
         decided_again=again,
@@ -127,7 +127,7 @@ def run_round(
     end = next((i for i, token in enumerate(new) if is_end(token)), None)
     if end is not None:
         one = one.cut(end + 1)
-    keep = len(tokens) + min(draft.n_cached(new), len(one.tokens) - 1)
+    keep = len(tokens) + len(one.tokens) - 1
     target.rollback(keep)
     drafter.rollback(keep)
     return one

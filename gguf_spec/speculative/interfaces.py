@@ -78,22 +78,17 @@ class LanguageModel(Protocol):
     def read(self, tokens: Sequence[int]) -> None:
         """Append tokens to the cache."""
 
-    def logits(
-        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
-    ) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Append tokens to the cache and return the logits after each of the last `n_rows`.
 
-        The next call may overwrite the returned rows. The logits after each branch follow below
-        them, in the order of `branches`. Branches do not stay in the cache.
+        The next call may overwrite the returned rows.
 
         Args:
             tokens: Token ids.
             n_rows: Number of last tokens whose logits are returned.
-            branches: Alternative tokens: an index into `tokens`, and the token at that index
-                instead.
 
         Returns:
-            Logits, shape `(n_rows + len(branches), V)`.
+            Logits, shape `(n_rows, V)`.
         """
 
     def rollback(self, to: int) -> None:

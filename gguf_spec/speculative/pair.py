@@ -31,7 +31,6 @@ from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
 from .scheduler import Scheduler, Side, SlotPair
 from .translated_model import in_target_ids
 from .translation import Translation
-from .tree import Tree
 
 
 @dataclass(frozen=True)
@@ -221,13 +220,10 @@ class ModelPair:
             InvalidOptionError: The options need passes that this request has to itself, and
                 requests share passes.
         """
-        if self.target.parallel > 1:
-            if speculation.tree:
-                allowed = "None or False with parallel requests: branches need a common cache"
-                raise InvalidOptionError("tree", True, allowed)
-            if speculation.strict and self.logit_noise(speculation):
-                allowed = "False with parallel requests: on this machine their passes are not exact"
-                raise InvalidOptionError("strict", True, allowed)
+        shares = self.target.parallel > 1
+        if shares and speculation.strict and self.logit_noise(speculation):
+            allowed = "False with parallel requests: on this machine their passes are not exact"
+            raise InvalidOptionError("strict", True, allowed)
         self._check_recurrent(speculation)
         if speculation.k and not self.target.why_plain:
             self._check_drafter(speculation.drafter)
@@ -263,25 +259,12 @@ class ModelPair:
         """
         if self.target.can_roll_back or self.target.why_plain:
             return
-        if speculation.tree:
-            allowed = "None or False for recurrent and hybrid models: branches need a common cache"
-            raise InvalidOptionError("tree", True, allowed)
         if speculation.strict and self.logit_noise(speculation):
             allowed = (
                 "False for recurrent and hybrid models, unless passes are exact: their state is "
                 "restored once per pass"
             )
             raise InvalidOptionError("strict", True, allowed)
-
-    def _tree(self, speculation: Speculation) -> Tree | None:
-        """Return the choice of branches; None for drafts without.
-
-        There are none where their rows have other bits than single rows and near ties are not
-        counted.
-        """
-        counts = self.target.exact_branches or self.logit_noise(speculation) > 0
-        alone = self.target.parallel == 1 and self.target.can_roll_back
-        return Tree.of(speculation) if alone and counts else None
 
     def drafter(
         self,
@@ -335,7 +318,6 @@ class ModelPair:
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            tree=self._tree(speculation),
             widest=self.profile.widest(speculation.exact),
             batches=slots.batches,
         )

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .cost_model import CostModel, Overhead
-from .drafters import MODELS, N_CONFIDENCE_BUCKETS, Kind
+from .drafters import N_CONFIDENCE_BUCKETS, Kind
 
-# Name of the buckets of second guesses; the bucket number is the confidence of the first guess.
-SECOND = "second"
 # Factor on the counts of confidence buckets at each draft token.
 _CONFIDENCE_MEMORY = 0.99
 # Factor on the counts of the throughput at each round: an average over about thirty rounds.
@@ -94,20 +92,6 @@ class Forecast:
 
     rounds_s: float = 0.0
     plain_s: float = 0.0
-
-
-def expectations(priors: Sequence[float]) -> dict[str, list[float]]:
-    """Return the prior acceptance rates of first and second guesses.
-
-    Args:
-        priors: Prior acceptance rate of the draft model for each confidence bucket.
-
-    Returns:
-        Name of the buckets -> prior of each; a second guess has a third of the remaining
-            probability.
-    """
-    of_models = {name: list(priors) for name in MODELS}
-    return {**of_models, SECOND: [(1 - prior) / 3 for prior in priors]}
 
 
 # Factor on the counts of a bucket at each new observation.

@@ -18,13 +18,14 @@ from ..sampling.near_ties import NOISE_MARGIN
 from ..system.files import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
 from .cost_model import CostModel, Overhead, Pace, interpolate
 from .drafters import (
+    MODELS,
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
     NgramDrafter,
     RetryDrafter,
     StochasticDraftSampler,
 )
-from .pair_statistics import AcceptanceRates, PairStatistics, expectations, fitted, shifted
+from .pair_statistics import AcceptanceRates, PairStatistics, fitted, shifted
 
 # Version of the stored files; files of another version are ignored.
 VERSION = 10
@@ -195,7 +196,7 @@ class Profile:
                 target,
                 draft,
                 AcceptanceRates(
-                    {**(texts if way == "greedy" else sampled), **expectations(priors)}
+                    (texts if way == "greedy" else sampled) | dict.fromkeys(MODELS, priors)
                 ),
                 per_token=Overhead(self.token_s),
                 per_proposal=Overhead(self.proposal_s),

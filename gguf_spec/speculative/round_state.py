@@ -59,8 +59,6 @@ class RoundState:
         draft_s: Predicted seconds of drafting.
         search_s: Python's seconds to look for a draft; 0 if the round did not.
         n_kept: Number of draft tokens that are checked.
-        n_checked: Number of rows that are checked beside those of the pending tokens.
-        from_branches: Expected number of tokens from branches.
         is_skipped: The round does not look for a draft.
         explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
             tried.
@@ -76,8 +74,6 @@ class RoundState:
     draft_s: float = 0.0
     search_s: float = 0.0
     n_kept: int = 0
-    n_checked: int = 0
-    from_branches: float = 0.0
     is_skipped: bool = False
     explored_s: float | None = None
     returned_s: float = 0.0
@@ -91,7 +87,7 @@ class RoundState:
     @property
     def n_rows(self) -> int:
         """Number of rows of the target's pass."""
-        return self.n_pending + self.n_checked
+        return self.n_pending + self.n_kept
 
     @property
     def reaches(self) -> list[float]:
@@ -101,7 +97,7 @@ class RoundState:
     @property
     def expected(self) -> float:
         """Expected number of emitted tokens."""
-        return 1 + sum(self.reaches[: self.n_kept]) + self.from_branches
+        return 1 + sum(self.reaches[: self.n_kept])
 
     @property
     def plain_s(self) -> float:
@@ -111,7 +107,7 @@ class RoundState:
     @property
     def gain_s(self) -> float:
         """Expected seconds that the draft saves over plain decoding of the same tokens."""
-        passed_s = self.prices.pass_s[self.n_checked]
+        passed_s = self.prices.pass_s[self.n_kept]
         return self.expected * self.prices.pass_s[0] - self.draft_s - passed_s
 
     @property

@@ -103,9 +103,7 @@ class TranslatedModel:
             self._model.read(reading.ids[done:])
         reading.n_stable = len(reading.ids)
 
-    def logits(
-        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
-    ) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Append target tokens and return the rows after each of the last `n_rows`.
 
         Where a target token ends inside a draft token, the row after the draft token before is
@@ -114,12 +112,10 @@ class TranslatedModel:
         Args:
             tokens: Target ids.
             n_rows: Number of rows.
-            branches: Must be empty.
 
         Returns:
             Logits over the target's tokens, shape `(n_rows, V)`. The next call overwrites them.
         """
-        assert not branches
         reading, n = self._reading, self.n_past + len(tokens)
         reading.extend(tokens)
         ids = reading.ids

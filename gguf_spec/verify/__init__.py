@@ -42,11 +42,21 @@ from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
 from ..runtime.many import Cancellation, run_all
+from .checks import (
+    SAMPLINGS,
+    WAYS,
+    Check,
+    Comparison,
+    Difference,
+    Job,
+    RequestChecks,
+    TextChecks,
+    check_kernels,
+    check_rows,
+    noise_in_use,
+)
 from .chi_square import LAW_TOKENS, ChiSquareTest, Reference, drawn, n_draws_of
 from .chi_square import WAYS as LAWS
-from .request_checks import RequestChecks
-from .row_checks import Check, check_kernels, check_rows, noise_in_use
-from .text_checks import SAMPLINGS, WAYS, Comparison, Difference, Job, TextChecks
 
 __all__ = [
     "PARALLEL",
@@ -205,7 +215,7 @@ def verify(
         return _check_load(llm, longer, n_tokens, seed, run)
     noise = noise_in_use(llm, WAYS.values())
     texts = TextChecks(llm, n_tokens, noise)
-    requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)
+    requests = RequestChecks(texts, prompts[0], seed)
     run.total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + len(requests.parts)
     run.total += sum(n_draws_of(way, n_draws) for way in LAWS)
     checks = [check_rows(llm, WAYS.values()), *check_kernels(llm)]

@@ -106,16 +106,11 @@ class RecordedModel:
     def read(self, tokens):
         self._pass(tokens, len(tokens))
 
-    def logits(self, tokens, n_rows, branches=()):
-        n, n_past = len(tokens) + len(branches), self.n_past
-        self.widths.append((n, n_past))
-        self._pass(tokens, n)
-        rows = np.zeros((n_rows + len(branches), V), dtype=np.float32)
-        follow = [
-            *range(self.n_past - n_rows + 1, self.n_past + 1),
-            *(n_past + i + 1 for i, _ in branches),
-        ]
-        for row, at in enumerate(follow):
+    def logits(self, tokens, n_rows):
+        self.widths.append((len(tokens), self.n_past))
+        self._pass(tokens, len(tokens))
+        rows = np.zeros((n_rows, V), dtype=np.float32)
+        for row, at in enumerate(range(self.n_past - n_rows + 1, self.n_past + 1)):
             rows[row, self.said[min(at, len(self.said) - 1)]] = 50.0
         return rows
 
@@ -162,8 +157,7 @@ class RecordedGuess:
         return ((found[0] + 1) % V, *found[1:]) if self.useless else found
 
     def token(self, _row, history):
-        token, confidence, second = self._proposed(history)
-        return DraftToken(token, confidence, second=second if second >= 0 else None)
+        return DraftToken(*self._proposed(history)[:2])
 
     def review(self, _row, history, token):
         proposed, confidence, _ = self._proposed(history)

@@ -128,12 +128,10 @@ class Family:
         drafters = ["auto", "ngram"]
         if alone or not self.has_head:
             drafters += ["mtp"] if self.has_head else ["model", "hybrid"]
-        can_branch = alone and self.one._target.can_roll_back
         return Speculation(
             rng.choice((0, 1, 2, 3, 4, 6, 9, 16, 33)),
             drafter=rng.choice(drafters),
             adaptive=rng.random() < 0.4,
-            tree=rng.choice((None, True, False)) if can_branch else None,
             strict=alone and rng.random() < 0.2,
         )
 

@@ -190,10 +190,8 @@ class Requests:
 def is_idle(llm):
     """Whether no request is left in a slot or in the queue."""
     llm.snapshot()
-    scheduler = llm._runner._scheduler
-    return llm._runner.n_running == llm._runner.n_waiting == 0 and (
-        scheduler.free == scheduler.pairs
-    )
+    scheduler = llm._queue._scheduler
+    return llm._queue.n_running == llm._queue.n_waiting == 0 and (scheduler.free == scheduler.pairs)
 
 
 def sessions(llm, folder, until, counts):

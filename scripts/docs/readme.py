@@ -13,7 +13,7 @@ from _reference import commands, reference
 
 from gguf_spec.gguf.architectures import NAMES, architecture
 from gguf_spec.registry.resolve import entries
-from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES, ROUTES
+from gguf_spec.server.requests import OTHER_FIELDS, OTHER_NAMES, ROUTES
 from gguf_spec.system.machine import format_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -97,8 +97,8 @@ TRIED = (
 def speculation():
     """How models of each architecture drop rejected tokens, and what they do without."""
     kinds = {
-        "removes them from the cache": ([], "text, model, branches", "parallel requests included"),
-        "snapshots; longer drafts by a copy": ([], "text, model", "no branches; plain with parallel requests and on workers"),
+        "removes them from the cache": ([], "text, model", "parallel requests included"),
+        "snapshots; longer drafts by a copy": ([], "text, model", "plain with parallel requests and on workers"),
         "a copy of the state": ([], "text, model", "as above; accepted tokens are decoded again after a rejection"),
     }  # fmt: skip
     removes, snapshots, copies = kinds.values()

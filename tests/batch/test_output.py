@@ -11,7 +11,7 @@ import pytest
 
 import gguf_spec.batch as run
 from gguf_spec import Sampling, Speculation
-from gguf_spec.batch import Batch, BatchProgress, LineDefaults, output
+from gguf_spec.batch import Batch, BatchProgress, LineDefaults
 from gguf_spec.errors import BatchFileError
 from gguf_spec.runtime.stream import Stream
 from tests.batch.conftest import DEFAULTS, answer, of_openai, read, write
@@ -134,7 +134,7 @@ def test_results_of_an_earlier_run_stay_until_they_are_in_the_file(llm, tmp_path
 def test_few_results_wait_for_an_earlier_one(llm, tmp_path, right, monkeypatch):
     """Others begin only as the first ends, when enough wait."""
     first, n_asked, most, n_calls = threading.Event(), itertools.count(), [0], itertools.count()
-    put, stream = run._Order.put, type(llm).stream
+    put, stream = run.Output.put, type(llm).stream
 
     def watched(self, result):
         put(self, result)
@@ -149,7 +149,7 @@ def test_few_results_wait_for_an_earlier_one(llm, tmp_path, right, monkeypatch):
         if next(n_calls) >= len(most):  # called while it waits, too: nothing else ends any more
             first.set()
 
-    monkeypatch.setattr(run._Order, "put", watched)
+    monkeypatch.setattr(run.Output, "put", watched)
     monkeypatch.setattr(type(llm), "stream", slow)
     monkeypatch.setattr(run, "_AHEAD", 2)
     go_on(llm, tmp_path, max_parallel=3, on_progress=release)
@@ -313,7 +313,7 @@ def test_streams(llm, tmp_path, right):
 
 def test_a_full_disk(llm, tmp_path, right, monkeypatch):
     """Written results stay; the next run continues behind them."""
-    write_, n = output.Output._write, []
+    write_, n = run.Output._write, []
 
     def full(self, file, data):
         n.append(1)
@@ -322,7 +322,7 @@ def test_a_full_disk(llm, tmp_path, right, monkeypatch):
             raise OSError(28, "No space left on device")
         write_(self, file, data)
 
-    monkeypatch.setattr(output.Output, "_write", full)
+    monkeypatch.setattr(run.Output, "_write", full)
     with pytest.raises(OSError, match="No space left"):
         go_on(llm, tmp_path)
     assert (tmp_path / "out.jsonl").read_bytes() == right[
@@ -352,13 +352,13 @@ def test_progress():
 def test_memory_stays_flat(llm, tmp_path, monkeypatch):
     """Of a long file, few lines are in memory at any time."""
     monkeypatch.setattr(LineDefaults, "check", lambda *_: None)
-    n_lines, most, put = 3000, [0], run._Order.put
+    n_lines, most, put = 3000, [0], run.Output.put
 
     def watched(self, result):
         put(self, result)
-        most[0] = max(most[0], len(self._begun), len(self._output._ahead))
+        most[0] = max(most[0], len(self._begun), len(self._earlier))
 
-    monkeypatch.setattr(run._Order, "put", watched)
+    monkeypatch.setattr(run.Output, "put", watched)
     write(tmp_path / "in.jsonl", [b"x"] * n_lines)
     state = go_on(llm, tmp_path, LineDefaults(Sampling(seed=1)), max_parallel=2)
     assert (state.n_done, state.n_failed) == (n_lines, n_lines)

@@ -125,7 +125,6 @@ OPTIONS = {
     "-s be brief --raw": "--system",
     "--drafter nobody": "--drafter is 'nobody' but must be one of auto, model, mtp, eagle3, ngram, hybrid.",
     "--drafter model -d ngram": "the drafter model needs a draft model, and none is loaded.",
-    "--tree --accept block": "--tree is True but must be False, or True with the acceptance rule coupled.",
     "--accept gumbel": "--accept is 'gumbel' but must be one of coupled, rejection, block.",
     "--typical-p 0": "--typical-p is 0.0 but must be above 0 and at most 1.",
     "--top-n-sigma -1": "--top-n-sigma is -1.0 but must be from 0 to a million.",
@@ -255,11 +254,3 @@ def test_a_recurrent_target_is_no_error(generate, tmp_path, kind):
     )
     assert (plain.returncode, plain.stderr, drafted.returncode) == (0, b"", 0)
     assert drafted.stdout == plain.stdout
-
-
-def test_trees_of_a_hybrid_target_are_refused(generate, tmp_path):
-    path = zoo.write(tmp_path / "lfm2.gguf", zoo.lfm2())
-    result = generate("a", "-m", path, "-n", "9", "-d", "ngram", "--tree")
-    assert (result.returncode, result.stdout) == (2, b"")
-    assert b"recurrent and hybrid models" in result.stderr
-    assert b"Traceback" not in result.stderr

@@ -196,7 +196,7 @@ def test_stop_tokens_bias_and_ends(generate):
 
 
 @pytest.mark.parametrize("drafter", ["auto", "model", "ngram", "hybrid"])
-@pytest.mark.parametrize("flags", [(), ("--fixed", "-k", "4"), ("--tree",)])
+@pytest.mark.parametrize("flags", [(), ("--fixed", "-k", "4")])
 def test_who_drafts_changes_nothing(generate, drafter, flags):
     assert out(generate("a", "-d", "abx.gguf", "--drafter", drafter, *flags)) == "bcdefghijkl\n"
 

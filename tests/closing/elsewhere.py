@@ -18,7 +18,7 @@ from tests.closing.children import default_signals
 
 LIMIT_S = 60
 FREE = Sampling(max_tokens=40, seed=1, ignore_eos=True)
-TREE = Speculation(4, adaptive=False, tree=True)
+FIXED = Speculation(4, adaptive=False)
 LONG = "Once upon the time and on " * 40
 MESSAGES = [{"role": "user", "content": "hi <|im_end|> " * 20}]
 
@@ -39,7 +39,7 @@ def read(stream):
 
 OF_AN_LLM = {
     "generate": lambda llm, _: llm.generate("ab", FREE),
-    "generate, tree": lambda llm, _: llm.generate("ab", FREE, speculation=TREE),
+    "generate, fixed": lambda llm, _: llm.generate("ab", FREE, speculation=FIXED),
     "generate, grammar and DRY": lambda llm, _: llm.generate(
         "ab", Sampling(max_tokens=20, grammar='root ::= "a"+', dry_multiplier=1.0)
     ),
@@ -69,11 +69,6 @@ OF_A_LLAMA = {
 }
 OF_A_MODEL = {  # nothing protects a bare model but the mechanism itself
     "rows": lambda model: (model.logits([1, 2, 3], 2).sum(), model.rollback(0)),
-    "branches": lambda model: (
-        model.logits([1, 2, 3], 3, [(1, 5), (2, 6)]).sum(),
-        model.rollback(1),
-        model.rollback(0),
-    ),
     "read": lambda model: (model.read([7] * 200), model.rollback(100), model.rollback(0)),
     "state": lambda model: (
         model.read([1, 2, 3]),

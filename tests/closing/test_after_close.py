@@ -69,7 +69,7 @@ def use_in_many_ways(llm, animals):
     llm.generate(
         "ab",
         Sampling(temperature=0, max_tokens=12),
-        speculation=Speculation(4, adaptive=False, tree=True),
+        speculation=Speculation(4, adaptive=False),
     )
     llm.generate("ab", SHORT, speculation=Speculation(4, accept="block", adaptive=False))
     with llm.models() as (target, _):

@@ -86,7 +86,7 @@ def test_dropping_a_stream_runs_no_python_code(tales, n_read):
     for _ in zip(range(n_read), streams[0], strict=False):
         pass
     assert way.places(streams.clear) == []
-    assert tales._line.first is None
+    assert tales._queue.first is None
 
 
 def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
@@ -100,7 +100,7 @@ def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
     for place in way.places(send):
         with pytest.raises(KeyboardInterrupt) as kept:
             way.run(send, place)
-        assert tales._line.first is None, described(place)
+        assert tales._queue.first is None, described(place)
         assert send().text == right
         del kept
 

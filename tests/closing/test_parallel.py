@@ -105,7 +105,7 @@ def test_an_llm_that_is_dropped_frees_its_memory(animals):
     options = OPTIONS | {"n_ctx": 128, "extra_bufts": False}
     llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **options)
     natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
-    thread = llm._runner._thread
+    thread = llm._queue._thread
     assert len(texts(llm)) == len(PROMPTS)
     stream = llm.stream("ab", SHORT)
     next(stream)
@@ -151,7 +151,7 @@ def test_a_program_that_leaves_something_open_ends(animals, what):
     """Python must not end the thread of the scheduler inside of a request: that crashes."""
     program = f"""
 import atexit, sys, threading
-atexit.register(lambda: print(llm._runner.n_running, "left"))  # called after those of the package
+atexit.register(lambda: print(llm._queue.n_running, "left"))  # called after those of the package
 import gguf_spec
 from gguf_spec import Sampling
 llm = gguf_spec.load(sys.argv[1], None, threads=1, n_ctx=128, extra_bufts=False, parallel=4)
@@ -309,7 +309,7 @@ class Waiting:
         self.stream, self.chunks = llm.stream("a", SHORT), []
         self._thread = threading.Thread(target=lambda: self.chunks.extend(self.stream))
         self._thread.start()
-        while not llm._runner.n_waiting:
+        while not llm._queue.n_waiting:
             time.sleep(0.001)
 
     def ended(self):
@@ -377,7 +377,7 @@ def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch,
     with Beside(llm, 2) as beside:
         with pytest.raises(RuntimeError, match="planted"):
             in_another_thread(lambda: llm.generate(PROMPTS[3], SHORT))
-        assert not any(pair.target.cached for pair in llm._runner._scheduler.free)
+        assert not any(pair.target.cached for pair in llm._queue._scheduler.free)
     assert all(isinstance(one, gguf_spec.Completion) for one in beside.results)
 
 
@@ -418,7 +418,7 @@ def test_calls_wait_for_the_requests_that_run(llm, right, tmp_path):
 
     def looked_inside():
         with llm.models() as (target, _):
-            assert llm._runner.n_running == 0
+            assert llm._queue.n_running == 0
             return len(target.logits([*target.cached[:1], 5], 1))
 
     for call in (
@@ -443,7 +443,7 @@ def test_calls_wait_for_the_requests_that_run(llm, right, tmp_path):
 
 def test_forget_empties_the_caches_of_all_slots(llm, right):
     texts(llm)
-    pairs = llm._runner._scheduler.pairs
+    pairs = llm._queue._scheduler.pairs
     assert sum(pair.target.n_past > 0 for pair in pairs) > 1
     llm.forget()
     assert not any(slot.n_past for pair in pairs for slot in pair.slots)
@@ -457,14 +457,14 @@ def test_another_profile_is_that_of_the_next_requests(llm, right):
     profile = llm.profile
     llm.use_profile(replace(profile, exact_width=2))
     assert texts(llm) == right
-    side = llm._runner._scheduler._target
+    side = llm._queue._scheduler._target
     assert side.slots.widest == side.costs.widest == 2
     llm.restore(llm.snapshot())
     texts(llm)
-    assert llm._runner._scheduler._target.base is llm._pair.experiences["sampled"].target
+    assert llm._queue._scheduler._target.base is llm._pair.experiences["sampled"].target
     llm.use_profile(profile)
     texts(llm)
-    assert llm._runner._scheduler._target.slots.widest == profile.widest(exact=True)
+    assert llm._queue._scheduler._target.slots.widest == profile.widest(exact=True)
 
 
 @pytest.mark.slow

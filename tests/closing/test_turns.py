@@ -132,7 +132,7 @@ def test_those_who_wait_are_told_when_it_is_closed():
     holder = in_threads(hold, 1)
     assert opened.wait(LIMIT_S)
     waiting = in_threads(wait, 4)
-    wait_until(lambda: len(llm._line._tickets) == 5)
+    wait_until(lambda: len(llm._queue._tickets) == 5)
     closers = in_threads(lambda _: llm.close(), 3)
     join_all([*closers, *waiting])
     assert len(raised) == 4
@@ -153,7 +153,7 @@ def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
     holder = in_threads(hold, 1)
     assert begun.wait(LIMIT_S)
     closer = in_threads(lambda _: llm.close(), 1)
-    wait_until(lambda: len(llm._line._tickets) == 2)
+    wait_until(lambda: len(llm._queue._tickets) == 2)
     go.set()
     join_all(closer)
     done.set()

@@ -17,7 +17,7 @@ ALL_F32 = 0  # LLAMA_FTYPE_ALL_F32
 
 def bundled():
     """Return the paths of the bundled pair."""
-    return [str(download.local(resolve(name))) for name in ("tales", "tales-draft")]
+    return [str(download.path(resolve(name))) for name in ("tales", "tales-draft")]
 
 
 @pytest.fixture(scope="session")

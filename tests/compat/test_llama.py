@@ -12,7 +12,7 @@ from llama_cpp import LlamaGrammar
 
 from gguf_spec import Speculation, Stream
 from gguf_spec.compat import Llama
-from gguf_spec.compat.arguments import HINTS, USUAL, kv_type
+from gguf_spec.compat.llama import HINTS, USUAL, kv_type
 from gguf_spec.errors import (
     ClosedError,
     EmptyPromptError,
@@ -512,7 +512,7 @@ def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
     for thread in running():
         thread.join(timeout=10)
     assert not running()
-    assert ours._llm._line.first is None
+    assert ours._llm._queue.first is None
 
 
 def test_close_ends_streams_and_all_else(pair):

@@ -52,7 +52,7 @@ def test_texts_in_company_are_those_of_each_alone(alone, llm, monkeypatch, n):
     n_passes, n_rows = counted(llm)
     assert n_rows > 2 * n_passes, "hardly a pass was common"
     llm.snapshot()  # has the turn once all have ended
-    assert llm._runner.n_running == llm._runner.n_waiting == 0
+    assert llm._queue.n_running == llm._queue.n_waiting == 0
 
 
 def test_every_option_comes(llm):
@@ -127,7 +127,7 @@ def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, 
     with gguf_spec.load(quantized, draft, threads=1, n_ctx=N_CTX, parallel=4) as llm:
         assert llm.profile.exact_width == width < 65
         assert llm.generate_many(["a", "b"], Sampling(max_tokens=2, seed=1))
-        assert llm._runner._scheduler._target.slots.widest == width
+        assert llm._queue._scheduler._target.slots.widest == width
 
 
 @pytest.mark.parametrize("animal", ["mamba", "lfm2"])

@@ -15,6 +15,7 @@ from gguf_spec.speculative.acceptance import RULES
 from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.drafters import (
+    MODELS,
     N_CONFIDENCE_BUCKETS,
     ModelDrafter,
     NgramDrafter,
@@ -22,7 +23,7 @@ from gguf_spec.speculative.drafters import (
     StochasticDraftSampler,
 )
 from gguf_spec.speculative.engine import Rule, run_round
-from gguf_spec.speculative.pair_statistics import AcceptanceRates, PairStatistics, expectations
+from gguf_spec.speculative.pair_statistics import AcceptanceRates, PairStatistics
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import V, distance, exact_distribution
@@ -115,7 +116,8 @@ def some_experience(seed):
     priors = {
         one.name: rng.uniform(0.05, 0.95, len(one.priors)) for one in (NgramDrafter, RetryDrafter)
     }
-    priors |= expectations(np.sort(rng.uniform(0.05, 0.95, N_CONFIDENCE_BUCKETS)).tolist())
+    of_models = np.sort(rng.uniform(0.05, 0.95, N_CONFIDENCE_BUCKETS)).tolist()
+    priors |= dict.fromkeys(MODELS, of_models)
     costs = []
     for scale in (1.0, 0.3):  # stairs: some tokens more cost nothing, some much
         table = scale * (

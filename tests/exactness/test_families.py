@@ -187,10 +187,8 @@ def test_parallel_requests_are_plain_and_the_same(folder, name):
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_trees_are_refused_and_not_used(folder, name):
+def test_fixed_drafts_are_used(folder, name):
     with loaded(folder, name, "cousin") as llm:
-        with pytest.raises(InvalidOptionError, match="recurrent and hybrid"):
-            llm.generate("a", GREEDY, speculation=Speculation(tree=True))
         one = llm.generate("of the of the", GREEDY, speculation=Speculation(k=6, adaptive=False))
         assert one.stats.n_drafted
 

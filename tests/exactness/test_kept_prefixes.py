@@ -11,7 +11,7 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.llama.model import Model
 from gguf_spec.quantize import quantize
-from gguf_spec.runtime.request_queue import ParallelRunner
+from gguf_spec.runtime.request_queue import ParallelQueue
 from tests.gguf.test_near_ties import TALES
 from tests.support.batch_requests import outcome, together
 
@@ -102,7 +102,7 @@ def test_requests_that_share_passes(files, kind):
 
 def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files, monkeypatch):
     """The copy waits for a pass, and rows of the last pass wait for the request that decodes."""
-    waiting, hold, admit = [], [], ParallelRunner._admit
+    waiting, hold, admit = [], [], ParallelQueue._admit
     finish = Model.finish_copies
     monkeypatch.setattr(
         Model,
@@ -110,7 +110,7 @@ def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files,
         lambda model: waiting.append(model.native.has_copies) or finish(model),
     )
     monkeypatch.setattr(
-        ParallelRunner,
+        ParallelQueue,
         "_admit",
         lambda self, scheduler: None if len(self._queue) < sum(hold) else admit(self, scheduler),
     )
@@ -133,7 +133,7 @@ def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files,
         waiting.clear()
         with ThreadPoolExecutor(2) as pool:
             found = [pool.submit(outcome, llm, copied)]
-            while not llm._runner.n_waiting:  # the copy comes first
+            while not llm._queue.n_waiting:  # the copy comes first
                 time.sleep(0.01)
             found.append(pool.submit(outcome, llm, restored))
             for _ in stream:

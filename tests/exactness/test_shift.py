@@ -16,7 +16,7 @@ N_CTX = 96
 WAYS = [
     Speculation(),
     Speculation(1, adaptive=False),
-    Speculation(7, drafter="hybrid", adaptive=False, tree=True),
+    Speculation(7, drafter="hybrid", adaptive=False),
 ]
 PLAIN = Speculation(0)
 
@@ -142,7 +142,6 @@ def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, 
             k=st.integers(1, 12),
             drafter=st.sampled_from(["hybrid", "model", "auto", "ngram"]),
             adaptive=st.booleans(),
-            tree=st.sampled_from([True, None]),
         )
 
         @settings(max_examples=n_examples, deadline=None, database=None, phases=[Phase.generate])

@@ -15,7 +15,6 @@ DRAFTS = {
     "k 1": {"k": 1},
     "k 3": {"k": 3},
     "k 7": {"k": 7},
-    "tree": {"k": 3, "tree": True},
     "ngram": {"k": 5, "drafter": "ngram"},
     "hybrid": {"k": 4, "drafter": "hybrid"},
 }

@@ -103,7 +103,7 @@ def test_requests_that_fail_in_company_only_are_said(llm, prompts, monkeypatch):
     decode = Slots.decode
 
     def failing(self, parts, *more):
-        if sum(one.task is not None for one in llm._runner._scheduler.pairs) > 2:
+        if sum(one.task is not None for one in llm._queue._scheduler.pairs) > 2:
             raise DecodeError(-3, 1, 1, "planted")
         return decode(self, parts, *more)
 

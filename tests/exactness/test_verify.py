@@ -18,9 +18,8 @@ from gguf_spec.speculative.acceptance import RULES
 from gguf_spec.speculative.engine import Rule
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
 from gguf_spec.verify import chi_square as chi_square_module
+from gguf_spec.verify.checks import SAMPLINGS, WAYS, TextChecks, check_rows, how_far
 from gguf_spec.verify.chi_square import ChiSquareTest, chi_square
-from gguf_spec.verify.row_checks import check_rows, how_far
-from gguf_spec.verify.text_checks import SAMPLINGS, WAYS, TextChecks
 from tests.exactness.planted_bugs import BUGS, accept_always, keep_checks, rows_scaled
 
 

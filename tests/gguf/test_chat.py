@@ -39,9 +39,9 @@ def reads(monkeypatch):
     """Tokens given to each model, by file name, since the list was last cleared."""
     given = {}
 
-    def decode(self, tokens, n_rows, branches=(), _decode=Model._decode):
+    def decode(self, tokens, n_rows, _decode=Model._decode):
         given.setdefault(self.path.name, []).extend(tokens)
-        return _decode(self, tokens, n_rows, branches)
+        return _decode(self, tokens, n_rows)
 
     monkeypatch.setattr(Model, "_decode", decode)
     return given

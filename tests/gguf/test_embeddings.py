@@ -329,7 +329,7 @@ def test_close_in_the_middle(folder):
         if not threads:
             threads.append(threading.Thread(target=llm.close))
             threads[0].start()
-            while not llm._closed:
+            while not llm._queue.is_closed:
                 pass
 
     with pytest.raises(ClosedError):

@@ -35,8 +35,8 @@ def llm(animals, broken):
 @pytest.mark.parametrize("drafter", ["model", "hybrid"])
 @pytest.mark.parametrize(
     "mode",
-    [{"k": 4, "adaptive": False}, {}, {"tree": True, "k": 4, "adaptive": False}, {"tree": True}],
-    ids=["fixed", "adaptive", "tree", "adaptive tree"],
+    [{"k": 4, "adaptive": False}, {}],
+    ids=["fixed", "adaptive"],
 )
 def test_the_text_is_the_plain_one(llm, mode, drafter, temperature):
     sampling = Sampling(temperature=temperature, seed=4, max_tokens=60)

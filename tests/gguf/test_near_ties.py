@@ -10,7 +10,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.quantize import quantize
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.verify import verify
-from gguf_spec.verify.text_checks import WAYS
+from gguf_spec.verify.checks import WAYS
 from tests.exactness.planted_bugs import keep_checks
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"

@@ -14,7 +14,7 @@ from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.memory import cache_bytes, needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.registry.download import local
+from gguf_spec.registry.download import path as local
 from gguf_spec.registry.resolve import resolve
 from tests.support import children, zoo
 
@@ -127,7 +127,7 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.memory import needs
 from gguf_spec.registry.resolve import resolve
-from gguf_spec.registry.download import local
+from gguf_spec.registry.download import path as local
 import gguf_spec.runtime.llm
 model, draft, options = json.loads(sys.argv[1])
 how = ContextOptions(extra_bufts=options.get("extra_bufts", True), **{k: v for k, v in options.items() if k != "extra_bufts"})

@@ -98,7 +98,7 @@ def test_the_header_gives_the_vocabulary_of_llama_cpp(tmp_path, metadata):
 
 def test_so_it_does_for_the_bundled_pair():
     for name in ("tales", "tales-draft"):
-        path = download.local(resolve(name))
+        path = download.path(resolve(name))
         model, of_file = Model(path, OPTIONS), FileVocabulary(read_header(path))
         assert of_file.vocabulary == model.vocabulary
         assert all(of_file.token_text(i) == model.token_text(i) for i in range(model.n_vocab))

@@ -34,9 +34,8 @@ def test_tokens_are_those_of_separate_requests(animals, kind):
         assert 0 < llm.pass_counts.n_passes < llm.pass_counts.n_rows
 
 
-@pytest.mark.parametrize("speculation", [Speculation(tree=True), Speculation(strict=True)])
-def test_auto_is_one_for_passes_of_their_own(animals, speculation):
-    path = animals / "llama.gguf"
+def test_auto_is_one_for_passes_of_their_own(animals):
+    path, speculation = animals / "llama.gguf", Speculation(strict=True)
     with gguf_spec.load(path, "ngram", parallel="auto", speculation=speculation, **PLAIN) as llm:
         assert llm.parallel == 1
         assert llm.slots()[0].request is None

@@ -18,9 +18,12 @@ from tests.gguf.test_needs import peak_and_needs
 
 # Read before the tests take a cache of their own.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec"
-_PART = resolve("smollm2-135m-instruct").parts[0]
-SMOLLM2 = _CACHE / "models" / _PART.sha256[:32] / _PART.file.rpartition("/")[2]
-GEMMA = _CACHE / "test-models" / "gemma-3-270m-q4_k_m.gguf"
+_TEST_MODELS = Path(__file__).parents[2] / "scripts/models/test_models.yaml"
+SMOLLM2, GEMMA = (
+    _CACHE / "models" / part.sha256[:32] / part.file.rpartition("/")[2]
+    for name in ("smollm2-135m-instruct", "gemma3-270m-base")
+    for part in resolve(name, _TEST_MODELS).parts
+)
 FETCH = "run scripts/models/fetch_test_models.py, which needs a network"
 smollm2_only = pytest.mark.skipif(not SMOLLM2.exists(), reason=FETCH)
 BOTH = [

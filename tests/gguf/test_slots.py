@@ -177,13 +177,10 @@ def test_long_inputs_are_read_before_their_rows(pair, slots):
     check_books(slots)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "n_rows", "branches"),
-    [([1], 2, ()), ([1], 0, ()), ([10**6], 1, ()), ([-1], 1, ()), ([1, 2], 1, ((1, 3),))],
-)
-def test_what_llama_cpp_would_abort_on_is_refused(slots, tokens, n_rows, branches):
+@pytest.mark.parametrize(("tokens", "n_rows"), [([1], 2), ([1], 0), ([10**6], 1), ([-1], 1)])
+def test_what_llama_cpp_would_abort_on_is_refused(slots, tokens, n_rows):
     with pytest.raises(InvalidOptionError):
-        slots.all[1].logits(tokens, n_rows, branches)
+        slots.all[1].logits(tokens, n_rows)
     check_books(slots)
 
 

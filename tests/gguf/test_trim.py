@@ -211,13 +211,12 @@ def test_the_error_message(pair, half):
     [{"temperature": 0.0}, {}, {"top_k": 0, "top_p": 1.0, "temperature": 1.1}, {"repeat_penalty": 1.3, "dry_multiplier": 0.8},
      {"top_n_sigma": 1.0, "top_k": 0}, {"grammar": 'root ::= [A-Z] [a-z ]{3,40} "."'}, {"ignore_eos": True, "min_p": 0.1}],
 )  # fmt: skip
-@pytest.mark.parametrize("tree", [False, True])
-def test_the_text_is_the_plain_one(pair, prompts, options, tree):
+def test_the_text_is_the_plain_one(pair, prompts, options):
     n_accepted = 0
     for i, prompt in enumerate(prompts[:3]):
         sampling = Sampling(**{"max_tokens": 32, "seed": i} | options)
         plain = pair.generate(prompt, sampling, speculation=Speculation(0))
-        way = Speculation(5, drafter="model", adaptive=False, tree=tree or None)
+        way = Speculation(5, drafter="model", adaptive=False)
         drafted = pair.generate(prompt, sampling, speculation=way)
         assert drafted.tokens == plain.tokens
         assert drafted.stats.n_drafted > 0

@@ -544,9 +544,9 @@ def test_passes_behind_an_image_return_to_the_grid(files, monkeypatch):
 
     passes, decode = [], Model._decode
 
-    def spy(self, tokens, n_rows, branches=()):
+    def spy(self, tokens, n_rows):
         passes.append((self.n_past, self.n_past + len(tokens)))
-        decode(self, tokens, n_rows, branches)
+        decode(self, tokens, n_rows)
 
     with load(files) as llm:
         ids = llm.tokenize("the <__media__>" + "king of " * 9, images=[ONE])

@@ -330,8 +330,8 @@ def test_the_widest_exact_pass_is_found_between_the_widths_that_are_timed(exact)
     class Kernels(FakeModel):
         """Rows of passes of more than `exact` tokens are a little off, as those of other kernels are."""
 
-        def logits(self, tokens, n_rows, branches=()):
-            rows = super().logits(tokens, n_rows, branches)
+        def logits(self, tokens, n_rows):
+            rows = super().logits(tokens, n_rows)
             return rows + np.float32(1e-6) * (len(tokens) > exact)
 
     found = measure(Kernels(random_table(np.random.default_rng(1), V), n_ctx=512), None).exact_width
@@ -342,8 +342,8 @@ def test_a_pass_whose_last_rows_alone_differ_is_not_exact():
     class Ragged(FakeModel):
         """The rows beyond a multiple of 64 go through other kernels."""
 
-        def logits(self, tokens, n_rows, branches=()):
-            rows = np.array(super().logits(tokens, n_rows, branches))
+        def logits(self, tokens, n_rows):
+            rows = np.array(super().logits(tokens, n_rows))
             if len(tokens) > 64:
                 rows[64 - len(tokens) :] += 1e-6
             return rows

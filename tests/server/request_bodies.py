@@ -57,7 +57,7 @@ EDGES = {
             {"name": "a", "schema": {}, "description": ""}, {"name": "a", "schema": {}, "description": "x"}, {"name": "a", "schema": {}, "x": None},
         )),
     ],
-    "speculation": ["off", "on", {"k": 64}, {"k": 65}, {"k": -1}, {"k": True}, {"k": None}, {"accept": "block"}, {"accept": "x"}, {"accept": []}, {"drafter": "ngram"}, {"drafter": {}}, {"tree": True, "accept": "block"}, {"strict": True}, {"strict": 1}, {"depth": 1}, {"depth": None}, {"adaptive": False, "exact": False}, {"exact": "x"}],
+    "speculation": ["off", "on", {"k": 64}, {"k": 65}, {"k": -1}, {"k": True}, {"k": None}, {"accept": "block"}, {"accept": "x"}, {"accept": []}, {"drafter": "ngram"}, {"drafter": {}}, {"strict": True, "accept": "block"}, {"strict": True}, {"strict": 1}, {"depth": 1}, {"depth": None}, {"adaptive": False, "exact": False}, {"exact": "x"}],
     "reasoning_effort": ["none", "low", "xhigh", "auto"],
     "chat_template_kwargs": [{"enable_thinking": False}, {"a": None, "b": "x", "c": 1.5}, {"a": []}, {"a": {}}],
     "think_budget": [10**9],
@@ -106,7 +106,7 @@ WHOLE = [
         "max_tokens": 5,
         "stop": ["a", "b"],
         "logit_bias": {"1": 2.5},
-        "speculation": {"k": 4, "accept": "coupled", "strict": False, "drafter": "auto", "adaptive": True, "tree": False, "exact": True},
+        "speculation": {"k": 4, "accept": "coupled", "strict": False, "drafter": "auto", "adaptive": True, "exact": True},
     }),
     ("chat", {
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}],

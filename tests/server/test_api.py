@@ -36,7 +36,7 @@ def in_pieces(stream):
         "off",
         {"k": 4, "adaptive": False},
         {"drafter": "ngram", "accept": "coupled"},
-        {"tree": True, "strict": True},
+        {"strict": True},
     ],
 )
 def test_a_chat_complete_and_as_a_stream(client, tales, speculation):

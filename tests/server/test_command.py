@@ -295,7 +295,7 @@ def test_help():
         "--grace",
         "--ping",
         "-k ",
-        "--tree",
+        "--strict",
         "--ctx",
     ):
         assert option in text

@@ -7,7 +7,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import DecodeError
-from gguf_spec.server import ollama_routes as about
+from gguf_spec.server import ollama as about
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_chat, ask_text, until
 from tests.support import zoo
@@ -48,7 +48,7 @@ CHAT = [
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"), ({"model": 5}, "model"),
     ({"speculation": "on"}, "speculation"), ({"speculation": {"k": 65}}, "speculation.k"), ({"speculation": {"depth": 1}}, "speculation.depth"),
-    ({"speculation": {"accept": []}}, "speculation.accept"), ({"speculation": {"tree": True, "accept": "block"}}, "speculation.tree"),
+    ({"speculation": {"accept": []}}, "speculation.accept"), ({"speculation": {"strict": True, "accept": "block"}}, "speculation.strict"),
     ({"response_format": {"type": "xml"}}, "response_format"), ({"response_format": "json"}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "what"}}}}, "response_format"),

@@ -4,11 +4,16 @@ import pytest
 
 from gguf_spec.options import Speculation
 from gguf_spec.server.errors import ApiError
-from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES
 from gguf_spec.server.messages_api import read_request
-from gguf_spec.server.requests import IGNORED_FIELDS, MESSAGES, read_chat, read_text
-from gguf_spec.server.responses_api import read_response
-from gguf_spec.server.responses_store import ResponseStore
+from gguf_spec.server.requests import (
+    IGNORED_FIELDS,
+    MESSAGES,
+    OTHER_FIELDS,
+    OTHER_NAMES,
+    read_chat,
+    read_text,
+)
+from gguf_spec.server.responses_api import ResponseStore, read_response
 from tests.server.conftest import ask_chat
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

@@ -2,19 +2,20 @@
 
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 import gguf_spec
-from gguf_spec.server import page_files, serve_in_thread
+from gguf_spec.server import app, serve_in_thread
 from tests.server.conftest import ask, metrics
 
-FILES = sorted(page_files.PATHS)
+FILES = sorted(app.PATHS)
 SCRIPTS = [path for path in FILES if path.endswith(".js")]
 
 
 def text_of(path):
-    return page_files.PATHS[path].read_text(encoding="utf-8")
+    return app.PATHS[path].read_text(encoding="utf-8")
 
 
 def headers_of(reply):
@@ -25,7 +26,7 @@ def headers_of(reply):
 def test_a_file(server, path):
     reply = ask(server, path=path)
     headers = headers_of(reply)
-    kind = {"": "html", ".css": "css", ".js": "javascript"}[page_files.Path(path).suffix]
+    kind = {"": "html", ".css": "css", ".js": "javascript"}[Path(path).suffix]
     assert reply.status == 200
     assert reply.body.decode() == text_of(path)
     assert headers["content-type"] == f"text/{kind}; charset=utf-8"

@@ -9,9 +9,8 @@ import openai
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling
+from gguf_spec import LLM, Sampling
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
-from gguf_spec.server.jobs import ChoiceRequest
 from tests.server.conftest import ask, ask_chat, ask_text, metrics, threads_since, until
 from tests.server.test_api import FOX, START, alone
 from tests.server.test_load import LONG, busy, connect, n_waiting
@@ -124,7 +123,7 @@ def test_they_share_passes(four):
 def test_disconnects_and_failed_requests_do_not_affect_other_requests(four, tales):
     wrong = [
         ({"temperature": -1}, 400), ({"prompt": "fox " * 5000}, 400), ({"grammar": "root ::= ("}, 400),
-        ({"n": 3, "prompt": ["a", "fox " * 5000]}, 400), ({"speculation": {"tree": True}}, 400),
+        ({"n": 3, "prompt": ["a", "fox " * 5000]}, 400), ({"speculation": {"strict": True, "accept": "block"}}, 400),
     ]  # fmt: skip
 
     def disturb(i):
@@ -186,13 +185,13 @@ def test_choices_share_passes(four, tales, stream):
 @pytest.fixture
 def opened(monkeypatch):
     """The prompts of the choices that were begun, in their order."""
-    prompts, real = [], ChoiceRequest.open
+    prompts, real = [], LLM.stream
 
-    def open_(self, *given):
-        prompts.append(self.prompt)
-        return real(self, *given)
+    def stream(self, prompt, *given, **options):
+        prompts.append(prompt)
+        return real(self, prompt, *given, **options)
 
-    monkeypatch.setattr(ChoiceRequest, "open", open_)
+    monkeypatch.setattr(LLM, "stream", stream)
     return prompts
 
 

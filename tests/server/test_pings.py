@@ -11,10 +11,9 @@ from gguf_spec.options import Speculation
 from gguf_spec.results import Chunk, Completion, Stats
 from gguf_spec.runtime.generation import Generation
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.answer_stream import AnswerStream
 from gguf_spec.server.events import ChoiceEnded, ChunkEvent, Finished, Ping, Started
 from gguf_spec.server.jobs import Job
-from gguf_spec.server.replies import ResponseBuilder
+from gguf_spec.server.replies import AnswerStream, ResponseBuilder
 from gguf_spec.server.requests import read_text
 from gguf_spec.server.settings import Settings
 from gguf_spec.server.wire import (

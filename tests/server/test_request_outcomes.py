@@ -12,7 +12,7 @@ PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 # Fields that may be refused where each by itself is as described: for another field, or as they hold text in a form of its own.
 TOGETHER = {
     "stream_options", "echo", "response_format", "grammar", "tool_choice", "tools", "top_logprobs", "max_tokens", "max_completion_tokens",
-    "speculation.tree", "speculation.strict", "messages[1].tool_calls[0].function.arguments", "messages[3].tool_calls[0].function.arguments",
+    "speculation.strict", "messages[1].tool_calls[0].function.arguments", "messages[3].tool_calls[0].function.arguments",
     "messages[3].tool_calls[1].function.arguments", "best_of", "n", "suffix", None,
 }  # fmt: skip
 

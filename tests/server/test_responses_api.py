@@ -12,7 +12,7 @@ import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.jobs import newest_that_fit
-from gguf_spec.server.responses_store import ResponseStore
+from gguf_spec.server.responses_api import ResponseStore
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
 from tests.server.test_tools import ARGUMENTS, TEMPLATE, TOOL, saying

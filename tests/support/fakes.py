@@ -82,7 +82,6 @@ class FakeModel:
     parallel, index = 1, 0
     free_rollback, why_plain = 10**6, ""
     grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
-    exact_branches = True
     slow_first_pass = False
     options, counts, n_cached = ContextOptions(), PassCounts(), 0
 
@@ -119,17 +118,12 @@ class FakeModel:
             self._pass(tokens, len(tokens))
             self.n_read = self.n_past if on_grid else self.n_read
 
-    def logits(self, tokens, n_rows, branches=()):
+    def logits(self, tokens, n_rows):
         assert 0 < n_rows <= len(tokens)
-        assert all(0 < i < len(tokens) for i, _ in branches)
-        self.passes.append((len(tokens) + len(branches), n_rows))
-        n_past = self.n_past
-        self._pass(tokens, len(tokens) + len(branches))
+        self.passes.append((len(tokens), n_rows))
+        self._pass(tokens, len(tokens))
         past = [0, *self.cached]
         rows = [(past[i - 1], past[i]) for i in range(len(past) - n_rows, len(past))]
-        rows += [
-            (past[n_past + i], token) for i, token in branches
-        ]  # past is one longer than the cache
         before, last = zip(*rows, strict=True)
         return self.table[list(before), list(last)]
 
@@ -178,12 +172,11 @@ class Wobbly(FakeModel):
         super().__init__(table, **options)
         self.wobble, self.remembers, self.widths = wobble, remembers, []
 
-    def logits(self, tokens, n_rows, branches=()):
+    def logits(self, tokens, n_rows):
         n_past, width = self.n_past, len(tokens)
-        rows = np.array(super().logits(tokens, n_rows, branches))
+        rows = np.array(super().logits(tokens, n_rows))
         self.widths[n_past:] = [width] * width
-        ends = [*range(n_past + width - n_rows, n_past + width), *(n_past + i for i, _ in branches)]
-        for i, end in enumerate(ends):
+        for i, end in enumerate(range(n_past + width - n_rows, n_past + width)):
             past = (
                 [one if one > 1 else 0 for one in self.widths[:end]]
                 if self.remembers

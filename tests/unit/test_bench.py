@@ -19,9 +19,9 @@ from gguf_spec.bench import (
     Run,
     Spread,
     bench,
+    ratios,
     workloads,
 )
-from gguf_spec.bench.report import ratios
 from gguf_spec.bench.workloads import _BARGAIN, LONG_WORKLOADS, Conversation, choose_workloads
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import Sampling, Speculation

@@ -343,7 +343,6 @@ def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
         AUTO,
         MODEL,
         Speculation(4, drafter="hybrid", adaptive=False),
-        Speculation(tree=True),
     ):
         seconds = one.run(way) - one.prompt_s
         assert one.controller.forecast.rounds_s == pytest.approx(seconds, rel=0.1)
@@ -356,16 +355,6 @@ def test_statistics_of_one_request_are_used_in_the_next(scene):
     first, second = one.run(MODEL, n=200), one.run(MODEL, n=200)
     assert second < first
     assert second < 1.05 * 200 * FLAT(1, 0)
-
-
-def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
-    for target_s, is_cheap in ((FLAT, True), (linear, False)):
-        without = scene(target_s, CHEAP, "fair")
-        without.run(Speculation(drafter="model", tree=False))
-        for tree in (True, None):
-            one = scene(target_s, CHEAP, "fair")
-            one.run(Speculation(tree=tree, drafter="model"))
-            assert (len(one.target.passes) < 0.95 * len(without.target.passes)) == is_cheap
 
 
 # ---- tokens that were drawn

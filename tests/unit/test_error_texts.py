@@ -16,7 +16,7 @@ from gguf_spec import Sampling, Speculation, errors
 from gguf_spec.cli import cli
 from gguf_spec.cli.error_text import PARAMETERS, option_name
 from gguf_spec.cli.error_text import name as typed_name
-from gguf_spec.compat.arguments import named_as_there
+from gguf_spec.compat.llama import named_as_there
 from gguf_spec.errors import Option, Pull, Text, in_python, written
 from gguf_spec.server.errors import ApiError, as_refusal
 from gguf_spec.server.settings import Settings
@@ -36,7 +36,7 @@ VALUES = {
 # Classes whose constructors need other values: class -> example.
 EXAMPLES = {
     errors.OptionConflictError: lambda: errors.OptionConflictError(
-        Option("tree", True), Option("strict", True)
+        Option("exact", True), Option("strict", True)
     ),
     errors.NoSpeculationError: lambda: errors.NoSpeculationError(
         "drafter", "model", "no draft model is loaded.", Text("set {drafter='ngram'}.")
@@ -59,9 +59,9 @@ EXPECTED = {
         "the prompt has 5,120 tokens but the context holds 4,096, including one for the answer. Shorten the prompt.",
     ),
     errors.OptionConflictError: (
-        "tree=True cannot be combined with strict=True. omit one of the two.",
-        "--tree cannot be combined with --strict. omit one of the two.",
-        "speculation.tree=true cannot be combined with speculation.strict=true. Omit one of the two.",
+        "exact=True cannot be combined with strict=True. omit one of the two.",
+        "--allow-near-ties cannot be combined with --strict. omit one of the two.",
+        "speculation.exact=true cannot be combined with speculation.strict=true. Omit one of the two.",
     ),
     errors.NotEnoughMemoryError: (
         "it failed. set parallel=3, set n_ctx=1024, set kv_type='q8_0', use a smaller model or close other programs.",

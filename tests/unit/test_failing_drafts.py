@@ -23,7 +23,7 @@ CHAINS = {
     "sampled": Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=3, max_tokens=40),
 }
 MODES = {
-    "fixed": {"k": 4, "adaptive": False}, "adaptive": {"k": 8}, "tree": {"k": 4, "tree": True, "adaptive": False}, "adaptive tree": {"tree": True},
+    "fixed": {"k": 4, "adaptive": False}, "adaptive": {"k": 8},
     "strict": {"k": 4, "adaptive": False, "strict": True}, "rejection": {"k": 4, "accept": "rejection", "adaptive": False},
     "adaptive rejection": {"accept": "rejection"}, "block": {"k": 4, "accept": "block", "adaptive": False}, "adaptive block": {"accept": "block"},
 }  # fmt: skip
@@ -51,12 +51,12 @@ class Failing(FakeModel):
             raise DecodeError(-3, self.n_past, len(tokens), "out of order")
         super().read(tokens)
 
-    def logits(self, tokens, n_rows, branches=()):
+    def logits(self, tokens, n_rows):
         fails = self._now("logits")
         if fails and self._how == "raise":
             self._stale = True
             raise DecodeError(1, self.n_past, len(tokens), f"the context holds {self.n_ctx}")
-        rows = super().logits(tokens, n_rows, branches).copy()
+        rows = super().logits(tokens, n_rows).copy()
         if self._stale:  # as if the positions were wrong
             rows = -rows
         if fails:

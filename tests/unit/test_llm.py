@@ -18,7 +18,7 @@ from gguf_spec.errors import (
     InvalidOptionError,
     PromptTooLongError,
 )
-from gguf_spec.runtime import generation as request_module
+from gguf_spec.runtime import images
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import Filters, logprob
 from gguf_spec.speculative.profile import Profile
@@ -49,20 +49,9 @@ def test_stream_and_generate_agree(llm):
     assert all("".join(t for t, _ in c.accepted_text) == c.text for c in chunks)
 
 
-def test_stream_and_generate_take_the_options_of_a_request():
-    """They have the same arguments, with the names and types of `build_request`."""
-    stream, generate, build = (
-        {
-            name: (one.kind, one.default, str(one.annotation).removesuffix(" | None"))
-            for name, one in inspect.signature(function).parameters.items()
-        }
-        for function in (LLM.stream, LLM.generate, request_module.build_request)
-    )
+def test_stream_and_generate_take_the_same_options():
+    stream, generate = (inspect.signature(one).parameters for one in (LLM.stream, LLM.generate))
     assert stream == generate
-    of_prompt = {"prefill", "tools", "think", "chat_template_kwargs"}
-    assert {
-        name: kind for name, (_, _, kind) in stream.items() if name not in {"self", *of_prompt}
-    } == {name: kind for name, (_, _, kind) in build.items() if name not in ("target", "options")}
 
 
 def test_a_chunk_shows_which_text_was_drafted(llm):
@@ -330,7 +319,7 @@ def test_a_stream_that_is_dropped_while_a_thread_waits_gives_the_llm_back(llm):
     next(stream)
     other = threading.Thread(target=lambda: done.append(llm.generate("ab", FREE)), daemon=True)
     other.start()
-    while len(llm._line._tickets) < 2:
+    while len(llm._queue._tickets) < 2:
         time.sleep(0.001)
     del stream
     other.join(30)
@@ -547,7 +536,7 @@ def asked(llm, monkeypatch):
         seen.append((list(messages), options.prefill, options.tools))
         return model.tokenize("ab" + options.prefill, special=True)
 
-    monkeypatch.setattr(request_module, "encode_chat", encode)
+    monkeypatch.setattr(images, "encode_chat", encode)
     return seen
 
 

@@ -148,10 +148,10 @@ def test_the_first_pass_of_a_width_is_not_timed_on_a_gpu(monkeypatch):
     class Gpu(FakeModel):
         slow_first_pass = True
 
-        def logits(self, tokens, n_rows, branches=()):
+        def logits(self, tokens, n_rows):
             now[0] += 0.01 if len(tokens) in compiled else 0.6
             compiled.add(len(tokens))
-            return super().logits(tokens, n_rows, branches)
+            return super().logits(tokens, n_rows)
 
     profile = profiler.measure(Gpu(random_table(np.random.default_rng(0), 4)), None)
     assert profile.target[1] == pytest.approx(0.01)
@@ -166,10 +166,10 @@ def test_first_passes_of_many_widths_end_after_a_while(monkeypatch):
     class SlowGpu(FakeModel):
         slow_first_pass = True
 
-        def logits(self, tokens, n_rows, branches=()):
+        def logits(self, tokens, n_rows):
             now[0] += 0.01 if len(tokens) in compiled else 30.0
             compiled.add(len(tokens))
-            return super().logits(tokens, n_rows, branches)
+            return super().logits(tokens, n_rows)
 
     gpu = SlowGpu(random_table(np.random.default_rng(0), 4), n_ctx=128)
     profile = profiler.measure(gpu, None)

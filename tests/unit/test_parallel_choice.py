@@ -72,7 +72,6 @@ def test_nothing_measured(monkeypatch, room, n):
 
 
 def test_one_for_what_needs_passes_of_its_own(monkeypatch):
-    for name in ("tree", "strict"):
-        choice = chosen(monkeypatch, speculation=Speculation(**{name: True}))
-        assert choice == (1, f"{name} needs passes without other requests")
+    choice = chosen(monkeypatch, speculation=Speculation(strict=True))
+    assert choice == (1, "strict needs passes without other requests")
     assert chosen(monkeypatch, room=None) == (1, "the free memory is unknown")

@@ -7,8 +7,7 @@ import pytest
 
 from gguf_spec import errors, models
 from gguf_spec.registry import hub as hub_module
-from gguf_spec.registry.references import local_models, ollama_model, parse, quant_of
-from gguf_spec.registry.resolve import resolve
+from gguf_spec.registry.resolve import local_models, ollama_model, parse, quant_of, resolve
 
 DIGEST = "ab" * 32
 COMMIT = "c0ffee" + 34 * "0"

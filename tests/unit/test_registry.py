@@ -10,6 +10,7 @@ import yaml
 from gguf_spec import Sampling
 from gguf_spec.errors import InvalidModelsFileError, ModelNotFoundError
 from gguf_spec.registry import models_file
+from gguf_spec.registry.models_file import Piece
 from gguf_spec.registry.resolve import Entry, Part, entries, resolve, split_names, user_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -59,9 +60,10 @@ VOCABULARY = {
     "tales": 4_096,
 }
 # Models without a draft model, drafted for by their text; the second line is that of hybrids.
-ALONE = dict.fromkeys(["smollm2-135m-instruct", "gpt-oss-20b", "gemma4-e4b", "gemma4-e2b", "phi4-mini", "smollm3-3b"], "ngram") | dict.fromkeys(
+ALONE = dict.fromkeys(["smollm2-135m-instruct", "gpt-oss-20b", "gemma4-e4b", "gemma4-e2b", "phi4-mini", "smollm3-3b", "tinyllama-1.1b"], "ngram") | dict.fromkeys(
     ["qwen3.6-27b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-0.8b", "lfm2.5-1.2b"], "ngram"
 )  # fmt: skip
+EMBEDDING = ["nomic-embed-text-v1.5"]
 PADDED = {"qwen2.5-7b": 152_064, "qwen2.5-coder-7b": 152_064}
 PAIRS = {
     "smollm2-135m": ["smollm2-360m", "smollm2-1.7b"],
@@ -82,7 +84,7 @@ FAMILIES = {
 
 def test_all_families_exist():
     assert sorted(entries()) == sorted(
-        [*PAIRS, *ALONE, *(target for targets in PAIRS.values() for target in targets)]
+        [*PAIRS, *ALONE, *EMBEDDING, *(target for targets in PAIRS.values() for target in targets)]
     )
     assert {
         alias: entry.name for entry in entries().values() for alias in entry.aliases
@@ -117,18 +119,17 @@ def test_models_decoded_plainly_are_marked():
 def test_new_entries_have_a_sha256_and_a_revision():
     for name in ALONE:
         entry = resolve(name)
-        assert entry.parts[0].sha256 and (entry.package or len(entry.revision) == 40), name
+        assert entry.parts[0].sha256 and (entry.pieces or len(entry.revision) == 40), name
 
 
 def test_every_entry_has_the_fields_that_a_user_needs():
     for entry in entries().values():
-        assert entry.license and entry.context and entry.tokenizer and entry.chat and entry.note, (
-            entry.name
-        )
+        assert entry.license and entry.context and entry.tokenizer and entry.note, entry.name
+        assert bool(entry.chat) == (entry.name not in EMBEDDING)
         assert entry.size_bytes
         assert "Q4" in (
             entry.path.name if entry.path else entry.parts[0].file
-        ).upper() or entry.name in ("tales", "gpt-oss-20b")
+        ).upper() or entry.name in ("tales", "gpt-oss-20b", "tinyllama-1.1b", *EMBEDDING)
         Sampling(**entry.sampling)
         assert entry.permissive or any(word in entry.note for word in ("licence", "terms")), (
             entry.name
@@ -381,6 +382,61 @@ def test_mistakes_in_a_package(write, old, new, said):
     with pytest.raises(InvalidModelsFileError) as caught:
         resolve("mine", write(PACKAGE_ENTRY.replace(old, new)))
     assert said in str(caught.value)
+
+
+PIECES = """models:
+  mine:
+    file: some-Q4_0.gguf
+    size_bytes: 5
+    sha256: %s
+    packages:
+      - {package: some-model==1.0, file: some_model/1.bin}
+      - {package: "npm:@me/some-model@1.0.0-rc.1", file: package/2.bin}
+""" % (64 * "a")  # fmt: skip
+
+
+def test_several_packages_in_a_file(write):
+    entry = resolve("mine", write(PIECES))
+    pieces = (Piece("some-model==1.0", "some_model/1.bin"), Piece("npm:@me/some-model@1.0.0-rc.1", "package/2.bin"))  # fmt: skip
+    assert (entry.repo, entry.package, entry.packages, entry.pieces) == (None, None, pieces, pieces)
+    also = PIECES.replace(
+        "    file: some", f"    repo: a/b\n    revision: {REVISION}\n    file: some"
+    )
+    assert (resolve("mine", write(also)).repo, resolve("mine", write(also)).pieces) == ("a/b", pieces)  # fmt: skip
+    assert resolve("mine", write(PIECES + "    zip_at: 7\n")).zip_at == 7
+    one = resolve("mine", write(PACKAGE_ENTRY))
+    assert one.pieces == (Piece("some-model==1.0", "some_model/some-Q4_0.gguf"),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    size_bytes: 5\n", "", "models.mine has no size_bytes."),
+        ("    size_bytes", "    package: a==1\n    size_bytes", "models.mine.packages is a list but must be omitted beside a package"),
+        ("    size_bytes", "    repo: bundled\n    size_bytes", "omitted for a bundled model"),
+        ("    size_bytes", "    repo: a/b\n    size_bytes", "models.mine has no revision."),
+        ("    size_bytes", "    path: x.gguf\n    size_bytes", "omitted beside a path"),
+        ("    file: some-Q4_0.gguf\n    size_bytes: 5\n    sha256: " + 64 * "a", "    parts: [{file: x.gguf}]", "omitted beside parts"),
+        ("some-Q4_0.gguf", "x-00001-of-00002.gguf", "one whole model"),
+        ("some_model/1.bin", "../1.bin", "models.mine.packages[0].file is '../1.bin' but must be the path of a file inside the package"),
+        (", file: some_model/1.bin", "", "models.mine.packages[0] has no file."),
+        ("      - {package: some-model==1.0, file: some_model/1.bin}\n", "      - text\n", "models.mine.packages[0] is 'text' but must be a mapping"),
+        *(
+            ("npm:@me/some-model@1.0.0-rc.1", package, "must be NAME==VERSION or npm:NAME@VERSION")
+            for package in ("npm:a", "npm:a@1", "npm:a@^1.0.0", "npm:-a@1.0.0", "npm:a@latest", "npm:a@file:x", "npm:http://x/a@1.0.0", "npm:a@1.0.0 -g")
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_in_several_packages(write, old, new, said):
+    with pytest.raises(InvalidModelsFileError) as caught:
+        resolve("mine", write(PIECES.replace(old, new)))
+    assert said in str(caught.value)
+
+
+def test_no_packages(write):
+    text = PIECES[: PIECES.index("    packages:")] + "    packages: []\n"
+    with pytest.raises(InvalidModelsFileError, match="a list of 1 to 256 packages"):
+        resolve("mine", write(text))
 
 
 # files of one's own

