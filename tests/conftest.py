@@ -1,15 +1,41 @@
-"""Shared fixtures: --slow, no unnoticed failure of a draft, and the bundled pair, loaded once."""
+"""Three tiers of tests, no unnoticed failure of a draft, and the bundled pair, loaded once.
+
+A quick test starts no program, but for about forty of the command line, and takes at most `QUICK_S` of
+processor time. All others are marked `full`, and `slow` where they take minutes: kills, thousands of
+signals, hours of load. `pytest` runs the quick ones, `--all` the full ones too, and `--slow` all. A test
+that is named on the command line, or whose file or folder is, needs no `--all`.
+"""
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
 from tests.support import children
 
+# Largest processor time of a quick test, in seconds, that of programs included.
+QUICK_S = 2.0
+
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="run the slow tests too")
+    parser.addoption("--all", action="store_true", help="run all tests but the slow ones")
+    parser.addoption("--slow", action="store_true", help="run all tests, the slow ones too")
+    parser.addoption("--cpu", metavar="FILE", help="append the processor time of each test to FILE")
+
+
+def _left_out(config):
+    """Return the marks of the tests that this run leaves out."""
+    if config.getoption("--slow"):
+        return set()
+    is_all = config.getoption("--all") or config.args_source is not config.ArgsSource.TESTPATHS
+    return {"slow"} if is_all else {"slow", "full"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    # a process of pytest-xdist cannot see where the paths come from
+    node.workerinput["left_out"] = sorted(_left_out(node.config))
 
 
 def pytest_configure():
@@ -20,11 +46,17 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--slow"):
-        return
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+    found = getattr(config, "workerinput", {}).get("left_out")
+    left_out = _left_out(config) if found is None else set(found)
+    unwanted = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
+    if unwanted:
+        config.hook.pytest_deselected(items=unwanted)
+        items[:] = [item for item in items if item not in set(unwanted)]
+
+
+def _processor_s():
+    """Return the processor time of this process and of the programs that it started and that have ended."""
+    return sum(os.times()[:4])
 
 
 class _Records(logging.Handler):
@@ -38,17 +70,29 @@ class _Records(logging.Handler):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Fail a test in which a draft failed, unless it is marked `failing_drafts`: the text does not show it."""
+    """Fail a test in which a draft failed unnoticed, and a quick one that takes long.
+
+    A draft that fails does not change the text, so only the mark `failing_drafts` allows it.
+    """
     from gguf_spec.speculative.drafters import model
 
     log, records = logging.getLogger("gguf_spec.drafters"), _Records()
     model._log.cache_clear()
     log.addHandler(records)
+    started_s = _processor_s()
     try:
         result = yield
     finally:
         log.removeHandler(records)
     assert "failing_drafts" in item.keywords or not records.messages
+    took_s = _processor_s() - started_s
+    if path := item.config.getoption("--cpu"):
+        with Path(path).open("a") as file:
+            file.write(f"{took_s:.3f} {item.nodeid}\n")
+    is_quick = not any(item.iter_markers("full")) and not any(item.iter_markers("slow"))
+    assert took_s < QUICK_S or not is_quick, (
+        f"a quick test took {took_s:.1f} s of processor time: make it smaller, or mark it `full`"
+    )
     return result
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any, NoReturn
 
 import click
 
-from .. import __version__, errors
-from .command import CommandGroup, LazyCommands, Place, UnknownNameError
-from .output import CONTROL
+import gguf_spec
+
+from .command import CONTROL, Command, CommandGroup, LazyCommands, Place, UnknownNameError
 
 __all__ = ["cli", "main"]
 
@@ -44,7 +45,7 @@ _COMMANDS = {
     "show and rm are those of models.",
 )
 @click.version_option(
-    __version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s"
+    gguf_spec.__version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s"
 )
 def cli() -> None:
     """Run quantised GGUF models faster, without changing their text.
@@ -64,16 +65,13 @@ def cli() -> None:
     """
 
 
-def _show_log() -> None:
-    """Write what the library logs to stderr: warnings as notes, errors as they are."""
-    import logging
+def _user_defaults(command: Command) -> dict[str, Any]:
+    from .config import defaults
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            text = self.format(record).translate(CONTROL)
-            click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
+    return defaults(command)
 
-    logging.getLogger("gguf_spec").addHandler(Handler(logging.WARNING))
+
+CommandGroup.root, Command.user_defaults = cli, staticmethod(_user_defaults)
 
 
 def main() -> None:
@@ -86,10 +84,11 @@ def main() -> None:
         code = cli.main(prog_name="gguf-spec", standalone_mode=False)
         if sys.stdout:
             sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
     except UnknownNameError as error:
         _fail(error.message, error.hint, 2)
     except click.UsageError as error:
@@ -100,14 +99,14 @@ def main() -> None:
         )
     except click.ClickException as error:
         _fail(error.format_message(), "check the file and its permissions.", 1)
-    except errors.GgufSpecError as error:
-        if _wants_trace():
+    except gguf_spec.errors.GgufSpecError as error:
+        flags = [a for a in sys.argv if a == "--verbose" or (a[:2] == "-v" and not a.strip("-v"))]
+        if sum(1 if a == "--verbose" else len(a) - 1 for a in flags) > 1:
             raise
         from .error_text import message_and_hint
 
-        _fail(*message_and_hint(error), 2 if isinstance(error, errors.InvalidOptionError) else 1)
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(130)
+        is_usage = isinstance(error, gguf_spec.errors.InvalidOptionError)
+        _fail(*message_and_hint(error), 2 if is_usage else 1)
     except OSError as error:  # such as a full disk; the flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _fail(
@@ -117,6 +116,7 @@ def main() -> None:
         )
     except MemoryError:
         _fail("there is not enough memory.", "set a smaller --ctx or use a smaller model.", 1)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _set_up() -> None:
@@ -127,22 +127,21 @@ def _set_up() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # no encoding errors on terminals without UTF-8
-    if not {"-h", "--help", "-V", "--version"} & set(sys.argv):  # `logging` is slow to import
-        _show_log()
+    if {"-h", "--help", "-V", "--version"} & set(sys.argv):  # `logging` is slow to import
+        return
+    import logging
+
+    class Handler(logging.Handler):
+        """Writes warnings as notes, and errors as they are."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            text = self.format(record).translate(CONTROL)
+            click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
+
+    logging.getLogger("gguf_spec").addHandler(Handler(logging.WARNING))
 
 
-def _wants_trace() -> bool:
-    return (
-        sum(
-            1 if a == "--verbose" else len(a) - 1
-            for a in sys.argv
-            if a == "--verbose" or (a[:2] == "-v" and not a.strip("-v"))
-        )
-        > 1
-    )
-
-
-def _fail(message: str, hint: str, code: int) -> None:
+def _fail(message: str, hint: str, code: int) -> NoReturn:
     message, hint = (" ".join(text.translate(CONTROL).splitlines()) for text in (message, hint))
     click.echo(f"Error: {message}\nHint: {hint}", err=True)
     sys.exit(code)

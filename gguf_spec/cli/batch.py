@@ -11,8 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ..options import SAMPLING, Sampling
-from .command import Command
-from .generate import sampling_with_overflow
+from .command import CONTROL, Command, flag, option
 from .options import (
     SAMPLING_PARAMETERS,
     at_once,
@@ -22,9 +21,10 @@ from .options import (
     speculation_options,
     table_option,
     think_option,
+    to_sampling,
     to_speculation,
 )
-from .output import CONTROL, Line
+from .output import Line
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -35,10 +35,9 @@ _MOST_NOTES = 20  # lines with an error that are named
 _DECIDE = ("kv_type", "lora", "flash_attention")
 
 
-_USUAL = "model draft parallel system max_tokens temperature seed ctx quiet"
-
-
-@click.command(cls=Command, usual=tuple(_USUAL.split()))
+@click.command(
+    cls=Command, usual="model draft parallel system max_tokens temperature seed ctx quiet"
+)
 @click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @partial(model_options, chat=True)
@@ -47,17 +46,16 @@ _USUAL = "model draft parallel system max_tokens temperature seed ctx quiet"
 @table_option("shared_drafts")
 @speculation_options
 @sampling_options
-@click.option(
-    "--raw/--chat",
-    "raw",
-    default=None,
-    help="Continue the prompts of plain lines, or answer them with the chat template.  "
+@option(
+    "--raw/--chat raw",
+    "Continue the prompts of plain lines, or answer them with the chat template.  "
     "[default: by model]",
+    default=None,
 )
-@click.option("-s", "--system", help="System message of plain lines without one; implies --chat.")
+@option("-s --system", "System message of plain lines without one; implies --chat.")
 @table_option("overflow")
 @think_option
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors.")
+@flag("-q --quiet", "Write only errors.")
 def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     """Answer each line of IN.jsonl, in the same order, in OUT.jsonl.
 
@@ -80,13 +78,11 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
 
     given = sys.stdin.buffer if str(source) == "-" else source
     results: Path | BinaryIO = sys.stdout.buffer if str(target) == "-" else target
-    sampling, speculation = sampling_with_overflow(options), to_speculation(options)
-    with Batch(given, results) as run:
-        draft = options["draft"] if speculation.k else "none"
-        with load_models(options, draft, speculation) as llm:
-            if options["verbose"]:
-                click.echo(f"{llm.name}: {at_once(llm)}", err=True)
-            return _run(run, llm, _defaults(llm, sampling, options), quiet)
+    sampling, speculation = to_sampling(options, overflow=True), to_speculation(options)
+    with Batch(given, results) as run, load_models(options, speculation) as llm:
+        if options["verbose"]:
+            click.echo(f"{llm.name}: {at_once(llm)}", err=True)
+        return _run(run, llm, _defaults(llm, sampling, options), quiet)
 
 
 def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:
@@ -107,7 +103,7 @@ def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefa
 
 def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
     """Answer the lines; return the exit code."""
-    line, n_noted = Line(sys.stderr), 0
+    line, n_noted = Line(), 0
 
     def note(number: int, fault: str) -> None:
         nonlocal n_noted

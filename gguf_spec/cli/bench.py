@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Command
-from .options import json_option, load_models, model_options
+from .command import Command, flag, json_option, option
+from .options import load_models, model_options
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -27,46 +27,31 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 
 @click.command(cls=Command)
 @model_options
-@click.option(
-    "-w",
-    "--workload",
-    multiple=True,
-    help="story, repetitive, copy, chat, long, short, or a long workload. Repeatable.  "
+@option(
+    "-w --workload",
+    "story, repetitive, copy, chat, long, short, or a long workload. Repeatable.  "
     "[default: these six]",
+    multiple=True,
 )
-@click.option(
+@flag(
     "--long",
-    is_flag=True,
-    help="Run the long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. "
+    "Run the long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. "
     "Takes hours on a large model.",
 )
-@click.option(
-    "--runs",
+@option(
+    "--runs", "Runs of each setting on each workload.  [default: 3, or 1 with --quick]", type=int
+)
+@option(
+    "-n --max-tokens",
+    "Length of an answer in tokens.  [default: 128; chat 64, short 16; --quick 32]",
     type=int,
-    help="Runs of each setting on each workload.  [default: 3, or 1 with --quick]",
 )
-@click.option(
-    "-n",
-    "--max-tokens",
-    type=int,
-    help="Length of an answer in tokens.  [default: 128; chat 64, short 16; --quick 32]",
-)
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="Run few fixed settings, with short answers and greedy decoding only.",
-)
-@click.option(
-    "--useless",
-    metavar="FILE",
-    help="Draft model with random weights, to measure the worst case.",
-)
-@click.option("--seed", type=int, default=1, help="Seed of the first text.")
-@click.option(
-    "--minutes", type=float, help="Time limit in minutes; no further run starts after it."
-)
+@flag("--quick", "Run few fixed settings, with short answers and greedy decoding only.")
+@option("--useless", "Draft model with random weights, to measure the worst case.", metavar="FILE")
+@option("--seed", "Seed of the first text.", default=1)
+@option("--minutes", "Time limit in minutes; no further run starts after it.", type=float)
 @json_option("with all runs instead of the tables")
-def bench(**options: Any) -> int:
+def bench(**options: Any) -> None:
     """Compare the speed of adaptive drafting, plain decoding and fixed settings.
 
     The comparison is for these models on this machine. All settings run the same work with the
@@ -94,7 +79,6 @@ def bench(**options: Any) -> int:
         print_json(report.to_dict(), allow_nan=True)
     else:
         _show(report)
-    return 0
 
 
 def _run(options: dict[str, Any]) -> Report:
@@ -123,7 +107,7 @@ def _run(options: dict[str, Any]) -> Report:
 
     def timed(draft: str, what: str, limit_s: float | None, useless: bool = False) -> Report:
         with (
-            load_models(options, draft, Speculation()) as llm,
+            load_models(options, Speculation(), draft) as llm,
             counted(what, "runs") as progress,
         ):
             asked["limit_s"] = limit_s

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import click
 
@@ -18,23 +19,77 @@ _ANSWER = (
 _COMMON, _REST = "Usual", "Output and other"
 _IN_REST = ("think_budget", "mmproj", "rpc")
 _SETTINGS = {"auto_envvar_prefix": "GGUF_SPEC", "show_default": True}
+# Translation table that replaces control characters except tab and newline, so that the text of a
+# model cannot control the terminal.
+CONTROL = {
+    c: "\N{REPLACEMENT CHARACTER}"
+    for c in (*range(0x20), *range(0x7F, 0xA0))
+    if c not in (0x09, 0x0A)
+}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _groups() -> dict[str, Sequence[str]]:
+def option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
+    """Return the decorator that adds an option.
+
+    Args:
+        flags: Its names, and that of its parameter if it differs, separated by spaces.
+        help_: Its help.
+        more: Other arguments of `click.option`.
+    """
+    return click.option(*flags.split(), help=help_, **more)
+
+
+def flag(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
+    """Return the decorator that adds an option without a value."""
+    return option(flags, help_, is_flag=True, **more)
+
+
+def file_option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
+    """Return the decorator that adds an option whose value is a path."""
+    from pathlib import Path  # slow to import: not for the list of commands
+
+    given: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"} | more
+    return option(flags, help_, **given)
+
+
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return the decorator that adds several options in this order."""
+
+    def add(command: F) -> F:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return add
+
+
+def json_option(what: str = "") -> Callable[[F], F]:
+    """Return the option `--json`.
+
+    Args:
+        what: End of its help, such as "instead of the table"; empty where JSON replaces nothing.
+    """
+    text = f"Print one JSON object {what}".rstrip() + "."
+    return flag("--json as_json", text, envvar="GGUF_SPEC_JSON")
+
+
+def _groups() -> dict[str, list[str]]:
     """Return group of the help -> its parameters; all others are in the last group.
 
     A parameter is in the first group that names it.
     """
     from ..options import LOADING, PARAMETERS, REQUESTS, SAMPLING, SPECULATION
 
-    def of(table: Iterable[str]) -> list[str]:
-        return [PARAMETERS[name] for name in table if name not in _IN_REST]
-
-    return {
+    groups = {
         "Prompt and answer": _ANSWER,
-        "Drafting": ("draft", "draft_text", "shared_drafts", *of(SPECULATION)),
-        "Sampling": of(SAMPLING),
-        "Model and machine": ("model", "models_file", *of(LOADING), *of(REQUESTS), "verbose"),
+        "Drafting": ("draft", "draft_text", "shared_drafts", *SPECULATION),
+        "Sampling": (*SAMPLING,),
+        "Model and machine": ("model", "models_file", *LOADING, *REQUESTS, "verbose"),
+    }
+    return {
+        title: [PARAMETERS.get(name, name) for name in names if name not in _IN_REST]
+        for title, names in groups.items()
     }
 
 
@@ -52,7 +107,7 @@ class Place(NamedTuple):
     help: str
 
 
-class LazyCommands(MutableMapping[str, click.Command]):
+class LazyCommands(UserDict[str, Any]):
     """Commands of a group by their names; a module is imported when its command is looked up.
 
     Attributes:
@@ -60,33 +115,16 @@ class LazyCommands(MutableMapping[str, click.Command]):
     """
 
     def __init__(self, places: Mapping[str, Place]) -> None:
-        self.places = dict(places)
-        self._found: dict[str, click.Command] = {}
+        super().__init__(places)
+        self.places = places
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._found:
-            place = self.places[name]
+        if isinstance(place := self.data[name], Place):
             command = getattr(import_module(f".{place.module}", __package__), place.name)
             command.short_help = place.help
-            self._found[name] = command
-        return self._found[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self.places[name] = Place("", "", command.get_short_help_str())
-        self._found[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self.places[name]
-        self._found.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
+            self.data[name] = command
+        found: click.Command = self.data[name]
+        return found
 
 
 class UnknownNameError(click.UsageError):
@@ -113,7 +151,20 @@ class _OptionHints(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise no_such_option(error, ctx) from None
+            ctx = error.ctx or ctx
+            names = [
+                name
+                for one in ctx.command.get_params(ctx)
+                if isinstance(one, click.Option)
+                for name in (*one.opts, *one.secondary_opts)
+            ]
+            near = nearest_option(error.option_name, names)
+            hint = f"did you mean {near}? " if near else ""
+            raise UnknownNameError(
+                f"{ctx.command_path} has no option {error.option_name}.",
+                f"{hint}{ctx.command_path} --help lists the options.",
+                ctx,
+            ) from None
 
 
 class Command(_OptionHints):
@@ -123,20 +174,24 @@ class Command(_OptionHints):
         usual: Parameters to show first; empty shows all options in one list.
         own_defaults: Parameters to which the section `default` of the config file does not apply.
         reads_config: Whether the config file has defaults for the command.
+        user_defaults: Returns the values of the config file for a command, by parameter.
     """
+
+    user_defaults: ClassVar[Callable[[Command], dict[str, Any]]]
 
     def __init__(
         self,
         name: str | None = None,
         *,
-        usual: tuple[str, ...] = (),
+        usual: str = "",
         own_defaults: tuple[str, ...] = (),
         reads_config: bool = True,
         context_settings: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(name, context_settings=_SETTINGS | (context_settings or {}), **settings)
-        self.usual, self.own_defaults, self.reads_config = usual, own_defaults, reads_config
+        self.usual, self.own_defaults = usual.split(), own_defaults
+        self.reads_config = reads_config
 
     def make_context(
         self,
@@ -153,10 +208,8 @@ class Command(_OptionHints):
         options = args[: args.index("--")] if "--" in args else args
         is_for_help = {"-h", "--help"} & set(options)  # which works with any config file
         if self.reads_config and not (extra.get("resilient_parsing") or is_for_help):
-            from . import config
-
             built_in = self.context_settings.get("default_map", {})
-            extra["default_map"] = built_in | config.defaults(self)
+            extra["default_map"] = built_in | Command.user_defaults(self)
         context = super().make_context(info_name, args, parent, **extra)
         CommandGroup.context = context
         return context
@@ -186,7 +239,7 @@ class Command(_OptionHints):
             for one in self.get_params(ctx)
             if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
         }
-        for title, names in ({_COMMON: self.usual} | _groups()).items():
+        for title, names in {_COMMON: self.usual, **_groups()}.items():
             rows = [records.pop(name) for name in names if name in records]
             if rows:
                 with formatter.section(f"{title} options"):
@@ -199,11 +252,13 @@ class CommandGroup(_OptionHints, click.Group):
     """Group that records the command to run, and has hints for unknown commands.
 
     Attributes:
+        root: The group of all commands.
         running: The command of this process; None before it is known.
         context: Context of the command; None before its arguments are read.
     """
 
     command_class = Command
+    root: ClassVar[CommandGroup]
     running: click.Command | None = None
     context: click.Context | None = None
 
@@ -237,23 +292,18 @@ class CommandGroup(_OptionHints, click.Group):
         """
         try:
             found = super().resolve_command(ctx, args)
-        except click.NoSuchOption as error:
-            raise no_such_option(error, ctx) from None
         except click.UsageError as error:
             if self.get_command(ctx, args[0]):
                 raise
-            raise self._no_such_command(ctx, args[0]) from error
+            near = nearest_command(args[0], [path for path, _ in self.paths()])
+            hint = f"{ctx.command_path} --help lists the commands."
+            raise UnknownNameError(
+                f"there is no command {args[0]!r}.",
+                f"did you mean {ctx.command_path} {near}?" if near else hint,
+                ctx,
+            ) from error
         CommandGroup.running = found[1]
         return found
-
-    def _no_such_command(self, ctx: click.Context, typed: str) -> UnknownNameError:
-        near = nearest_command(typed, [path for path, _ in self.paths()])
-        hint = f"did you mean {ctx.command_path} {near}?" if near else None
-        return UnknownNameError(
-            f"there is no command {typed!r}.",
-            hint or f"{ctx.command_path} --help lists the commands.",
-            ctx,
-        )
 
     def paths(self) -> Iterator[tuple[str, click.Command]]:
         """Yield all commands below this group, with the names that lead there."""
@@ -261,21 +311,3 @@ class CommandGroup(_OptionHints, click.Group):
             yield name, command
             if isinstance(command, CommandGroup):
                 yield from ((f"{name} {rest}", below) for rest, below in command.paths())
-
-
-def no_such_option(error: click.NoSuchOption, ctx: click.Context) -> UnknownNameError:
-    """Return the error about an unknown option with a hint that names an option of the command."""
-    ctx = error.ctx or ctx
-    names = [
-        name
-        for one in ctx.command.get_params(ctx)
-        if isinstance(one, click.Option)
-        for name in (*one.opts, *one.secondary_opts)
-    ]
-    near = nearest_option(error.option_name, names)
-    hint = f"did you mean {near}? " if near else ""
-    return UnknownNameError(
-        f"{ctx.command_path} has no option {error.option_name}.",
-        f"{hint}{ctx.command_path} --help lists the options.",
-        ctx,
-    )

@@ -11,6 +11,8 @@ from .command import Command
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from ..models import Entry
+
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -43,15 +45,7 @@ def model_names(
     """Return the model names that begin with `incomplete`; without a match, complete files."""
     from click.shell_completion import CompletionItem
 
-    from ..errors import GgufSpecError
-    from ..models import list_models
-
-    try:
-        found = {
-            name: entry.note for entry in list_models() for name in (entry.name, *entry.aliases)
-        }
-    except GgufSpecError:  # an invalid models.yaml is reported when a model is loaded
-        found = {}
+    found = {name: entry.note for name, entry in _models().items()}
     if param.name == "draft":
         found |= {
             "auto": "the best draft on this disk",
@@ -69,15 +63,16 @@ def model_names(
 
 def names_from(incomplete: str) -> list[str]:
     """Return the names of models on this disk that begin with a text."""
+    from ..models import find
+
+    return [name for name, one in _models().items() if name.startswith(incomplete) and find(one)]
+
+
+def _models() -> dict[str, Entry]:
     from ..errors import GgufSpecError
-    from ..models import find, list_models
+    from ..models import list_models
 
     try:
-        return [
-            name
-            for entry in list_models()
-            for name in (entry.name, *entry.aliases)
-            if name.startswith(incomplete) and find(entry)
-        ]
-    except GgufSpecError:  # an invalid models.yaml
-        return []
+        return {name: one for one in list_models() for name in (one.name, *one.aliases)}
+    except GgufSpecError:  # an invalid models.yaml is reported when a model is loaded
+        return {}

@@ -16,7 +16,6 @@ An option on the command line comes first, then the environment, then this file.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,9 +24,8 @@ from typing import Any
 
 import click
 
-from .command import Command, CommandGroup, UnknownNameError
+from .command import Command, CommandGroup, UnknownNameError, flag
 from .habits import HIDDEN_NAMES, nearest_option
-from .parameters import NumberOrAuto
 
 _TEMPLATE = """\
 # Defaults of gguf-spec. An option on the command line comes first, then the environment
@@ -72,20 +70,20 @@ def config(ctx: click.Context) -> None:
 
 
 @config.command(reads_config=False, short_help="Show the file and the values in force.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def show(as_json: bool = False) -> int:
+@flag("--json as_json", "Print one JSON object.")
+def show(as_json: bool = False) -> None:
     """Show the file, its values and those of the environment; check them all."""
-    file = config_path()
-    values = _values()
+    import json
+
+    file, values, last = config_path(), _values(), ""
     if as_json:
         names = ("source", "section", "key", "value")
         rows = [dict(zip(names, row, strict=True)) for row in values]
         data = {"path": str(file), "exists": file.exists(), "values": rows}
         click.echo(json.dumps(data, ensure_ascii=False, default=str))
-        return 0
+        return
     absent = "" if file.exists() else " (does not exist; gguf-spec config edit makes it)"
     click.echo(f"{file}{absent}")
-    last = ""
     for source, section, key, value in values:
         title = f"[{section}]" if source == "file" else "environment"
         if title != last:
@@ -94,7 +92,6 @@ def show(as_json: bool = False) -> int:
         click.echo(f"  {key} = {json.dumps(value, ensure_ascii=False, default=str)}")
     if not values:
         click.echo("No option has another default than its own.")
-    return 0
 
 
 def _values() -> list[tuple[str, str, str, Any]]:
@@ -111,24 +108,21 @@ def _values() -> list[tuple[str, str, str, Any]]:
         for option in command.params
         if isinstance(option, click.Option)
     } | {"GGUF_SPEC_JSON"}
-    given = (name for name in sorted(names) if os.environ.get(name))
-    found += [("environment", "", name, os.environ[name]) for name in given]
-    secret = ("api_key", "api-key", "GGUF_SPEC_API_KEY")
-    return [
-        (source, section, key, "(set)" if key in secret else value)
-        for source, section, key, value in found
+    found += [
+        ("environment", "", one, os.environ[one]) for one in sorted(names) if os.environ.get(one)
     ]
+    secret = ("api_key", "api-key", "GGUF_SPEC_API_KEY")
+    return [(*one[:3], "(set)" if one[2] in secret else one[3]) for one in found]
 
 
 @config.command(reads_config=False, short_help="Print the path of the file.")
-def path() -> int:
+def path() -> None:
     """Print the path of the config file, which need not exist."""
     click.echo(config_path())
-    return 0
 
 
 @config.command(reads_config=False, short_help="Open the file in the editor, and check it.")
-def edit() -> int:
+def edit() -> None:
     """Open the file in $VISUAL or $EDITOR, and check it afterwards. A new file has examples."""
     file = config_path()
     try:
@@ -142,7 +136,6 @@ def edit() -> int:
     click.edit(filename=str(file))
     _values()
     click.echo(f"{file} has no errors.")
-    return 0
 
 
 DEFAULT = "default"
@@ -240,10 +233,7 @@ def _commands(all_: bool = False) -> Iterator[tuple[str, Command]]:
     Args:
         all_: Whether to include commands that do not read the file.
     """
-    from . import cli
-
-    assert isinstance(cli, CommandGroup)
-    for name, command in cli.paths():
+    for name, command in CommandGroup.root.paths():
         if isinstance(command, Command) and (all_ or command.reads_config):
             yield name.replace(" ", "."), command
 
@@ -329,7 +319,7 @@ def _kind(option: click.Option) -> tuple[str, tuple[type, ...]]:
         return "true or false", (bool,)
     if option.count or isinstance(option.type, click.types.IntParamType):
         return "a whole number", (int,)
-    if isinstance(option.type, NumberOrAuto):
+    if option.type.name.endswith("|auto"):
         return "a whole number or text", (int, str)
     if isinstance(option.type, click.types.FloatParamType):
         return "a number", (int, float)

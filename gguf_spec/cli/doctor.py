@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options import PLACEMENT
-from .command import Command
+from .command import Command, flag, json_option
 from .error_text import in_command
-from .options import json_option, load_models, model_options
+from .options import load_models, model_options
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ _INDENT = 19  # width of the columns for status and name, in characters
 
 @click.command(cls=Command)
 @partial(model_options, download=False)
-@click.option(
-    "--online",
-    is_flag=True,
-    help="Check whether the hub responds; without this option no request is made.",
-)
+@flag("--online", "Check whether the hub responds; without this option no request is made.")
 @json_option("instead of the table")
 def doctor(**options: Any) -> int:
     """Check this installation, this machine and the models; report problems and their fixes.
@@ -111,7 +107,7 @@ _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
 @click.command(cls=Command)
 @model_options
 @json_option("instead of the table")
-def tune(**options: Any) -> int:
+def tune(**options: Any) -> None:
     """Measure the cost of these models on this machine, and save the result.
 
     Times passes of both models over 1 to 33 tokens, at the start of a context and far into one, and
@@ -129,7 +125,7 @@ def tune(**options: Any) -> int:
 
     # Without speculation, so that the load measures nothing.
     with (
-        load_models(options, options["draft"], Speculation(0)) as llm,
+        load_models(options, Speculation(0), options["draft"]) as llm,
         counted("measuring", "passes") as progress,
     ):
         tuning = run(llm, progress=progress)
@@ -140,7 +136,6 @@ def tune(**options: Any) -> int:
         print_json(tuning.to_dict())
     else:
         click.echo("\n".join(cost_lines(tuning)))
-    return 0
 
 
 def cost_lines(tuning: Tuning) -> list[str]:

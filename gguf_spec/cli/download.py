@@ -1,24 +1,30 @@
-"""Downloads on the command line: agreement to licences, progress, and one line about each model."""
+"""Downloads on the command line, and the default model of a command.
+
+The default model is looked up once, because the search reads the headers of large files and its
+result depends on the free memory: all parts of a command must use the same model. After a download
+it is looked up again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
     from .. import Progress
-    from ..models import Entry, Pulled
+    from ..models import DefaultModel, Entry, Pulled
 
 _NO_MODEL = ("mtp", "ngram", "none")  # values of `draft` that are not models
+_KEY = "gguf_spec.default_model"
+# End of a file name: its quantisation and its type.
+_ENDING = re.compile(r"(?i)[-._](?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*)\.gguf$|\.gguf$")
 # Kind of verification of a file -> text.
 VERIFIED = {
     "sha256": "sha256 verified",
@@ -53,7 +59,12 @@ def download(
         with _progress(entry, quiet) as tell:
             pulled.append(store.pull(entry, force=force, offline=offline, progress=tell))
         if not quiet:
-            click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
+            one, came = pulled[-1], "already on this disk"
+            if one.loaded_bytes:
+                loaded = store.format_bytes(one.loaded_bytes)
+                came = f"{loaded} in {time.monotonic() - start:.1f} s"
+            text = f"{one.name}: {came}, {VERIFIED[one.verified]}: {one.paths[0]}"
+            click.echo(text, err=True)
     return pulled
 
 
@@ -127,18 +138,6 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
         yield write
         return
-    with _bar(console) as bar:
-
-        def draw(now: Progress) -> None:
-            if now.stage not in seen:
-                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
-            bar.update(seen[now.stage], completed=now.done, total=now.total)
-
-        yield draw
-
-
-def _bar(console: Console) -> Bar:
-    """Return a progress bar of bytes with their speed."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -150,32 +149,87 @@ def _bar(console: Console) -> Bar:
     from rich.progress import Progress as Bar
     from rich.text import Text
 
-    from ..models import format_bytes
-
     class Speed(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
             text = "?" if speed is None else f"{format_bytes(speed)}/s"
             return Text(text, style="progress.data.speed")
 
-    return Bar(
+    columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         Speed(),
         TimeRemainingColumn(),
-        console=console,
-        transient=True,
     )
+    with Bar(*columns, console=console, transient=True) as bar:
+
+        def draw(now: Progress) -> None:
+            if now.stage not in seen:
+                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
+            bar.update(seen[now.stage], completed=now.done, total=now.total)
+
+        yield draw
 
 
-def _line(pulled: Pulled, seconds: float) -> str:
-    """Return one line about a completed download."""
+def default_model(models_file: Path | None) -> DefaultModel:
+    """Return the result of `models.default_model`, the same one for the whole command."""
+    from .. import models
+
+    kept = click.get_current_context().meta
+    if _KEY not in kept:
+        kept[_KEY] = models.default_model(models_file)
+    found: DefaultModel = kept[_KEY]
+    return found
+
+
+def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) -> None:
+    """Download the missing models of a command if the user agrees.
+
+    The question is asked at a terminal only. Without agreement nothing happens: loading then fails
+    with the reason.
+
+    Args:
+        model: The target, as `--model` takes it; None for the default model.
+        draft: The draft, as `--draft` takes it.
+        options: The options of the command: `offline`, `yes` and `models_file`.
+    """
+    if options["offline"] or not (options["yes"] or at_terminal()):
+        return
     from ..models import format_bytes
 
-    came = (
-        f"{format_bytes(pulled.loaded_bytes)} in {seconds:.1f} s"
-        if pulled.loaded_bytes
-        else "already on this disk"
-    )
-    return f"{pulled.name}: {came}, {VERIFIED[pulled.verified]}: {pulled.paths[0]}"
+    if not (wanted := _missing(model, draft, options)):
+        return
+    described = []
+    for one in wanted:
+        title = _ENDING.sub("", one.parts[0].file.rpartition("/")[2]) if one.parts else one.name
+        size = format_bytes(one.size_bytes) if one.size_bytes else "size unknown"
+        described.append(f"{title}, {size}, {one.license or 'licence unknown'}")
+    # The default is no if a licence is not permissive.
+    free = all(one.permissive or one.license is None for one in wanted)
+    question = f"Download {' and the draft '.join(described)}?"
+    if options["yes"] or click.confirm(question, default=free, err=True):
+        download(wanted)
+        click.get_current_context().meta.pop(_KEY, None)  # looked up again
+
+
+def _missing(model: str | None, draft: str, options: Mapping[str, Any]) -> list[Entry]:
+    """Return the entries of the models that are not on this disk, the target first.
+
+    The draft that models.yaml names counts if the target is missing, too: a target without its
+    draft works.
+    """
+    from ..models import find, resolve
+
+    models_file = options["models_file"]
+    if model is None:
+        chosen = default_model(models_file)
+        target, is_here = chosen.entry, chosen.path is not None
+    else:
+        target = resolve(model, models_file)
+        is_here = target.path is not None or find(target) is not None
+    with_draft = draft == "auto" and not is_here
+    entries = with_drafts([target], with_draft, models_file)
+    if draft not in ("auto", "mtp", "ngram", "none"):
+        entries.append(resolve(draft, models_file))
+    return [entry for entry in entries if entry.path is None and not find(entry)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ContextTooShortError, GgufSpecError
+from ..errors import ContextTooShortError, GgufSpecError, InvalidOptionError
 from ..options import Sampling, Speculation
-from .command import Command
+from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
-from .options import json_option, load_models, model_options, offline_option, table_option
+from .options import load_models, model_options, offline_option, table_option
 from .output import (
-    CONTROL,
-    PromptBar,
+    LateBar,
     answer_json,
     ctrl_c_cancels,
     print_json,
@@ -29,54 +29,42 @@ from .output import (
 from .text_file import TextFile
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .. import LLM, Completion, Stats
 
 _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 
-_USUAL = "yes diff_only output model draft max_tokens temperature ctx stats as_json"
-
-
 @click.command(
     cls=Command,
-    usual=tuple(_USUAL.split()),
+    usual="yes diff_only output model draft max_tokens temperature ctx stats as_json",
     own_defaults=("temperature", "draft", "max_tokens"),
     context_settings={"default_map": {"draft": "ngram"}},
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("instruction")
-@click.option(
-    "-y",
-    "--yes",
-    is_flag=True,
-    help="Write the file, and download a missing model, without a question.",
-)
-@click.option("--diff", "diff_only", is_flag=True, help="Only show the changes; write nothing.")
-@click.option(
-    "-o",
-    "--output",
+@flag("-y --yes", "Write the file, and download a missing model, without a question.")
+@flag("--diff diff_only", "Only show the changes; write nothing.")
+@option(
+    "-o --output",
+    "Write the new text to another file, or - for the standard output.",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="Write the new text to another file, or - for the standard output.",
 )
-@click.option(
-    "-n",
-    "--max-tokens",
+@option(
+    "-n --max-tokens",
+    "Maximum length of the new text in tokens.  [default: twice that of the file]",
     type=int,
-    help="Maximum length of the new text in tokens.  [default: twice that of the file]",
 )
-@click.option(
-    "-t",
-    "--temperature",
-    type=float,
-    default=0.0,
-    help="Sampling temperature; 0 always takes the most likely token.",
+@option(
+    "-t --temperature", "Sampling temperature; 0 always takes the most likely token.", default=0.0
 )
 @table_option("seed")
 @partial(model_options, chat=True, download=False)
 @offline_option
 @table_option("k")
-@click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
+@flag("--stats", "Show speed and acceptance, on stderr.")
 @json_option("instead of the changes")
 def edit(file: Path, instruction: str, **options: Any) -> int:
     """Change a text file as an instruction says.
@@ -94,11 +82,16 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
       gguf-spec edit notes.md "correct the spelling" --diff
       gguf-spec edit letter.txt "make it friendlier" --output friendly.txt
     """
-    _check(instruction, options)
+    if not instruction.strip():
+        raise click.UsageError("INSTRUCTION is empty; say what to change.")
+    if options["diff_only"] and (options["yes"] or options["output"]):
+        raise click.UsageError("--diff writes nothing and cannot be combined with --yes, --output.")
+    if options["max_tokens"] is not None and options["max_tokens"] < 1:
+        raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
     source = TextFile(file)
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
-    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
+    with load_models(options, speculation) as llm:
         prompt = EditPrompt(llm, source.text, instruction, source.path.name)
         sampling = prompt.limited(sampling, options["max_tokens"])
         result = _write(llm, prompt, sampling, quiet=options["as_json"])
@@ -112,35 +105,24 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     return _finish(source, new, facts, options)
 
 
-def _check(instruction: str, options: dict[str, Any]) -> None:
-    """Check what needs no model."""
-    from ..errors import InvalidOptionError
-
-    if not instruction.strip():
-        raise click.UsageError("INSTRUCTION is empty; say what to change.")
-    if options["diff_only"] and (options["yes"] or options["output"]):
-        raise click.UsageError("--diff writes nothing and cannot be combined with --yes, --output.")
-    if options["max_tokens"] is not None and options["max_tokens"] < 1:
-        raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
-
-
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> Completion:
     """Generate the new text, and show it while it is written."""
-    bar = PromptBar()
-    screen = EditScreen(prompt.n_text, quiet=quiet)
+    bar = LateBar()
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
         ctrl_c_cancels(stream),
     ):
         try:
-            with screen:
+            with _shown(prompt.n_text, quiet=quiet) as show:
                 for chunk in stream:
                     bar.remove()
-                    screen.show(chunk.text, stream.stats)
+                    show(chunk.text, stream.stats)
         finally:
             bar.remove()
     result = stream.result
-    screen.summary(result.stats, _plain(llm, prompt, result) if sys.stderr.isatty() else None)
+    plain = _plain(llm, prompt, result) if sys.stderr.isatty() else None
+    if not quiet:
+        show_summary(result.stats, plain)
     return result
 
 
@@ -165,36 +147,35 @@ def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str
     if str(output) == "-":
         click.echo(source.encoded(new), nl=False)
         return 0
-    if not options["as_json"]:
-        _show(changes)
+    at_screen = sys.stdout is not None and sys.stdout.isatty()
+    for line in changes if not options["as_json"] else ():
+        is_head = line.startswith(("---", "+++"))
+        colour = None if is_head else {"+": "green", "-": "red", "@": "cyan"}.get(line[0])
+        if at_screen:
+            click.secho(line.translate(CONTROL), nl=False, fg=colour, bold=is_head or None)
+        else:
+            click.echo(line, nl=False)
     if output is not None:
         source.write(new, output)
         is_written = True
-    elif changes and not options["diff_only"] and _may_write(source, options):
-        source.write(new)
-        is_written = True
+    elif changes and not options["diff_only"]:
+        may_ask = not options["as_json"] and at_terminal()
+        question = f"Write {source.path.name}?"
+        if options["yes"] or (may_ask and click.confirm(question, err=True)):
+            source.write(new)
+            is_written = True
     if options["as_json"]:
         print_json(facts | {"text": new, "diff": "".join(changes), "written": is_written})
     else:
-        click.echo(_outcome(changes, is_written, output or source.path, options), err=True)
+        text = "Nothing was written; --yes writes the changes."
+        if is_written:
+            text = f"{output or source.path} was written."
+        elif not changes:
+            text = "The model changed nothing; nothing was written."
+        elif options["diff_only"] or (sys.stdin and sys.stdin.isatty()):
+            text = "Nothing was written."
+        click.echo(text, err=True)
     return 0
-
-
-def _may_write(source: TextFile, options: dict[str, Any]) -> bool:
-    if options["yes"]:
-        return True
-    may_ask = not options["as_json"] and at_terminal()
-    return may_ask and click.confirm(f"Write {source.path.name}?", err=True)
-
-
-def _outcome(changes: list[str], is_written: bool, path: Path, options: dict[str, Any]) -> str:
-    if is_written:
-        return f"{path} was written."
-    if not changes:
-        return "The model changed nothing; nothing was written."
-    if options["diff_only"] or (sys.stdin and sys.stdin.isatty()):
-        return "Nothing was written."
-    return "Nothing was written; --yes writes the changes."
 
 
 def _diff(source: TextFile, new: str) -> list[str]:
@@ -207,20 +188,6 @@ def _diff(source: TextFile, new: str) -> list[str]:
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
         for line in difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
     ]
-
-
-_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
-
-
-def _show(changes: list[str]) -> None:
-    """Print a diff; at a terminal in colours and without control characters."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        click.echo("".join(changes), nl=False)
-        return
-    for line in changes:
-        is_head = line.startswith(("---", "+++"))
-        colour = None if is_head else _COLOURS.get(line[0])
-        click.secho(line.translate(CONTROL), nl=False, fg=colour, bold=is_head or None)
 
 
 # The text comes first: small models follow an instruction better that stands next to their answer.
@@ -303,67 +270,56 @@ class EditPrompt:
 _WORTH_SAYING = 1.1
 
 
-class EditScreen:
-    """Shows a text while it is written, on stderr, if that is a terminal."""
+def _console() -> Console:
+    from rich.console import Console
 
-    def __init__(self, n_expected: int, *, quiet: bool) -> None:
-        """Create the screen.
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
-        Args:
-            n_expected: Length of the old text in tokens.
-            quiet: Whether to show nothing.
-        """
-        from rich.console import Console
 
-        self._out = Console(stderr=True, highlight=False, markup=False, emoji=False)
-        self._n_expected, self._rest = n_expected, ""
-        self._is_shown = self._out.is_terminal and not self._out.is_dumb_terminal and not quiet
-        self._quiet = quiet
+@contextlib.contextmanager
+def _shown(n_expected: int, *, quiet: bool) -> Iterator[Callable[[str, Stats], None]]:
+    """Yield a function that shows new text and a status line, on stderr, if that is a terminal.
 
-    def __enter__(self) -> EditScreen:
-        from rich.live import Live
+    Args:
+        n_expected: Length of the old text in tokens.
+        quiet: Whether to show nothing.
+    """
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
 
-        self._live = Live(console=self._out, transient=True, refresh_per_second=12)
-        if self._is_shown:
-            self._live.start()
-        return self
+    out, rest = _console(), ""
+    if quiet or not out.is_terminal or out.is_dumb_terminal:
+        yield lambda _text, _stats: None
+        return
 
-    def __exit__(self, *_: object) -> None:
-        if self._is_shown:
-            self._line(self._rest)
-            self._live.update("")
-            self._live.stop()
-
-    def show(self, text: str, stats: Stats) -> None:
-        """Show new text and the status line."""
-        from rich.console import Group
-        from rich.text import Text
-
-        if not self._is_shown:
-            return
-        *lines, self._rest = (self._rest + text.translate(CONTROL)).split("\n")
+    def show(text: str, stats: Stats) -> None:
+        nonlocal rest
+        *lines, rest = (rest + text.translate(CONTROL)).split("\n")
         for line in lines:
-            self._line(line)
-        status = f"{stats.n_generated:,} of about {self._n_expected:,} tokens, {speed(stats)}"
-        self._live.update(Group(Text(self._rest), Text(status, style="dim")))
+            out.print(Text(line, style="dim"))
+        status = f"{stats.n_generated:,} of about {n_expected:,} tokens, {speed(stats)}"
+        live.update(Group(Text(rest), Text(status, style="dim")))
 
-    def _line(self, text: str) -> None:
-        from rich.text import Text
+    with Live(console=out, transient=True, refresh_per_second=12) as live:
+        try:
+            yield show
+        finally:
+            out.print(Text(rest, style="dim"))
+            live.update("")
 
-        self._live.console.print(Text(text, style="dim"))
 
-    def summary(self, stats: Stats, plain: Stats | None) -> None:
-        """Show length and speed of the complete text; drafts are mentioned only where they pay.
+def show_summary(stats: Stats, plain: Stats | None) -> None:
+    """Show length and speed of the complete text; drafts are mentioned only where they pay.
 
-        Args:
-            stats: Statistics of the text.
-            plain: Those of plain decoding, measured in this process, if drafts were used.
-        """
-        if self._quiet or not self._out.is_terminal:
-            return
-        text = f"{stats.n_generated:,} tokens, {speed(stats)}"
-        if plain and plain.tokens_per_s:
-            gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)
-            if gain >= _WORTH_SAYING:
-                text += f", {gain:.1f} times plain decoding ({speed(plain)})"
-        self._out.print(text, style="dim")
+    Args:
+        stats: Statistics of the text.
+        plain: Those of plain decoding, measured in this process, if drafts were used.
+    """
+    out, text = _console(), f"{stats.n_generated:,} tokens, {speed(stats)}"
+    if plain and plain.tokens_per_s:
+        gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)
+        if gain >= _WORTH_SAYING:
+            text += f", {gain:.1f} times plain decoding ({speed(plain)})"
+    if out.is_terminal:
+        out.print(text, style="dim")

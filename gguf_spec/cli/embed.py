@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Command
+from ..options import Speculation
+from .command import Command, file_option, option
 from .completion import model_names
-from .error_text import in_command
-from .missing_models import offer_download
 from .options import (
+    ModelName,
+    load_models,
     models_file_option,
     offline_option,
     read_text,
@@ -21,60 +22,42 @@ from .options import (
     verbose_option,
     yes_option,
 )
-from .output import LoadBar, ctrl_c_ends_process
-from .parameters import AdapterFile, ModelName
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .. import LLM
-
 
 @click.command(cls=Command)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "-m",
-    "--model",
+@option(
+    "-m --model",
+    "Model: a name (gguf-spec models list), a GGUF file, or OWNER/REPO[:QUANT].",
     required=True,
     shell_complete=model_names,
     type=ModelName(),
-    help="Model: a name (gguf-spec models list), a GGUF file, or OWNER/REPO[:QUANT].",
 )
-@click.option(
-    "-f",
-    "--file",
+@file_option(
+    "-f --file",
+    "Embed each line of a file that is not empty. Repeatable.",
     multiple=True,
-    type=click.Path(path_type=Path),
-    help="Embed each line of a file that is not empty. Repeatable.",
+    metavar=None,
 )
 @table_option("pooling")
-@click.option(
-    "--normalize/--no-normalize", default=True, help="Scale each embedding to the length 1."
-)
+@option("--normalize/--no-normalize", "Scale each embedding to the length 1.", default=True)
 @models_file_option
 @yes_option
 @offline_option
-@click.option(
-    "--ctx", type=int, help="Longest text in tokens.  [default: as trained, at most 4096]"
-)
+@table_option("n_ctx", help="Longest text in tokens.  [default: as trained, at most 4096]")
 @table_option("threads")
-@click.option(
-    "--flash-attention",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    help="Flash attention. auto uses it for long texts, to save memory.",
+@table_option(
+    "flash_attention", help="Flash attention. auto uses it for long texts, to save memory."
 )
 @table_option("gpu_layers")
 @table_option("device")
-@click.option(
-    "--lora",
-    type=AdapterFile(),
-    multiple=True,
-    help="LoRA adapter; the default of SCALE is 1. Repeatable.",
-)
+@table_option("lora", help="LoRA adapter; the default of SCALE is 1. Repeatable.")
 @verbose_option
-def embed(texts: tuple[str, ...], **options: Any) -> int:
+def embed(texts: tuple[str, ...], **options: Any) -> None:
     """Compute the embeddings of texts: one line of JSON each, an array of numbers.
 
     Without TEXT and --file each line of the standard input is a text.
@@ -86,10 +69,10 @@ def embed(texts: tuple[str, ...], **options: Any) -> int:
       cat sentences.txt | gguf-spec embed -m chat-model.gguf --pooling last
     """
     given = _texts(texts, options["file"])
-    with _load(options) as llm:
+    options["draft"] = "none"
+    with load_models(options, Speculation(0)) as llm:
         for vector in llm.embed(given, normalize=options["normalize"]):
             click.echo(json.dumps(_numbers(vector), allow_nan=False))
-    return 0
 
 
 def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:
@@ -109,26 +92,6 @@ def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:
     if not found:
         raise click.UsageError("there is no text: all lines are empty.")
     return found
-
-
-def _load(options: dict[str, Any]) -> LLM:
-    from .. import load  # importing llama.cpp is slow: only after the texts are read
-
-    offer_download(options["model"], "none", options)
-    bar = LoadBar()
-    names = ("models_file", "pooling", "threads", "flash_attention", "gpu_layers", "device", "lora")
-    given = {name: options[name] for name in names}
-    verbose = options["verbose"] > 0
-    with ctrl_c_ends_process():
-        try:
-            llm = load(
-                options["model"], None, n_ctx=options["ctx"], verbose=verbose, progress=bar, **given
-            )
-        finally:
-            bar.remove()
-    for note in llm.notes:
-        click.echo(f"Note: {in_command(note)}", err=True)
-    return llm
 
 
 def _numbers(values: NDArray[np.float32]) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 
 import click
 from click.core import ParameterSource
 
 from .. import options
 from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, written
-from . import config
 from .command import Command, CommandGroup
 
 # Option in Python -> parameters of commands. The first one that the running
@@ -36,21 +34,16 @@ def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
     If the option comes from the config file, the hint names the file.
     """
     message, hint = error.written(name)
-    if isinstance(error, InvalidOptionError) and (key := _in_config(error.option)):
-        return message, f"correct {key} of {config.config_path()}."
-    return message, hint
-
-
-def _in_config(option: str) -> str | None:
-    """Return the key and the section of an option that the config file sets, or None."""
     context = CommandGroup.context
-    if not context or not isinstance(context.command, Command):
-        return None
-    found = _parameter(option, context.command)
-    name = found.name if found else None
-    if not name or context.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
-        return None
-    return config.origin(context.command, name)
+    if context and isinstance(context.command, Command) and isinstance(error, InvalidOptionError):
+        found = _parameter(error.option, context.command)
+        source = context.get_parameter_source(found.name) if found and found.name else None
+        if found and source is ParameterSource.DEFAULT_MAP:
+            from .config import config_path, origin
+
+            if key := origin(context.command, found.name):
+                hint = f"correct {key} of {config_path()}."
+    return message, hint
 
 
 def in_command(text: str) -> str:
@@ -63,11 +56,9 @@ def name(part: Option | Pull) -> str | None:
     if isinstance(part, Pull):
         force = " --force" if part.force else ""
         return f"gguf-spec models pull {shlex.quote(part.model)}{force}"
-    from . import cli
-
-    context = click.get_current_context(silent=True)
-    command = (context.command if context else CommandGroup.running) or cli
-    commands = _all(cli) if command is cli else [command]
+    root, context = CommandGroup.root, click.get_current_context(silent=True)
+    command = (context.command if context else CommandGroup.running) or root
+    commands = (one for _, one in root.paths()) if command is root else [command]
     return next((text for one in commands if (text := option_name(part, one))), None)
 
 
@@ -91,9 +82,3 @@ def option_name(option: Option, command: click.Command) -> str | None:
     if option.value is ...:
         return flag
     return f"{flag} {'none' if option.value is None else shlex.quote(str(option.value))}"
-
-
-def _all(command: click.Command) -> Iterator[click.Command]:
-    yield command
-    for one in command.commands.values() if isinstance(command, click.Group) else ():
-        yield from _all(one)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ..options import Sampling
-from .command import Command
+from .command import Command, file_option, flag, json_option, option
 from .options import (
-    json_option,
     load_models,
     model_options,
     read_text,
@@ -28,7 +25,7 @@ from .options import (
     to_speculation,
 )
 from .output import (
-    PromptBar,
+    LateBar,
     Thoughts,
     answer_json,
     ctrl_c_cancels,
@@ -43,49 +40,35 @@ if TYPE_CHECKING:
     from .. import LLM
 
 
-image_option = click.option(
-    "--image",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Image before the prompt; needs --mmproj. Repeatable.",
+image_option = file_option(
+    "--image", "Image before the prompt; needs --mmproj. Repeatable.", multiple=True
 )
 
 
-_USUAL = "model draft file system max_tokens temperature seed ctx stats as_json"
-
-
-@click.command(cls=Command, usual=tuple(_USUAL.split()))
+@click.command(
+    cls=Command, usual="model draft file system max_tokens temperature seed ctx stats as_json"
+)
 @click.argument("prompt", required=False)
-@click.option("-p", "--prompt", "prompt_option", hidden=True, help="As PROMPT.")
-@click.option(
-    "-f",
-    "--file",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Add the text of a file to the prompt. Repeatable.",
+@option("-p --prompt prompt_option", "As PROMPT.", hidden=True)
+@file_option(
+    "-f --file", "Add the text of a file to the prompt. Repeatable.", multiple=True, metavar=None
 )
 @image_option
 @partial(model_options, chat=True)
 @speculation_options
 @sampling_options
-@click.option(
-    "--raw/--chat",
-    "raw",
+@option(
+    "--raw/--chat raw",
+    "Continue the prompt, or answer it with the chat template.  [default: by model]",
     default=None,
-    help="Continue the prompt, or answer it with the chat template.  [default: by model]",
 )
-@click.option("-s", "--system", help="System message; implies --chat.")
-@click.option("--prefill", default="", help="Beginning of the answer.")
+@option("-s --system", "System message; implies --chat.")
+@option("--prefill", "Beginning of the answer.", default="")
 @table_option("overflow")
 @think_options
-@click.option(
-    "--echo",
-    is_flag=True,
-    help="Start the text with the prompt, unless it is a chat, and the prefill.",
-)
-@click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
-@click.option("--show-draft", is_flag=True, help="Show accepted draft tokens in green.")
+@flag("--echo", "Start the text with the prompt, unless it is a chat, and the prefill.")
+@flag("--stats", "Show speed and acceptance, on stderr.")
+@flag("--show-draft", "Show accepted draft tokens in green.")
 @json_option("instead of the text")
 def generate(
     prompt: str | None,
@@ -124,8 +107,8 @@ def generate(
     text = read_prompt(prompt_option if prompt is None else prompt, file)
     if not text and (system is not None or raw is False or not options["prefill"]):
         raise EmptyPromptError  # before the models, which take long to load
-    sampling, speculation = sampling_with_overflow(options), to_speculation(options)
-    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
+    sampling = to_sampling(options, overflow=True)
+    with load_models(options, to_speculation(options)) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
         if chat and not text:
@@ -134,15 +117,6 @@ def generate(
         if chat:
             request = [*messages, {"role": "user", "content": text}]
         return _answer(llm, request, sampling, options | {"image": image})
-
-
-def sampling_with_overflow(options: dict[str, Any]) -> Sampling:
-    """Return the sampling options; without `--overflow` the value in models.yaml applies."""
-    sampling = to_sampling(options)
-    source = click.get_current_context().get_parameter_source("overflow")
-    if source is ParameterSource.DEFAULT:
-        return sampling
-    return replace(sampling, overflow=options["overflow"])
 
 
 def _answer(
@@ -154,7 +128,7 @@ def _answer(
     out, shown = Console(highlight=False, soft_wrap=True), ""
     if out.is_terminal and not (options["as_json"] or options["echo"]):
         shown = (request if isinstance(request, str) else "") + options["prefill"]
-    bar, thoughts = PromptBar(), Thoughts(not options["hide_thinking"])
+    bar, thoughts = LateBar(), Thoughts(not options["hide_thinking"])
     with (
         llm.stream(
             request,
@@ -255,25 +229,3 @@ def check_images(files: Sequence[Path], options: Mapping[str, Any]) -> None:
 
     for file in files:
         read_image(file)
-
-
-def check_image(file: Path, llm: LLM) -> None:
-    """Check an image for the next message of a chat.
-
-    Raises:
-        ImageError: It cannot be read or is not allowed.
-        NoVisionError: The model has no projector.
-    """
-    from ..errors import NoVisionError
-    from ..images import read_image
-
-    if not llm.can_see:
-        raise NoVisionError(llm.name)
-    read_image(file)
-
-
-def plain(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a message as text, with `[image]` for each image."""
-    if isinstance(content, str):
-        return content
-    return " ".join("[image]" if "image_url" in part else part["text"] for part in content)

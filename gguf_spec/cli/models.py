@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..quantize import TYPES
-from .command import CommandGroup
+from .command import CONTROL, CommandGroup, file_option, flag, json_option, option, together
 from .completion import model_names
 from .download import VERIFIED, at_terminal, download, is_agreed, with_drafts
 from .error_text import in_command
-from .options import json_option, models_file_option, output_options, table_option
-from .output import CONTROL, counted, print_json
+from .options import models_file_option, output_options, table_option
+from .output import aligned, counted, print_json
 
 if TYPE_CHECKING:
     from ..models import Candidate, Entry
@@ -41,17 +41,14 @@ def models() -> None:
     """
 
 
-def _options(command: F) -> F:
-    """Add the options that all commands of this group share."""
-    for option in (json_option(), models_file_option):
-        command = option(command)
-    return command
+# Options that all commands of this group share.
+_options = together(models_file_option, json_option())
 
 
 @models.command("list", short_help="List the models that have names.")
-@click.option("--cached", is_flag=True, help="List only models on this disk.")
+@flag("--cached", "List only models on this disk.")
 @_options
-def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
+def list_(cached: bool, models_file: Path | None, as_json: bool) -> None:
     """List the models that have names, and those of other programs; first what is on this disk.
 
     Other programs are Ollama, LM Studio, llama.cpp and clients of the hub.
@@ -68,15 +65,14 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
     found = [(entry, path) for entry, path in found if path or not cached]
     if as_json:
         print_json({"models": [_facts(entry, path) for entry, path in found]})
-        return 0
-    click.echo("\n".join(table(found)))
-    return 0
+    else:
+        click.echo("\n".join(table(found)))
 
 
 @models.command(short_help="Show what is known of a model.")
 @click.argument("name", shell_complete=model_names)
 @_options
-def show(name: str, models_file: Path | None, as_json: bool) -> int:
+def show(name: str, models_file: Path | None, as_json: bool) -> None:
     """Show the known facts of a model and the path of its file.
 
     \b
@@ -90,7 +86,7 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     path = find(entry)
     if as_json:
         print_json(_facts(entry, path))
-        return 0
+        return
     known = verified(entry)
     disk = f"{path}, {VERIFIED[known] if known else 'not verified'}" if path else "no"
     sizes = [
@@ -116,18 +112,15 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     ]
     shown = [f"{what:<12}{value}" for what, value in lines if value not in (None, "")]
     click.echo("\n".join(shown).translate(CONTROL))
-    return 0
 
 
 @models.command(short_help="Download models and their drafts.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@click.option("--draft/--no-draft", default=True, help="Also download the draft of each model.")
-@click.option("--force", is_flag=True, help="Download the files again.")
-@click.option(
-    "--offline", is_flag=True, help="Make no request; only verify the files on this disk."
-)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@option("--draft/--no-draft", "Also download the draft of each model.", default=True)
+@flag("--force", "Download the files again.")
+@flag("--offline", "Make no request; only verify the files on this disk.")
+@flag("-y --yes", "Do not ask for confirmation.")
+@flag("-q --quiet", "Show no progress.")
 @_options
 def pull(
     names: tuple[str, ...],
@@ -173,7 +166,7 @@ def pull(
 @models.command(short_help="Print the path of a model.")
 @click.argument("name", shell_complete=model_names)
 @_options
-def path(name: str, models_file: Path | None, as_json: bool) -> int:
+def path(name: str, models_file: Path | None, as_json: bool) -> None:
     """Print the path of a model; exit with 1 if it is not on this disk.
 
     \b
@@ -189,14 +182,13 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
         print_json({"name": entry.name, "path": str(found)})
     else:
         click.echo(found)
-    return 0
 
 
 @models.command(short_help="Remove downloaded models.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@flag("-y --yes", "Do not ask for confirmation.")
 @_options
-def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> int:
+def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> None:
     """Remove downloaded models from this disk. Bundled models and your own files are kept.
 
     \b
@@ -229,37 +221,24 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
             click.echo(f"{entry.name}: removed, {left}")
     if as_json:
         print_json({"models": removed})
-    return 0
+
+
+_FACTS = (
+    "name", "aliases", "repo", "package", "packages", "revision", "files", "size_bytes", "license",
+    "permissive", "context", "tokenizer", "chat", "draft", "prompt", "sampling", "note",
+)  # fmt: skip
 
 
 def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
     """Return the known facts of a model, for --json."""
     from ..models import verified
 
-    return {
-        "name": entry.name,
-        "aliases": list(entry.aliases),
-        "repo": entry.repo,
-        "package": entry.package,
-        "packages": [piece.package for piece in entry.packages],
-        "revision": entry.revision,
-        "files": [
-            {"file": part.file, "size_bytes": part.size_bytes, "sha256": part.sha256}
-            for part in entry.parts
-        ],
-        "size_bytes": entry.size_bytes,
-        "license": entry.license,
-        "permissive": entry.permissive,
-        "context": entry.context,
-        "tokenizer": entry.tokenizer,
-        "chat": entry.chat,
-        "draft": entry.draft,
-        "prompt": entry.prompt,
-        "sampling": dict(entry.sampling),
-        "note": entry.note,
-        "path": None if path is None else str(path),
-        "verified": verified(entry),
-    }
+    names = ("file", "size_bytes", "sha256")
+    parts = [{name: getattr(part, name) for name in names} for part in entry.parts]
+    packages = [piece.package for piece in entry.packages]
+    own = {"packages": packages, "files": parts, "sampling": dict(entry.sampling)}
+    facts = {name: own[name] if name in own else getattr(entry, name) for name in _FACTS}
+    return facts | {"path": None if path is None else str(path), "verified": verified(entry)}
 
 
 _HEAD = ("", "name", "size", "licence", "draft", "note")
@@ -318,24 +297,22 @@ def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     for name in ("", *_OPTIONAL):
         if name:
             columns.remove(_HEAD.index(name))
-        widths = [max(len(row[i]) for row in rows) for i in columns[:-1]]
-        if width is None or sum(widths) + 2 * len(widths) + _NOTE <= width:
+        widths = [max(len(row[i]) for row in rows) + 2 for i in columns[:-1]]
+        if width is None or sum(widths) + _NOTE <= width:
             break
-    lines = []
-    for row in rows:
-        cells = [f"{row[i]:<{n}}" for i, n in zip(columns, widths, strict=False)]
-        line = "  ".join([*cells, row[columns[-1]]]).rstrip()
-        if width is not None and len(line) > width:
-            line = line[: max(0, width - 3)].rstrip() + "..."
-        lines.append(line)
-    return lines
+    lines = aligned([[row[i] for i in columns] for row in rows])
+    if width is None:
+        return lines
+    return [
+        line if len(line) <= width else line[: max(0, width - 3)].rstrip() + "..." for line in lines
+    ]
 
 
 @models.command(short_help="Compare the possible drafts of a model.")
 @click.argument("target", shell_complete=model_names)
 @models_file_option
 @json_option("instead of the table")
-def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
+def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
     """List possible draft models, best first, and the reasons against the others.
 
     A prediction head in the target's file is called mtp. Searches models.yaml, the folder of the
@@ -353,24 +330,23 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
 
     entry = store.resolve(target, models_file)
     found = [replace(one, why=in_command(one.why)) for one in store.find_drafts(entry, models_file)]
-    if as_json:
-        listed = [
-            {
-                "name": one.name,
-                "path": str(one.path) if one.path else None,
-                "fits": one.fits,
-                "gain": round(one.gain, 3) or None,
-                "measured": one.measured,
-                "declared": one.declared,
-                "why": one.why,
-            }
-            for one in found
-        ]
-        data = {"target": entry.name, "path": str(store.path(entry)), "drafts": listed}
-        print_json(data, allow_nan=True)
-        return 0
-    click.echo("\n".join(_draft_lines(entry.name, found)).translate(CONTROL))
-    return 0
+    if not as_json:
+        click.echo("\n".join(_draft_lines(entry.name, found)).translate(CONTROL))
+        return
+    listed = [
+        {
+            "name": one.name,
+            "path": str(one.path) if one.path else None,
+            "fits": one.fits,
+            "gain": round(one.gain, 3) or None,
+            "measured": one.measured,
+            "declared": one.declared,
+            "why": one.why,
+        }
+        for one in found
+    ]
+    data = {"target": entry.name, "path": str(store.path(entry)), "drafts": listed}
+    print_json(data, allow_nan=True)
 
 
 def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
@@ -401,12 +377,12 @@ def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
 @models.command(short_help="Write a model to a smaller file.")
 @click.argument("model", shell_complete=model_names)
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
-@click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
+@option("--type kind", f"{', '.join(TYPES)}.", required=True, metavar="TYPE")
 @table_option("threads")
 @output_options
 @models_file_option
 @json_option("instead of the line")
-def quantize(model: str, target: Path, **options: Any) -> int:
+def quantize(model: str, target: Path, **options: Any) -> None:
     """Quantise MODEL to OUT.gguf, to use it as a draft or to save memory.
 
     MODEL is a GGUF file or the name of a model on this disk. Uses llama.cpp's own quantiser and the
@@ -438,28 +414,25 @@ def quantize(model: str, target: Path, **options: Any) -> int:
             "use a file in F32, F16 or BF16 if possible.",
             err=True,
         )
-    others = ""
-    if made.n_fallback:
-        others = (
-            f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, "
-            "because blocks do not divide their rows"
-        )
+    others = (
+        f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, "
+        "because blocks do not divide their rows"
+    ) * bool(made.n_fallback)
     line = (
         f"{made.target}: {made.type}, {format_bytes(made.target_bytes)} "
         f"instead of {format_bytes(made.source_bytes)}, "
         f"{made.target_bits:.2f} bits per weight instead of {made.source_bits:.2f}, "
         f"in {made.seconds:.1f} s{others}"
     )
-    return _written(made, line, options)
+    _written(made, line, options)
 
 
-def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> int:
+def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> None:
     """Show a written file: as JSON or in one line, unless the command is quiet."""
     if options["as_json"]:
         print_json(made.to_dict(), allow_nan=True)
     elif not options["quiet"]:
         click.echo(line)
-    return 0
 
 
 # Default of --keep, as in `gguf_spec.trim`, which is not imported for the help.
@@ -468,29 +441,21 @@ _KEEP = 16384
 
 @models.command(short_help="Write a draft with the most used tokens only.")
 @click.argument("draft", shell_complete=model_names)
-@click.option(
-    "--keep", type=int, default=_KEEP, show_default=True, help="Number of tokens to keep."
-)
-@click.option(
-    "--from",
-    "texts",
-    type=click.Path(path_type=Path),
+@option("--keep", "Number of tokens to keep.", type=int, default=_KEEP, show_default=True)
+@file_option(
+    "--from texts",
+    "Text file whose most frequent tokens are kept; repeatable.  "
+    "[default: the first tokens of the vocabulary]",
     multiple=True,
     metavar="TEXT",
-    help="Text file whose most frequent tokens are kept; repeatable.  "
-    "[default: the first tokens of the vocabulary]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    metavar="OUT.gguf",
-    help="File to write.  [default: DRAFT-KEEP.gguf in this folder]",
+@file_option(
+    "-o --output", "File to write.  [default: DRAFT-KEEP.gguf in this folder]", metavar="OUT.gguf"
 )
 @output_options
 @models_file_option
 @json_option("instead of the line")
-def trim(draft: str, texts: tuple[Path, ...], **options: Any) -> int:
+def trim(draft: str, texts: tuple[Path, ...], **options: Any) -> None:
     """Write DRAFT again with the rows of its most used tokens, to draft faster.
 
     DRAFT is a GGUF file or the name of a model on this disk. A small model spends much of each pass
@@ -519,4 +484,4 @@ def trim(draft: str, texts: tuple[Path, ...], **options: Any) -> int:
         f"{format_bytes(made.target_bytes)} instead of {format_bytes(made.source_bytes)}, "
         f"in {made.seconds:.1f} s"
     )
-    return _written(made, line, options)
+    _written(made, line, options)

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,39 +24,102 @@ from ..options import (
     Sampling,
     Speculation,
 )
+from .command import file_option, flag, option, together
 from .completion import model_names
+from .download import default_model, offer_download
 from .error_text import in_command
-from .missing_models import default_model, offer_download
-from .output import LoadBar, MeasuringNote, ctrl_c_ends_process
-from .parameters import AdapterFile, Bias, Layers, ModelName, NumberOrAuto
+from .output import LateBar, Line, ctrl_c_ends_process
 
 if TYPE_CHECKING:
     from .. import LLM
-    from ..results import OnProgress, Progress
+    from ..results import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
+class Parsed(click.ParamType[T]):
+    """Parameter type whose texts a function parses; other values are taken as they are.
+
+    Attributes:
+        name: What the help calls the value.
+        parse: Parses a text; raises a ValueError with a message for the user.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a text."""
+        try:
+            return self.parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class ModelName(click.ParamType[str]):
+    """Parameter type for a model; the environment variable has one per line."""
+
+    name = "TEXT"
+    envvar_list_splitter = "\n"
+
+
+def token_bias(text: str) -> tuple[int, float]:
+    """Parse a token id and the bias that is added to its logit, such as `13=-inf`."""
+    token, _, bias = text.partition("=")
+    with contextlib.suppress(ValueError):
+        return int(token), float(bias)
+    raise ValueError(f"{text!r} is not a token id and a bias, such as 13=-1.5 or 13=-inf.")
+
+
+def adapter_file(text: str) -> tuple[str, float]:
+    """Parse a LoRA adapter and its scale, such as `lora.gguf:0.5`.
+
+    The scale is the text after the last colon, if that text is a number and the whole text is no
+    file; otherwise it is 1.
+    """
+    if not text:
+        raise ValueError("the name is empty; write a file such as lora.gguf or lora.gguf:0.5.")
+    file, _, scale = text.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        if file and not Path(text).exists():
+            return file, float(scale)
+    return text, 1.0
+
+
+def number_or_auto(text: str, wrong: str) -> int | str:
+    """Parse a whole number or the word `auto`."""
+    text, given = text.strip().lower(), text
+    with contextlib.suppress(ValueError):
+        return text if text == "auto" else int(text)
+    raise ValueError(f"{given!r} is {wrong}.")
+
+
+LAYERS = Parsed("INTEGER|auto", partial(number_or_auto, wrong="neither a whole number nor auto"))
+REQUESTS_AT_ONCE = Parsed(
+    "N|auto", partial(number_or_auto, wrong="not a number of requests such as 4, or auto")
+)
+ADAPTER = Parsed("FILE[:SCALE]", adapter_file)
 _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 # Arguments of `click.option` for options whose text is not read as the type in the table.
 _CLICK: dict[str, dict[str, Any]] = {
     "reference": _FILE,
     "kv_type": {"default": "f16"},
-    "gpu_layers": {"type": Layers(), "default": -1},
-    "draft_gpu_layers": {"type": Layers()},
+    "gpu_layers": {"type": LAYERS, "default": -1},
+    "draft_gpu_layers": {"type": LAYERS},
     "device": {"metavar": "DEVICE"},
     "draft_device": {"metavar": "DEVICE"},
     "n_cpu_moe": {"metavar": "N", "default": 0},
     "override_tensor": {"metavar": "PATTERN=DEVICE"},
     "mmproj": _FILE,
-    "lora": {"type": AdapterFile()},
-    "draft_lora": {"type": AdapterFile()},
+    "lora": {"type": ADAPTER},
+    "draft_lora": {"type": ADAPTER},
     "rpc": {"metavar": "HOST:PORT"},
-    "parallel": {"type": NumberOrAuto(), "default": "auto"},
+    "parallel": {"type": REQUESTS_AT_ONCE, "default": "auto"},
     "prefix_memory": {"metavar": "SIZE", "default": "auto"},
     "k": {"show_envvar": True},
-    "logit_bias": {"type": Bias()},
+    "logit_bias": {"type": Parsed("ID=BIAS", token_bias)},
     "grammar": _FILE,
     "json_schema": {"metavar": "JSON"},
     "logprobs": {"metavar": "N"},
@@ -86,13 +150,7 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
 
 def table_options(names: Iterable[str]) -> Callable[[F], F]:
     """Return the decorator that adds the options of several rows of the tables."""
-
-    def add(command: F) -> F:
-        for name in reversed([*names]):
-            command = table_option(name)(command)
-        return command
-
-    return add
+    return together(*map(table_option, names))
 
 
 # Field of `Sampling` -> parameter, without `overflow`: the values of `generate` and `chat` differ.
@@ -101,42 +159,20 @@ sampling_options = table_options(SAMPLING_PARAMETERS)
 speculation_options = table_options(SPECULATION)
 
 
-models_file_option = click.option(
-    "--models-file",
-    **_FILE,
-    help="File with more model names, in the format of models.yaml.",
+models_file_option = file_option(
+    "--models-file", "File with more model names, in the format of models.yaml."
 )
-yes_option = click.option(
-    "-y", "--yes", is_flag=True, help="Download a missing model without a question."
-)
-offline_option = click.option("--offline", is_flag=True, help="Do not offer to download a model.")
-verbose_option = click.option(
-    "-v",
-    "--verbose",
-    count=True,
-    help="Show llama.cpp's log; -vv also shows tracebacks of errors.",
+yes_option = flag("-y --yes", "Download a missing model without a question.")
+offline_option = flag("--offline", "Do not offer to download a model.")
+verbose_option = option(
+    "-v --verbose", "Show llama.cpp's log; -vv also shows tracebacks of errors.", count=True
 )
 
 
-def json_option(what: str = "") -> Callable[[F], F]:
-    """Return the option `--json`.
-
-    Args:
-        what: End of its help, such as "instead of the table"; empty where JSON replaces nothing.
-    """
-    return click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        envvar="GGUF_SPEC_JSON",
-        help=f"Print one JSON object {what}".rstrip() + ".",
-    )
-
-
-def output_options(command: F) -> F:
-    """Add the options of commands that write a GGUF file."""
-    command = click.option("-q", "--quiet", is_flag=True, help="Write only errors.")(command)
-    return click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")(command)
+# Options of commands that write a GGUF file.
+output_options = together(
+    flag("--force", "Replace OUT.gguf if it exists."), flag("-q --quiet", "Write only errors.")
+)
 
 
 def model_options(
@@ -150,43 +186,40 @@ def model_options(
         chat: Whether a chat model is the default, in place of the bundled model.
         download: Whether a missing model is offered for download.
     """
-    more = " Repeatable." if several else ""
     default: dict[str, Any] = {"default": ("tales",) if several else "tales"}
     if chat:
         default = {"default": () if several else None, "show_default": _CHAT_MODEL}
-    for option in reversed((
-        click.option(
-            "-m", "--model", **default, shell_complete=model_names, type=ModelName(),
-            multiple=several,
-            help="Target: a name (gguf-spec models list), a GGUF file, OWNER/REPO[:QUANT], "
-            "hf:OWNER/REPO/FILE, or a model of Ollama or LM Studio." + more,
-        ),
-        click.option(
-            "-d", "--draft", default="auto", shell_complete=model_names,
-            help="Draft: as --model, or auto, mtp (the target's prediction head), "
-            "ngram (from the text only) or none (plain decoding).",
-        ),
-        models_file_option,
-        *((yes_option, offline_option) if download else ()),
-        table_options(LOADING),
-        verbose_option,
-    )):  # fmt: skip
-        command = option(command)
-    return command
+    model = option(
+        "-m --model",
+        "Target: a name (gguf-spec models list), a GGUF file, OWNER/REPO[:QUANT], "
+        f"hf:OWNER/REPO/FILE, or a model of Ollama or LM Studio.{' Repeatable.' * several}",
+        **default, shell_complete=model_names, type=ModelName(), multiple=several,
+    )  # fmt: skip
+    draft = option(
+        "-d --draft",
+        "Draft: as --model, or auto, mtp (the target's prediction head), "
+        "ngram (from the text only) or none (plain decoding).",
+        default="auto", shell_complete=model_names,
+    )  # fmt: skip
+    of_downloads = (yes_option, offline_option) if download else ()
+    of_load = (model, draft, models_file_option, *of_downloads, table_options(LOADING))
+    add: Callable[[F], F] = together(*of_load, verbose_option)
+    return add(command)
 
 
 def load_models(
     options: dict[str, Any],
-    draft: str,
     speculation: Speculation,
+    draft: str | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> LLM:
     """Load the models of the options, and write notes to stderr.
 
     Args:
         options: The options of the command.
-        draft: The draft model, as `--draft` takes it.
         speculation: Speculation options.
+        draft: The draft model, as `--draft` takes it; None takes that of the options, and none for
+            plain decoding.
         cancelled: Returns whether the loading is to end; None lets Ctrl-C end the process.
 
     Raises:
@@ -196,20 +229,31 @@ def load_models(
 
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
+    if draft is None:
+        draft = options["draft"] if speculation.k else "none"
     offer_download(options["model"], draft, options)
-    measuring, loading = MeasuringNote(), LoadBar()
+    measuring, loading = Line(), LateBar()
 
     def measure() -> None:
         loading.remove()
-        measuring()
+        measuring.show("Measuring this machine once (about 2 s)")
 
     def tell(now: Progress) -> bool:
         loading(now)
         return not (cancelled and cancelled())
 
+    from .. import load  # importing llama.cpp is slow: only after the options are checked
+
+    model, models_file = options["model"], options["models_file"]
     with contextlib.nullcontext() if cancelled else ctrl_c_ends_process():
         try:
-            llm = _load(options, draft, speculation, measure, tell)
+            llm = load(
+                default_model(models_file) if model is None else model,
+                models_file=models_file,
+                progress=tell,
+                on_measure=measure,
+                **load_arguments(options, draft, speculation),
+            )
         finally:
             loading.remove()
             measuring.remove()
@@ -219,25 +263,6 @@ def load_models(
         if all_notes or note not in llm.draft_notes:
             click.echo(f"Note: {in_command(note)}", err=True)
     return llm
-
-
-def _load(
-    options: dict[str, Any],
-    draft: str,
-    speculation: Speculation,
-    on_measure: Callable[[], object],
-    progress: OnProgress,
-) -> LLM:
-    from .. import load  # importing llama.cpp is slow: only after the options are checked
-
-    model, models_file = options["model"], options["models_file"]
-    return load(
-        default_model(models_file) if model is None else model,
-        models_file=models_file,
-        progress=progress,
-        on_measure=on_measure,
-        **load_arguments(options, draft, speculation),
-    )
 
 
 def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation) -> dict[str, Any]:
@@ -253,30 +278,37 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
     return given | {"draft": draft, "speculation": speculation, "verbose": verbose}
 
 
-think_option = click.option(
-    "--think/--no-think", default=None,
-    help="Let the model reason before its answer, or not.  [default: by model]",
-)  # fmt: skip
+think_option = option(
+    "--think/--no-think",
+    "Let the model reason before its answer, or not.  [default: by model]",
+    default=None,
+)
 
 
-def think_options(command: F) -> F:
-    """Add the options of reasoning, except `--think-budget`."""
-    hide = click.option(
-        "--hide-thinking", is_flag=True,
-        help="Do not show the reasoning at the terminal; in a pipe it is never shown.",
-    )  # fmt: skip
-    return think_option(hide(command))
+# Options of reasoning, except `--think-budget`.
+think_options = together(
+    think_option,
+    flag(
+        "--hide-thinking",
+        "Do not show the reasoning at the terminal; in a pipe it is never shown.",
+    ),
+)
 
 
-def to_sampling(options: dict[str, Any]) -> Sampling:
+def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     """Return the sampling options.
 
     Options that are not given take the values of the model in models.yaml, if it has any.
+
+    Args:
+        options: The options of the command.
+        overflow: Whether `--overflow` of the command is that of an answer.
     """
-    from .. import Sampling
     from ..models import resolve
 
     given = {name: options[parameter] for name, parameter in SAMPLING_PARAMETERS.items()}
+    if overflow:
+        given["overflow"] = options["overflow"]
     given["logit_bias"] = dict(given["logit_bias"])
     if given["grammar"] is not None:
         given["grammar"] = read_text(given["grammar"])
@@ -284,9 +316,8 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
         given["json_schema"] = read_text(Path(given["json_schema"][1:]))
     if given["max_tokens"] == -1:
         given["max_tokens"] = None
-    given["dry_sequence_breakers"] = (
-        given["dry_sequence_breakers"] or Sampling.dry_sequence_breakers
-    )
+    if not given["dry_sequence_breakers"]:
+        del given["dry_sequence_breakers"]
     asked = Sampling(**given)
     source = click.get_current_context().get_parameter_source
     model, models_file = options["model"], options["models_file"]

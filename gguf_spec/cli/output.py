@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import shutil
 import signal
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from .command import CONTROL
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .. import LLM, Chunk, Completion, Progress, Stats, Stream
-
-# Translation table that replaces control characters except tab and newline, so that the text of a
-# model cannot control the terminal.
-CONTROL = {
-    c: "\N{REPLACEMENT CHARACTER}"
-    for c in (*range(0x20), *range(0x7F, 0xA0))
-    if c not in (0x09, 0x0A)
-}
 
 
 def styled(chunk: Chunk, show_draft: bool) -> list[tuple[str, str]]:
@@ -100,6 +91,8 @@ def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
 
 def print_json(data: Any, allow_nan: bool = False) -> None:
     """Print a value as one line of JSON."""
+    import json
+
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=allow_nan))
 
 
@@ -166,23 +159,27 @@ def stats_lines(s: Stats, seed: int) -> str:
 
 _PATIENCE_S = 2.0  # seconds before a bar appears
 _BAR = 24  # width of the bar in characters
-_MEASURING = "Measuring this machine once (about 2 s)"
+# Stage of a progress -> what its bar says.
+_TITLES = {"prompt": "Reading the prompt", "load": "Loading"}
 
 
 class Line:
     """Line of a terminal that can be replaced and removed."""
 
-    def __init__(self, out: TextIO | None) -> None:
-        """Create a line on `out`; it shows nothing unless `out` is a terminal other than `dumb`.
+    def __init__(self, out: TextIO | None = None) -> None:
+        """Create a line on `out`, or on stderr; only a terminal other than `dumb` shows it.
 
         A dumb terminal cannot move the cursor to the start of the line.
         """
+        out = out or sys.stderr
         self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
         self._n_shown = 0
 
     def show(self, text: str) -> None:
         """Replace the text of the line; it is cut to the width of the terminal."""
         if self._out:
+            import shutil
+
             text = text[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + text.ljust(self._n_shown))
             self._out.flush()
@@ -196,13 +193,11 @@ class Line:
             self._n_shown = 0
 
 
-class LateBar(Line, ABC):
-    """Progress bar for a callback; it appears after two seconds.
+class LateBar(Line):
+    """Progress bar for the prefill and for loading; it appears after two seconds.
 
-    Call `remove` before text is written.
+    It is a callback. Call `remove` before text is written.
     """
-
-    title = ""
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -213,57 +208,20 @@ class LateBar(Line, ABC):
             out: Terminal; None takes stderr.
             clock: Returns a time in seconds.
         """
-        super().__init__(out or sys.stderr)
+        super().__init__(out)
         self._clock, self._since, self._percent = clock, clock(), -1
-
-    @abstractmethod
-    def amount(self, now: Progress) -> str:
-        """Return the text behind the percentage."""
 
     def __call__(self, now: Progress) -> None:
         """Show the progress."""
-        percent = int(100 * now.share)
-        if percent != self._percent and self._clock() - self._since >= _PATIENCE_S:
-            self._percent = percent
-            n_full = int(_BAR * now.share)
-            bar = "#" * n_full + "." * (_BAR - n_full)
-            self.show(f"{self.title} [{bar}] {percent / 100:4.0%} {self.amount(now)}")
-
-
-class PromptBar(LateBar):
-    """Progress bar for the prefill, for `on_prompt` of `LLM.stream`."""
-
-    title = "Reading the prompt"
-
-    def amount(self, now: Progress) -> str:
-        """Return the number of tokens."""
-        return f"of {now.total:,} tokens"
-
-
-class LoadBar(LateBar):
-    """Progress bar for the loading of the weights, for `progress` of `load`."""
-
-    title = "Loading"
-
-    def amount(self, now: Progress) -> str:
-        """Return the size of the weights."""
         from ..models import format_bytes
 
-        return f"of {format_bytes(now.total or 0)}"
-
-
-class MeasuringNote(Line):
-    """Note that this machine is being measured, for `on_measure` of `load`.
-
-    It is shown until `remove` is called.
-    """
-
-    def __init__(self, out: TextIO | None = None) -> None:
-        super().__init__(out or sys.stderr)
-
-    def __call__(self) -> None:
-        """Show the note."""
-        self.show(_MEASURING)
+        percent, n_full = int(100 * now.share), int(_BAR * now.share)
+        if percent != self._percent and self._clock() - self._since >= _PATIENCE_S:
+            self._percent = percent
+            bar = "#" * n_full + "." * (_BAR - n_full)
+            total = now.total or 0
+            of = format_bytes(total) if now.unit == "bytes" else f"{total:,} {now.unit}"
+            self.show(f"{_TITLES[now.stage]} [{bar}] {percent / 100:4.0%} of {of}")
 
 
 @contextlib.contextmanager

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Command
-from .missing_models import default_model, offer_download
+from ..errors import NotInstalledError, Option, OptionConflictError
+from .command import CONTROL, Command, flag, option
+from .download import default_model, offer_download
 from .options import (
+    Parsed,
     at_once,
     load_arguments,
     load_models,
@@ -29,7 +31,7 @@ from .options import (
     table_option,
     to_speculation,
 )
-from .output import CONTROL, aligned, print_json
+from .output import aligned, print_json
 
 if TYPE_CHECKING:
     from ..options import Speculation
@@ -40,103 +42,75 @@ _PATIENCE_S = 4.0  # after the grace period; then the process ends, whatever it 
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
-class Duration(click.ParamType[float]):
-    """Parameter type for a duration in seconds: `90`, `5m`, `1h30m`; negative for infinite."""
-
-    name = "DURATION"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse a text such as `1h30m`."""
-        text = str(value).strip()
-        parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", text)
-        if re.fullmatch(r"-\d+(\.\d+)?(h|ms|m|s)?", text):
-            return math.inf
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return float(text)
-        if not parts or "".join(map("".join, parts)) != text:
-            self.fail(f"{text!r} is not a duration such as 90, 5m, 1h30m or -1.", param, ctx)
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+def duration(text: str) -> float:
+    """Parse a duration in seconds: `90`, `5m`, `1h30m`; negative for infinite."""
+    text = text.strip()
+    parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", text)
+    if re.fullmatch(r"-\d+(\.\d+)?(h|ms|m|s)?", text):
+        return math.inf
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not parts or "".join(map("".join, parts)) != text:
+        raise ValueError(f"{text!r} is not a duration such as 90, 5m, 1h30m or -1.")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-_USUAL = "model draft host port api_key cors_origin ctx parallel threads quiet"
-
-
-@click.command(cls=Command, usual=tuple(_USUAL.split()))
+@click.command(
+    cls=Command, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
+)
 @partial(model_options, several=True, chat=True)
-@click.option(
-    "--store", is_flag=True, help="Serve all downloaded models, too; each is loaded on demand."
-)
-@click.option(
+@flag("--store", "Serve all downloaded models, too; each is loaded on demand.")
+@option(
     "--keep-alive",
-    type=Duration(),
-    help="Time after which an idle model is unloaded; -1 for never.  "
+    "Time after which an idle model is unloaded; -1 for never.  "
     "[default: 5m with several models, otherwise -1]",
+    type=Parsed("DURATION", duration),
 )
-@click.option(
+@option(
     "--any-model/--no-any-model",
+    "Use the first model for unknown model names.  [default: on a local address]",
     default=None,
-    help="Use the first model for unknown model names.  [default: on a local address]",
 )
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    help="Address to listen on; --api-key is required unless it is local.",
+@option(
+    "--host", "Address to listen on; --api-key is required unless it is local.", default="127.0.0.1"
 )
-@click.option("--port", type=int, default=8080, help="Port to listen on; 0 selects a free one.")
-@click.option(
+@option("--port", "Port to listen on; 0 selects a free one.", default=8080)
+@option(
     "--api-key",
-    show_default=False,
-    help="Key that clients must send; the environment variable "
+    "Key that clients must send; the environment variable "
     "does not show it in the list of processes.",
+    show_default=False,
 )
-@click.option(
+@option(
     "--cors-origin",
+    "Origin whose pages may use the server; * for all. Repeatable.",
     multiple=True,
     metavar="ORIGIN",
-    help="Origin whose pages may use the server; * for all. Repeatable.",
 )
 @table_option("parallel")
 @table_option("prefix_memory")
 @table_option("shared_drafts")
 @table_option("pooling")
-@click.option(
-    "--queue",
-    type=int,
-    default=16,
-    help="Maximum number of waiting requests; others get status 429.",
+@option("--queue", "Maximum number of waiting requests; others get status 429.", default=16)
+@option(
+    "--max-tokens-limit", "Maximum length of an answer in tokens.  [default: the context]", type=int
 )
-@click.option(
-    "--max-tokens-limit",
-    type=int,
-    help="Maximum length of an answer in tokens.  [default: the context]",
-)
-@click.option(
-    "--timeout",
-    type=float,
-    default=600.0,
-    help="Time limit of an answer in seconds, from its start.",
-)
-@click.option(
+@option("--timeout", "Time limit of an answer in seconds, from its start.", default=600.0)
+@option(
     "--body-limit",
+    "Maximum size of a request in megabytes.  [default: 4; 32 with --mmproj]",
     type=float,
-    help="Maximum size of a request in megabytes.  [default: 4; 32 with --mmproj]",
 )
-@click.option(
-    "--grace",
-    type=float,
-    default=5.0,
-    help="Seconds that running answers have to finish when the server stops.",
+@option(
+    "--grace", "Seconds that running answers have to finish when the server stops.", default=5.0
 )
-@click.option(
+@option(
     "--ping",
-    type=float,
-    default=15.0,
-    help="Seconds without text after which a stream sends data without meaning, so that proxies "
+    "Seconds without text after which a stream sends data without meaning, so that proxies "
     "keep the connection; 0 for never.",
+    default=15.0,
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show only the address and errors.")
+@flag("-q --quiet", "Show only the address and errors.")
 @speculation_options
 def serve(quiet: bool, **options: Any) -> int:
     """Serve an OpenAI-compatible API and a chat page.
@@ -179,11 +153,18 @@ def _end_in(seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
-    """Return the models, the first of them loaded."""
+    """Return the models, the first of them loaded.
+
+    Raises:
+        OptionConflictError: An option belongs to one model, and there are several.
+    """
     draft = options["draft"] if speculation.k else "none"
     names, file = _names(options), options["models_file"]
-    if len(names) > 1:
-        _check_several(options, draft)
+    is_file = {"draft": draft not in ("auto", "mtp", "ngram", "none")}
+    for name in ("mmproj", "lora", "draft_lora", "draft") if len(names) > 1 else ():
+        if is_file.get(name, options[name]):
+            hint = "start one server for each model, or give one model."
+            raise OptionConflictError(Option(name), "several models", hint)
     # importing the models is slow: only after the options are checked
     from ..server import ModelPool, served_model
 
@@ -197,7 +178,7 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     pool = ModelPool(
         models, speculation=speculation, keep_alive=None if keep_alive == math.inf else keep_alive
     )
-    pool.add(models[0], load_models(options | {"model": names[0]}, draft, speculation))
+    pool.add(models[0], load_models(options | {"model": names[0]}, speculation))
     return pool
 
 
@@ -218,21 +199,8 @@ def _names(options: dict[str, Any]) -> list[str | None]:
     return names
 
 
-def _check_several(options: dict[str, Any], draft: str) -> None:
-    """Refuse options that belong to one model."""
-    from ..errors import Option, OptionConflictError
-
-    is_file = {"draft": draft not in ("auto", "mtp", "ngram", "none")}
-    for name in ("mmproj", "lora", "draft_lora", "draft"):
-        if is_file.get(name, options[name]):
-            hint = "start one server for each model, or give one model."
-            raise OptionConflictError(Option(name), "several models", hint)
-
-
 def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     """Return the class of the server, which needs the extra, and the settings."""
-    from ..errors import NotInstalledError
-
     try:
         from ..server import Server, Settings
     except ModuleNotFoundError as error:
@@ -242,18 +210,12 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     megabytes = options["body_limit"]
     if megabytes is None:  # images need more room
         megabytes = 4.0 if options["mmproj"] is None else 32.0
+    names = ("host", "port", "api_key", "queue", "timeout", "grace", "ping", "any_model")
     return Server, Settings(
-        host=options["host"],
-        port=options["port"],
-        api_key=options["api_key"],
+        **{name: options[name] for name in names},
         cors_origins=options["cors_origin"],
-        queue=options["queue"],
         max_tokens=options["max_tokens_limit"],
-        timeout=options["timeout"],
         body_bytes=int(megabytes * 1_000_000),
-        grace=options["grace"],
-        ping=options["ping"],
-        any_model=options["any_model"],
         listed=True,
     )
 
@@ -338,8 +300,8 @@ _HEAD = ("MODEL", "SIZE", "CONTEXT", "UNLOADED IN", "SERVER", "PID")
 
 
 @click.command(cls=Command)
-@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
-def ps(as_json: bool) -> int:
+@flag("--json as_json", "Write JSON.")
+def ps(as_json: bool) -> None:
     """Show the models that running servers of this user hold in memory.
 
     \b
@@ -347,48 +309,38 @@ def ps(as_json: bool) -> int:
       gguf-spec ps
       gguf-spec ps --json
     """
+    from ..models import format_bytes
     from ..server import running_servers
 
     servers = running_servers()
-    if as_json:
-        print_json([asdict(server) for server in servers], allow_nan=True)
-        return 0
-    if not servers:
-        click.echo("No server is running. `gguf-spec serve` starts one.", err=True)
-        return 0
     rows = [_HEAD]
     for server in servers:
-        rows += [(*_cells(model), server.url, str(server.pid)) for model in server.models]
+        for model in server.models:
+            seconds, left = model["seconds_left"], "never"
+            if model["busy"]:
+                left = "in use"
+            elif seconds is not None:
+                left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+            size, context = format_bytes(model["size"]), f"{model['context_length']:,}"
+            rows.append((model["name"], size, context, left, server.url, str(server.pid)))
         if not server.models:
             rows.append(("(none)", "", "", "", server.url, str(server.pid)))
-    click.echo("\n".join(aligned(rows)).translate(CONTROL))
-    return 0
-
-
-def _cells(model: dict[str, Any]) -> tuple[str, str, str, str]:
-    from ..models import format_bytes
-
-    seconds = model["seconds_left"]
-    if model["busy"]:
-        left = "in use"
-    elif seconds is None:
-        left = "never"
+    if as_json:
+        print_json([asdict(server) for server in servers], allow_nan=True)
+    elif servers:
+        click.echo("\n".join(aligned(rows)).translate(CONTROL))
     else:
-        left = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-    return model["name"], format_bytes(model["size"]), f"{model['context_length']:,}", left
+        click.echo("No server is running. `gguf-spec serve` starts one.", err=True)
 
 
 @click.command(cls=Command)
-@click.option(
-    "--listen", default="127.0.0.1:50052", metavar="HOST:PORT", help="Address to listen on."
-)
+@option("--listen", "Address to listen on.", default="127.0.0.1:50052", metavar="HOST:PORT")
 @table_option("threads")
-@click.option(
+@flag(
     "--insecure-listen-anywhere",
-    is_flag=True,
-    help="Allow an address that other machines can reach: anyone there controls the worker.",
+    "Allow an address that other machines can reach: anyone there controls the worker.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show only the address and errors.")
+@flag("-q --quiet", "Show only the address and errors.")
 def worker(listen: str, threads: int | None, insecure_listen_anywhere: bool, quiet: bool) -> None:
     """Hold a part of a model that is too large for another machine.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Command
-from .options import json_option, load_models, model_options, read_text
+from .command import Command, file_option, flag, json_option, option
+from .options import load_models, model_options, read_text
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -21,40 +20,21 @@ _LONG_COUNT = 4  # default number of prompts with --long
 
 @click.command(cls=Command)
 @model_options
-@click.option(
-    "-f",
-    "--prompts",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with one prompt per line.  [default: 10 bundled prompts]",
-)
-@click.option("-c", "--count", type=int, help="Number of prompts; at most 50 of the bundled ones.")
-@click.option(
-    "--long",
-    is_flag=True,
-    help="Put 1,500 tokens before each prompt; the default of -c is then 4.",
-)
-@click.option(
+@file_option("-f --prompts", "File with one prompt per line.  [default: 10 bundled prompts]")
+@option("-c --count", "Number of prompts; at most 50 of the bundled ones.", type=int)
+@flag("--long", "Put 1,500 tokens before each prompt; the default of -c is then 4.")
+@flag(
     "--under-load",
-    is_flag=True,
-    help="Instead run all texts together, 8 at once or as many as fit into memory, and compare "
+    "Instead run all texts together, 8 at once or as many as fit into memory, and compare "
     "each with the text of the same request alone.",
 )
-@click.option(
-    "-n",
-    "--max-tokens",
-    type=int,
-    help="Length of a text in tokens.  [default: 64, or 300 with --long]",
+@option(
+    "-n --max-tokens", "Length of a text in tokens.  [default: 64, or 300 with --long]", type=int
 )
-@click.option(
-    "--draws", type=int, default=1000, help="Number of generations for each chi-square test."
-)
-@click.option("--seed", type=int, default=1, help="Seed of the first text.")
-@click.option(
-    "--minutes",
-    type=float,
-    default=10.0,
-    help="Time limit in minutes; no further prompt or check starts after it.",
+@option("--draws", "Number of generations for each chi-square test.", default=1000)
+@option("--seed", "Seed of the first text.", default=1)
+@option(
+    "--minutes", "Time limit in minutes; no further prompt or check starts after it.", default=10.0
 )
 @json_option("instead of the table")
 def verify(**options: Any) -> int:
@@ -124,13 +104,13 @@ def _load(options: dict[str, Any]) -> LLM:
     from ..errors import NotEnoughMemoryError
 
     if not options["under_load"]:
-        return load_models(options, options["draft"], Speculation())
+        return load_models(options, Speculation())
     from ..verify import PARALLEL
 
     n = PARALLEL
     while True:
         try:
-            return load_models(options | {"parallel": n}, options["draft"], Speculation())
+            return load_models(options | {"parallel": n}, Speculation())
         except NotEnoughMemoryError:
             if n == 2:
                 raise

@@ -50,9 +50,8 @@ from ..runtime.stream import Stream
 from ..sampling.chain import CompatSampling
 from ..speculative.interfaces import common
 from ..text.tool_history import reads_tools
-from ..tools.families import Family, family_of
+from ..tools.families import Family, ToolUse, family_of
 from ..tools.reader import ToolDeltas, whole_answer
-from ..tools.use import ToolUse
 
 Dict = dict[str, Any]
 

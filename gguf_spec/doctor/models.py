@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..llama.head import Head
     from ..llama.model import Model
     from ..runtime.plan import HeadChoice
+    from ..speculative.profile import Profile
     from ..tune import Tuning
 
 # seconds to wait for a response of the hub
@@ -112,7 +113,7 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
     try:
         header = read_projector(path)
         if works:
-            from ..llama.projector import check_projector
+            from ..llama.vision import check_projector
 
             check_projector(path, local(resolve(model, models_file)))
     except GgufSpecError as error:
@@ -177,7 +178,15 @@ class PairChecks:
             return
         n_ctx = max(2, self._options.positions(_trained(target.header)))
         files = [(file, replace(options, n_ctx=n_ctx)) for file, options in files]
-        room = self._room(files)
+        features = self._features or {}
+        headers = [(file.header, options) for file, options in files]
+        wanted = needs(headers, features)
+        found = (
+            f"{format_bytes(wanted.added)}, "
+            f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+        )
+        longest = 0 if wanted.fits else largest_ctx(headers, features)
+        room = self._fits(wanted, found, longest, prefix_memory_in_room(headers, features))
         yield room
         if self._features is not None and room.status != "fail":
             yield from self._inside(entry.name, files, head)
@@ -268,17 +277,6 @@ class PairChecks:
         found = f"llama.cpp loads it, for embeddings with the pooling {pooling}"
         yield Check("loading", "ok", found)
 
-    def _room(self, files: Files) -> Check:
-        features = self._features or {}
-        models = [(file.header, options) for file, options in files]
-        wanted = needs(models, features)
-        found = (
-            f"{format_bytes(wanted.added)}, "
-            f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
-        )
-        longest = 0 if wanted.fits else largest_ctx(models, features)
-        return self._fits(wanted, found, longest, prefix_memory_in_room(models, features))
-
     def _fits(self, wanted: MemoryEstimate, found: str, longest: int = 0, kept: int = 0) -> Check:
         """Return the check whether there is enough memory.
 
@@ -307,7 +305,9 @@ class PairChecks:
         """Yield the checks of the loaded models."""
         from ..llama.head import open_head
         from ..llama.model import Model
+        from ..speculative.profile import read_profile
         from ..speculative.vocabularies import translation_of
+        from ..tune import Tuning
 
         try:
             target = Model(*files[0])
@@ -330,15 +330,21 @@ class PairChecks:
             except GgufSpecError as error:
                 yield Check("vocabulary", "fail", error.message, error.hint)
                 return
-        yield _rollback(target, draft)
-        if not target.why_plain:
-            yield self._exact_passes(target, draft)
-            yield self._costs(name, target, draft if draft and not draft.why_plain else None)
+        profile = read_profile(target, draft)
+        yield _rollback(target, draft, profile)
+        if target.why_plain:
+            return
+        yield self._exact_passes(target, profile)
+        draft = draft if draft and not draft.why_plain else None
+        profile = read_profile(target, draft)
+        found = "not measured yet; `gguf-spec tune` measures them"
+        if profile:
+            self.tuning = Tuning(name, draft.label if draft else None, profile)
+            found = f"measured in {profile.seconds:.1f} s; `gguf-spec tune` measures them again"
+        yield Check("costs", "ok", found)
 
-    def _exact_passes(self, target: Model, draft: Model | Head | None) -> Check:
-        from ..speculative.profile import read_profile
-
-        name, profile = "exact passes", read_profile(target, draft)
+    def _exact_passes(self, target: Model, profile: Profile | None) -> Check:
+        name = "exact passes"
         inexact = profile.exact_width == 1 if profile else not target.exact_attention
         if inexact and has(self._features or {}, "LLAMAFILE"):
             found = (
@@ -351,27 +357,10 @@ class PairChecks:
             return Check(name, "ok", "not measured yet; the first load with drafting measures it")
         return Check(name, "ok", profile.exact_passes)
 
-    def _costs(self, name: str, target: Model, draft: Model | Head | None) -> Check:
-        from ..speculative.profile import read_profile
-        from ..tune import Tuning
 
-        profile = read_profile(target, draft)
-        if not profile:
-            return Check("costs", "ok", "not measured yet; `gguf-spec tune` measures them")
-        self.tuning = Tuning(name, draft.label if draft else None, profile)
-        return Check(
-            "costs",
-            "ok",
-            f"measured in {profile.seconds:.1f} s; `gguf-spec tune` measures them again",
-        )
-
-
-def _rollback(target: Model, draft: Model | Head | None) -> Check:
+def _rollback(target: Model, draft: Model | Head | None, profile: Profile | None) -> Check:
     """Return the check of how the models drop rejected tokens."""
-    from ..speculative.profile import read_profile
-
     models = [target, *([draft] if draft else [])]
-    profile = read_profile(target, draft)
     why = [model.why_plain for model in models if model.why_plain]
     if profile and not profile.restores:
         why.append(f"llama.cpp did not restore the state of {target.path.name} in a test")

@@ -2,7 +2,7 @@
 
 llama.cpp checks less: it aborts the process on some adapters that do not fit, and on some numbers
 and tensors of a projector. What only llama.cpp knows about each kind of projector is tried in a
-child process (`llama.projector`).
+child process (`llama.vision`).
 """
 
 from __future__ import annotations

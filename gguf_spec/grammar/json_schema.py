@@ -17,8 +17,16 @@ from itertools import chain, combinations, product
 from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError
-from .automaton import Automaton
-from .gbnf import MAX_BYTES, MAX_DEPTH, NEVER, Ranges, limited_work, others_than, spend
+from .automaton import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    NEVER,
+    Automaton,
+    Ranges,
+    limited_work,
+    others_than,
+    spend,
+)
 
 _ENCODER = json.JSONEncoder(sort_keys=True)
 # patterns of dates and times
@@ -90,13 +98,12 @@ _CLASSES: dict[str, Ranges] = {
 }  # fmt: skip
 # bounds with more digits are rejected
 _MAX_DIGITS = 100
-# all JSON types
-_ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
 # Python type -> JSON type
 _NAMES = {
     type(None): "null", bool: "boolean", int: "number", float: "number", str: "string",
     list: "array", dict: "object",
 }  # fmt: skip
+_ALL = frozenset(_NAMES.values())
 # largest depth of nested properties that are compared
 _DEPTH = 8
 # rules that every grammar contains
@@ -118,7 +125,6 @@ _BUILT_IN = {
         '"true" space | "false" space | "null" space)'
     ),
 }
-BUILT_IN_RULES = tuple(f"{name} ::= {body}" for name, body in _BUILT_IN.items())
 # largest number of parts of a schema
 _MAX_SCHEMAS = 5000
 
@@ -265,9 +271,10 @@ def _merged(a: Any, b: Any) -> Any:
     return both
 
 
-def _literal(text: str) -> str:
+def quoted(text: str) -> str:
     """Return a text as a GBNF literal."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
 
 
 def _repeated(least: int | None, most: int | None) -> str:
@@ -359,13 +366,13 @@ def _characters(ranges: Ranges, negated: bool) -> str:
     codes = {code for code in (*range(32), 34, 92) for a, b in others if a <= code <= b}
     for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
         if code in codes:
-            ways.append(_literal("\\" + letter))
+            ways.append(quoted("\\" + letter))
     # control characters without a letter escape
     codes -= {8, 9, 10, 12, 13, 34, 92}
     for high in (0, 16):
         if low := sorted(code - high for code in codes if code & ~15 == high):
             digits = "".join(dict.fromkeys(f"{code:x}{code:X}" for code in low))
-            ways.append(f"{_literal(chr(92) + f'u00{high >> 4}')} [{digits}]")
+            ways.append(f"{quoted(chr(92) + f'u00{high >> 4}')} [{digits}]")
     if not ways:
         raise ValueError("a pattern contains an invalid character")
     return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
@@ -373,28 +380,22 @@ def _characters(ranges: Ranges, negated: bool) -> str:
 
 def _is_type(value: Any, kind: str) -> bool:
     """Return whether a value has a JSON type."""
-    if kind in ("integer", "number"):
-        return (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and (kind == "number" or value == int(value))
-        )
-    types = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
-    if kind not in types:
+    if kind == "integer":
+        return _NAMES[type(value)] == "number" and value == int(value)
+    if kind not in _ALL:
         raise ValueError(f"there is no type {kind!r:.60}")
-    return isinstance(value, types[kind])
+    return _NAMES[type(value)] == kind
 
 
 def _fits(value: Any, schema: dict[str, Any]) -> bool:
     """Return whether a value of an enum is valid for the other keywords of the schema."""
     if "type" in schema and not any(_is_type(value, kind) for kind in _kinds(schema["type"])):
         return False
-    for key in sorted(
-        schema.keys() & next((keys for kind, keys in KINDS.items() if _is_type(value, kind)), set())
-    ):
+    kind = _NAMES[type(value)]
+    for key in sorted(schema.keys() & KINDS.get(kind, set())):
         if key not in _TESTS:
             raise ValueError(f"{key} is not supported beside enum or const")
-        if not _TESTS[key](value if _is_type(value, "number") else len(value), schema[key]):
+        if not _TESTS[key](value if kind == "number" else len(value), schema[key]):
             return False
     return True
 
@@ -413,7 +414,7 @@ def _value_gbnf(value: Any) -> str:
         return f'"{int(value)}" ".0"? space'
     text = json.dumps(value, ensure_ascii=False)
     # lone surrogates can only be escaped
-    return _literal(text if text.isprintable() else json.dumps(value)) + " space"
+    return quoted(text if text.isprintable() else json.dumps(value)) + " space"
 
 
 def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | None:
@@ -528,8 +529,8 @@ def _number(schema: dict[str, Any]) -> str:
     return f"({' | '.join(ways)}) space"
 
 
-def _positions(schema: dict[str, Any]) -> tuple[list[Any], Any, int | None]:
-    """Return the schemas of the first items, the schema of the others, and the most items."""
+def _array(schema: dict[str, Any], build: _Converter) -> str:
+    """Return the name of the rule for the arrays of a schema."""
     old = isinstance(schema.get("items"), list)  # older form of prefixItems
     if old and "prefixItems" in schema:
         raise ValueError("two different prefixItems are not supported together")
@@ -540,14 +541,8 @@ def _positions(schema: dict[str, Any]) -> tuple[list[Any], Any, int | None]:
     )
     n = next((i for i, item in enumerate(fixed) if item is False), len(fixed))
     if others is False or n < len(fixed):
-        fixed, others, most = fixed[:n], False, n if most is None else min(n, most)
-    return fixed[:most], others, most
-
-
-def _array(schema: dict[str, Any], build: _Converter) -> str:
-    """Return the name of the rule for the arrays of a schema."""
-    fixed, others, most = _positions(schema)
-    least = _count(schema, "minItems")
+        others, most = False, n if most is None else min(n, most)
+    fixed = fixed[:n][:most]
     least = len(fixed) if least is None else least
     _repeated(least, most)
     after, more = "", None if most is None else most - len(fixed)
@@ -579,29 +574,11 @@ def _other_key(names: list[str], at: int, build: _Converter) -> str:
         if len(name) > at:
             groups.setdefault(name[at], []).append(name)
     parts = [
-        f"{_literal(letter)} {_other_key(group, at + 1, build)}" for letter, group in groups.items()
+        f"{quoted(letter)} {_other_key(group, at + 1, build)}" for letter, group in groups.items()
     ]
     not_these = "".join(f"\\U{ord(letter):08X}" for letter in groups)
     parts.append(f"[{_QUOTED}{not_these}] [{_QUOTED}]*")
     return build.rule(f"({' | '.join(parts)}){'' if whole else '?'}")
-
-
-def _other_pair(names: list[str], extra: Any, build: _Converter) -> str:
-    """Return GBNF for a pair whose key differs from all these names."""
-    key = "string"
-    if names:
-        # a key with an escape differs from all other keys
-        plain = [name for name in names if not re.search(r'["\\\x00-\x1f\ud800-\udfff]', name)]
-        key = build.rule(rf'"\"" {_other_key(plain, 0, build)} "\"" space')
-    return f'{key} ":" space {build.visit(extra)}'
-
-
-def _check_sizes(schema: dict[str, Any], n_required: int, n_named: int, open_: bool) -> None:
-    most = _count(schema, "maxProperties")
-    if (_count(schema, "minProperties") or 0) > n_required:
-        raise ValueError("minProperties above the number of required properties is not supported")
-    if most is not None and (open_ or most < n_named):
-        raise ValueError("maxProperties below the number of allowed properties is not supported")
 
 
 def _object(schema: dict[str, Any], build: _Converter) -> str:
@@ -621,18 +598,51 @@ def _object(schema: dict[str, Any], build: _Converter) -> str:
     }
     if required.keys() - pairs.keys():
         raise ValueError("a required property is forbidden")
-    _check_sizes(schema, len(required), len(pairs), extra is not False)
-    first = ' "," space '.join(pairs.pop(name) for name in required)
-    more = _other_pair([*properties], extra, build) if extra is not False else None
-    rest = build.rule(f'("," space {more})*') if more else ""
-    starts = [f"{more} {rest}"] if more else []
-    # each pair with its possible successors: the number of rules is the number of properties
-    for pair in reversed(pairs.values()):
-        starts.append(f"{pair} {rest}")
-        rest = build.rule(f'("," space {pair})? {rest}')
-    some = " | ".join(reversed(starts))
-    inner = f"{first} {rest}" if first else f"({some})?" if some else ""
+    most = _count(schema, "maxProperties")
+    if (_count(schema, "minProperties") or 0) > len(required):
+        raise ValueError("minProperties above the number of required properties is not supported")
+    if most is not None and (extra is not False or most < len(pairs)):
+        raise ValueError("maxProperties below the number of allowed properties is not supported")
+    more = ""
+    if extra is not False:
+        key = "string"
+        if properties:
+            # a key with an escape differs from all other keys
+            escaped = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+            plain = [name for name in properties if not escaped.search(name)]
+            key = build.rule(rf'"\"" {_other_key(plain, 0, build)} "\"" space')
+        more = f'{key} ":" space {build.visit(extra)}'
+    first = [pairs.pop(name) for name in required]
+    inner = sequence(first, [*pairs.values()], '"," space', build.rule, more)
     return build.rule(f'"{{" space {inner} "}}" space')
+
+
+def sequence(
+    required: Sequence[str],
+    optional: Sequence[str],
+    comma: str,
+    rule: Callable[[str], str],
+    more: str = "",
+) -> str:
+    """Return GBNF for members in their order, of which some may be missing.
+
+    Each optional member has a rule for what follows it: there are as many rules as members.
+
+    Args:
+        required: GBNF of the members that are never missing; they come first.
+        optional: GBNF of the others.
+        comma: GBNF between two members; may be empty.
+        rule: Adds a rule, and returns its name.
+        more: GBNF of a member of which any number may follow; empty for none.
+    """
+    rest = rule(f"({comma} {more})*") if more else ""
+    starts = [f"{more} {rest}"] if more else []
+    for part in reversed(optional):
+        starts.append(f"{part} {rest}")
+        rest = rule(f"({comma} {part})? {rest}")
+    if required:
+        return f"{f' {comma} '.join(required)} {rest}".rstrip()
+    return f"({' | '.join(reversed(starts))})?" if starts else ""
 
 
 class _Facts:
@@ -647,6 +657,7 @@ class _Facts:
         named: The named properties.
         required: Names of the required properties.
         rest: `additionalProperties`, or None.
+        is_object: Whether its grammar writes objects, and their properties decide which.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -667,11 +678,7 @@ class _Facts:
         self.named: dict[str, Any] = named if is_valid else {}
         self.required = {name for name in required if isinstance(name, str)} if is_valid else set()
         self.rest: Any = schema.get("additionalProperties") if is_valid else True
-
-    @property
-    def is_object(self) -> bool:
-        """Whether its grammar writes objects, and their properties decide which."""
-        return self.written == {"object"} and "enum" not in self.schema
+        self.is_object = self.written == {"object"} and "enum" not in schema
 
 
 class Disjointness:
@@ -819,7 +826,7 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
         GrammarTooLargeError: Its conversion takes too much work.
     """
     with limited_work():
-        gbnf = "\n".join([*to_rules(schema, ""), *BUILT_IN_RULES]) + "\n"
+        gbnf = grammar_of(to_rules(schema, ""))
         try:
             Automaton(gbnf, int)
         except InvalidGrammarError as error:
@@ -827,8 +834,13 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     return gbnf
 
 
+def grammar_of(rules: Iterable[str]) -> str:
+    """Return a grammar of rules, with those that `to_rules` expects."""
+    return "\n".join([*rules, *(f"{name} ::= {body}" for name, body in _BUILT_IN.items())]) + "\n"
+
+
 def to_rules(schema: Mapping[str, Any] | str | bool, prefix: str) -> list[str]:
-    """Return the rules for a schema, as a part of a grammar that contains `BUILT_IN_RULES`.
+    """Return the rules for a schema, as a part of a grammar made by `grammar_of`.
 
     Args:
         schema: As for `to_gbnf`.

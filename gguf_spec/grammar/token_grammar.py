@@ -35,10 +35,7 @@ _pieces: WeakKeyDictionary[Model, _Pieces] = WeakKeyDictionary()
 
 
 def _pieces_of(model: Model) -> _Pieces:
-    """Return the pieces of a model.
-
-    The first call takes some time.
-    """
+    """Return the pieces of a model; the first call takes some time."""
     pieces, _ = _pieces.get(model), model.native
     if pieces is None:
         texts = [model.piece(token) for token in range(model.n_vocab)]

@@ -63,11 +63,12 @@ class Head(Cache):
             predicts any number of tokens.
         text: Where the cache begins in the text; None for the text's start.
         shares_cache: It reads the cache of its target, and has none of its own.
+        needs_token: It can propose nothing while the target's cache is empty.
         skipped: Number of tokens of the text that are left out before the next pass.
     """
 
     drafter = "mtp"
-    shares_cache = False
+    shares_cache = needs_token = False
     context_type = CONTEXT_OF_HEAD
     n_read = 0
     grid = 0
@@ -95,9 +96,7 @@ class Head(Cache):
         self.text: TextPosition | None = None
         self.skipped, self.busy_s = 0, 0.0
         self.n_heads = n_heads(self.file.header)
-        if file is not None:
-            self._load_file(file)
-        self._open_context()
+        self._open(file)
         self.n_vocab, self.start = target.n_vocab, target.start
         self.vocabulary = target.vocabulary
         self.n_ctx, self.n_ctx_train = target.n_ctx, target.n_ctx_train
@@ -112,17 +111,17 @@ class Head(Cache):
         self._own: NDArray[np.float32] | None = None
         self._chain: list[tuple[int, NDArray[np.float32]]] = []
 
-    def _load_file(self, file: ModelFile) -> None:
-        params = C.llama_model_default_params()
-        layers = self.options.gpu_layers
-        params.n_gpu_layers = layers if isinstance(layers, int) else -1
-        params.use_extra_bufts = self.options.extra_bufts
-        params.load_mtp = True
+    def _open(self, file: ModelFile | None) -> None:
+        """Load the file of the head, if it has its own, and open its context."""
+        options = self.options
         log.clear()
-        if not self._target.native.load(os.fsencode(file.path), params):
-            raise load_error(file.header, log)
-
-    def _open_context(self) -> None:
+        if file is not None:
+            of_weights, layers = C.llama_model_default_params(), options.gpu_layers
+            of_weights.n_gpu_layers = layers if isinstance(layers, int) else -1
+            of_weights.use_extra_bufts = options.extra_bufts
+            of_weights.load_mtp = True
+            if not self._target.native.load(os.fsencode(file.path), of_weights):
+                raise load_error(file.header, log)
         target, params = self._target, C.llama_context_default_params()
         params.ctx_type = self.context_type
         params.n_ctx = target.n_ctx
@@ -130,13 +129,19 @@ class Head(Cache):
         params.n_seq_max, params.kv_unified = 1, True
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
         params.n_threads = params.n_threads_batch = self.threads = target.threads
-        self.flash_attention = self._flash_attention()
+        # that of the target, unless the options of drafts need another
+        is_free = options.flash_attention == "auto" and not options.needs_flash_attention
+        self.flash_attention = (
+            target.flash_attention
+            if is_free or self.shares_cache
+            else flash_on_cpu(self.file.header, options)
+        )
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
-        params.type_k = params.type_v = KV_TYPES[self.options.kv_type][0]
+        params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
         opened = target.native.open_head(params)
         if not opened:
-            raise context_error(self.options, target.n_ctx, log)
+            raise context_error(options, target.n_ctx, log)
         head = NativeHead(target.native, opened, self._width())
         self._native = cast("Any", head)  # it has the functions that a cache calls
 
@@ -145,16 +150,10 @@ class Head(Cache):
         assert self._rows_of_target is not None
         return self._rows_of_target.width
 
-    def _flash_attention(self) -> str:
-        """Return the flash attention of the target, unless the options of drafts need another."""
-        options = self.options
-        is_free = options.flash_attention == "auto" and not options.needs_flash_attention
-        return self._target.flash_attention if is_free else flash_on_cpu(self.file.header, options)
-
     @property
     def is_ready(self) -> bool:
         """Whether it can propose a token now."""
-        return True
+        return not self.needs_token or self._target.n_past > 0
 
     @property
     def label(self) -> str:
@@ -315,15 +314,7 @@ class Head(Cache):
 class SharedHead(Head):
     """A head without a cache; its tokens are only counted."""
 
-    shares_cache = True
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the target's cache has a token; the mean of none is not a number."""
-        return self._target.n_past > 0
-
-    def _flash_attention(self) -> str:
-        return self._target.flash_attention
+    shares_cache = needs_token = True  # the mean of no cached tokens is not a number
 
     def read(self, tokens: Sequence[int]) -> None:
         """Count tokens."""
@@ -381,11 +372,7 @@ class EagleHead(Head):
 
     drafter = "eagle3"
     context_type = 0  # llama.cpp's LLAMA_CONTEXT_TYPE_DEFAULT
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the target has decoded a token; the head reads pairs with the next one."""
-        return self._target.n_past > 0
+    needs_token = True  # it reads pairs of a row of the target and the next token
 
     def _width(self) -> int:
         return self.file.header.whole("embedding_length")
@@ -418,20 +405,14 @@ class EagleHead(Head):
         is_true = self._n_true == n_past
         self._pass(n_past, tokens, self._rows_before(position, n), n if n_rows else 0, 0)
         if position == 0:
-            self._forget_first()
+            # no row comes before the first token; it stays counted, as positions are the text's
+            cached = self._in_doubt()
+            cast("NativeHead", self.native).cache(C.llama_memory_seq_rm, 0, 0, 1)
+            self._cached = cached
         if is_true:
             self._n_true = self.n_past
         results = self._results(n, n if n_rows else 0)
         return results[n - n_rows :] if n_rows else results
-
-    def _forget_first(self) -> None:
-        """Drop the first token of a text from llama.cpp's cache: no row comes before it.
-
-        It stays counted, so that positions are those of the text.
-        """
-        cached = self._in_doubt()
-        cast("NativeHead", self.native).cache(C.llama_memory_seq_rm, 0, 0, 1)
-        self._cached = cached
 
 
 def open_head(target: Model, options: ContextOptions, file: ModelFile | None) -> Head:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,28 +94,21 @@ def _too_large(name: str, limit: str, what: str = "") -> ImageError:
 
 def _size(data: bytes) -> tuple[int, int] | None:
     """Return width and height of an image, or None if the bytes are no image."""
-    for start, size in _SIZES:
-        if data.startswith(start):
-            try:
-                return size(data)
-            except (struct.error, IndexError):
+    try:
+        match data[:2]:
+            case b"\x89P" if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
+                width, height = struct.unpack_from(">II", data, 16)
+            case b"\xff\xd8" if data[2:3] == b"\xff":
+                return _jpeg(data)
+            case b"GI" if data.startswith((b"GIF87a", b"GIF89a")):
+                width, height = struct.unpack_from("<HH", data, 6)
+            case b"BM":
+                (header,) = struct.unpack_from("<I", data, 14)
+                width, height = struct.unpack_from("<HH" if header == 12 else "<ii", data, 18)
+            case _:
                 return None
-    return None
-
-
-def _png(data: bytes) -> tuple[int, int] | None:
-    width, height = struct.unpack_from(">II", data, 16)
-    return (width, height) if data[12:16] == b"IHDR" else None
-
-
-def _gif(data: bytes) -> tuple[int, int]:
-    width, height = struct.unpack_from("<HH", data, 6)
-    return width, height
-
-
-def _bmp(data: bytes) -> tuple[int, int]:
-    (header,) = struct.unpack_from("<I", data, 14)
-    width, height = struct.unpack_from("<HH" if header == 12 else "<ii", data, 18)
+    except (struct.error, IndexError):
+        return None
     return abs(width), abs(height)
 
 
@@ -138,12 +130,3 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
         if not 0xD0 <= marker <= 0xD8 and marker != 0x01:
             (length,) = struct.unpack_from(">H", data, at)
             at += length
-
-
-_SIZES: tuple[tuple[bytes, Callable[[bytes], tuple[int, int] | None]], ...] = (
-    (b"\x89PNG\r\n\x1a\n", _png),
-    (b"\xff\xd8\xff", _jpeg),
-    (b"GIF87a", _gif),
-    (b"GIF89a", _gif),
-    (b"BM", _bmp),
-)

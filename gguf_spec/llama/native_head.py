@@ -152,16 +152,15 @@ def layer_functions() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     The first switches the input of a layer on or off, the second returns the rows of the last pass.
     """
     context, layer = C.llama_context_p_ctypes, ctypes.c_uint32
-    switch = _function(_SET, [context, layer, ctypes.c_bool], None)
-    get = _function(_GET, [context, layer], ctypes.POINTER(ctypes.c_float))
-    return (switch, get) if switch and get and extensions() else None
-
-
-def _function(names: Sequence[str], arguments: list[Any], result: Any) -> Callable[..., Any] | None:
-    function = next(filter(None, (getattr(C._lib, name, None) for name in names)), None)
-    if function:
-        function.argtypes, function.restype = arguments, result
-    return function
+    switch, get = (
+        next(filter(None, (getattr(C._lib, name, None) for name in names)), None)
+        for names in (_SET, _GET)
+    )
+    if not (switch and get and extensions()):
+        return None
+    switch.argtypes, switch.restype = [context, layer, ctypes.c_bool], None
+    get.argtypes, get.restype = [context, layer], ctypes.POINTER(ctypes.c_float)
+    return switch, get
 
 
 class TargetRows:

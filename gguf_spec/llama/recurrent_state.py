@@ -64,9 +64,8 @@ class RecurrentState:
         """Take the cache to hold `n` tokens, of which none can be dropped."""
         # tokens in llama.cpp's cache, and the fewest that a snapshot can restore
         self._n, self._least = n, n
-        # before the last verification, and at a place to which a later request may return
-        self._before_pass: _Checkpoint | None = None
-        self._lasting: _Checkpoint | None = None
+        # before the last verification (False), and at a place to which a later request may return
+        self._saved: dict[bool, _Checkpoint] = {}
 
     def nearest(self, to: int) -> int | None:
         """Return the most tokens, up to `to`, whose state can be restored; None if there are none.
@@ -75,32 +74,32 @@ class RecurrentState:
         """
         if self._least <= to:
             return to
-        return max((one.n for one in self._checkpoints() if one.n <= to), default=None)
+        return max((one.n for one in self._saved.values() if one.n <= to), default=None)
 
     def settle(self, n: int) -> None:
         """Carry out a postponed rollback to `n` tokens, a result of `nearest`."""
         if n == self._n:
             return
-        by_snapshot = n >= self._least
-        if not by_snapshot:
-            saved = next(one for one in self._checkpoints() if one.n == n)
-            self._put(saved.state)
+        counts = self.counts
+        if n >= self._least:
+            self.counts = counts._replace(snapshots=counts.snapshots + 1)
+        else:
+            state = next(one.state for one in self._saved.values() if one.n == n)
+            if len(state) and not self._native.context(
+                C.llama_state_seq_set_data_ext, bytes_of(state), len(state), 0, _PARTIAL_ONLY
+            ):
+                raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
+            self.counts = counts._replace(checkpoints=counts.checkpoints + 1)
         if not self._native.cache(C.llama_memory_seq_rm, 0, n or -1, -1):
             raise DecodeError(-1, n, 0, "it cannot restore a state")
         self._n = self._least = n
-        self._before_pass = self._valid(self._before_pass)
-        self._lasting = self._valid(self._lasting)
-        counts = self.counts
-        self.counts = (
-            counts._replace(snapshots=counts.snapshots + 1)
-            if by_snapshot
-            else counts._replace(checkpoints=counts.checkpoints + 1)
-        )
+        # without those whose text is no longer in the cache
+        self._saved = {key: one for key, one in self._saved.items() if one.n <= n}
 
     def prepare(self, n_dropped: int) -> None:
         """Take a checkpoint if the next pass may drop more tokens than snapshots can."""
         if n_dropped > self.n_snapshots:
-            self._before_pass = self._copy()
+            self.hold(lasting=False)
 
     def hold(self, lasting: bool) -> None:
         """Take a checkpoint.
@@ -108,42 +107,23 @@ class RecurrentState:
         Args:
             lasting: Keep it until another lasting one is taken; else until the next checkpoint.
         """
-        if lasting:
-            self._lasting = self._copy()
-        else:
-            self._before_pass = self._copy()
+        saved = next((one for one in self._saved.values() if one.n == self._n), None)
+        if not saved:
+            native, state = self._native, np.empty(0, dtype=np.uint8)
+            if self._n:
+                size = native.context(C.llama_state_seq_get_size_ext, 0, _PARTIAL_ONLY)
+                state = np.empty(size, dtype=np.uint8)
+                get = C.llama_state_seq_get_data_ext
+                n = native.context(get, bytes_of(state), size, 0, _PARTIAL_ONLY)
+                state = state[:n]
+            self.counts = self.counts._replace(copies=self.counts.copies + 1)
+            saved = _Checkpoint(self._n, state)
+        self._saved[lasting] = saved
 
     def passed(self, n: int) -> None:
         """Count the tokens of a pass; its last tokens have snapshots."""
         before, self._n = self._n, self._n + n
         self._least = max(before + 1, self._n - self.n_snapshots)
-
-    def _checkpoints(self) -> list[_Checkpoint]:
-        return [one for one in (self._before_pass, self._lasting) if one]
-
-    def _valid(self, one: _Checkpoint | None) -> _Checkpoint | None:
-        """Return a checkpoint if the text up to it is still in the cache."""
-        return one if one and one.n <= self._n else None
-
-    def _copy(self) -> _Checkpoint:
-        known = next((one for one in self._checkpoints() if one.n == self._n), None)
-        if known:
-            return known
-        size = self._native.context(C.llama_state_seq_get_size_ext, 0, _PARTIAL_ONLY)
-        state = np.empty(size if self._n else 0, dtype=np.uint8)
-        if self._n:
-            n = self._native.context(
-                C.llama_state_seq_get_data_ext, bytes_of(state), size, 0, _PARTIAL_ONLY
-            )
-            state = state[:n]
-        self.counts = self.counts._replace(copies=self.counts.copies + 1)
-        return _Checkpoint(self._n, state)
-
-    def _put(self, state: NDArray[np.uint8]) -> None:
-        if len(state) and not self._native.context(
-            C.llama_state_seq_set_data_ext, bytes_of(state), len(state), 0, _PARTIAL_ONLY
-        ):
-            raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
 
 
 def bytes_of(values: NDArray[np.uint8]) -> object:

@@ -19,11 +19,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partialmethod
 from multiprocessing.connection import Connection
 from typing import IO, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import InvalidOptionError, WorkerError
 from .backend import apart
@@ -160,6 +158,13 @@ class RemoteNative(Native):
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._child.call(self._place, name, *arguments)
 
+    # Methods whose arguments and results are copied.
+    adapt: Any = partialmethod(_call, "adapt")
+    use_adapters: Any = partialmethod(_call, "use_adapters")
+    rows: Any = partialmethod(_call, "rows")
+    embedding: Any = partialmethod(_call, "embedding")
+    token_embeddings: Any = partialmethod(_call, "token_embeddings")
+
     def load(
         self, path: bytes, params: Any, placement: Placement | None = None, names: Names = ()
     ) -> bool:
@@ -172,10 +177,6 @@ class RemoteNative(Native):
         layers = (params.n_gpu_layers, placement, names)
         return bool(self._child.load(path, layers, lambda now: bool(tell(now, None))))
 
-    def adapt(self, path: bytes) -> bool:
-        """Load an adapter in the child."""
-        return bool(self._call("adapt", path))
-
     def open(self, params: Any, n_batch: int = N_BATCH) -> bool:
         """Create the context in the child, and the batch here."""
         if not self._call("open", bytes(params), n_batch):
@@ -183,10 +184,6 @@ class RemoteNative(Native):
         _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
         self.batch = Batch(self._batches[0], n_batch)
         return True
-
-    def use_adapters(self, scales: Sequence[float]) -> None:
-        """Apply all adapters in the child."""
-        self._call("use_adapters", list(scales))
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the model in the child."""
@@ -212,21 +209,6 @@ class RemoteNative(Native):
         """Decode the batch in the child and return llama.cpp's code."""
         self.has_copies = False
         return int(self._call("decode", self.batch.packed()))
-
-    def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
-        """Return a copy of rows of logits."""
-        rows: NDArray[np.float32] = self._call("rows", first, n_rows, n_vocab)
-        return rows
-
-    def embedding(self, sequence: int, n_values: int) -> NDArray[np.float32]:
-        """Return a copy of the pooled embedding of a sequence."""
-        values: NDArray[np.float32] = self._call("embedding", sequence, n_values)
-        return values
-
-    def token_embeddings(self, n_tokens: int, n_values: int) -> NDArray[np.float32]:
-        """Return a copy of the embeddings of the batch's tokens, in their order."""
-        rows: NDArray[np.float32] = self._call("token_embeddings", n_tokens, n_values)
-        return rows
 
 
 class _Child:
@@ -255,22 +237,21 @@ class _Child:
                 env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # no debugger when it aborts
             )
         self._pipe = Connection(ours.detach())
-        self._wait_for_workers()
-
-    def _wait_for_workers(self) -> None:
+        names = " and ".join(self._workers)
         try:
             answered = self._pipe.poll(_ANSWER_S)
             if answered:
                 self._pipe.recv()
-                return
         except (EOFError, OSError):
-            raise self._unusable() from None
-        self.end(0)
-        names = " and ".join(self._workers)
-        raise WorkerError(
-            self._workers,
-            f"the workers at {names} do not answer; a worker serves one program at a time.",
-        )
+            self.end()
+            fact = f"the workers at {names} cannot be used ({self._last_line})."
+            raise WorkerError(self._workers, fact) from None
+        if not answered:
+            self.end(0)
+            raise WorkerError(
+                self._workers,
+                f"the workers at {names} do not answer; a worker serves one program at a time.",
+            )
 
     def load(self, path: bytes, layers: Any, on_progress: Callable[[float], bool]) -> Any:
         """Load the weights; `on_progress` gets the loaded share and returns whether to go on."""
@@ -320,14 +301,6 @@ class _Child:
         except (EOFError, OSError):
             raise self._lost() from None
 
-    def _unusable(self) -> WorkerError:
-        """Return the error for a child that ended before anything was loaded."""
-        self.end()
-        names = " and ".join(self._workers)
-        return WorkerError(
-            self._workers, f"the workers at {names} cannot be used ({self._last_line})."
-        )
-
     def _lost(self) -> WorkerError:
         """Return the error for a child that has ended."""
         self.end()
@@ -357,26 +330,19 @@ class _Child:
         self._last_line = texts[-1][:200].rstrip(".") if texts else ""
 
 
-def _devices_of(workers: Iterable[str]) -> Any:
-    """Connect to workers and return their devices as an array for `llama_model_params.devices`.
-
-    It aborts the process if a worker cannot be reached.
-    """
-    add = _rpc_function("add_server", ctypes.c_void_p, ctypes.c_char_p)
-    found = []
-    for worker in workers:
-        server = add(worker.encode())
-        call("ggml_backend_register", server, result=None)
-        count = call("ggml_backend_reg_dev_count", server, result=ctypes.c_size_t)
-        found += [call("ggml_backend_reg_dev_get", server, i) for i in range(count)]
-    return (ctypes.c_void_p * (len(found) + 1))(*found, None)
-
-
 class _Served:
     """Contexts of the child, and methods that the parent calls by name, each about one of them."""
 
-    def __init__(self, pipe: Connection, workers: list[str]) -> None:
-        self._pipe, self._devices = pipe, _devices_of(workers)
+    def __init__(self, pipe: Connection, workers: Iterable[str]) -> None:
+        """Connect to the workers; this aborts the process if one cannot be reached."""
+        add, found = _rpc_function("add_server", ctypes.c_void_p, ctypes.c_char_p), []
+        for worker in workers:
+            server = add(worker.encode())
+            call("ggml_backend_register", server, result=None)
+            count = call("ggml_backend_reg_dev_count", server, result=ctypes.c_size_t)
+            found += [call("ggml_backend_reg_dev_get", server, i) for i in range(count)]
+        # an array for `llama_model_params.devices`
+        self._pipe, self._devices = pipe, (ctypes.c_void_p * (len(found) + 1))(*found, None)
         self._natives, self._n_made, self._place = {0: Native()}, 1, 0
 
     @property
@@ -459,7 +425,7 @@ def main(fd: str, is_verbose: str, *workers: str) -> None:
         verbose.set()
     keep_lines()
     C.llama_backend_init()
-    model = _Served(pipe, list(workers))
+    model = _Served(pipe, workers)
     pipe.send("ready")
     while True:
         try:

@@ -34,7 +34,7 @@ from .image_file import check_image
 from .model import Model
 from .native import Native
 from .options import NONE, ContextOptions, Placement
-from .projector import Chunk, Projector
+from .vision import Chunk, Projector
 
 # rows of an operation, and threads that compute it
 _WIDTHS = ((2, 2), (3, 1), (5, 1), (8, 2), (9, 1), (16, 1), (17, 2), (17, 1))

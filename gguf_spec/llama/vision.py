@@ -1,5 +1,8 @@
 """Models whose text may have images: the target, which sees them, and a draft, which does not.
 
+A projector, llama.cpp's libmtmd, turns an image into embeddings for the layers of a target. Some
+builds of llama-cpp-python lack libmtmd.
+
 Images are token ids: each embedding of an image has an id that no token and no other image has. So
 the lists of ids that every part of the engine compares stay lists of ids: two texts with the same
 image have a common prefix, and two images have none, of whatever size they are. An image is known
@@ -12,21 +15,27 @@ M-RoPE, so positions are counted here.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import time
-from abc import ABC, abstractmethod
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import (
     ClosedError,
     DecodeError,
     ImageError,
+    InvalidOptionError,
+    NotEnoughMemoryError,
     Option,
     OptionConflictError,
     UnsupportedModelError,
@@ -34,17 +43,306 @@ from ..errors import (
 from ..gguf.header import Header
 from ..gguf.validation import ModelFile
 from ..options import IMAGE_IDS
-from .backend import uses_gpu
+from ..system.files import content_id
+from ..system.machine import available_bytes
+from . import probe
+from .backend import apart, library_parts, uses_gpu
+from .bindings import C
 from .image_file import Image
-from .log import log
+from .log import callback_of, log
 from .model import Model
+from .native import Native
 from .options import ContextOptions
-from .projector import Chunk, Projector
 
+# A folder that cannot exist: libmtmd must not start ffmpeg with a file that is no image.
+_NO_FFMPEG = os.fsencode(os.devnull) + b"/none"
+_OK = 0
 # llama.cpp's ids have 31 bits.
 _IDS_END = (1 << 31) - 1
 # Most images whose ids are remembered, and bytes of the embeddings that are kept for later prompts.
 _KNOWN_MAX, _KEPT_BYTES = 4096, 256 << 20
+
+
+# ---- the projector
+
+
+class Chunk:
+    """Embeddings of an image, or of one of its parts, that are decoded together.
+
+    Attributes:
+        n_tokens: Number of embeddings.
+        n_positions: Number of positions that they take in the text.
+        values: The embeddings, shape `(n_tokens, n_embd)`; None before they are computed.
+    """
+
+    def __init__(self, binding: Any, pointer: int) -> None:
+        """Take over a chunk of libmtmd."""
+        self.n_tokens: int = binding.mtmd_input_chunk_get_n_tokens(pointer)
+        self.n_positions: int = binding.mtmd_input_chunk_get_n_pos(pointer)
+        self.values: NDArray[np.float32] | None = None
+        self._binding = binding
+        self._free: weakref.finalize[..., Chunk] | None = None
+        self._hold(pointer)
+
+    def _hold(self, pointer: int) -> None:
+        """Own a native chunk, in place of the one before."""
+        before, self.pointer = self._free, pointer
+        self._free = weakref.finalize(self, self._binding.mtmd_input_chunk_free, pointer)
+        self._free.atexit = False
+        if before:
+            before()
+
+    def keep(self, values: NDArray[np.float32]) -> None:
+        """Keep the computed embeddings, and free the pixels; the shape stays."""
+        self.values = values
+        self._hold(self._binding.mtmd_input_chunk_get_placeholder(self.pointer))
+
+
+class Projector:
+    """The projector of one model."""
+
+    def __init__(self, header: Header, native: Native, threads: int, gpu: bool) -> None:
+        """Load a projector file.
+
+        Args:
+            header: Its checked header.
+            native: The model whose embeddings it computes.
+            threads: Number of threads.
+            gpu: Whether the GPU may be used.
+
+        Raises:
+            InvalidOptionError: This build of llama-cpp-python has no libmtmd.
+            UnsupportedModelError: The projector belongs to another model, or llama.cpp cannot load
+                it.
+            NotEnoughMemoryError: It does not fit into memory.
+        """
+        self.path, self._native = header.path, native
+        self._mtmd = binding = mtmd(header.path)
+        params = binding.mtmd_context_params_default()
+        params.use_gpu, params.n_threads, params.print_timings = gpu, threads, False
+        kept: list[int | None] = []
+        path, load = os.fsencode(header.path), binding.mtmd_init_from_file
+        log.clear()
+        binding.mtmd_helper_log_set(callback_of(loading=True), None)
+        try:
+            apart(lambda: native.model(lambda model: kept.append(load(path, model, params))))
+        finally:
+            binding.mtmd_helper_log_set(callback_of(loading=False), None)
+        if not kept[0]:
+            raise _load_error(header)
+        self._context = kept[0]
+        free = weakref.finalize(self, binding.mtmd_free, self._context)
+        free.atexit = False
+        if not binding.mtmd_support_vision(self._context):
+            raise UnsupportedModelError(
+                self.path,
+                f"{self.path.name} is a projector that reads no images.",
+                "use the mmproj file that belongs to the model.",
+            )
+
+    def tokenize(self, image: Image) -> list[list[int] | Chunk]:
+        """Return the parts of an image in their order: token ids of texts, and embeddings.
+
+        No embedding is computed yet.
+
+        Raises:
+            ImageError: The image cannot be decoded, or not be divided into patches.
+        """
+        binding = self._mtmd
+        bitmap = self._bitmap(image)
+        chunks = binding.mtmd_input_chunks_init()
+        try:
+            part = binding.mtmd_input_part(None, bitmap)
+            parts = (ctypes.POINTER(binding.mtmd_input_part) * 1)(ctypes.pointer(part))
+            code = binding.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False)
+            if code != _OK:
+                raise ImageError(
+                    f"{self.path.name} cannot read an image of {image.width:,} x "
+                    f"{image.height:,} pixels: {log.last or 'llama.cpp gave no reason'}.",
+                    "use an image of another size.",
+                )
+            n = binding.mtmd_input_chunks_size(chunks)
+            return [self._part(binding.mtmd_input_chunks_get(chunks, i)) for i in range(n)]
+        finally:
+            binding.mtmd_input_chunks_free(chunks)
+            binding.mtmd_bitmap_free(bitmap)
+
+    def _part(self, pointer: int) -> list[int] | Chunk:
+        binding = self._mtmd
+        if binding.mtmd_input_chunk_get_type(pointer) == binding.MTMD_INPUT_CHUNK_TYPE_IMAGE:
+            return Chunk(binding, binding.mtmd_input_chunk_copy(pointer))
+        n = ctypes.c_size_t()
+        ids = binding.mtmd_input_chunk_get_tokens_text(pointer, ctypes.byref(n))
+        return list(ids[: n.value])
+
+    def _bitmap(self, image: Image) -> int:
+        """Return the decoded pixels of an image."""
+        binding, n = self._mtmd, len(image.data)
+        options = binding.mtmd_helper_init_opt_default()
+        options.video_params.ffmpeg_bin_dir = _NO_FFMPEG
+        data = (ctypes.c_uint8 * n).from_buffer_copy(image.data)
+        made = binding.mtmd_helper_bitmap_init_from_buf_wrapper(
+            self._context, data, n, False, options
+        )
+        if made.video_ctx:
+            binding.mtmd_helper_video_free(made.video_ctx)
+        if not made.bitmap or made.video_ctx:
+            raise ImageError("the image is damaged: its pixels cannot be read.", "save it again.")
+        size = (
+            binding.mtmd_bitmap_get_nx(made.bitmap),
+            binding.mtmd_bitmap_get_ny(made.bitmap),
+        )
+        if size != (image.width, image.height):
+            binding.mtmd_bitmap_free(made.bitmap)
+            raise ImageError(
+                f"the image is damaged: it has {size[0]:,} x {size[1]:,} pixels, but its header "
+                f"says {image.width:,} x {image.height:,}.",
+                "save it again.",
+            )
+        return int(made.bitmap)
+
+    def is_causal(self, chunk: Chunk) -> bool:
+        """Return whether an embedding of the chunk sees only those before it."""
+        return not self._mtmd.mtmd_decode_use_non_causal(self._context, chunk.pointer)
+
+    def encode(self, chunk: Chunk) -> None:
+        """Compute the embeddings of a chunk, unless that was done before.
+
+        Raises:
+            ImageError: llama.cpp cannot compute them.
+        """
+        if chunk.values is None:
+            self.compute(chunk)
+            width = self._native.model(C.llama_model_n_embd_inp)
+            values = self._mtmd.mtmd_get_output_embd(self._context)
+            shape = (chunk.n_tokens, width)
+            chunk.keep(np.ctypeslib.as_array(values, shape).copy())
+
+    def compute(self, chunk: Chunk) -> None:
+        """Compute the embeddings of a chunk, and leave them in libmtmd.
+
+        Raises:
+            ImageError: llama.cpp cannot compute them.
+        """
+        log.clear()
+        if self._mtmd.mtmd_encode_chunk(self._context, chunk.pointer) != _OK:
+            reason = log.last or "llama.cpp gave no reason"
+            raise ImageError(
+                f"{self.path.name} cannot encode the image: {reason}.", "use another image."
+            )
+
+    def decode(self, chunk: Chunk, position: int, n_batch: int) -> int:
+        """Append the embeddings of a chunk to the first sequence, and return llama.cpp's code.
+
+        Args:
+            chunk: The chunk, encoded.
+            position: Position of its first embedding.
+            n_batch: Largest number of embeddings of a pass.
+        """
+        values = np.ascontiguousarray(chunk.values)
+        pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        after = C.llama_pos()
+        code = self._native.context(
+            lambda context: self._mtmd.mtmd_helper_decode_image_chunk(
+                self._context,
+                context,
+                chunk.pointer,
+                pointer,
+                position,
+                0,
+                n_batch,
+                ctypes.byref(after),
+                self._mtmd.mtmd_helper_post_decode_callback(),
+                None,
+            )
+        )
+        self._native.context(C.llama_synchronize)
+        return int(code)
+
+
+def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
+    """Return the error for a projector that was not loaded, based on llama.cpp's log."""
+    lines = [line for line in log if "error: " in line or "failed to load" in line] or [*log]
+    # the first line, without the names of functions
+    reason = lines[0].split("error: ", 1)[-1].split("\n", 1)[0].rstrip(".") if lines else ""
+    name = header.path.name
+    if "alloc" in reason:
+        return NotEnoughMemoryError(
+            f"the projector {name} does not fit into memory ({reason}).",
+            header.file_bytes,
+            available_bytes(),
+        )
+    return UnsupportedModelError(
+        header.path,
+        f"llama.cpp cannot use the projector {name}: {reason or 'it gave no reason'}.",
+        "use the mmproj file that belongs to the model.",
+    )
+
+
+def check_projector(projector: Path, model: Path) -> None:
+    """Try a projector in a child process, unless that succeeded before.
+
+    llama.cpp may abort on one that is damaged. The child loads the projector with the vocabulary of
+    its model and encodes an image.
+
+    Raises:
+        InvalidOptionError: This build of llama-cpp-python has no libmtmd.
+        UnsupportedModelError: llama.cpp cannot use it, or crashes.
+    """
+    mtmd(projector)
+
+    def find() -> str:
+        try:
+            return str(probe.run("projector", projector, model)).rstrip(".")
+        except probe.ProbeError as error:
+            return f"a test {error}"
+
+    ids = [content_id(path) for path in (projector, model)]
+    file = probe.result_file("projector", *library_parts(), *ids)
+    if problem := probe.remembered(file, find, keep=False, packed=""):
+        raise UnsupportedModelError(
+            projector,
+            f"llama.cpp cannot use the projector {projector.name}: {problem}.",
+            "use the mmproj file that belongs to the model.",
+        )
+
+
+def mtmd(path: Path) -> Any:
+    """Return the binding of libmtmd.
+
+    Args:
+        path: The projector that needs it.
+
+    Raises:
+        InvalidOptionError: This build of llama-cpp-python has no libmtmd.
+    """
+    found = _binding()
+    if found is None:
+        raise InvalidOptionError(
+            "mmproj",
+            str(path),
+            "",
+            "install llama-cpp-python again, without -DLLAVA_BUILD=OFF (in a clone: scripts/run).",
+            message="this build of llama-cpp-python has no libmtmd, so it cannot read images.",
+        )
+    return found
+
+
+def has_mtmd() -> bool:
+    """Return whether this build can read images."""
+    return _binding() is not None
+
+
+@cache
+def _binding() -> Any:
+    try:  # after `bindings`, which loads llama.cpp with our spin count
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        return None
+    return mtmd_cpp
+
+
+# ---- images in a text
 
 
 class Span(NamedTuple):
@@ -79,7 +377,12 @@ class PromptTokens(list[int]):
 
 
 class Pictures:
-    """The images of one LLM. Any thread may ask for ids; one at a time computes embeddings."""
+    """The images of one LLM. Any thread may ask for ids; one at a time computes embeddings.
+
+    Attributes:
+        projector: The projector that encodes them.
+        spans: The embeddings of all images so far, by their first id.
+    """
 
     def __init__(self, projector: Projector, n_batch: int) -> None:
         """Begin without images.
@@ -91,9 +394,9 @@ class Pictures:
         self.projector, self._n_batch = projector, n_batch
         self._lock = threading.Lock()
         self._next = IMAGE_IDS
-        self._spans: dict[int, Span] = {}
+        self.spans: dict[int, Span] = {}
         self._known: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
-        self._chunks: WeakValueDictionary[int, Chunk] = WeakValueDictionary()
+        self._chunks: weakref.WeakValueDictionary[int, Chunk] = weakref.WeakValueDictionary()
         self._kept: OrderedDict[int, Chunk] = OrderedDict()
 
     def ids(self, image: Image) -> PromptTokens:
@@ -103,36 +406,28 @@ class Pictures:
             ImageError: The image cannot be decoded, or is too large for a pass.
         """
         with self._lock:
-            return self._ids(image)
-
-    def _ids(self, image: Image) -> PromptTokens:
-        known = self._known.get(image.digest)
-        if known is not None:
-            self._known.move_to_end(image.digest)
-            spans = [self._spans[one] for one in known if one in self._spans]
-            chunks = [self._chunks.get(span.first) for span in spans]
-            if None not in chunks:
-                return PromptTokens(known, [chunk for chunk in chunks if chunk])
-        return self._read(image, known)
-
-    def _read(self, image: Image, known: tuple[int, ...] | None) -> PromptTokens:
-        parts = self.projector.tokenize(image)
-        chunks = [part for part in parts if isinstance(part, Chunk)]
-        for chunk in chunks:
-            if chunk.n_tokens > self._n_batch and not self.projector.is_causal(chunk):
-                raise ImageError(
-                    f"the image has {chunk.n_tokens:,} tokens, but a pass of this model may have "
-                    f"{self._n_batch:,}, and it reads an image in one.",
-                    "use a smaller image.",
-                )
-        if known is None:
-            known = self._name(parts)
-            self._known[image.digest] = known
-            if len(self._known) > _KNOWN_MAX:
-                self._known.popitem(last=False)
-        firsts = [one for one in known if one in self._spans]
-        self._chunks.update(zip(firsts, chunks, strict=True))
-        return PromptTokens(known, chunks)
+            known = self._known.get(image.digest)
+            if known is not None:
+                self._known.move_to_end(image.digest)
+                kept = [self._chunks.get(one) for one in known if one in self.spans]
+                if None not in kept:
+                    return PromptTokens(known, [chunk for chunk in kept if chunk])
+            parts = self.projector.tokenize(image)
+            chunks = [part for part in parts if isinstance(part, Chunk)]
+            for chunk in chunks:
+                if chunk.n_tokens > self._n_batch and not self.projector.is_causal(chunk):
+                    raise ImageError(
+                        f"the image has {chunk.n_tokens:,} tokens, but a pass of this model may "
+                        f"have {self._n_batch:,}, and it reads an image in one.",
+                        "use a smaller image.",
+                    )
+            if known is None:
+                known = self._known[image.digest] = self._name(parts)
+                if len(self._known) > _KNOWN_MAX:
+                    self._known.popitem(last=False)
+            firsts = [one for one in known if one in self.spans]
+            self._chunks.update(zip(firsts, chunks, strict=True))
+            return PromptTokens(known, chunks)
 
     def _name(self, parts: Sequence[list[int] | Chunk]) -> tuple[int, ...]:
         """Give new ids to the embeddings of an image, and return all its ids."""
@@ -143,18 +438,16 @@ class Pictures:
                 if span.ids.stop > _IDS_END:
                     raise ImageError("there are no ids left for images.", "load the model again.")
                 self._next = span.ids.stop
-                self._spans[span.first] = span
+                self.spans[span.first] = span
                 ids += span.ids
             else:
                 ids += part
         return tuple(ids)
 
-    def span(self, first: int) -> Span | None:
-        """Return the span that begins with an id, or None."""
-        return self._spans.get(first)
-
     def chunk(self, span: Span) -> Chunk:
         """Return the embeddings of a span, computed now if they are not kept.
+
+        The newest ones are kept for later prompts.
 
         Raises:
             ImageError: The image is no longer in memory.
@@ -166,15 +459,14 @@ class Pictures:
                 "give the prompt with its image again.",
             )
         self.projector.encode(chunk)
-        self._keep(span.first, chunk)
+        kept = self._kept
+        kept[span.first] = chunk
+        kept.move_to_end(span.first)
+        sizes = [one.values.nbytes for one in kept.values() if one.values is not None]
+        while len(kept) > 1 and sum(sizes) > _KEPT_BYTES:
+            kept.popitem(last=False)
+            sizes.pop(0)
         return chunk
-
-    def _keep(self, first: int, chunk: Chunk) -> None:
-        """Keep the newest embeddings for later prompts."""
-        self._kept[first] = chunk
-        self._kept.move_to_end(first)
-        while len(self._kept) > 1 and _n_bytes(self._kept.values()) > _KEPT_BYTES:
-            self._kept.popitem(last=False)
 
     def chunks_of(self, tokens: Sequence[int]) -> tuple[Chunk, ...]:
         """Return the images of a prompt, whose ids must be whole and known.
@@ -182,9 +474,14 @@ class Pictures:
         Raises:
             ImageError: They are not.
         """
-        found = []
-        for span in self.spans_of(tokens):
-            chunk = self._chunks.get(span.first) if span else None
+        found, at = list[Chunk](), 0
+        while at < len(tokens):
+            if tokens[at] < IMAGE_IDS:
+                at += 1
+                continue
+            span = self.spans.get(tokens[at])
+            is_whole = span and [*tokens[at : at + span.n_tokens]] == [*span.ids]
+            chunk = self._chunks.get(tokens[at]) if is_whole else None
             if chunk is None:
                 raise ImageError(
                     "the prompt has token ids of an image that is not in memory, or only a part "
@@ -192,49 +489,60 @@ class Pictures:
                     "give the prompt with its image again.",
                 )
             found.append(chunk)
+            at += chunk.n_tokens
         return tuple(found)
 
-    def spans_of(self, tokens: Sequence[int]) -> Iterator[Span | None]:
-        """Yield the span of each image in a prompt; None for ids that are not a whole image."""
-        at = 0
-        while at < len(tokens):
-            if tokens[at] < IMAGE_IDS:
-                at += 1
-                continue
-            span = self._spans.get(tokens[at])
-            whole = span and [*tokens[at : at + span.n_tokens]] == [*span.ids]
-            yield span if whole else None
-            at += span.n_tokens if span else 1
 
+class VisionModel(Model):
+    """A model whose cached tokens may be ids of images.
 
-def _n_bytes(chunks: Iterable[Chunk]) -> int:
-    return sum(chunk.values.nbytes for chunk in chunks if chunk.values is not None)
-
-
-class _Placed(NamedTuple):
-    """An image in the cache.
+    A target sees them. Its draft model reads the texts as if no image were there.
 
     Attributes:
-        start: Number of cached ids before it.
-        span: Its ids.
-        n_positions: Number of positions that it takes in this model.
+        sees: Whether it sees the images.
     """
 
-    start: int
-    span: Span
-    n_positions: int
+    def __init__(
+        self,
+        file: ModelFile,
+        options: ContextOptions,
+        images: Header | Pictures,
+        progress: Callable[[float], object] | None = None,
+    ) -> None:
+        """Load a model, and its projector if it sees.
 
-    @property
-    def end(self) -> int:
-        """Number of cached ids up to its end."""
-        return self.start + self.span.n_tokens
+        Args:
+            file: The model.
+            options: Load and context options.
+            images: Checked header of the projector; or for a draft model the images of the target.
+            progress: As for `Model`.
 
-
-class ModelWithImages(Model, ABC):
-    """A model whose cached tokens may be ids of images."""
-
-    _pictures: Pictures | None = None
-    _placed: tuple[_Placed, ...] = ()
+        Raises:
+            UnsupportedModelError: The projector does not fit, or the model is recurrent.
+            ModelError, InvalidOptionError, NotEnoughMemoryError: As for `Model`.
+        """
+        self._pictures = images if isinstance(images, Pictures) else None
+        self.sees = self._pictures is None
+        # number of cached ids before an image -> its ids
+        self._placed: dict[int, Span] = {}
+        super().__init__(file, options, progress)
+        if isinstance(images, Pictures):
+            return
+        try:
+            if self.recurrent:
+                raise UnsupportedModelError(
+                    file.path,
+                    f"{file.path.name} is recurrent or hybrid: images are not supported for such "
+                    "models yet.",
+                    "load it without a projector, for text only.",
+                )
+            gpu = uses_gpu(options) and options.gpu_layers != 0
+            projector = Projector(images, self.native, self.threads, gpu)
+            self._pictures = Pictures(projector, self.reads_at_once)
+            self.weight_bytes += images.file_bytes
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pictures(self) -> Pictures:
@@ -247,51 +555,63 @@ class ModelWithImages(Model, ABC):
             raise ClosedError
         return self._pictures
 
+    @property
+    def why_plain(self) -> str:
+        """Reason why nothing can be drafted by it or for it; empty if it can."""
+        if self.recurrent and not self.sees:
+            return f"{self.path.name} is recurrent or hybrid, and cannot leave images out"
+        return super().why_plain
+
     def close(self) -> None:
         """Release the native memory, that of the projector included."""
         super().close()
         self._pictures = None
 
-    def _images(self) -> list[_Placed]:
+    def _images(self) -> dict[int, Span]:
         """Return the images in the cache, in their order."""
         cached = self._cached
-        return [
-            one
-            for one in self._placed
-            if cached is None or (one.start < len(cached) and cached[one.start] == one.span.first)
-        ]
+        return {
+            start: span
+            for start, span in self._placed.items()
+            if cached is None or (start < len(cached) and cached[start] == span.first)
+        }
 
     def position(self, n: int) -> int:
         """Return llama.cpp's position of the token after the first `n` cached ones."""
-        before = [one for one in self._images() if one.start < n]
-        return n - sum(one.span.n_tokens - one.n_positions for one in before)
+        before = [span for start, span in self._images().items() if start < n]
+        return n - sum(one.n_tokens - (one.n_positions if self.sees else 0) for one in before)
 
-    @abstractmethod
-    def _n_positions(self, span: Span) -> int:
-        """Return the number of positions that an image takes in this model."""
-
-    @abstractmethod
     def _take(self, span: Span) -> None:
-        """Append an image to the cache."""
-
-    def _place(self, span: Span) -> list[int]:
-        """Return the cached tokens, and mark the cache as unknown until the image is in it.
+        """Append an image to the cache.
 
         Raises:
-            DecodeError: The context is full.
+            ImageError: The image is no longer in memory.
+            DecodeError: The context is full, or llama.cpp rejected the image.
         """
+        chunk = self.pictures.chunk(span) if self.sees else None
         n_past = self.n_past
+        at = self.position(n_past)
         if n_past + span.n_tokens > self.n_ctx:
             reason = f"the context holds {self.n_ctx}"
             raise DecodeError(1, n_past, span.n_tokens, reason)
-        self._placed = (*self._images(), _Placed(n_past, span, self._n_positions(span)))
-        return self._in_doubt()
+        self._placed = {**self._images(), n_past: span}
+        cached = self._in_doubt()
+        if chunk is not None:
+            started = time.perf_counter()
+            log.clear()
+            code = self.pictures.projector.decode(chunk, at, self.reads_at_once)
+            self.busy_s += time.perf_counter() - started
+            if code != 0:
+                self.forget(data=True)
+                raise DecodeError(code, n_past, span.n_tokens, log.last)
+        cached.extend(span.ids)
+        self._cached = cached
 
     def read(self, tokens: Sequence[int]) -> None:
         """Prefill tokens and images. An image that begins in `tokens` is read to its end."""
         at = 0
         while at < len(tokens):
-            span = self.pictures.span(tokens[at])
+            span = self.pictures.spans.get(tokens[at])
             if span:
                 on_grid = self.n_past == self.n_read
                 self._take(span)
@@ -329,7 +649,8 @@ class ModelWithImages(Model, ABC):
     def rollback(self, to: int) -> None:
         """Drop all cached tokens after the first `to`, and an image that `to` is inside of."""
         if to < self.n_past:
-            inside = [one.start for one in self._images() if one.start < to < one.end]
+            images = self._images().items()
+            inside = [start for start, span in images if start < to < start + span.n_tokens]
             super().rollback(min([to, *inside]))
 
     def adopt(self, cached: Sequence[int], n_read: int, least_cut: int) -> None:
@@ -343,13 +664,9 @@ class ModelWithImages(Model, ABC):
         self._placed = self._placed_in(tokens)
         return super().restore(tokens, n_read, state)
 
-    def _placed_in(self, tokens: Sequence[int]) -> tuple[_Placed, ...]:
-        found = []
-        for at, token in enumerate(tokens):
-            span = self.pictures.span(token) if token >= IMAGE_IDS else None
-            if span:
-                found.append(_Placed(at, span, self._n_positions(span)))
-        return tuple(found)
+    def _placed_in(self, tokens: Sequence[int]) -> dict[int, Span]:
+        spans = self.pictures.spans
+        return {at: spans[token] for at, token in enumerate(tokens) if token in spans}
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token; empty for control tokens and images."""
@@ -362,107 +679,6 @@ class ModelWithImages(Model, ABC):
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""
         return token < IMAGE_IDS and super().is_end(token)
-
-
-class VisionModel(ModelWithImages):
-    """A target that sees images.
-
-    Attributes:
-        sees: Whether prompts may have images.
-    """
-
-    sees = True
-
-    def __init__(
-        self,
-        file: ModelFile,
-        options: ContextOptions,
-        projector: Header,
-        progress: Callable[[float], object] | None = None,
-    ) -> None:
-        """Load a model and its projector.
-
-        Args:
-            file: The model.
-            options: Load and context options.
-            projector: Checked header of the projector.
-            progress: As for `Model`.
-
-        Raises:
-            UnsupportedModelError: The projector does not fit, or the model is recurrent.
-            ModelError, InvalidOptionError, NotEnoughMemoryError: As for `Model`.
-        """
-        super().__init__(file, options, progress)
-        try:
-            if self.recurrent:
-                raise UnsupportedModelError(
-                    file.path,
-                    f"{file.path.name} is recurrent or hybrid: images are not supported for such "
-                    "models yet.",
-                    "load it without a projector, for text only.",
-                )
-            gpu = uses_gpu(options) and options.gpu_layers != 0
-            self._pictures = Pictures(
-                Projector(projector, self.native, self.threads, gpu), self.reads_at_once
-            )
-            self.weight_bytes += projector.file_bytes
-        except BaseException:
-            self.close()
-            raise
-
-    def _n_positions(self, span: Span) -> int:
-        return span.n_positions
-
-    def _take(self, span: Span) -> None:
-        chunk = self.pictures.chunk(span)
-        at = self.position(self.n_past)
-        n_past, cached = self.n_past, self._place(span)
-        started = time.perf_counter()
-        log.clear()
-        code = self.pictures.projector.decode(chunk, at, self.reads_at_once)
-        self.busy_s += time.perf_counter() - started
-        if code != 0:
-            self.forget(data=True)
-            raise DecodeError(code, n_past, span.n_tokens, log.last)
-        cached.extend(span.ids)
-        self._cached = cached
-
-
-class BlindModel(ModelWithImages):
-    """A draft model for a target with images: it reads the texts as if no image were there."""
-
-    def __init__(
-        self,
-        file: ModelFile,
-        options: ContextOptions,
-        pictures: Pictures,
-        progress: Callable[[float], object] | None = None,
-    ) -> None:
-        """Load a model.
-
-        Args:
-            file: The model.
-            options: Load and context options.
-            pictures: The images of the target.
-            progress: As for `Model`.
-        """
-        self._pictures = pictures
-        super().__init__(file, options, progress)
-
-    @property
-    def why_plain(self) -> str:
-        """Reason why nothing can be drafted by it; empty if it can."""
-        if self.recurrent:
-            return f"{self.path.name} is recurrent or hybrid, and cannot leave images out"
-        return super().why_plain
-
-    def _n_positions(self, _span: Span) -> int:
-        return 0
-
-    def _take(self, span: Span) -> None:
-        cached = self._place(span)
-        cached.extend(span.ids)
-        self._cached = cached
 
 
 def check_images_possible(parallel: int | str, rpc: Sequence[str]) -> None:

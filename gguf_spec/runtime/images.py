@@ -20,8 +20,7 @@ from ..llama.image_file import BYTES_MAX, Image, check_image, read_image
 from ..llama.model import Model
 from ..llama.vision import Pictures, PromptTokens
 from ..options import IMAGE_IDS
-from ..text.chat_template import Message, encode_chat
-from ..text.template_values import PromptOptions, check_text
+from ..text.chat_template import Message, PromptOptions, check_text, encode_chat
 
 if TYPE_CHECKING:
     from ..llama.vision import VisionModel

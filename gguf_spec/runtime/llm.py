@@ -28,9 +28,8 @@ from ..results import Completion, OnProgress, PassCounts, PrefixMemory, SlotStat
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
-from ..text.chat_template import Message, Tools
+from ..text.chat_template import Message, Tools, check_text, names_read, no_reasoning, read_options
 from ..text.reasoning import reasoning_format
-from ..text.template_values import check_text, names_read, no_reasoning, read_options
 from ..text.tool_history import call_tokens
 from .chat import Chat
 from .embedding import embed, encode_texts, rank_prompts

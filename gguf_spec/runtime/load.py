@@ -252,8 +252,7 @@ def choose_projector(
     """
     if mmproj is None:
         return None
-    from ..llama.projector import check_projector
-    from ..llama.vision import check_images_possible
+    from ..llama.vision import check_images_possible, check_projector
 
     if file.embeds_only:
         raise NoGenerationError(file.path, file.header.architecture)
@@ -374,11 +373,10 @@ def _load_model(
     sees = getattr(target, "sees", False)
     if not (projector or sees):
         return Model(file, options, progress)
-    from ..llama.vision import BlindModel, VisionModel
+    from ..llama.vision import VisionModel
 
-    if projector:
-        return VisionModel(file, options, projector, progress)
-    return BlindModel(file, options, cast(VisionModel, target).pictures, progress)
+    images = projector or cast(VisionModel, target).pictures
+    return VisionModel(file, options, images, progress)
 
 
 def _load_drafter(

@@ -12,8 +12,8 @@ from starlette.routing import Route
 from ..errors import ClosedError
 from ..options import Speculation
 from ..results import Part
+from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
-from ..tools.use import ToolUse
 from . import requests as chat
 from . import schema as s
 from .errors import ApiError, as_refusal, invalid_value

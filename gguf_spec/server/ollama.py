@@ -29,7 +29,7 @@ from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import SAMPLING, Sampling, Speculation
 from ..results import Part, Stats
-from ..text.template_values import names_read
+from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
 from .embeddings import (

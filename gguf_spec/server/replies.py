@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from ..results import Chunk, Completion, FinishReason, Part, Stats
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
-from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted
 from ..tools.source import Event as ToolEvent
 from .errors import ApiError, client_closed, failure, log, shutting_down
 from .events import (
@@ -291,13 +290,13 @@ class PartsReply(Reply):
     def _read(self, events: Sequence[ToolEvent]) -> Iterator[Part]:
         """Yield the text of events, that of broken calls included; collect the calls."""
         for event in events:
-            if isinstance(event, CallStarted):
-                self._name, self._arguments = event.name, ""
-            elif isinstance(event, ArgumentPiece):
+            if event.kind == "call":
+                self._name, self._arguments = event.text, ""
+            elif event.kind == "arguments":
                 self._arguments += event.text
-            elif isinstance(event, CallEnded):
+            elif event.kind == "end":
                 self.calls.append(call_of(self._family, self._name, self._arguments))
-            elif text := event.source if isinstance(event, CallBroken) else event.text:
+            elif text := event.text:
                 yield Part("text", text)
 
 

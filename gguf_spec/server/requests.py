@@ -18,7 +18,7 @@ from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from ..runtime.images import image_of_base64, image_of_url
-from ..tools.use import NO_TOOLS, ToolUse
+from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
 from .errors import ApiError, invalid_value, option_refusal, unknown
 from .schema import Fields, Read, Shape

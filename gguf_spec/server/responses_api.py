@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from ..options import Speculation
 from ..results import Completion, Part
-from ..tools.use import ToolUse
+from ..tools.families import ToolUse
 from . import requests as chat
 from . import schema as s
 from .errors import ApiError, invalid_value

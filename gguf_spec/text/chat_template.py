@@ -1,4 +1,4 @@
-"""Chat templates: convert messages to token ids.
+"""Chat templates: convert messages to token ids, and the variables that a template reads.
 
 Template and messages are both untrusted.
 """
@@ -6,24 +6,26 @@ Template and messages are both untrusted.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ..errors import InvalidOptionError, Option, TemplateError, Text
+import jinja2
+
+from ..errors import InvalidOptionError, Option, OptionConflictError, TemplateError, Text
 from ..llama.model import Model
-from .jinja_sandbox import TemplateFailure, render
+from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
     REASONING_FIELDS,
+    ChannelSyntax,
     ReasoningFormat,
     plain_tokens,
     reasoning_format,
     spells_special,
 )
-from .template_values import PromptOptions, check_values, ending, with_reasoning
-from .tool_history import TOOL_VARIABLES, reads_tools, tool_history, with_text_arguments
+from .tool_history import TOOL_VARIABLES, reads_tools, tool_history, unused, with_text_arguments
 
 # characters that occur in special tokens, or that a template could turn into such characters
 _UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")
@@ -32,8 +34,191 @@ _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 _AS_TEXT = Text("give the whole prompt as text[ ({})]", Option("raw", True, of_commands=True))
 # Fields of a message with free text.
 _TEXTS = ("content", *REASONING_FIELDS)
+# Names that are Jinja's, or that only this package sets.
+_RESERVED = frozenset((
+    "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "tool_choice",
+    "functions", "function_call", "raise_exception", "strftime_now", "namespace", "range", "loop",
+    "dict", "lipsum", "cycler", "joiner", "self", "super", "caller", "varargs", "kwargs",
+    "true", "false", "none", "True", "False", "None", "and", "or", "not", "is", "in", "if", "else",
+    "elif", "endif", "for", "endfor", "recursive", "set", "endset", "macro", "endmacro", "filter",
+    "endfilter", "call", "endcall", "block", "endblock", "break", "continue", "generation",
+    "endgeneration", "with", "endwith", "do", "import", "include", "from", "extends", "as",
+    "context", "without", "ignore", "missing", "raw", "endraw",
+))  # fmt: skip
+# Tokens after which a name is not a variable.
+_NO_VARIABLE_AFTER = (".", "|", "is")
+# Word before names that are set -> tokens that end them, besides the end of the block.
+_TARGETS: dict[str, tuple[str, ...]] = {"set": ("=",), "for": ("in",), "macro": ("%}",)}
+# Variables that switch reasoning on or off, in the templates that have such a switch.
+_SWITCHES = ("enable_thinking", "thinking")
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
+
+
+# ---- variables
+
+
+@lru_cache(maxsize=8)
+def names_read(template: str) -> frozenset[str]:
+    """Return the variables that a template reads before it sets them.
+
+    The source is only split into tokens, so an untrusted template costs time in proportion to its
+    length.
+    """
+    if len(template) > MAX_SOURCE:
+        return frozenset()
+    try:
+        lexed = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]
+    except jinja2.TemplateError:
+        return frozenset()
+    kinds = ("name", "operator", "block_begin", "block_end")
+    tokens = [one for one in lexed if one[0] in kinds]
+    first: dict[str, bool] = {}
+    before: list[str] = ["", ""]
+    ends: tuple[str, ...] = ()
+    for i, (kind, text) in enumerate(tokens):
+        ends = () if kind == "block_end" or text in ends else _TARGETS.get(text, ends)
+        is_keyword = tokens[i + 1 : i + 2] == [("operator", "=")]
+        # an attribute, a filter or a test
+        is_part = before[-1] in _NO_VARIABLE_AFTER or before == ["is", "not"]
+        if kind == "name" and text not in _RESERVED and not is_part:
+            first.setdefault(text, not (ends or is_keyword))
+        before = [before[-1], text]
+    return frozenset(name for name, is_read in first.items() if is_read)
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options of a prompt that is made from messages.
+
+    Attributes:
+        prefill: Beginning of the answer.
+        tools: Tools that the model may call, in OpenAI's form.
+        think: Whether the model reasons before its answer; None leaves it to the template.
+        values: Variables of the template.
+    """
+
+    prefill: str = ""
+    tools: Tools | None = None
+    think: bool | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_options(
+    prefill: str,
+    tools: Tools | None,
+    think: bool | None,
+    values: Mapping[str, Any] | None,
+) -> PromptOptions:
+    """Return the options of a prompt; the variable `enable_thinking` is the option `think`.
+
+    Raises:
+        InvalidOptionError: `think` is not a bool, or it contradicts the variable.
+    """
+    values = dict(values or {})
+    if think not in (None, True, False):
+        raise InvalidOptionError("think", think, "True, False or None")
+    if isinstance(values.get("enable_thinking"), bool):
+        switch = values.pop("enable_thinking")
+        if think is not None and think is not switch:
+            raise OptionConflictError(Option("think", think), f"enable_thinking={switch}")
+        think = switch
+    return PromptOptions(prefill, tools, think, values)
+
+
+def check_text(options: PromptOptions) -> None:
+    """Check that no option of the prompt of a text needs a chat template.
+
+    Raises:
+        InvalidOptionError: An option applies to messages only.
+    """
+    given = {"think": options.think, "chat_template_kwargs": options.values or None}
+    for name, value in given.items():
+        if value is not None:
+            raise _needs_messages(name, value)
+
+
+def _needs_messages(option: str, value: object) -> InvalidOptionError:
+    given = Option(option, value if isinstance(value, bool) else ...)
+    hint = Text("send messages, or omit {}.", Option(option))
+    message = Text("{} needs messages: a text has no chat template.", given)
+    return InvalidOptionError(option, value, "", hint, message=message)
+
+
+def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
+    """Return the variables of a template, the switches for reasoning included.
+
+    Raises:
+        InvalidOptionError: The template does not read a variable, a value is not plain, or the
+            model cannot reason as requested.
+    """
+    template = model.chat_template or ""
+    read, reasoning = names_read(template), reasoning_format(model)
+    for name, value in options.values.items():
+        problem = ""
+        if name not in read:
+            problem = f"the chat template of {model.path.name} does not read {name[:100]!r}."
+        elif value is not None and not isinstance(value, (str, bool, int, float)):
+            problem = f"the value of {name!r} is not a text, a number, a boolean or null."
+        elif isinstance(value, str) and spells_special(model, reasoning, value):
+            problem = f"the value of {name!r} contains a special token."
+        if problem:
+            hint = f"omit {name[:100]!r}."
+            raise InvalidOptionError("chat_template_kwargs", name, "", hint, message=problem)
+    if options.think and reasoning is None:
+        raise no_reasoning(model, "think", True)
+    if options.think and options.prefill:
+        hint = "omit one of the two: an answer has begun."
+        raise OptionConflictError(Option("think", True), Option("prefill"), hint)
+    think = {name: options.think for name in _SWITCHES if name in read}
+    return (think if options.think is not None else {}) | dict(options.values)
+
+
+def no_reasoning(
+    model: Model, option: str, value: object, is_chat: bool = True
+) -> InvalidOptionError:
+    """Return the error for an option of reasoning where no reasoning is separated."""
+    if not is_chat:
+        return _needs_messages(option, value)
+    hint = Text("omit {}, or use a model that reasons.", Option(option))
+    message = f"the chat template of {model.path.name} has no reasoning parts."
+    return InvalidOptionError(option, value, "", hint, message=message)
+
+
+def ending(model: Model, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
+    """Return the text after a rendered prompt with which an answer without reasoning begins.
+
+    It is empty unless the request forbids reasoning or has a prefill. Reasoning that the template
+    has opened is closed. A template without a switch gets an empty reasoning part, or the final
+    channel.
+    """
+    if reasoning is None or not (o.think is False or o.prefill):
+        return ""
+    has_switch = not names_read(model.chat_template or "").isdisjoint(_SWITCHES)
+    return reasoning.syntax.skip(prompt, o.think is False and not has_switch)
+
+
+def with_reasoning(
+    messages: Sequence[Mapping[str, Any]], reasoning: ReasoningFormat | None
+) -> list[dict[str, Any]]:
+    """Return messages with their reasoning in the field that the template reads.
+
+    Reasoning that the template does not read is left out.
+    """
+    read = [dict(message) for message in messages]
+    for message in read:
+        said = message.pop("reasoning_content", None)
+        # The template of gpt-oss takes the reasoning of a call only, and rejects it beside a
+        # content.
+        is_call = bool(message.get("tool_calls")) and not message.get("content")
+        if reasoning is None or (isinstance(reasoning.syntax, ChannelSyntax) and not is_call):
+            continue
+        if said and reasoning.field is not None:
+            message[reasoning.field] = said
+    return read
+
+
+# ---- prompts
 
 
 def encode_chat(
@@ -83,7 +268,7 @@ def encode_chat(
     if not any(_UNUSUAL.search(content) or special(content) for content in contents):
         return ids
     controls = partial(_controls, model, reasoning)
-    marks = _marks("".join([template, text, *contents]))
+    marks = _Marks(*unused("".join([template, text, *contents]), len(_Marks._fields)))
     marked = _rewritten(messages, partial(_mark, marks=marks))
 
     def is_special(part: str) -> bool:
@@ -91,11 +276,17 @@ def encode_chat(
 
     parts = _parts(prompt(marked) + end + _mark(prefill, marks), marks, is_special)
     if parts is None or "".join(part for part, _ in parts) != text:
-        plain = _rewritten(messages, _harmless)
+        harmless_text = partial(_UNUSUAL.sub, "x")  # it cannot contain a special token
+        plain = _rewritten(messages, harmless_text)
         harmless = model.tokenize(
-            prompt(plain) + end + _harmless(prefill), special=True, start=start
+            prompt(plain) + end + harmless_text(prefill), special=True, start=start
         )
-        _check_rewritten(model, controls(harmless) != controls(ids) or any(map(special, contents)))
+        if controls(harmless) != controls(ids) or any(map(special, contents)):
+            raise TemplateError(
+                f"the chat template of {model.path.name} rewrites the messages, and a message "
+                "could become a special token.",
+                "remove texts that look like special tokens, such as <|im_end|>.",
+            )
         return ids
     apart: list[int] = []
     by_template: list[int] = []
@@ -124,11 +315,6 @@ def _texts(message: Message) -> list[tuple[str, str]]:
     return [(name, message[name]) for name in _TEXTS if isinstance(message.get(name), str)]
 
 
-def _harmless(content: str) -> str:
-    """Return a text that cannot contain a special token."""
-    return _UNUSUAL.sub("x", content)
-
-
 class _Marks(NamedTuple):
     """Marker characters around contents in a rendered text.
 
@@ -145,18 +331,6 @@ class _Marks(NamedTuple):
     end: str
     tag: str
     after_tag: str
-
-
-def _marks(taken: str) -> _Marks:
-    """Return four private-use characters that are not in a text.
-
-    They have no upper or lower case and are not white space.
-    """
-    found: set[str] = set()
-    while len(found) < len(_Marks._fields):
-        if (mark := chr(0xF0000 + secrets.randbelow(0xFFFE))) not in taken:
-            found.add(mark)
-    return _Marks(*found)
 
 
 def _mark(content: str, marks: _Marks) -> str:
@@ -220,24 +394,6 @@ def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     """
     groups = groupby((part for part in parts if part[0]), lambda part: part[1])
     return [("".join(text for text, _ in some), is_template) for is_template, some in groups]
-
-
-def _check_rewritten(model: Model, changes_special: bool) -> None:
-    """Check a prompt whose template rewrites contents.
-
-    Args:
-        model: The model.
-        changes_special: Whether the contents change the special tokens, against harmless ones.
-
-    Raises:
-        TemplateError: They do.
-    """
-    if changes_special:
-        raise TemplateError(
-            f"the chat template of {model.path.name} rewrites the messages, and a message could "
-            "become a special token.",
-            "remove texts that look like special tokens, such as <|im_end|>.",
-        )
 
 
 def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int]) -> list[int]:

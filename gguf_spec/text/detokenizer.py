@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..llama.model import Model
 from ..results import Part
+from ..tools.source import n_open
 from .reasoning import ReasoningFormat, State
 
 
@@ -20,6 +21,7 @@ class TextStream:
 
     Attributes:
         stop_string: The stop string that ended the text, or None.
+        decoder: Decoder of the pieces.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class TextStream:
             errors: Treatment of bytes that are not UTF-8: `replace` inserts a replacement
                 character, `ignore` drops them.
         """
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
         self._stop = tuple(stop)
         self._held = ""
         self.stop_string: str | None = None
@@ -44,7 +46,7 @@ class TextStream:
 
     def push(self, piece: bytes) -> str:
         """Return the text that `piece` completes."""
-        return self.add(self._decoder.decode(piece))
+        return self.add(self.decoder.decode(piece))
 
     def add(self, text: str) -> str:
         """Return the text that is final after `text`, which follows all pieces so far."""
@@ -56,7 +58,7 @@ class TextStream:
             _, at, self.stop_string = min(found)
             text, self._held = self._held[:at], ""
             return text
-        n_safe = len(self._held) - self._n_open()
+        n_safe = len(self._held) - n_open(self._held, self._stop)
         text, self._held = self._held[:n_safe], self._held[n_safe:]
         return text
 
@@ -67,13 +69,6 @@ class TextStream:
         """
         text, self._held = self._held, ""
         return text
-
-    def _n_open(self) -> int:
-        """Return the length of the longest suffix of the held text that starts a stop string."""
-        return max(
-            (n for s in self._stop for n in range(1, len(s)) if self._held.endswith(s[:n])),
-            default=0,
-        )
 
 
 class PartStream:
@@ -104,7 +99,7 @@ class PartStream:
         """
         self._model, self._format, self._state = model, reasoning, state
         self._shown = shown or {}
-        self._decoder, self._answer = TextStream((), errors), TextStream(stop, errors)
+        self._answer = TextStream(stop, errors)
         self.n_reasoning = 0
 
     @property
@@ -119,26 +114,23 @@ class PartStream:
 
     def push(self, token: int) -> list[Part]:
         """Return the parts that a token completes."""
-        if self._format is None or self._state is None:
-            return _text(self._answer.push(self._piece(token)))
-        before = self._state
-        text = self._decoder.push(self._piece(token))
+        shown = self._format.shown if self._format else {}
+        name = self._shown.get(token, shown.get(token))
+        piece = self._model.piece(token) if name is None else name.encode()
+        text, before = self._answer.decoder.decode(piece), self._state
+        if self._format is None or before is None:
+            return self._stopped([Part("text", text)])
         self._state, parts = self._format.syntax.read(before, text)
         self.n_reasoning += before.is_reasoning or self._state.is_reasoning
         return self._stopped(parts)
-
-    def _piece(self, token: int) -> bytes:
-        name = self._shown.get(token)
-        if name is not None:
-            return name.encode()
-        return self._format.piece(self._model, token) if self._format else self._model.piece(token)
 
     def finish(self) -> list[Part]:
         """Return the text that was held back."""
         parts: list[Part] = []
         if self._format and self._state and not self.stopped:
             parts = self._stopped(self._format.syntax.finish(self._state))
-        return [*parts, *_text(self._answer.finish())]
+        text = self._answer.finish()
+        return [*parts, Part("text", text)] if text else parts
 
     def _stopped(self, parts: list[Part]) -> list[Part]:
         """Return parts up to a stop string of the answer."""
@@ -146,13 +138,9 @@ class PartStream:
         for part in parts:
             if part.kind == "reasoning":
                 kept += [] if self.stopped else [part]
-            else:
-                kept += _text(self._answer.add(part.text))
+            elif text := self._answer.add(part.text):
+                kept.append(Part("text", text))
         return kept
-
-
-def _text(text: str) -> list[Part]:
-    return [Part("text", text)] if text else []
 
 
 def joined(parts: Sequence[Part]) -> tuple[Part, ...]:

@@ -65,7 +65,6 @@ _METHODS = {
     )
 } | {(dict, name) for name in ("items", "keys", "values", "get")}
 # fmt: on
-# fmt: on
 # types with a short text, and types that filters accept
 _PLAIN = (str, int, float, type(None), jinja2.Undefined)
 _CONTAINERS = (str, list, tuple, dict, *_PLAIN)
@@ -88,30 +87,6 @@ _START = (
 
 class _Unsure(Exception):
     """A template uses an operation without a known bound on its time or memory."""
-
-
-def render_simple(source: str, values: str, most: int) -> str | None:
-    """Render a simple template; return None if it is not simple, exceeds the count or fails.
-
-    Args:
-        source: The template.
-        values: Its variables as JSON.
-        most: Maximum number of characters of the output.
-
-    Raises:
-        TemplateFailure: The template rejects its variables, or writes too much.
-    """
-    is_small = len(source) <= _SMALL_SOURCE and len(values) <= _SMALL_VALUES
-    template = _simple(source) if is_small else None
-    if not template:
-        return None
-    _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
-    try:
-        return write_text(template, json.loads(values), most)
-    except TemplateFailure:
-        raise
-    except Exception:  # the child process reports the reason
-        return None
 
 
 def _charge(n: int) -> None:
@@ -260,8 +235,17 @@ def render(source: str, values: Mapping[str, Any]) -> str:
         what = f"the messages contain a value that JSON does not support: {error}"
         raise TemplateFailure(what) from error
     most = MAX_OUTPUT + len(text)
-    rendered = render_simple(source, text, most)
-    return _render_apart(source, text, most) if rendered is None else rendered
+    is_small = len(source) <= _SMALL_SOURCE and len(text) <= _SMALL_VALUES
+    template = _simple(source) if is_small else None
+    if template:
+        _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
+        try:
+            return write_text(template, json.loads(text), most)
+        except TemplateFailure:
+            raise
+        except Exception:  # the child process reports the reason
+            pass
+    return _render_apart(source, text, most)
 
 
 def _render_apart(source: str, values: str, most: int) -> str:

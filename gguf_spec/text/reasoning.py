@@ -11,7 +11,7 @@ name in plain text is therefore not a tag.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..llama.model import Model
 from ..results import Part
+from ..tools.source import n_open
 
 MARK = "\ufdd0"  # a noncharacter, before the name of a special token
 _CHANNEL, _MESSAGE = f"{MARK}<|channel|>", f"{MARK}<|message|>"
@@ -38,9 +39,6 @@ _TAGS = (
     ("<|channel>thought", "<channel|>", "\n<channel|>"),
 )
 _SPECIAL = re.compile(r"<\|?[^<>\s]+?\|?>|\[/?[A-Z]+\]")
-_CHANNEL_TOKENS = (
-    "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>",
-)  # fmt: skip
 # Fields in which templates expect the reasoning of earlier messages.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Characters of a prompt's end in which its last tag lies.
@@ -75,9 +73,11 @@ class State(NamedTuple):
         """Whether the next text belongs to the answer, unless it is a tag."""
         return self.phase in ("start", "after", "text")
 
-    def after(self, phase: Phase, held: str, said: Part, begun: bool = False) -> State:
+    def after(
+        self, phase: Phase, held: str, said: Part | None = None, begun: bool = False
+    ) -> State:
         """Return the next state, with the kind of the emitted part."""
-        spoke = self.spoke | {said.kind} if said.text else self.spoke
+        spoke = self.spoke | {said.kind} if said and said.text else self.spoke
         return State(phase, held, begun, spoke)
 
 
@@ -120,48 +120,43 @@ class TagSyntax:
 
     def read(self, state: State, text: str) -> tuple[State, list[Part]]:
         """Return the next state, and the parts that `text` completes."""
-        return _read(self._step, state, text, self._marked)
+        phase, held, begun = state.phase, state.held + text, state.begun
+        parts: list[Part] = []
+        if phase == "start":
+            core = held.lstrip()
+            if core.startswith(self.open):
+                phase, held, begun = "reasoning", core[len(self.open) :], False
+            elif self.open.startswith(core):
+                return State("start", held, begun), []
+            else:
+                phase, held = "text", core if begun else held
+        if phase == "reasoning":
+            held = held if begun else held.lstrip()
+            at = held.find(self.close)
+            n = at if at >= 0 else len(held) - n_open(held, [self.close])
+            whole = held[:n].rstrip()
+            parts = self._emitted("reasoning", whole)
+            if at < 0:
+                return State("reasoning", held[len(whole) :], begun or bool(whole)), parts
+            phase, held = "after", held[at + len(self.close) :]
+        if phase == "after":
+            held = held.lstrip()
+            phase = "text" if held else "after"
+        return State(phase), [*parts, *self._emitted("text", held)]
 
     def finish(self, state: State) -> list[Part]:
         """Return the text that was held back."""
         if state.is_reasoning:
-            held = state.held.rstrip() if state.begun else state.held.strip()
-            return _emitted(Part("reasoning", held), self._marked)
-        held = "" if state.phase == "after" else state.held
-        held = held.lstrip() if state.phase == "start" and state.begun else held
-        return _emitted(Part("text", held), self._marked)
+            held = state.held.rstrip()
+            return self._emitted("reasoning", held if state.begun else held.lstrip())
+        return self._emitted("text", state.held.lstrip() if state.begun else state.held)
 
-    @property
-    def _marked(self) -> bool:
-        """Whether marks are part of the text; otherwise the character is the model's own."""
-        return MARK in self.open + self.close
+    def _emitted(self, kind: Literal["reasoning", "text"], text: str) -> list[Part]:
+        """Return a text as parts, without marks if a tag has some.
 
-    def _step(self, state: State) -> tuple[State, Part]:
-        if state.is_reasoning:
-            return self._reasoning(state)
-        if state.phase == "text":
-            said = Part("text", state.held)
-            return state.after("text", "", said), said
-        core, nothing = state.held.lstrip(), Part("text", "")
-        if state.phase == "after":
-            said = Part("text", core)
-            return (state.after("text", "", said) if core else state), said
-        if core.startswith(self.open):
-            return state.after("reasoning", core[len(self.open) :], nothing), nothing
-        if self.open.startswith(core):
-            return state, nothing
-        said = Part("text", core if state.begun else state.held)
-        return state.after("text", "", said), said
-
-    def _reasoning(self, state: State) -> tuple[State, Part]:
-        held = state.held if state.begun else state.held.lstrip()
-        at = held.find(self.close)
-        whole = held[: at if at >= 0 else len(held) - _overlap(held, self.close)].rstrip()
-        said = Part("reasoning", whole)
-        if at >= 0:
-            return state.after("after", held[at + len(self.close) :], said), said
-        begun = state.begun or bool(whole)
-        return state.after("reasoning", held[len(whole) :], said, begun), said
+        Otherwise the character is the model's own.
+        """
+        return _parts(kind, text.replace(MARK, "") if MARK in self.open + self.close else text)
 
 
 @dataclass(frozen=True)
@@ -194,17 +189,22 @@ class ChannelSyntax:
 
     def read(self, state: State, text: str) -> tuple[State, list[Part]]:
         """Return the next state, and the parts that `text` completes."""
-        return _read(self._step, state, text, marked=True)
+        parts: list[Part] = []
+        state = state._replace(held=state.held + text)
+        while True:
+            after, said = (self._header if state.phase == "header" else self._body)(state)
+            parts += _parts(said.kind, said.text.replace(MARK, ""))
+            if after == state:
+                return state, parts
+            state = after
 
     def finish(self, state: State) -> list[Part]:
-        """Return the text that was held back; an incomplete header is dropped."""
-        if state.phase == "header":
-            plain = not state.spoke and MARK not in state.held
-            return _emitted(Part("text", state.held if plain else ""), marked=True)
-        return []  # white space, or the beginning of a token
+        """Return the text that was held back; an incomplete header is dropped.
 
-    def _step(self, state: State) -> tuple[State, Part]:
-        return self._header(state) if state.phase == "header" else self._body(state)
+        In other phases white space is held back, or the beginning of a token.
+        """
+        plain = state.phase == "header" and not state.spoke and MARK not in state.held
+        return _parts("text", state.held if plain else "")
 
     def _header(self, state: State) -> tuple[State, Part]:
         words = state.held.partition(MARK)[0].split()
@@ -213,15 +213,14 @@ class ChannelSyntax:
         header, found, rest = state.held.partition(_MESSAGE)
         if not found:
             return state, Part("text", "")
-        channel = re.search(r"<\|channel\|>\s*(\w+)", header)
+        channel = "".join(re.findall(r"<\|channel\|>\s*(\w+)", header)[:1])
         recipient = re.search(r"to=([\w.-]+)", header)
-        if recipient and (recipient[1].startswith("functions.") or _names(channel, "commentary")):
+        if recipient and (recipient[1].startswith("functions.") or channel == "commentary"):
             call = f"<|channel|>commentary to={recipient[1]} <|constrain|>json<|message|>"
             said = Part("text", _apart("text", state, call))
             return state.after("call", rest, said), said
-        is_reasoning = _names(channel, "analysis")
-        nothing = Part("text", "")
-        return state.after("reasoning" if is_reasoning else "text", rest, nothing), nothing
+        phase: Phase = "reasoning" if channel == "analysis" else "text"
+        return state.after(phase, rest), Part("text", "")
 
     def _body(self, state: State) -> tuple[State, Part]:
         kind: Literal["reasoning", "text"] = "reasoning" if state.is_reasoning else "text"
@@ -242,46 +241,19 @@ class ChannelSyntax:
         rest = state.held[len(token) :]
         if token in _IGNORED:
             return state._replace(held=rest), Part("text", "")
-        nothing = Part("text", "")
-        return state.after("header", token + rest if token == _CHANNEL else rest, nothing), nothing
+        return state.after("header", token + rest if token == _CHANNEL else rest), Part("text", "")
 
 
 Syntax = TagSyntax | ChannelSyntax
 
 
-def _read(
-    step: Callable[[State], tuple[State, Part]], state: State, text: str, marked: bool
-) -> tuple[State, list[Part]]:
-    """Take steps until a step changes nothing."""
-    parts: list[Part] = []
-    state = state._replace(held=state.held + text)
-    while True:
-        after, said = step(state)
-        parts += _emitted(said, marked)
-        if after == state:
-            return state, parts
-        state = after
-
-
-def _emitted(part: Part, marked: bool) -> list[Part]:
-    text = part.text.replace(MARK, "") if marked else part.text
-    return [Part(part.kind, text)] if text else []
+def _parts(kind: Literal["reasoning", "text"], text: str) -> list[Part]:
+    return [Part(kind, text)] if text else []
 
 
 def _apart(kind: str, state: State, text: str) -> str:
     """Return a text with an empty line before it if it begins a further part of its kind."""
     return f"\n\n{text}" if text and not state.begun and kind in state.spoke else text
-
-
-def _names(channel: re.Match[str] | None, name: str) -> bool:
-    return channel is not None and channel[1] == name
-
-
-def _overlap(text: str, tag: str) -> int:
-    """Return the length of the longest end of `text` that begins `tag`."""
-    return next(
-        (n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0
-    )
 
 
 @dataclass(frozen=True)
@@ -298,16 +270,12 @@ class ReasoningFormat:
     shown: Mapping[int, str]
     field: str | None
 
-    def piece(self, model: Model, token: int) -> bytes:
-        """Return the bytes of a token; those of a special token of the syntax are its name."""
-        name = self.shown.get(token)
-        return model.piece(token) if name is None else name.encode()
-
     def begin(self, model: Model, prompt: Sequence[int], prefill: str = "") -> State:
         """Return the state of the parser after a prompt that ends with `prefill`."""
         tail, n_most = b"", len(prefill.encode("utf-8", "replace")) + _TAIL
         for token in reversed(prompt):
-            tail = self.piece(model, token) + tail
+            name = self.shown.get(token)
+            tail = (model.piece(token) if name is None else name.encode()) + tail
             if len(tail) >= n_most:
                 break
         return self.syntax.begin(tail.decode("utf-8", "replace"), prefill)
@@ -325,17 +293,23 @@ def reasoning_format(model: Model) -> ReasoningFormat | None:
     must have their special tokens, too.
     """
     template = model.chat_template or ""
+    field = next(
+        (one for one in REASONING_FIELDS if re.search(rf"\.{one}\b|['\"]{one}['\"]", template)),
+        None,
+    )
     if "<|channel|>" in template and "<|message|>" in template:
-        shown = _special(model, _CHANNEL_TOKENS)
-        if len(shown) < len(_CHANNEL_TOKENS) - 1:  # <|constrain|> is not needed
+        shown = _special(model, [marked.removeprefix(MARK) for marked in _TOKENS])
+        if len(shown) < len(_TOKENS) - 1:  # <|constrain|> is not needed
             return None
-        return ReasoningFormat(ChannelSyntax(), shown, _field(template))
+        return ReasoningFormat(ChannelSyntax(), shown, field)
     for opened, closed, end in _TAGS:
         if closed in template or opened in template:
             shown = _special(model, _SPECIAL.findall(opened + closed))
             shown = {token: name for token, name in shown.items() if not model.piece(token)}
-            tags = [_marked(text, shown.values()) for text in (opened, closed, end)]
-            return ReasoningFormat(TagSyntax(*tags), shown, _field(template))
+            tags = [opened, closed, end]
+            for name in shown.values():
+                tags = [text.replace(name.removeprefix(MARK), name) for text in tags]
+            return ReasoningFormat(TagSyntax(*tags), shown, field)
     return None
 
 
@@ -368,20 +342,6 @@ def _special(model: Model, names: Iterable[str]) -> dict[int, str]:
     """Return the names that are one token of the vocabulary, marked, by their token."""
     ids = {name: model.tokenize(name, special=True, start=False) for name in names}
     return {found[0]: MARK + name for name, found in ids.items() if len(found) == 1}
-
-
-def _marked(text: str, names: Iterable[str]) -> str:
-    for name in names:
-        text = text.replace(name.removeprefix(MARK), name)
-    return text
-
-
-def _field(template: str) -> str | None:
-    """Return the field of a message in which a template reads reasoning."""
-    for name in REASONING_FIELDS:
-        if re.search(rf"\.{name}\b|['\"]{name}['\"]", template):
-            return name
-    return None
 
 
 class _Place(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..llama.model import Model
-from ..tools.families import Family, family_of
+from ..tools.families import family_of
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -86,32 +86,33 @@ def tool_history(
     if not family.is_parallel:
         fitted = _one_call_each(fitted)
     if tools and _IN_SYSTEM.search(template):
-        fitted = _with_tools(fitted, tools)
+        text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        if not fitted or fitted[0]["role"] != "system":
+            fitted = [{"role": "system", "content": ""}, *fitted]
+        fitted[0] = {**fitted[0], "tools": text}
     places: dict[str, str] = {}
     if "tool_calls" not in template:
-        mark = _unused(json.dumps(fitted, default=str, ensure_ascii=False) + template)
+        taken = json.dumps(fitted, default=str, ensure_ascii=False) + template
+        (mark,) = unused(taken, 1, 0x100000)
         for i, message in enumerate(fitted):
             if calls := message.pop("tool_calls", None):
-                place = f"{mark}{i}{mark}"
-                places[place] = _written(family, calls, bool(message["content"]))
-                message[_PLACE] = place
+                called = [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+                written = family.write(called).removeprefix(family.prompted)
+                message[_PLACE] = place = f"{mark}{i}{mark}"
+                places[place] = ("\n" if message["content"] else "") + written
     return ToolHistory(fitted, places)
 
 
 def with_text_arguments(messages: Messages) -> list[dict[str, Any]]:
     """Return messages whose calls have their arguments as JSON text."""
-    return [
-        {**one, "tool_calls": [_text_arguments(call) for call in one["tool_calls"]]}
-        if one.get("tool_calls")
-        else dict(one)
-        for one in messages
-    ]
-
-
-def _text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
+    found = [dict(one) for one in messages]
+    for message in found:
+        if message.get("tool_calls"):
+            message["tool_calls"] = calls = [dict(call) for call in message["tool_calls"]]
+            for call in calls:
+                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"] = {**call["function"], "arguments": arguments}
+    return found
 
 
 def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
@@ -153,22 +154,18 @@ def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return fitted
 
 
-def _with_tools(
-    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-    if not messages or messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": ""}, *messages]
-    return [{**messages[0], "tools": text}, *messages[1:]]
+def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
+    """Return private-use characters that are not in a text.
 
+    They have no upper or lower case and are not white space.
 
-def _written(family: Family, calls: Sequence[Mapping[str, Any]], has_content: bool) -> str:
-    found = [(one["function"]["name"], one["function"]["arguments"]) for one in calls]
-    return ("\n" if has_content else "") + family.write(found).removeprefix(family.prompted)
-
-
-def _unused(taken: str) -> str:
-    """Return a private-use character that is not in a text."""
-    while (mark := chr(0x100000 + secrets.randbelow(0xFFFE))) in taken:
-        pass
-    return mark
+    Args:
+        taken: The text.
+        n: Number of characters.
+        first: Code point of the first one of the plane.
+    """
+    found: set[str] = set()
+    while len(found) < n:
+        if (mark := chr(first + secrets.randbelow(0xFFFE))) not in taken:
+            found.add(mark)
+    return [*found]

@@ -1,4 +1,4 @@
-"""Families of models by the syntax of their tool calls: one entry each.
+"""Tools of a request, and families of models by the syntax of their calls: one entry each.
 
 A family is recognised by markers in the model's chat template, never by the name of a file.
 """
@@ -6,14 +6,51 @@ A family is recognised by markers in the model's chat template, never by the nam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from .notations import CallNotation, JsonNotation, NamedCall, ObjectCall, PairNotation, TagNotation
+from .notations import JsonNotation, NamedCall, ObjectCall, PairNotation, TagNotation
 from .source import words_of
 
-_CALL_ID = ('"\\"tool_call_id\\": \\"" [0-9]+ "\\", "', '"tool_call_id": "0", ')
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Tools of a request, and how the model may call them.
+
+    Attributes:
+        tools: The tools in OpenAI's format, for the chat template.
+        required: Whether the answer must be a call.
+        only: Name of the only tool that may be called; None for all of them.
+        parallel: Whether the answer may have several calls.
+        strict: Names of the tools whose arguments must follow their schema.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    required: bool = False
+    only: str | None = None
+    parallel: bool = True
+    strict: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tools that may be called."""
+        return [self.only] if self.only else [tool["function"]["name"] for tool in self.tools]
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Tools that may be called, with the JSON schemas of their arguments."""
+        functions = (tool["function"] for tool in self.tools)
+        found = {one["name"]: one.get("parameters") or {} for one in functions}
+        return {name: found[name] for name in self.names}
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answer must follow a grammar because of the tools."""
+        return self.required or bool(self.strict)
+
+
+NO_TOOLS = ToolUse()
 
 
 @dataclass(frozen=True)
@@ -41,7 +78,7 @@ class Family:
     name: str
     models: str
     marks: tuple[tuple[str, ...], ...]
-    call: CallNotation
+    call: NamedCall
     open: str = ""
     between: str = ""
     close: str = ""
@@ -154,13 +191,15 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "lfm2", "LFM2, LFM2.5",
         (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
-        NamedCall(("",), "(", PairNotation("=", ")"), ")"),
+        NamedCall(("",), "(", PairNotation("=", ")", comma=", ", words=("True", "False", "None")),
+                  ")"),
         open="<|tool_call_start|>[", between=", ", close="]<|tool_call_end|>",
         tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     Family(
         "command-r7b", "Command R7B, Command A", (("<|START_ACTION|>",),),
-        ObjectCall(name_key="tool_name", arguments_key="parameters", before=_CALL_ID),
+        ObjectCall(before='"tool_call_id": "\0", ', name_key="tool_name",
+                   arguments_key="parameters"),
         open="<|START_ACTION|>[", between=", ", close="]<|END_ACTION|>",
         tokens=("<|START_ACTION|>", "<|END_ACTION|>"),
     ),
@@ -202,7 +241,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "hermes", "Hermes 2 and 3, Qwen2.5, Qwen3, QwQ, Granite 4, SmolLM3", (("<tool_call>",),),
-        ObjectCall(("<tool_call>\n",), "\n</tool_call>"), between="\n",
+        ObjectCall(("<tool_call>\n",), end="\n</tool_call>"), between="\n",
     ),
     Family(
         "llama3", "Llama 3.1 to 3.3, and any other template that has tools", ((),),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
-from ..grammar.automaton import Automaton
-from ..grammar.gbnf import limited_work
-from ..grammar.json_schema import BUILT_IN_RULES, to_rules
-from .families import HARMONY, Family
-from .notations import Sym, quoted, symbols, until
+from ..grammar.automaton import Automaton, limited_work
+from ..grammar.json_schema import grammar_of, quoted, to_rules
+from .families import HARMONY, Family, ToolUse
+from .notations import Sym, symbols, until
 from .source import words_of
-from .use import ToolUse
 
 HARMONY_TOKENS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>")
 _NEXT = "<|end|><|start|>assistant"
@@ -98,19 +96,15 @@ def tool_grammar(
             except InvalidOptionError as error:
                 raise ToolSchemaError(None, error) from None
     if family.name == HARMONY:
-        return _grammar([*harmony_rules(use.required, schema is not None, thinks, token), *rules])
+        return grammar_of([*harmony_rules(use.required, schema is not None, thinks, token), *rules])
     rules += _sequence(use, family, sym)
     first = "more" if family.prompted else "calls"
     if use.required:
-        return _grammar([f"root ::= {first}", *rules])
+        return grammar_of([f"root ::= {first}", *rules])
     text = f"{sym(family.text_mark)} " if family.text_mark else ""
     if schema is not None:
-        return _grammar([f"root ::= {first} | {text}answer-root", *rules])
-    return _grammar([*_text(family, first, text, sym), *rules])
-
-
-def _grammar(rules: Iterable[str]) -> str:
-    return "\n".join([*rules, *BUILT_IN_RULES]) + "\n"
+        return grammar_of([f"root ::= {first} | {text}answer-root", *rules])
+    return grammar_of([*_text(family, first, text, sym), *rules])
 
 
 def _calls(use: ToolUse, family: Family, sym: Sym) -> Iterator[str]:
@@ -118,23 +112,14 @@ def _calls(use: ToolUse, family: Family, sym: Sym) -> Iterator[str]:
     for i, (name, schema) in enumerate(use.schemas.items()):
         prefix = f"t{i}-"
         try:
-            yield from _call(family, name, {"type": "object", **schema}, prefix, sym)
-        except InvalidOptionError as error:
+            rules = family.call.rule(name, {"type": "object", **schema}, prefix, sym)
+            yield from _checked(rules, f"{prefix}call")
+        except (InvalidOptionError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                error = InvalidGrammarError("json_schema", name, "it is nested too deeply")
             if name in use.strict or isinstance(error, GrammarTooLargeError):
                 raise ToolSchemaError(name, error) from None
             yield from family.call.rule(name, {"type": "object"}, prefix, sym)
-
-
-def _call(family: Family, name: str, schema: Mapping[str, Any], prefix: str, sym: Sym) -> list[str]:
-    """Return the rules for a call, if they are a grammar.
-
-    Raises:
-        InvalidOptionError: The schema is not supported, or the grammar is too large.
-    """
-    try:
-        return _checked(family.call.rule(name, schema, prefix, sym), f"{prefix}call")
-    except RecursionError:
-        raise InvalidGrammarError("json_schema", name, "it is nested too deeply") from None
 
 
 def _checked(rules: list[str], first: str) -> list[str]:
@@ -144,7 +129,7 @@ def _checked(rules: list[str], first: str) -> list[str]:
         InvalidOptionError: They are none, or too large.
     """
     # Numbers of tokens are not checked here: they are those of `sym`.
-    Automaton(_grammar([f"root ::= {first}", *rules]), lambda _: 0)
+    Automaton(grammar_of([f"root ::= {first}", *rules]), lambda _: 0)
     return rules
 
 

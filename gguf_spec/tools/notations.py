@@ -11,13 +11,13 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidGrammarError
-from ..grammar.gbnf import spend
-from ..grammar.json_schema import to_rules
-from .source import NotACallError, Source, Steps, parse, read_nested, read_value
+from ..grammar.automaton import spend
+from ..grammar.json_schema import quoted, sequence, to_rules
+from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
 
 Schema = Mapping[str, Any]
 # Names of the tools of a request -> JSON schema of their arguments.
@@ -40,8 +40,10 @@ _BRACKETS = {"(": "[", ")": "]"}
 _COLON = re.compile(r"\s*:")
 _PARTS = (
     r"(?P<double>\"(?:[^\"\\]|\\.)*\")|(?P<single>'(?:[^'\\]|\\.)*')|(?P<word>[A-Za-z_][\w-]*)"
-    r"|(?P<number>[-+]?[\d.][\d.eE+-]*)|(?P<mark>[\[\]{}(),:])|(?P<space>\s+)"
+    r"|(?P<number>[-+]?[\d.][\d.eE+-]*)|(?P<mark>[\[\]{}(),:])|(?P<space>\s+)|(?P<other>.)"
 )
+# In the head of a call: stands for a number.
+_ANY_ID = "\0"
 _NAME_KEYS = ("name", "tool_name")
 # Keys that an object of a call may have besides its arguments.
 _OTHER_KEYS = (*_NAME_KEYS, "type", "id", "tool_call_id", "function", "index")
@@ -49,12 +51,6 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 # ---- rules for texts
-
-
-def quoted(text: str) -> str:
-    """Return a GBNF literal."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def symbols(names: Iterable[str], token: Callable[[str], int | None]) -> Sym:
@@ -140,13 +136,6 @@ def _target(ref: str, root: Any) -> Any:
     for part in ref.split("/")[1:]:
         schema = schema.get(part) if isinstance(schema, Mapping) else None
     return schema
-
-
-def property_schema(schema: Any, key: str) -> Any:
-    """Return the schema of a property of an object; {} if the schema does not name it."""
-    properties = resolved(schema, schema).get("properties")
-    part = properties.get(key) if isinstance(properties, Mapping) else None
-    return resolved(part, schema)
 
 
 def types_of(schema: Any, root: Any) -> set[str]:
@@ -249,25 +238,6 @@ def _members(schema: Any, root: Any) -> tuple[list[tuple[str, Any, bool]], bool]
     return sorted(found, key=lambda one: not one[2]), is_free
 
 
-def _sequence(parts: list[tuple[str, bool]], between: str, add: Callable[[str, str], str]) -> str:
-    """Return GBNF for members in their order, of which some may be missing.
-
-    Args:
-        parts: GBNF of each member and whether it is required; the required ones first.
-        between: GBNF between two members; may be empty.
-        add: Adds a rule with the beginning of its name, and returns its name.
-    """
-    first = f" {between} ".join(part for part, is_required in parts if is_required)
-    optional = [part for part, is_required in parts if not is_required]
-    rest, starts = "", list[str]()
-    for i, part in reversed([*enumerate(optional)]):
-        starts.append(f"{part} {rest}".strip())
-        rest = add(f"rest-{i}", f"({between} {part})? {rest}".strip())
-    if first:
-        return f"{first} {rest}".strip()
-    return f"({' | '.join(reversed(starts))})?" if starts else ""
-
-
 # ---- notations of arguments, after the name of a call
 
 
@@ -280,8 +250,8 @@ class JsonNotation:
         way: How the arguments are streamed, for the documentation.
     """
 
-    ends_itself: bool = True
-    way: str = "as they come"
+    ends_itself = True
+    way = "as they come"
 
     def read(self, source: Source, name: str, _schema: Schema) -> Steps[None]:
         """Read the arguments of a tool, and emit its call.
@@ -326,8 +296,8 @@ class TagNotation:
     middle: str
     end: str
     pad: str = ""
-    ends_itself: bool = False
-    way: str = "texts as they come, other values whole"
+    ends_itself = False
+    way = "texts as they come, other values whole"
 
     def read(self, source: Source, name: str, schema: Schema) -> Steps[None]:
         """Read the arguments of a tool, and emit its call."""
@@ -337,7 +307,8 @@ class TagNotation:
         while (yield from source.optional(self.begin)):
             key = (yield from self._up_to(source, self.middle.split()[0])).strip()
             yield from source.need(self.middle.rstrip())
-            part = property_schema(schema, key)
+            part = resolved(schema, schema).get("properties")
+            part = resolved(part.get(key) if isinstance(part, Mapping) else None, schema)
             source.emit(f"{head}{_json(key)}: ")
             if types_of(part, schema) == {"string"}:
                 yield from self._string(source)
@@ -365,7 +336,7 @@ class TagNotation:
         end = self.end.strip()
         while True:
             at = source.text.find(end, source.at)
-            stop = at if at >= 0 else len(source.text) - source.n_open([end])
+            stop = at if at >= 0 else len(source.text) - n_open(source.text[source.at :], [end])
             piece = source.text[source.at : stop].removesuffix(self.pad)
             source.at += len(piece)
             source.emit(json.dumps(piece, ensure_ascii=False)[1:-1])
@@ -381,20 +352,21 @@ class TagNotation:
         """Return grammar rules for the arguments."""
         rules: list[str] = []
 
-        def add(name: str, body: str) -> str:
-            rules.append(f"{prefix}{name} ::= {body}")
-            return f"{prefix}{name}"
+        def rule(body: str) -> str:
+            name = f"{prefix}rest-{len(rules)}"
+            rules.append(f"{name} ::= {body}")
+            return name
 
         # A text ends at its first closing tag.
         after = sym(self.end[len(self.end.rstrip()) :])
         text = until({self.end.strip(): after}, f"{prefix}text", sym, False)
         found, is_free = _members(schema, schema)
-        parts = []
+        parts: dict[bool, list[str]] = {True: [], False: []}
         for i, (key, part, is_required) in enumerate(found):
             head = sym(self.begin + key + self.middle + self.pad)
             value = self._value_rule(part, schema, f"{prefix}v{i}-", rules, sym)
-            parts.append((f"{head} {value or prefix + 'text'}", is_required))
-        root = _sequence(parts, "", add)
+            parts[is_required].append(f"{head} {value or prefix + 'text'}")
+        root = sequence(parts[True], parts[False], "", rule)
         if is_free:
             head = f"{sym(self.begin)} [a-zA-Z0-9_-]+ {sym(self.middle + self.pad)}"
             root = f"({head} {prefix}text)*"
@@ -437,28 +409,22 @@ class PairNotation:
         assign: Text between a key and its value.
         close: Bracket after the last pair; it is not read.
         quote: Quote of a text without escapes; empty for the strings of Python.
+        comma: Text between two pairs or values.
+        words: Words for true, false and null.
     """
 
     assign: str
     close: str
     quote: str = ""
-    ends_itself: bool = False
-    way: str = "value by value"
+    comma: str = ","
+    words: tuple[str, ...] = ("true", "false", "null")
+    ends_itself = False
+    way = "value by value"
 
     @property
     def is_python(self) -> bool:
         """Whether the values are Python's."""
         return not self.quote
-
-    @property
-    def comma(self) -> str:
-        """Text between two pairs or values."""
-        return ", " if self.is_python else ","
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """Words for true, false and null."""
-        return tuple(_WORDS) if self.is_python else tuple(_WORDS.values())
 
     def read(self, source: Source, name: str, _schema: Schema) -> Steps[None]:
         """Read the arguments of a tool, and emit its call."""
@@ -523,17 +489,9 @@ class PairNotation:
         """Return a value as JSON text."""
         quote = re.escape(self.quote)
         raw = rf"(?P<raw>{quote}.*?{quote})|" if quote else ""
-        regex = re.compile(raw + _PARTS, re.DOTALL)
-        written, at, text = "", 0, text.strip()
-        while at < len(text):
-            match = regex.match(text, at)
-            if not match:
-                raise NotACallError
-            written += self._part(match, text)
-            at = match.end()
-        return _json(parse(written))
+        return _json(parse(re.sub(raw + _PARTS, self._part, text.strip(), flags=re.DOTALL)))
 
-    def _part(self, match: re.Match[str], text: str) -> str:
+    def _part(self, match: re.Match[str]) -> str:
         kind, part = match.lastgroup, match[0]
         if kind == "raw":
             n = len(self.quote)
@@ -542,10 +500,12 @@ class PairNotation:
             return _json(_unquoted(part))
         if kind == "mark":
             return _BRACKETS.get(part, part)
+        if kind == "other":
+            raise NotACallError
         if kind != "word":
             return part
         word = _WORDS.get(part, part)
-        if word in _WORDS.values() and not _COLON.match(text, match.end()):
+        if word in _WORDS.values() and not _COLON.match(match.string, match.end()):
             return word
         if self.is_python:
             raise NotACallError
@@ -604,28 +564,23 @@ class _PairRules:
         self._comma = quoted(notation.comma)
 
     def rules(self) -> list[str]:
-        """Return all rules; the first one is the root.
+        """Return all rules; the first one is the root, and the last ones are any text and value.
 
         Raises:
             InvalidOptionError: The schema is not supported.
         """
+        notation, name = self._notation, f"{self._prefix}text"
         root = self._object(self._root, 0, is_top=True)
-        return [f"{self._prefix}root ::= {root or quoted('')}", *self._rules, *self._text()]
-
-    def _text(self) -> list[str]:
-        """Return the rules for any text in quotes, and for any plain value."""
-        name = f"{self._prefix}text"
-        words = " | ".join(map(quoted, self._notation.words))
-        plain = f'{name} | "-"? fraction | {words}'
-        if self._notation.is_python:
+        if notation.is_python:
             string = [f'{name} ::= "\\"" char* "\\""']
         else:
-            quote = self._notation.quote
-            body = until({quote: ""}, f"{name}-body", self._sym, may_end=False)
-            string = [f"{name} ::= {self._sym(quote)} {name}-body", *body]
-        return [*string, f"{self._prefix}any ::= {plain}"]
+            body = until({notation.quote: ""}, f"{name}-body", self._sym, may_end=False)
+            string = [f"{name} ::= {self._sym(notation.quote)} {name}-body", *body]
+        plain = f'{name} | "-"? fraction | {" | ".join(map(quoted, notation.words))}'
+        first = f"{self._prefix}root ::= {root or quoted('')}"
+        return [first, *self._rules, *string, f"{self._prefix}any ::= {plain}"]
 
-    def _add(self, name: str, body: str) -> str:
+    def _add(self, body: str, name: str = "rest") -> str:
         name = f"{self._prefix}{name}-{len(self._rules)}"
         self._rules.append(f"{name} ::= {body}")
         return name
@@ -638,21 +593,22 @@ class _PairRules:
             key = "[a-zA-Z_] [a-zA-Z0-9_]*" if is_plain else '"\\"" char* "\\""'
             pair = f"{key} {quoted(colon)} {self._prefix}any"
             return f"({pair} ({self._comma} {pair})*)?"
-        parts = []
+        parts: dict[bool, list[str]] = {True: [], False: []}
         for key, part, is_required in found:
             if is_top and not re.fullmatch(r"[\w.$-]+", key):
                 raise _unsupported(schema, f"the property {key!r:.60} cannot be written")
             value = self._value(part, depth + 1)
             name = key if is_top else self._notation.write_key(key)
-            parts.append((f"{quoted(name + colon)} {value}", is_required))
-        return _sequence(parts, self._comma, self._add)
+            parts[is_required].append(f"{quoted(name + colon)} {value}")
+        return sequence(parts[True], parts[False], self._comma, self._add)
 
     def _value(self, schema: Any, depth: int) -> str:
         """Return GBNF for a value."""
         spend(20)
-        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        schema = schema if isinstance(schema, Mapping) else {}
+        ref = schema.get("$ref")
         if not isinstance(ref, str):
-            return self._resolved_value(schema if isinstance(schema, Mapping) else {}, depth)
+            return self._resolved_value(schema, depth)
         if ref not in self._refs:
             # named before its conversion, as the schema may contain itself
             name = self._refs[ref] = f"{self._prefix}ref{len(self._refs)}"
@@ -703,9 +659,9 @@ class _PairRules:
         if kind == "array":
             _check_keywords(schema, "type", "items")
             item = self._value(schema.get("items", {}), depth + 1)
-            return self._add("array", f'"[" ({item} ({self._comma} {item})*)? "]"')
+            return self._add(f'"[" ({item} ({self._comma} {item})*)? "]"', "array")
         if kind == "object":
-            return self._add("object", f'"{{" {self._object(schema, depth)} "}}"')
+            return self._add(f'"{{" {self._object(schema, depth)} "}}"', "object")
         raise _unsupported(schema, f"there is no type {kind!r:.60}")
 
 
@@ -715,24 +671,22 @@ Notation = JsonNotation | TagNotation | PairNotation
 
 
 @dataclass(frozen=True)
-class ObjectCall:
-    """A JSON object with the name of the tool and its arguments.
+class NamedCall:
+    """The name of the tool, and arguments in a notation of their own after it.
 
     Attributes:
         begins: Texts with which a call may begin, the usual one first; may be one empty text.
-        end: Text after the object; it may be missing in an answer.
-        name_key: Key of the name.
-        arguments_key: Key of the arguments.
-        before: GBNF and text of members before the name.
-        way: How the arguments are streamed, for the documentation.
+        middle: Text between the name and the arguments.
+        notation: Notation of the arguments.
+        end: Text after the arguments; after JSON it may be missing in an answer.
+        skipped: Texts that may stand after the name, each followed by a word: such as an id.
     """
 
     begins: tuple[str, ...] = ("",)
+    middle: str = ""
+    notation: Notation = field(default_factory=JsonNotation)
     end: str = ""
-    name_key: str = "name"
-    arguments_key: str = "arguments"
-    before: tuple[str, str] = ("", "")
-    way: str = "as they come"
+    skipped: str = ""
 
     def read(self, source: Source, schemas: Schemas) -> Steps[None]:
         """Read a call, after its beginning.
@@ -740,6 +694,56 @@ class ObjectCall:
         Raises:
             NotACallError: It is not a call of one of the tools.
         """
+        yield from source.space()
+        name = yield from source.name(schemas)
+        if self.skipped and (yield from source.optional(self.skipped)):
+            yield from source.space(NAME)
+        yield from source.need(self.middle)
+        yield from self.notation.read(source, name, schemas[name])
+        if self.notation.ends_itself:
+            yield from source.closing(self.end)
+        elif not (yield from source.phrase(self.end)) and not source.is_over:
+            raise NotACallError
+        source.end()
+
+    def around(self, name: str) -> tuple[str, str]:
+        """Return the texts before and after the arguments; `_ANY_ID` stands for any number."""
+        return name + self.middle, self.end
+
+    def rule(self, name: str, schema: Schema, prefix: str, sym: Sym) -> list[str]:
+        """Return grammar rules for a call of a tool after its beginning; the first one is used.
+
+        Raises:
+            InvalidOptionError: The schema is not supported.
+        """
+        head, tail = self.around(name)
+        parts = [" [0-9]+ ".join(map(sym, head.split(_ANY_ID))), f"{prefix}a-root", sym(tail)]
+        rules = self.notation.rules(schema, f"{prefix}a-", sym)
+        return [f"{prefix}call ::= {' '.join(filter(None, parts))}", *rules]
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return a call in the model's syntax, with its beginning."""
+        head, tail = self.around(name)
+        head = "0".join(head.split(_ANY_ID))
+        return f"{self.begins[0]}{head}{self.notation.write(arguments)}{tail}"
+
+
+@dataclass(frozen=True)
+class ObjectCall(NamedCall):
+    """A JSON object with the name of the tool and its arguments.
+
+    Attributes:
+        before: Members before the name.
+        name_key: Key of the name.
+        arguments_key: Key of the arguments.
+    """
+
+    before: str = ""
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+
+    def read(self, source: Source, schemas: Schemas) -> Steps[None]:
+        """Read a call, after its beginning."""
         yield from source.space()
         found: dict[str, str] = {}
         yield from self._members(source, schemas, found)
@@ -790,73 +794,7 @@ class ObjectCall:
                     raise NotACallError
                 found["name"] = value
 
-    def rule(self, name: str, schema: Schema, prefix: str, sym: Sym) -> list[str]:
-        """Return grammar rules for a call of a tool after its beginning; the first one is used.
-
-        Raises:
-            InvalidOptionError: The schema is not supported.
-        """
-        head = f'"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
-        before = f"{sym('{')} {self.before[0]} {sym(head)}" if self.before[0] else sym("{" + head)
-        end = sym("}" + self.end)
-        rules = to_rules(dict(schema), f"{prefix}a-")
-        return [f"{prefix}call ::= {before} {prefix}a-root {end}", *rules]
-
-    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return a call in the model's syntax, with its beginning."""
-        written = _json(dict(arguments))
-        head = f'{self.before[1]}"{self.name_key}": {json.dumps(name)}'
-        return f'{self.begins[0]}{{{head}, "{self.arguments_key}": {written}}}{self.end}'
-
-
-@dataclass(frozen=True)
-class NamedCall:
-    """The name of the tool, and arguments in a notation of their own after it.
-
-    The methods are those of `ObjectCall`.
-
-    Attributes:
-        begins: As in `ObjectCall`.
-        middle: Text between the name and the arguments.
-        notation: Notation of the arguments.
-        end: Text after the arguments; after JSON it may be missing in an answer.
-        skipped: Texts that may stand after the name, each followed by a word: such as an id.
-    """
-
-    begins: tuple[str, ...]
-    middle: str
-    notation: Notation
-    end: str = ""
-    skipped: str = ""
-
-    @property
-    def way(self) -> str:
-        """How the arguments are streamed."""
-        return self.notation.way
-
-    def read(self, source: Source, schemas: Schemas) -> Steps[None]:
-        """Read a call, after its beginning."""
-        yield from source.space()
-        name = yield from source.name(schemas)
-        if self.skipped and (yield from source.optional(self.skipped)):
-            yield from source.word()
-        yield from source.need(self.middle)
-        yield from self.notation.read(source, name, schemas[name])
-        if self.notation.ends_itself:
-            yield from source.closing(self.end)
-        elif not (yield from source.phrase(self.end)) and not source.is_over:
-            raise NotACallError
-        source.end()
-
-    def rule(self, name: str, schema: Schema, prefix: str, sym: Sym) -> list[str]:
-        """Return grammar rules for a call of a tool after its beginning."""
-        rules = self.notation.rules(schema, f"{prefix}a-", sym)
-        parts = [sym(name + self.middle), f"{prefix}a-root", sym(self.end)]
-        return [f"{prefix}call ::= {' '.join(filter(None, parts))}", *rules]
-
-    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return a call in the model's syntax."""
-        return f"{self.begins[0]}{name}{self.middle}{self.notation.write(arguments)}{self.end}"
-
-
-CallNotation = ObjectCall | NamedCall
+    def around(self, name: str) -> tuple[str, str]:
+        """Return the texts before and after the arguments, with the brackets of the object."""
+        head = f'{{{self.before}"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
+        return head, "}" + self.end

@@ -7,22 +7,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from .families import Family
+from .families import Family, ToolUse
 from .notations import Schemas
-from .source import (
-    ArgumentPiece,
-    CallBroken,
-    CallEnded,
-    CallStarted,
-    Event,
-    NotACallError,
-    Source,
-    Steps,
-    TextPiece,
-)
-from .use import ToolUse
+from .source import Event, NotACallError, Source, Steps, n_open
 
 Delta = dict[str, Any]
 
@@ -62,13 +51,14 @@ class ToolReader:
     def _read(self) -> list[Event]:
         """Return the next events, without the calls after the last one that is wanted."""
         next(self._steps, None)
+        events, self._source.events = self._source.events, []
         kept = []
-        for event in self._source.take():
-            self._n_calls += isinstance(event, CallStarted)
-            if self._most is None or self._n_calls <= self._most or isinstance(event, TextPiece):
+        for event in events:
+            self._n_calls += event.kind == "call"
+            if self._most is None or self._n_calls <= self._most or event.kind == "text":
                 kept.append(event)
-            elif isinstance(event, CallBroken):
-                kept.append(TextPiece(event.source))
+            elif event.kind == "broken":
+                kept.append(Event("text", event.text))
         return kept
 
     # ---- the steps of the parser
@@ -91,24 +81,18 @@ class ToolReader:
     def _text(self) -> Steps[None]:
         """Emit text up to a call or the end; white space before a call stays unread text."""
         source, markers = self._source, self._family.markers
-        waiting = source.until(markers)
         while True:
-            try:
-                next(waiting)
-                found = None
-            except StopIteration as stop:
-                found = stop.value
-            end = source.at
-            if found == "":  # the end of the answer
+            found = [at for marker in markers if (at := source.text.find(marker)) >= 0]
+            if source.ended and not found:
+                source.at = len(source.text)
                 had_call = self._n_read and not source.text.strip()
                 source.drop() if had_call else source.say()
                 return
+            end = min(found, default=len(source.text) - n_open(source.text, markers))
             source.at = len(source.text[:end].rstrip())
-            rest = end - source.at
             if source.at:
                 source.say()
                 self._n_read = 0
-            source.at = 0 if found else rest
             if found:
                 return
             yield
@@ -129,25 +113,17 @@ class ToolReader:
         if family.open:
             yield from source.need(family.open)
         while True:
-            yield from self._begin()
+            yield from source.space()
+            for begin in sorted(family.call.begins, key=len, reverse=True):
+                if not begin or (yield from source.optional(begin)):
+                    break
+            else:
+                raise NotACallError
             yield from family.call.read(source, self._schemas)
             self._n_read += 1
             source.drop()
             if not (yield from self._has_next()):
                 return
-
-    def _begin(self) -> Steps[None]:
-        """Read the beginning of a call.
-
-        Raises:
-            NotACallError: No call follows.
-        """
-        source, begins = self._source, self._family.call.begins
-        yield from source.space()
-        for begin in sorted(begins, key=len, reverse=True):
-            if not begin or (yield from source.optional(begin)):
-                return
-        raise NotACallError
 
     def _has_next(self) -> Steps[bool]:
         """Read what stands between two calls, or the end of the section; return which."""
@@ -171,19 +147,9 @@ class ToolReader:
         return not source.is_over
 
 
-class Answer(NamedTuple):
-    """A whole answer.
-
-    Attributes:
-        text: Its text.
-        calls: Names of the called tools with the arguments as JSON text.
-    """
-
-    text: str
-    calls: list[tuple[str, str]]
-
-
-def read_answer(text: str, family: Family, schemas: Schemas, most: int | None = None) -> Answer:
+def read_answer(
+    text: str, family: Family, schemas: Schemas, most: int | None = None
+) -> tuple[str, list[tuple[str, str]]]:
     """Separate a whole answer into text and tool calls; a broken call is text.
 
     Args:
@@ -191,23 +157,22 @@ def read_answer(text: str, family: Family, schemas: Schemas, most: int | None = 
         family: Family of the model.
         schemas: Names of the tools, with the JSON schemas of their arguments.
         most: Maximum number of calls; further ones are dropped. None for no limit.
+
+    Returns:
+        The text, and the names of the called tools with the arguments as JSON text.
     """
     reader = ToolReader(family, schemas, most)
-    said, calls = list[str](), list[tuple[str, str]]()
-    for event in [*reader.push(text), *reader.finish()]:
-        if isinstance(event, TextPiece):
-            said.append(event.text)
-        elif isinstance(event, CallStarted):
-            calls.append((event.name, ""))
-        elif isinstance(event, ArgumentPiece):
-            name, arguments = calls[-1]
-            calls[-1] = name, arguments + event.text
-        elif isinstance(event, CallBroken):
-            calls.pop()
-            said.append(event.source)
+    said, calls = "", list[tuple[str, str]]()
+    for kind, piece, _ in [*reader.push(text), *reader.finish()]:
+        if kind == "call":
+            calls.append((piece, ""))
+        elif kind == "arguments":
+            calls[-1] = calls[-1][0], calls[-1][1] + piece
         else:
-            assert isinstance(event, CallEnded)
-    return Answer("".join(said), calls)
+            said += piece
+            if kind == "broken":
+                calls.pop()
+    return said, calls
 
 
 def call_of(family: Family, name: str, arguments: str) -> Delta:
@@ -249,11 +214,11 @@ class ToolDeltas:
     def _deltas(self, events: Sequence[Event]) -> list[Delta]:
         deltas: list[Delta] = []
         for event in events:
-            if isinstance(event, CallStarted):
+            if event.kind == "call":
                 self._index += 1
-                call = {"index": self._index, **call_of(self._family, event.name, "")}
+                call = {"index": self._index, **call_of(self._family, event.text, "")}
                 deltas.append({"tool_calls": [call]})
-            elif isinstance(event, ArgumentPiece):
+            elif event.kind == "arguments":
                 # pieces of one chunk are one delta
                 last = deltas[-1].get("tool_calls") if deltas else None
                 if last and "id" not in last[0]:
@@ -261,9 +226,9 @@ class ToolDeltas:
                 else:
                     call = {"index": self._index, "function": {"arguments": event.text}}
                     deltas.append({"tool_calls": [call]})
-            elif isinstance(event, CallEnded):
+            elif event.kind == "end":
                 self.has_call = True
-            elif text := event.text if isinstance(event, TextPiece) else event.rest:
+            elif text := event.rest if event.kind == "broken" else event.text:
                 if not (deltas and "content" in deltas[-1]):
                     deltas.append({"content": ""})
                 deltas[-1]["content"] += text

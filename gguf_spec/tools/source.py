@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Generator, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
 # A step of a parser: yields to wait for more text, and returns a result.
 Steps = Generator[None, None, T]
 
-_NAME = re.compile(r"[\w.-]*")
+NAME = re.compile(r"[\w.-]*")
 _SPACE = re.compile(r"\s*")
 # Between words and markers there may be any white space.
 _GAP = re.compile(r"\s+|(?<=>)(?=[\[<])|(?<=\])(?=\[)")
@@ -25,61 +25,36 @@ _MAX_DEPTH = 200  # nested objects and arrays
 _IN_STRING = re.compile(r'[^"\\]*')
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')
 _END_OF_SCALAR = re.compile(r"[\s,:\]}{\[\"]")
-_CLOSES = {"{": "}", "[": "]"}
+_CLOSES = {"{": "}", "[": "]", '"': '"', "\\": "\\"}
 
 
-class TextPiece(NamedTuple):
-    """Text of the answer.
-
-    Attributes:
-        text: The piece.
-    """
-
-    text: str
-
-
-class CallStarted(NamedTuple):
-    """A call of a tool has begun.
+class Event(NamedTuple):
+    """A piece of an answer.
 
     Attributes:
-        name: Name of the tool.
+        kind: `text` of the answer; `call`, where the call of a tool begins; `arguments` of the
+            current call; `end`, where it is complete; `broken`, where it cannot be read, or the
+            answer ends inside of it.
+        text: The text, the name of the tool, the next piece of the arguments as JSON text, or the
+            whole text of a broken call as the model wrote it.
+        rest: Of a broken call, the part of its text after the arguments that were already emitted.
     """
 
-    name: str
-
-
-class ArgumentPiece(NamedTuple):
-    """Next piece of the arguments of the current call, as JSON text.
-
-    Attributes:
-        text: The piece.
-    """
-
-    text: str
-
-
-class CallEnded(NamedTuple):
-    """The current call is complete."""
-
-
-class CallBroken(NamedTuple):
-    """The current call cannot be read, or the answer ended inside of it.
-
-    Attributes:
-        source: Its whole text, as the model wrote it.
-        rest: The part of this text after the arguments that were already emitted.
-    """
-
-    source: str
-    rest: str
-
-
-Event = TextPiece | CallStarted | ArgumentPiece | CallEnded | CallBroken
+    kind: Literal["text", "call", "arguments", "end", "broken"]
+    text: str = ""
+    rest: str = ""
 
 
 def words_of(text: str) -> list[str]:
     """Return the words and markers of a text, between which an answer may have white space."""
     return [word for word in _GAP.split(text) if word]
+
+
+def n_open(text: str, words: Iterable[str]) -> int:
+    """Return the length of the longest end of a text that begins one of some words."""
+    return max(
+        (n for word in words for n in range(1, len(word)) if text.endswith(word[:n])), default=0
+    )
 
 
 class NotACallError(Exception):
@@ -93,7 +68,7 @@ class Source:
         text: Text from the beginning of the current call or piece of text.
         at: Reading position in `text`.
         ended: Whether no more text follows.
-        events: Events since the last `take`.
+        events: Events so far; the reader takes them out.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -102,11 +77,6 @@ class Source:
         self._n_given = len(text)  # characters at the beginning that are not the answer's
         self._sent = 0  # end of the text whose arguments were emitted
         self._is_open = False
-
-    def take(self) -> list[Event]:
-        """Return the events since the last call."""
-        events, self.events = self.events, []
-        return events
 
     # ---- events
 
@@ -118,23 +88,23 @@ class Source:
     def say(self) -> None:
         """Emit the text that was read as text of the answer."""
         if said := self.text[self._n_given : self.at]:
-            self.events.append(TextPiece(said))
+            self.events.append(Event("text", said))
         self.drop()
 
     def start(self, name: str) -> None:
         """Begin a call; the text up to here is represented by it."""
-        self.events.append(CallStarted(name))
+        self.events.append(Event("call", name))
         self._is_open, self._sent = True, self.at
 
     def emit(self, arguments: str) -> None:
         """Emit a piece of the arguments; the text up to here is represented by it."""
         if arguments:
-            self.events.append(ArgumentPiece(arguments))
+            self.events.append(Event("arguments", arguments))
         self._sent = self.at
 
     def end(self) -> None:
         """End the call."""
-        self.events.append(CallEnded())
+        self.events.append(Event("end"))
         self._is_open = False
 
     def give_up(self) -> None:
@@ -143,7 +113,7 @@ class Source:
             self.say()
             return
         source, rest = self.text[self._n_given : self.at], self.text[self._sent : self.at]
-        self.events.append(CallBroken(source, rest))
+        self.events.append(Event("broken", source, rest))
         self._is_open = False
         self.drop()
 
@@ -154,12 +124,13 @@ class Source:
         """Whether nothing is left, now and later."""
         return self.ended and self.at == len(self.text)
 
-    def space(self) -> Steps[None]:
-        """Skip white space."""
+    def space(self, pattern: re.Pattern[str] = _SPACE) -> Steps[None]:
+        """Skip white space, or what another pattern matches."""
         while True:
-            match = _SPACE.match(self.text, self.at)
-            self.at = match.end() if match else self.at
-            if self.at < len(self.text) or self.ended:
+            match = pattern.match(self.text, self.at)
+            end = match.end() if match else self.at
+            if end < len(self.text) or self.ended:
+                self.at = end
                 return
             yield
 
@@ -223,7 +194,7 @@ class Source:
             NotACallError: Another name follows.
         """
         while True:
-            match = _NAME.match(self.text, self.at)
+            match = NAME.match(self.text, self.at)
             end = match.end() if match else self.at
             name = self.text[self.at : end]
             if not any(one.startswith(name) for one in names) or len(name) > _MOST_NAME:
@@ -246,26 +217,9 @@ class Source:
             if found:
                 self.at, word = min(found)
                 return word
-            self.at = len(self.text) - (0 if self.ended else self.n_open(words))
+            self.at = len(self.text) - (0 if self.ended else n_open(self.text[self.at :], words))
             if self.ended:
                 return ""
-            yield
-
-    def n_open(self, words: Sequence[str]) -> int:
-        """Return the length of the longest end of the text that begins a word."""
-        tail = self.text[self.at :]
-        return max(
-            (n for word in words for n in range(1, len(word)) if tail.endswith(word[:n])), default=0
-        )
-
-    def word(self) -> Steps[None]:
-        """Skip the letters and digits that follow."""
-        while True:
-            match = _NAME.match(self.text, self.at)
-            end = match.end() if match else self.at
-            if end < len(self.text) or self.ended:
-                self.at = end
-                return
             yield
 
 
@@ -289,39 +243,35 @@ def _no_number(text: str) -> float:
     raise ValueError(text)
 
 
-class _Nesting:
-    """Finds the end of an object, an array or a string."""
+def _step(text: str, at: int, still_open: list[str]) -> int:
+    """Read up to the next character that matters in an object, an array or a string.
 
-    def __init__(self) -> None:
-        self._open: list[str] = []  # closing brackets of what is open
-        self._is_string = self._is_escaped = False
+    Args:
+        text: The text.
+        at: Position in it.
+        still_open: Closing characters of what is open, changed here; a backslash for an escape.
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is open."""
-        return not (self._open or self._is_string)
+    Returns:
+        The position after this character.
 
-    def step(self, text: str, at: int) -> int:
-        """Read up to the next character that matters; return the position after it."""
-        if self._is_escaped:
-            self._is_escaped = False
-            return at + 1
-        match = (_IN_STRING if self._is_string else _OUTSIDE).match(text, at)
-        at = match.end() if match else at
-        if at == len(text):
-            return at
-        char = text[at]
-        if char == '"':
-            self._is_string = not self._is_string
-        elif self._is_string:
-            self._is_escaped = True  # it is a backslash
-        elif char in _CLOSES:
-            self._open.append(_CLOSES[char])
-        elif not self._open or self._open.pop() != char:
-            raise NotACallError
-        if len(self._open) > _MAX_DEPTH:
-            raise NotACallError
+    Raises:
+        NotACallError: A bracket does not match, or too many are open.
+    """
+    last = still_open[-1] if still_open else ""
+    if last == "\\":
+        still_open.pop()
         return at + 1
+    match = (_IN_STRING if last == '"' else _OUTSIDE).match(text, at)
+    at = match.end() if match else at
+    if at == len(text):
+        return at
+    if text[at] == last:
+        still_open.pop()
+    elif text[at] not in _CLOSES or (len(still_open) == _MAX_DEPTH and text[at] in "{["):
+        raise NotACallError
+    else:
+        still_open.append(_CLOSES[text[at]])
+    return at + 1
 
 
 def read_nested(source: Source, emits: bool = False) -> Steps[str]:
@@ -337,18 +287,14 @@ def read_nested(source: Source, emits: bool = False) -> Steps[str]:
     Raises:
         NotACallError: It is not JSON.
     """
-    start = sent = source.at
-    nesting = _Nesting()
+    start, still_open = source.at, list[str]()
     while True:
-        while source.at < len(source.text):
-            source.at = nesting.step(source.text, source.at)
-            if nesting.is_complete:
-                break
-        is_complete = source.at > start and nesting.is_complete
+        sent = source.at
+        while source.at < len(source.text) and (still_open or source.at == start):
+            source.at = _step(source.text, source.at, still_open)
         if emits:
             source.emit(source.text[sent : source.at])
-            sent = source.at
-        if is_complete:
+        if source.at > start and not still_open:
             text = source.text[start : source.at]
             parse(text)
             return text

@@ -35,8 +35,8 @@ from gguf_spec.llama.native import Native
 from gguf_spec.server import Settings, make_app
 from gguf_spec.server.openapi import describe
 from gguf_spec.tools import families, grammar
+from gguf_spec.tools.families import ToolUse
 from gguf_spec.tools.reader import ToolDeltas
-from gguf_spec.tools.use import ToolUse
 from scripts.checks import mutate_gguf
 from tests.server.request_bodies import POOL, RAW, places, replaced
 from tests.support.random_texts import MARKS, RandomTexts

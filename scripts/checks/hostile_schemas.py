@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from gguf_spec.grammar.json_schema import to_gbnf
-from gguf_spec.tools.families import FAMILIES
+from gguf_spec.tools.families import FAMILIES, ToolUse
 from gguf_spec.tools.grammar import tool_grammar
-from gguf_spec.tools.use import ToolUse
 
 only = ""  # part of the names of the wanted schemas
 TEXT, NULL = {"type": "string"}, {"type": "null"}

@@ -82,7 +82,7 @@ def tool_families():
         call = one.write([("f", {"x": 1})]).replace("\n", "⏎")
         several = "yes" if one.is_parallel else "read, not forced"
         row = (one.name, one.models, " or ".join(filter(None, marks)) or "none of these",
-               code(call), several, one.call.way)  # fmt: skip
+               code(call), several, one.call.notation.way)  # fmt: skip
         lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |")
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from gguf_spec.batch import LineDefaults
 from gguf_spec.batch import requests as answers
 from gguf_spec.batch.requests import LINE_BYTES, read_head, read_lines, read_request, seed_of_line
 from gguf_spec.errors import InvalidGrammarError, InvalidOptionError
-from gguf_spec.grammar import gbnf
+from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.options import Speculation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
@@ -252,6 +252,7 @@ def test_a_failure_of_the_model_is_that_of_its_line(llm, tmp_path, monkeypatch, 
     assert [bool(one["error"]) for one in results] == [False, True, False]
 
 
+@pytest.mark.full
 def test_wrong_options_are_refused_before_the_first_line(llm, tales, tmp_path):
     with pytest.raises(InvalidGrammarError):
         answer(tales, tmp_path, [{"prompt": "a"}], LineDefaults(Sampling(grammar="root =")))

@@ -28,6 +28,7 @@ def batch(cli, tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_a_file_of_both_formats(batch, cage, tmp_path):
     lines = [
         {"prompt": "a"}, {"prompt": "abc", "max_tokens": 2, "id": "x"}, b"", b"no \x1b json",
@@ -56,6 +57,7 @@ def test_a_file_of_both_formats(batch, cage, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_given_options_apply_to_lines_of_openai(batch, cage, tmp_path):
     write(tmp_path / "in.jsonl", [of_openai("o", prompt="a"), of_openai("p", prompt="a", stop="d")])
     args = ("in.jsonl", "out.jsonl", "-m", cage / "abc.gguf", "-t", "0", "--stop", "f")
@@ -75,6 +77,7 @@ def test_standard_input_and_output(batch, cage, tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.full
 def test_the_number_at_once_does_not_change_the_texts(batch, prompts, tmp_path):
     write(tmp_path / "in.jsonl", [{"prompt": one} for one in prompts[:16]])
     for n in (1, 4):
@@ -85,6 +88,7 @@ def test_the_number_at_once_does_not_change_the_texts(batch, prompts, tmp_path):
     assert len({one["seed"] for one in read(tmp_path / "1.jsonl")}) == 16
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
@@ -153,6 +157,7 @@ def test_texts():
 # ---- kill -9
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no such signal there")
 @pytest.mark.parametrize("n_kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(cli, environment, prompts, tmp_path, n_kills):

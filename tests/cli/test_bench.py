@@ -20,6 +20,7 @@ def invoke(*args):
     return CliRunner().invoke(group, [*QUICK, *map(str, args)], standalone_mode=False)
 
 
+@pytest.mark.full
 def test_json(cli):
     result = cli(*QUICK, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
@@ -65,6 +66,7 @@ def test_what_was_not_done_is_told():
     assert "The worst case was not measured; --useless FILE measures it." in run.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [(["--workload", "gone"], 2, "--workload is 'gone' but must be one of story, repetitive, copy, chat, long, short, document-1k, "),
@@ -81,6 +83,7 @@ def test_errors(cli, args, code, said):
     assert said in error
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_nothing(environment):
     command = [
         sys.executable,

@@ -47,6 +47,7 @@ def seen(result):
     return result.returncode, result.stdout.decode(), result.stderr.decode()
 
 
+@pytest.mark.full
 def test_a_turn_a_line_and_nothing_else_on_stdout(chat):
     assert seen(chat(["hello", "", "  ", "again"])) == (0, f"{SAYS}\n{SAYS}\n", "")
 
@@ -55,10 +56,12 @@ def test_a_last_line_without_a_newline_counts(chat):
     assert seen(chat(b"hello\r\nagain")) == (0, f"{SAYS}\n{SAYS}\n", "")
 
 
+@pytest.mark.full
 def test_no_line_is_no_turn(chat):
     assert seen(chat([])) == (0, "", "")
 
 
+@pytest.mark.full
 def test_bytes_that_are_no_text_end_nothing(chat):
     assert seen(chat(b"\xff\xfe\x00 a\xc3\n")) == (0, f"{SAYS}\n", "")
 
@@ -67,6 +70,7 @@ def objects(result):
     return [json.loads(line) for line in result.stdout.decode().splitlines()]
 
 
+@pytest.mark.full
 def test_json_has_an_object_for_each_turn(chat):
     result = chat(["hello", "again"], "--json", "--logprobs", "1")
     first, second = objects(result)
@@ -84,6 +88,7 @@ def test_json_has_an_object_for_each_turn(chat):
     assert len(first["logprobs"]) == len(first["tokens"])
 
 
+@pytest.mark.full
 def test_the_system_message_is_read(chat):
     plain, told, later = (
         objects(chat(lines, "--json", *args))[-1]["prompt_tokens"]
@@ -100,6 +105,7 @@ def test_the_system_message_is_read(chat):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_an_error_ends_its_own_turn_alone(chat):
     code, out, err = seen(chat(["x" * 300, "hello"], "--ctx", "128"))
     assert (code, out) == (1, f"{SAYS}\n")
@@ -113,6 +119,7 @@ def test_an_error_ends_its_own_turn_alone(chat):
     assert answered["text"] == SAYS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
@@ -129,15 +136,18 @@ def test_what_is_no_command_gets_a_hint(chat, line, hint):
     assert hint in err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("line", [" /help", "/etc/hosts is a file", "/2 is a half"])
 def test_other_slashes_are_said_to_the_model(chat, line):
     assert seen(chat([line])) == (0, f"{SAYS}\n", "")
 
 
+@pytest.mark.full
 def test_quit_ends_it(chat):
     assert seen(chat(["hello", "/quit", "again"])) == (0, f"{SAYS}\n", "")
 
 
+@pytest.mark.full
 def test_help_names_every_command(chat):
     _, out, err = seen(chat(["/help"]))
     assert out == ""
@@ -158,6 +168,7 @@ def test_help_names_every_command(chat):
         assert word in err
 
 
+@pytest.mark.full
 def test_undo_and_reset_make_the_prompt_short_again(chat):
     one, two, undone, anew = (
         turn["prompt_tokens"]
@@ -172,6 +183,7 @@ def test_undo_and_reset_make_the_prompt_short_again(chat):
     assert "speed " in err  # what the answer cost is still known
 
 
+@pytest.mark.full
 def test_retry_has_another_seed_that_a_fixed_seed_gives_again(cli):
     run = ["chat", "--threads", "1", "-n", "12", "--json", "--seed", "5"]
     first, again = (
@@ -183,6 +195,7 @@ def test_retry_has_another_seed_that_a_fixed_seed_gives_again(cli):
     assert [turn["text"] for turn in again] == [turn["text"] for turn in first]
 
 
+@pytest.mark.full
 def test_the_draft_can_be_switched_off_and_on(chat):
     turns = objects(
         chat(
@@ -205,6 +218,7 @@ def test_the_draft_can_be_switched_off_and_on(chat):
     assert "use on, off, show or hide" in err
 
 
+@pytest.mark.full
 def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
     lines = ["x" * 40] * 3  # the third is too much, and `shift` keeps a quarter free for the answer
     code, out, err = seen(chat(lines, "--ctx", "160"))
@@ -218,6 +232,7 @@ def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
     )
 
 
+@pytest.mark.full
 def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
     file = tmp_path / "talk.session"
     code, _, err = seen(chat(["hello", "more"], "--save", file))
@@ -233,6 +248,7 @@ def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
     assert within[0]["prompt_tokens"] == whole["prompt_tokens"]
 
 
+@pytest.mark.full
 def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
     file = tmp_path / "talk.session"
     chat(["hello", f"/save {file}"])
@@ -241,6 +257,7 @@ def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
     assert "Note: the next answer reads the conversation again: " in err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "line",
     [
@@ -260,6 +277,7 @@ def test_files_that_cannot_be_used_end_nothing(chat, line):
     assert "Traceback" not in err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "args", [("--load", "gone.session"), ("--save", "gone/x"), ("--save", ".")]
 )
@@ -269,6 +287,7 @@ def test_a_file_that_cannot_be_used_is_told_before_anything_is_said(chat, args):
     assert err.startswith("Error: ")
 
 
+@pytest.mark.full
 def test_nothing_said_is_not_saved_over_what_was(chat, tmp_path):
     file = tmp_path / "talk.session"
     file.write_bytes(b"mine")
@@ -285,17 +304,20 @@ def test_a_model_without_a_template_is_noted(chat):
     )
 
 
+@pytest.mark.full
 def test_probabilities_go_to_stderr(chat):
     code, out, err = seen(chat(["hello"], "--logprobs", "0", "-n", "2"))
     assert (code, out) == (0, "ab\n")
     assert [line.split()[-1] for line in err.splitlines()] == ["'a'", "'b'"]
 
 
+@pytest.mark.full
 def test_a_bad_option_is_an_error_before_a_model_is_loaded(chat):
     assert chat([], "--top-p", "2", "-m", "gone.gguf").returncode == 2
     assert chat([], "--overflow", "spill").returncode == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("when", ["in an answer", "between two"])
 def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number, code, when):
@@ -420,6 +442,7 @@ class AtLine:
         sys.settrace(self._before)
 
 
+@pytest.mark.full
 def test_a_signal_at_any_line_of_the_editor_ends_the_chat(monkeypatch):
     """Also before its event loop begins, and where an exception would be caught: the chat does not wait for ever."""
     import asyncio
@@ -468,6 +491,7 @@ def test_a_signal_at_any_line_of_the_editor_ends_the_chat(monkeypatch):
 # ---- options, models, files, blocks
 
 
+@pytest.mark.full
 def test_set_changes_options(chat):
     lines = [
         "/set temperature 0.5",
@@ -487,6 +511,7 @@ def test_set_changes_options(chat):
     assert said[4] == "max_tokens            1024"
 
 
+@pytest.mark.full
 def test_set_takes_lists_and_says_all(chat):
     code, out, err = seen(chat(["/set stop 'e f' def", "hello", "/set stop none", "hello", "/set"]))
     assert (code, out) == (0, f"abc\n{SAYS}\n")
@@ -506,6 +531,7 @@ SET_WRONG = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("line", "said"), SET_WRONG.items())
 def test_set_refuses_and_keeps_the_rest(chat, line, said):
     code, out, err = seen(chat([line, "hello"]))
@@ -513,6 +539,7 @@ def test_set_refuses_and_keeps_the_rest(chat, line, said):
     assert said in err
 
 
+@pytest.mark.full
 def test_model_keeps_the_conversation_and_what_was_set(chat, cage):
     zoo.write(cage / "other.gguf", zoo.parrot("\nzyxw"))
     lines = [
@@ -545,6 +572,7 @@ def test_a_model_that_is_not_there_changes_nothing(chat):
     assert "chat.gguf, with drafts from" in err
 
 
+@pytest.mark.full
 def test_a_file_goes_with_the_next_message_alone(chat, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 40 + "\n", encoding="utf-8")
     (tmp_path / "b.bin").write_bytes(b"a\0b")
@@ -568,6 +596,7 @@ def test_a_file_goes_with_the_next_message_alone(chat, tmp_path):
     assert "gone cannot be read" in err
 
 
+@pytest.mark.full
 def test_a_message_of_several_lines(chat):
     result = chat(['"""a', "/quit", 'b"""', '""" one """', '"""', "two", '"""'], "--json")
     first, second, third = objects(result)
@@ -579,6 +608,7 @@ def test_a_message_of_several_lines(chat):
     assert 'the input ended before the closing """' in err
 
 
+@pytest.mark.full
 def test_copy_needs_an_answer_and_a_clipboard(chat, tmp_path):
     programs = {"PATH": str(tmp_path), "DISPLAY": ":9"}
     code, _, err = seen(chat(["/copy", "hello", "/copy"], env=programs))
@@ -593,6 +623,7 @@ def test_copy_needs_an_answer_and_a_clipboard(chat, tmp_path):
     assert (tmp_path / "copied").read_text() == SAYS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("typed", "hint"), [
     ("/exit", "did you mean /quit?"), ("/temp 0", "did you mean /set?"), ("/rese", "/help lists them."),
     ("/und", "/help lists them."), ("/clear", "/help lists them."), ("/sav", "did you mean /save?"), ("/read x", "did you mean /file?"),

@@ -181,6 +181,7 @@ def terminal(make):
     return make()
 
 
+@pytest.mark.full
 def test_it_begins_in_two_lines(terminal):
     terminal.begin()
     lines = terminal.see("context of 256 tokens").split("\n")
@@ -191,6 +192,7 @@ def stopped(n):
     return re.compile(rf"(\(stopped\)(.|\n)*){{{n}}}")
 
 
+@pytest.mark.full
 def test_a_conversation(terminal, tmp_path):
     """Edit, send, stop, undo, retry, save, exit, load, exit."""
     file = tmp_path / "talk.session"
@@ -234,6 +236,7 @@ def told(file):
     ]
 
 
+@pytest.mark.full
 def test_lines_of_a_question(terminal, tmp_path):
     terminal.begin("--save", tmp_path / "talk.session")
     terminal.type("one", "M-Enter", "two", "\\", "Enter", "three")
@@ -249,6 +252,7 @@ def test_lines_of_a_question(terminal, tmp_path):
     assert told(tmp_path / "talk.session") == ["one\\ntwo\\nthree", "four\\nfive\\n\\nsix"]
 
 
+@pytest.mark.full
 def test_what_was_typed_is_there_the_next_time(terminal, home):
     terminal.begin()
     terminal.ask("first words")
@@ -264,6 +268,7 @@ def test_what_was_typed_is_there_the_next_time(terminal, home):
     assert stat.S_IMODE((home / "gguf-spec").stat().st_mode) == 0o700
 
 
+@pytest.mark.full
 def test_what_is_typed_is_not_kept_where_that_is_wanted(terminal, home):
     terminal.begin("--no-history")
     terminal.ask("first words")
@@ -272,6 +277,7 @@ def test_what_is_typed_is_not_kept_where_that_is_wanted(terminal, home):
     assert not home.exists()
 
 
+@pytest.mark.full
 def test_a_history_that_cannot_be_kept_ends_nothing(terminal, home):
     home.write_text("a file where a folder should be")
     terminal.begin()
@@ -281,6 +287,7 @@ def test_a_history_that_cannot_be_kept_ends_nothing(terminal, home):
     assert seen.count(SAYS) == 2
 
 
+@pytest.mark.full
 def test_ctrl_c_at_the_prompt_leaves_nothing_but_the_line(terminal):
     terminal.begin()
     terminal.type("C-c")
@@ -291,6 +298,7 @@ def test_ctrl_c_at_the_prompt_leaves_nothing_but_the_line(terminal):
     assert SAYS in terminal.ask("hello")
 
 
+@pytest.mark.full
 def test_typing_while_an_answer_comes_does_not_mix_with_it(terminal):
     terminal.begin("-m", "on.gguf", "-n", "3000", "--ctx", "60000")
     terminal.type("hello", "Enter")
@@ -301,6 +309,7 @@ def test_typing_while_an_answer_comes_does_not_mix_with_it(terminal):
     assert "X" not in terminal.screen("-S", "-").replace("> XYZ", "")
 
 
+@pytest.mark.full
 def test_commands_are_completed(terminal):
     terminal.begin()
     terminal.type("/re")
@@ -321,6 +330,7 @@ def test_commands_are_completed(terminal):
     terminal.see("Accepted draft tokens are green")
 
 
+@pytest.mark.full
 def test_errors_are_shown_and_the_chat_goes_on(terminal):
     terminal.begin("--ctx", "128")
     seen = terminal.ask("/hlep")
@@ -334,6 +344,7 @@ def test_errors_are_shown_and_the_chat_goes_on(terminal):
     assert terminal.end() == 0
 
 
+@pytest.mark.full
 def test_a_narrow_terminal(make):
     terminal = make(width=30, height=16)
     terminal.begin()
@@ -350,6 +361,7 @@ def test_a_narrow_terminal(make):
     terminal.see("with a slash.\n>")
 
 
+@pytest.mark.full
 def test_the_window_may_change_its_size(terminal):
     terminal.begin()
     terminal.type("some words that are to be seen whole")
@@ -362,6 +374,7 @@ def test_the_window_may_change_its_size(terminal):
     assert "so some words" in " ".join(seen.split())
 
 
+@pytest.mark.full
 def test_a_model_cannot_steer_the_terminal(terminal):
     title = terminal.tmux
     terminal.begin("-m", "steers.gguf")
@@ -374,6 +387,7 @@ def test_a_model_cannot_steer_the_terminal(terminal):
     assert title("display-message", "-p", "-t", "chat", "#{pane_title}") == before
 
 
+@pytest.mark.full
 def test_accepted_tokens_are_green_on_request(terminal):
     green = re.compile(r"\x1b\[32m([a-z]+)")
     terminal.begin("-d", "chat.gguf", "-k", "2", "--fixed")
@@ -391,6 +405,7 @@ def test_accepted_tokens_are_green_on_request(terminal):
     terminal.see("Markdown is formatted.")
 
 
+@pytest.mark.full
 def test_no_colour_where_it_is_not_wanted(terminal):
     terminal.begin("-d", "chat.gguf", "-k", "2", "--fixed", "--show-draft", NO_COLOR="1")
     terminal.ask("/hlep")
@@ -401,6 +416,7 @@ def test_no_colour_where_it_is_not_wanted(terminal):
     )
 
 
+@pytest.mark.full
 def test_a_dumb_terminal(terminal):
     terminal.begin(TERM="dumb")
     seen = terminal.ask("hello")
@@ -413,6 +429,7 @@ def test_a_dumb_terminal(terminal):
     assert terminal.end() == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("while_it_answers", [False, True])
 def test_told_to_end_it_leaves_the_terminal_as_it_was(terminal, tmp_path, while_it_answers):
     file = tmp_path / "talk.session"
@@ -425,6 +442,7 @@ def test_told_to_end_it_leaves_the_terminal_as_it_was(terminal, tmp_path, while_
     terminal.see("Saved 2 messages")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("while_it_answers", [False, True])
 def test_a_terminal_that_is_closed_saves_the_conversation(terminal, tmp_path, while_it_answers):
     file = tmp_path / "talk.session"
@@ -440,6 +458,7 @@ def test_a_terminal_that_is_closed_saves_the_conversation(terminal, tmp_path, wh
     assert told(file) == ["hello"]
 
 
+@pytest.mark.full
 def test_a_message_of_several_lines_and_the_clipboard(terminal):
     """Enter inside of three quotes is a new line; /copy asks the terminal, which is tmux here."""
     terminal.begin(PATH="/nowhere:/usr/bin:/bin", DISPLAY="", WAYLAND_DISPLAY="")
@@ -451,6 +470,7 @@ def test_a_message_of_several_lines_and_the_clipboard(terminal):
     assert terminal.tmux("show-buffer") == SAYS
 
 
+@pytest.mark.full
 def test_another_model_and_options(terminal, cage):
     zoo.write(
         cage / "other.gguf",

@@ -64,6 +64,7 @@ def complete(tmp_path):
     return offered
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shell", SHELLS)
 def test_commands_options_and_models(complete, shell):
     assert {"chat", "completion"} <= complete(shell, "gguf-spec", "c")

@@ -31,6 +31,7 @@ def out(result):
     return result.stdout.decode()
 
 
+@pytest.mark.full
 def test_values_are_defaults(cli, config):
     assert out(cli("generate", "a", env=config(PLAIN))) == "bcdefghijkl\n"
     assert out(cli("generate", "a", env=config(PLAIN + "max-tokens = 3\n"))) == "bcd\n"
@@ -39,6 +40,7 @@ def test_values_are_defaults(cli, config):
     assert out(cli("generate", "a", env=config(PLAIN + "n_predict = 2\n"))) == "bc\n"
 
 
+@pytest.mark.full
 def test_the_option_then_the_environment_then_the_command_then_all(cli, config):
     both = "[default]\nmax_tokens = 1\n" + PLAIN
     assert out(cli("generate", "a", env=config(both))) == "b\n"
@@ -79,6 +81,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("text", "said"), WRONG.items(), ids=lambda value: str(value)[:25])
 def test_what_is_wrong_is_named_with_the_file(cli, config, text, said):
     env = config(text)
@@ -87,6 +90,7 @@ def test_what_is_wrong_is_named_with_the_file(cli, config, text, said):
     assert cli("config", "path", env=env).returncode == 0
 
 
+@pytest.mark.full
 def test_a_file_that_is_no_text(cli, config):
     check(cli("generate", "a", env=config(b"\xff\xfe[")), 2, "config.toml: it is not UTF-8")
     config.file.unlink()
@@ -98,6 +102,7 @@ def test_a_file_that_is_no_text(cli, config):
     )
 
 
+@pytest.mark.full
 def test_a_wrong_value_for_another_command_stops_nothing(cli, config):
     env = config(PLAIN + '[chat]\ntemperature = "hot"\n')
     assert out(cli("generate", "a", env=env)) == "bcdefghijkl\n"
@@ -112,6 +117,7 @@ def test_an_option_goes_before_a_value_of_the_file_in_hints(cli, config):
     assert "config.toml" not in said
 
 
+@pytest.mark.full
 def test_show(cli, config):
     env = config(
         '[default]\nthreads = 2\n[serve]\napi_key = "secret"\n[models.pull]\ndraft = false\n'
@@ -137,6 +143,7 @@ def test_no_file(cli, config, tmp_path):
     assert "does not exist" in out(cli("config", env=env))
 
 
+@pytest.mark.full
 def test_edit(cli, tmp_path):
     env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true", "GGUF_SPEC_MODEL": ""}
     file = tmp_path / "gguf-spec" / "config.toml"

@@ -9,6 +9,8 @@ import pytest
 import gguf_spec
 from tests.support import children
 
+pytestmark = pytest.mark.full
+
 TARGET = Path(gguf_spec.__file__).parent / "data" / "tales" / "tales-target-Q8_0.gguf"
 TALE = ["generate", "Once upon a time", "--seed", "1", "-n", "30", "--threads", "1"]
 

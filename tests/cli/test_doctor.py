@@ -11,6 +11,7 @@ from tests.support import children
 WELL = ("-m", "abc.gguf", "-d", "abx.gguf", "--ctx", "64", "--threads", "1")
 
 
+@pytest.mark.full
 def test_what_it_shows(cli):
     result = cli("doctor", *WELL)
     assert (result.returncode, result.stderr) == (0, b"")
@@ -39,6 +40,7 @@ def test_json(cli):
     assert data["costs"] is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("as_json", [True, False])
 def test_what_fails_ends_it_with_1(cli, as_json):
     result = cli("doctor", "-m", "abc.gguf", "-d", "no.gguf", *["--json"] * as_json)
@@ -61,6 +63,7 @@ def test_what_fails_ends_it_with_1(cli, as_json):
         assert text.splitlines()[-1].startswith("Failed: draft")
 
 
+@pytest.mark.full
 def test_a_hub_that_cannot_be_reached(cli):
     result = cli(
         "doctor",
@@ -81,6 +84,7 @@ def test_usage(cli):
     assert b"threads is 0" in result.stderr
 
 
+@pytest.mark.full
 def test_help(cli):
     for command in ("doctor", "tune"):
         text = cli(command, "--help").stdout.decode()

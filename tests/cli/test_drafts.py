@@ -6,6 +6,8 @@ import pytest
 
 from tests.support import eagle, zoo
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def home(tmp_path):

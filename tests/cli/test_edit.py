@@ -37,6 +37,7 @@ def file(tmp_path):
 DIFF = "--- a/notes.txt\n+++ b/notes.txt\n@@ -1 +1 @@\n-abcdefgh\n+abcXefgh\n"
 
 
+@pytest.mark.full
 def test_without_a_terminal_the_changes_are_shown_and_not_written(edit, file):
     result = edit(file, "d to X")
     assert (result.stdout.decode(), result.returncode) == (DIFF, 0)
@@ -44,6 +45,7 @@ def test_without_a_terminal_the_changes_are_shown_and_not_written(edit, file):
     assert file.read_text() == "abcdefgh\n"
 
 
+@pytest.mark.full
 def test_yes_writes_them(edit, file):
     file.chmod(0o640)
     result = edit(file, "d to X", "--yes")
@@ -53,12 +55,14 @@ def test_yes_writes_them(edit, file):
     assert [one.name for one in file.parent.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.full
 def test_diff_only(edit, file):
     assert edit(file, "d to X", "--diff").stdout.decode() == DIFF
     assert file.read_text() == "abcdefgh\n"
     check(edit(file, "d to X", "--diff", "--yes"), 2, "--diff writes nothing")
 
 
+@pytest.mark.full
 def test_another_file(edit, file):
     other = file.with_name("new.txt")
     assert edit(file, "d to X", "--output", other).returncode == 0
@@ -67,6 +71,7 @@ def test_another_file(edit, file):
     assert (result.stdout, result.stderr) == (b"abcXefgh\n", b"")
 
 
+@pytest.mark.full
 def test_json(edit, file):
     one = json.loads(edit(file, "d to X", "--json").stdout)
     assert (one["text"], one["diff"], one["written"]) == ("abcXefgh\n", DIFF, False)
@@ -75,6 +80,7 @@ def test_json(edit, file):
     assert file.read_text() == "abcXefgh\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("old", "new"), [
     (b"abcdefgh", b"abcXefgh"), (b"abcdefgh\r\n", b"abcXefgh\r\n"), (b"\xef\xbb\xbfabcdefgh\n", b"\xef\xbb\xbfabcXefgh\n"),
 ])  # fmt: skip
@@ -120,6 +126,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
 def test_files_that_cannot_be_edited(edit, file, name):
     data, code, said = WRONG[name]
@@ -128,6 +135,7 @@ def test_files_that_cannot_be_edited(edit, file, name):
     assert file.read_bytes() == data
 
 
+@pytest.mark.full
 def test_wrong_usage(edit, file, tmp_path):
     check(edit(tmp_path / "gone.txt", "x"), 2, "gone.txt")
     check(edit(tmp_path, "x"), 2, "is a directory")
@@ -171,6 +179,7 @@ def test_a_folder_that_cannot_be_written(file):
     file.parent.chmod(0o700)
 
 
+@pytest.mark.full
 def test_nothing_changed(cli, cage, file):
     editor(cage / "same.gguf", "abcdefgh")
     result = cli("edit", file, "x", "-m", "same.gguf", "--threads", 1, "--ctx", 512, "--yes")
@@ -178,6 +187,7 @@ def test_nothing_changed(cli, cage, file):
     assert result.stderr == b"The model changed nothing; nothing was written.\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("typed", "written"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])
 def test_at_a_terminal_it_asks(edit, cage, environment, file, typed, written):
     line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "d to X", "-m", "edit.gguf", "--threads", "1", "--ctx", "2048"]  # fmt: skip
@@ -203,14 +213,13 @@ def test_ctrl_c_writes_nothing(cage, environment, file):
 
 def test_a_gain_is_shown_only_where_it_is_one(monkeypatch, capsys):
     from gguf_spec import Stats
-    from gguf_spec.cli.edit import EditScreen
+    from gguf_spec.cli.edit import show_summary
 
     def summary(plain_s, rounds=20):
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("FORCE_COLOR", "1")
-        screen = EditScreen(100, quiet=False)
         stats = Stats(n_generated=100, n_drafted=90, n_accepted=80, rounds=rounds, total_s=1.0)
-        screen.summary(stats, Stats(n_generated=8, rounds=8, total_s=plain_s) if plain_s else None)
+        show_summary(stats, Stats(n_generated=8, rounds=8, total_s=plain_s) if plain_s else None)
         return capsys.readouterr().err
 
     assert "100 tokens, 100 tok/s, 4.0 times plain decoding (25.0 tok/s)" in summary(8 / 25)

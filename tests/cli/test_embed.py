@@ -8,6 +8,8 @@ import pytest
 import gguf_spec
 from tests.support import encoders
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):

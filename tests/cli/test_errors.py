@@ -49,11 +49,13 @@ MODELS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "said"), MODELS.items(), ids=lambda value: str(value)[:20])
 def test_target(generate, bad, name, said):
     check(generate("a", "-m", bad / name), 1, *said)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gone.gguf", "picture.gguf", "weights.gguf", "mute.gguf"])
 def test_draft(generate, bad, name):
     check(generate("a", "-d", bad / name), 1, *MODELS[name])
@@ -73,6 +75,7 @@ def test_a_name_nearly_right(generate):
     check(generate("a", "-m", "tale"), 1, "tale", "Hint: did you mean tales?")
 
 
+@pytest.mark.full
 def test_prompt_longer_than_the_context(generate):
     check(
         generate("a" * 100, "--ctx", "64"),
@@ -146,12 +149,14 @@ OPTIONS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("line", "said"), OPTIONS.items(), ids=OPTIONS)
 def test_options_out_of_range(generate, line, said):
     flags = ["-s", "be brief", "--raw"] if line.startswith("-s") else line.split()
     check(generate("a", *flags), 2, said)
 
 
+@pytest.mark.full
 def test_an_empty_stop_string(generate):
     check(generate("a", "--stop", ""), 2, "--stop is ")
 
@@ -169,6 +174,7 @@ def test_a_grammar_file_that_is_not_there(generate, flags):
     check(generate("a", *flags), 1, "Could not open file")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "flags",
     [
@@ -184,6 +190,7 @@ def test_verify_with_nothing_to_do(cli, flags):
     check(cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *flags), 2)
 
 
+@pytest.mark.full
 def test_verify_of_prompts_that_are_none(cli, cage):
     (cage / "empty.txt").write_text("\n\n", encoding="utf-8")
     verify = ("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1)
@@ -193,6 +200,7 @@ def test_verify_of_prompts_that_are_none(cli, cage):
     check(cli(*verify, "-f", "gone.txt"), 1, "gone.txt")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ctx", [5, 6])
 def test_verify_in_a_context_that_is_too_small(cli, cage, ctx):
     (cage / "long.txt").write_text("abcde\n", encoding="utf-8")
@@ -209,6 +217,7 @@ def test_a_chat_without_a_message(generate):
     check(generate("", "--chat", "--prefill", "ab"), 1, "the prompt is empty")
 
 
+@pytest.mark.full
 def test_a_prompt_file_that_is_not_there(generate, cage):
     check(generate("-f", "gone.txt"), 1, "gone.txt")
     check(generate("-f", cage), 1, str(cage))
@@ -218,10 +227,12 @@ def test_an_unknown_command(cli):
     check(cli("genrate"), 2, "genrate")
 
 
+@pytest.mark.full
 def test_out_of_memory(generate):
     check(generate("a", "--ctx", "500000000", "-m", "tales"), 1, "GiB", "--ctx")
 
 
+@pytest.mark.full
 def test_no_chat_template(generate, tmp_path):
     plain = zoo.write(
         tmp_path / "plain.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None}
@@ -229,6 +240,7 @@ def test_no_chat_template(generate, tmp_path):
     check(generate("a", "-m", plain, "--chat"), 1, "plain.gguf has no chat template", "--raw")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["x" * 300, "~nobody-of-that-name/m.gguf", "a\nb.gguf"])
 def test_names_that_no_file_can_have(generate, name):
     check(generate("a", "-m", name), 1)
@@ -238,6 +250,7 @@ def test_a_name_cannot_steer_the_terminal(generate):
     assert "\x1b" not in check(generate("a", "-m", "\x1b]2;x\x07.gguf"), 1)
 
 
+@pytest.mark.full
 def test_a_trace_where_it_is_asked_for(generate):
     for flags in (["-vv"], ["-v", "-v"]):
         result = generate("a", "-m", "gone.gguf", *flags)
@@ -245,6 +258,7 @@ def test_a_trace_where_it_is_asked_for(generate):
         assert b"Traceback" in result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
 def test_a_recurrent_target_is_no_error(generate, tmp_path, kind):
     path = zoo.write(tmp_path / f"{kind}.gguf", getattr(zoo, kind)())

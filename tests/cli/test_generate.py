@@ -20,25 +20,30 @@ def out(result, code=0, stderr=b""):
     return result.stdout.decode()
 
 
+@pytest.mark.full
 def test_text_goes_to_stdout_and_ends_with_a_newline(generate):
     assert out(generate("a")) == "bcdefghijkl\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("draft", ["abc.gguf", "abx.gguf", "ever.gguf"])
 @pytest.mark.parametrize("k", [0, 1, 4, 64])
 def test_a_draft_changes_nothing(generate, draft, k):
     assert out(generate("a", "-d", draft, "-k", k)) == "bcdefghijkl\n"
 
 
+@pytest.mark.full
 def test_a_character_split_over_tokens_is_whole(generate):
     assert out(generate("a", "-m", "split.gguf")) == "é日\n"
     assert out(generate("a", "-m", "split.gguf", "-n", "3")) == "é\n"
 
 
+@pytest.mark.full
 def test_no_second_newline(generate):
     assert generate("d", "-m", "evil.gguf").stdout == b"\n"
 
 
+@pytest.mark.full
 def test_prompts(generate, cage, tmp_path):
     (tmp_path / "p.txt").write_bytes(b"xa\n")
     assert out(generate(stdin=b"xa")) == "bcdefghijkl\n"
@@ -57,18 +62,21 @@ def test_prompts(generate, cage, tmp_path):
     assert out(generate("--", "-a")) == "bcdefghijkl\n"
 
 
+@pytest.mark.full
 def test_the_number_of_tokens(generate):
     assert out(generate("a", "-n", "1")) == "b\n"
     assert out(generate("a", "-n", "3", "-d", "abc.gguf", "-k", "8")) == "bcd\n"
     assert out(generate("a", "-n", "-1", "-m", "ever.gguf", "--ctx", "16")) == "bcdefghijklabcd\n"
 
 
+@pytest.mark.full
 def test_stop_strings(generate):
     assert out(generate("a", "--stop", "efg")) == "bcd\n"
     assert out(generate("a", "--stop", "xyz", "--stop", "cd", "-d", "abc.gguf")) == "b\n"
     assert out(generate("a", "--stop", "b")) == "\n"
 
 
+@pytest.mark.full
 def test_the_seed_gives_the_same_text(cli):
     one, two, other = (
         out(cli("generate", "Once", "--threads", 1, "-n", 20, "--seed", seed)) for seed in (1, 1, 2)
@@ -76,6 +84,7 @@ def test_the_seed_gives_the_same_text(cli):
     assert one == two != other
 
 
+@pytest.mark.full
 def test_json(generate):
     one = json.loads(
         out(generate("xa", "--json", "-d", "abx.gguf", "-k", "3", "--fixed", "--seed", "5"))
@@ -110,12 +119,14 @@ def test_json(generate):
     assert 0 < stats["ttft_s"] <= stats["total_s"]
 
 
+@pytest.mark.full
 def test_json_is_one_line_and_can_hold_anything(generate):
     text = out(generate("a", "-m", "evil.gguf", "--json"))
     assert text.count("\n") == 1
     assert json.loads(text)["text"] == "\x1b]2;b\x07\rc\x9bd\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flags", [["-d", "none"], ["-k", "0", "-d", "abc.gguf"]])
 def test_json_without_a_draft(generate, flags):
     one = json.loads(out(generate("a", "--json", "-n", "4", *flags)))
@@ -127,6 +138,7 @@ def test_json_without_a_draft(generate, flags):
     ) == (None, "length", 0, 4)
 
 
+@pytest.mark.full
 def test_logprobs(generate):
     one = json.loads(out(generate("a", "--json", "-n", "3", "--logprobs", "2", "-d", "abc.gguf")))
     assert [place["text"] for place in one["logprobs"]] == ["b", "c", "d"]
@@ -140,6 +152,7 @@ def test_logprobs(generate):
     assert re.fullmatch(r"( *\d+\.\d\d% '[bc]'\s+\d+\.\d\d% '[bc]'\n){2}", shown.stderr.decode())
 
 
+@pytest.mark.full
 def test_prefill_and_echo(generate, cli):
     assert out(generate("a", "--prefill", "bc")) == "defghijkl\n"
     assert out(generate("a", "--prefill", "bc", "--echo", "-n", "2")) == "abcde\n"
@@ -162,6 +175,7 @@ def test_prefill_and_echo(generate, cli):
     assert out(cli(*chat, "--prefill", "ab", "--echo")) == "abcd\n"
 
 
+@pytest.mark.full
 def test_a_grammar_from_a_file(generate, tmp_path):
     file = tmp_path / "z.gbnf"
     file.write_text('root ::= "bxd" [a-z]*', encoding="utf-8")
@@ -171,6 +185,7 @@ def test_a_grammar_from_a_file(generate, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_a_schema_as_text_and_from_a_file(generate, tmp_path):
     schema = '{"enum": ["fox", "hen"]}'
     file = tmp_path / "schema.json"
@@ -181,6 +196,7 @@ def test_a_schema_as_text_and_from_a_file(generate, tmp_path):
     assert out(generate("a", env={"GGUF_SPEC_JSON_SCHEMA": schema})) == one
 
 
+@pytest.mark.full
 def test_stop_tokens_bias_and_ends(generate):
     ids = json.loads(out(generate("a", "--json")))["tokens"]
     assert out(generate("a", "--stop-token", ids[3], "--stop-token", ids[5])) == "bcd\n"
@@ -195,12 +211,14 @@ def test_stop_tokens_bias_and_ends(generate):
     assert (len(whole["tokens"]), whole["finish_reason"]) == (30, "length")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drafter", ["auto", "model", "ngram", "hybrid"])
 @pytest.mark.parametrize("flags", [(), ("--fixed", "-k", "4")])
 def test_who_drafts_changes_nothing(generate, drafter, flags):
     assert out(generate("a", "-d", "abx.gguf", "--drafter", drafter, *flags)) == "bcdefghijkl\n"
 
 
+@pytest.mark.full
 def test_drafts_from_the_text_alone(generate, tmp_path):
     """Here the text repeats itself; and it is found in a text beside it."""
     flags = ("a", "-m", "ever.gguf", "--ctx", "200", "-n", "60", "--json", "--fixed", "-k", "4")
@@ -213,6 +231,7 @@ def test_drafts_from_the_text_alone(generate, tmp_path):
     assert known["stats"]["n_accepted"] > one["stats"]["n_accepted"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_the_rules(cli, accept):
     flags = (
@@ -244,6 +263,7 @@ seed    7
 GAIN = r"gain    \d+\.\d\d times plain decoding by the clock, \d+\.\d\d by measured costs\n"
 
 
+@pytest.mark.full
 def test_stats_go_to_stderr(generate):
     result = generate("xa", "-n", "5", "--stats", "--seed", "7")
     assert result.stdout == b"bcdef\n"
@@ -272,10 +292,12 @@ def test_near_ties_are_in_the_stats():
     assert "decided again" in stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1)
 
 
+@pytest.mark.full
 def test_without_a_terminal_the_draft_is_not_coloured(generate):
     assert out(generate("a", "--show-draft", "-d", "abc.gguf")) == "bcdefghijkl\n"
 
 
+@pytest.mark.full
 def test_chat(cli):
     one = json.loads(
         out(
@@ -334,6 +356,7 @@ def test_chat(cli):
     assert raw["prompt_tokens"] == 2 < one["prompt_tokens"] < system["prompt_tokens"]
 
 
+@pytest.mark.full
 def test_options_from_the_environment(generate, cli):
     env = {
         "GGUF_SPEC_MODEL": "abc.gguf",
@@ -360,6 +383,7 @@ def test_options_from_the_environment(generate, cli):
     assert bad.returncode == 2
 
 
+@pytest.mark.full
 def test_that_no_draft_is_known_is_told_with_the_statistics(cli, cage, tmp_path):
     shutil.copy(cage / "abc.gguf", tmp_path)  # what lies beside a model might draft for it
     words = ("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
@@ -371,6 +395,7 @@ def test_that_no_draft_is_known_is_told_with_the_statistics(cli, cage, tmp_path)
     )
 
 
+@pytest.mark.full
 def test_verbose_shows_the_log_on_stderr(generate):
     result = generate("a", "-v")
     assert result.stdout == b"bcdefghijkl\n"
@@ -421,12 +446,14 @@ def test_a_reader_that_has_enough(endless):
     assert child.stderr.read() == b""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_no_stdout_at_all(generate, flags):
     result = generate("a", *flags, stdout=None, preexec_fn=lambda: os.close(1))
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_a_full_disk(generate, flags):
@@ -473,6 +500,7 @@ def test_ctrl_c_leaves_one_json_object(endless):
     assert ("bcdefghijkla" * len(one["tokens"])).startswith(one["text"])
 
 
+@pytest.mark.full
 def test_ctrl_c_still_shows_the_stats(endless):
     child = endless("--stats")
     child.stdout.read(3)
@@ -480,6 +508,7 @@ def test_ctrl_c_still_shows_the_stats(endless):
     assert b"speed " in child.communicate()[1]
 
 
+@pytest.mark.full
 def test_a_full_context_stops_or_shifts(generate):
     stopped = generate("a", "-m", "ever.gguf", "--ctx", "64", "-n", "300")
     assert len(stopped.stdout.decode().strip()) < 64

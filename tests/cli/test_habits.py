@@ -15,6 +15,7 @@ def commands():
     return [(path, one) for path, one in root.paths() if isinstance(one, Command)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flags", [
     ["--temp", "0", "-c", "64", "--n-predict", "3"],
     ["-ngl", "0", "-fa", "off", "--ctx-size=64", "--n-predict=3"],
@@ -25,6 +26,7 @@ def test_hidden_names_are_the_options(cli, flags):
     assert (given.stdout, given.stderr, given.returncode) == (b"bcd\n", b"", 0)
 
 
+@pytest.mark.full
 def test_a_prompt_as_an_option(generate):
     assert generate("-p", "xa").stdout == b"bcdefghijkl\n"
     assert generate("-n", "2", "--prompt", "xa").stdout == b"bc\n"
@@ -71,6 +73,7 @@ def test_no_hint_destroys_anything():
         assert nearest_option(typed, options) is None
 
 
+@pytest.mark.full
 def test_an_unknown_command(cli):
     said = check(cli("genrate"), 2, "there is no command 'genrate'.")
     assert said.endswith("Hint: did you mean gguf-spec generate?\n")
@@ -79,6 +82,7 @@ def test_an_unknown_command(cli):
     check(cli("--temperature", "1"), 2, "gguf-spec has no option --temperature.")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", [["ls"], ["list"], ["show", "tales"], ["rm", "tales"]])
 def test_short_names_of_commands(cli, words):
     long = {"ls": "list", "rm": "remove"}.get(words[0], words[0])
@@ -88,6 +92,7 @@ def test_short_names_of_commands(cli, words):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_help_is_a_command(cli):
     assert cli("help", "models", "pull").stdout == cli("models", "pull", "--help").stdout
     assert cli("help").stdout == cli("--help").stdout
@@ -97,6 +102,7 @@ def test_help_is_a_command(cli):
 RUN = ["-t", "0", "--threads", "1", "-d", "none"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", [
     ["abc.gguf", "xa", "--raw", *RUN], ["--raw", *RUN, "abc.gguf", "xa"], [*RUN, "abc.gguf", "--raw", "-p", "xa"],
 ])  # fmt: skip
@@ -119,6 +125,7 @@ def test_run_at_a_terminal_is_a_chat(cage, environment):
     assert b"Ctrl-D" in seen
 
 
+@pytest.mark.full
 def test_run_wants_a_model(cli):
     check(cli("run"), 2, "MODEL is missing")
     check(cli("run", "--temp", "0"), 2, "MODEL is missing")
@@ -129,6 +136,7 @@ def test_run_wants_a_model(cli):
 # ---- the prompt
 
 
+@pytest.mark.full
 def test_argument_files_and_pipe_are_joined(cli, cage, tmp_path):
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("one\n", encoding="utf-8")
@@ -171,6 +179,7 @@ def test_a_pipe_that_nobody_closes_is_named(cage, environment):
 # ---- the help
 
 
+@pytest.mark.full
 def test_descriptions_of_commands_fit_80_columns(cli):
     for words in ([], ["models"]):
         text = cli(*words, "--help", env={"COLUMNS": "80"}).stdout.decode()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gguf_spec.llama.projector import has_mtmd
+from gguf_spec.llama.vision import has_mtmd
 from tests.support import projector_file, zoo
 
 needs_mtmd = pytest.mark.skipif(
@@ -34,6 +34,7 @@ def run(cli, folder):
     return run
 
 
+@pytest.mark.full
 @needs_mtmd
 def test_generate(folder, run):
     mmproj = ("--mmproj", folder / "mmproj.gguf")
@@ -48,6 +49,7 @@ def test_generate(folder, run):
     assert len({*texts}) == 3
 
 
+@pytest.mark.full
 def test_wrong_options(folder, run):
     done = run("generate", "What?", "--image", folder / "1.png")
     assert done.returncode == 2
@@ -68,6 +70,7 @@ def test_a_file_that_is_no_projector(folder, run):
     assert "is not a projector but a model (llama)" in done.stderr.decode()
 
 
+@pytest.mark.full
 @needs_mtmd
 def test_chat(folder, run, tmp_path):
     mmproj = ("--mmproj", folder / "mmproj.gguf")

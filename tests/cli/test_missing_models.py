@@ -67,6 +67,7 @@ def stored(tmp_path):
     return list((tmp_path / "cache").rglob("*.gguf"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", [("chat",), ASK, ("serve",)], ids=lambda args: args[0])
 def test_in_a_pipe_nothing_is_asked(run, tmp_path, command):
     result = run(*command, input="")
@@ -74,6 +75,7 @@ def test_in_a_pipe_nothing_is_asked(run, tmp_path, command):
     assert not stored(tmp_path)
 
 
+@pytest.mark.full
 def test_at_a_terminal_it_is_asked_once(terminal, tmp_path):
     code, seen = terminal(*ASK, typed=b"\n")
     assert (code, seen.count("Download")) == (0, 1)
@@ -90,6 +92,7 @@ def test_refused(terminal, tmp_path):
     assert not stored(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("env", [{}, {"GGUF_SPEC_OFFLINE": "1"}])
 def test_offline(terminal, tmp_path, env):
     code, seen = terminal(*ASK, *([] if env else ["--offline"]), env=env)
@@ -97,6 +100,7 @@ def test_offline(terminal, tmp_path, env):
     assert not stored(tmp_path)
 
 
+@pytest.mark.full
 def test_yes_in_a_pipe(run, tmp_path):
     result = run(*ASK, "--yes", input="")
     assert result.returncode == 0, result.stderr
@@ -104,6 +108,7 @@ def test_yes_in_a_pipe(run, tmp_path):
     assert len(stored(tmp_path)) == 1
 
 
+@pytest.mark.full
 def test_a_pair_by_its_name(terminal, run):
     result = run(*ASK, "-m", "paired", input="")
     assert "paired (1.1 MiB) is not on this disk" in result.stderr
@@ -123,6 +128,7 @@ def test_a_download_that_fails(terminal, tmp_path):
     assert not stored(tmp_path)
 
 
+@pytest.mark.full
 def test_the_default_is_not_asked_for_by_the_checks(run):
     """They have the bundled models."""
     result = run("verify", "--help", input="")
@@ -131,6 +137,7 @@ def test_the_default_is_not_asked_for_by_the_checks(run):
     assert "smollm2-135m-instruct" in result.stdout
 
 
+@pytest.mark.full
 def test_the_model_of_the_environment_goes_first(run):
     result = run(*ASK, env={"GGUF_SPEC_MODEL": "tales"}, input="")
     assert (result.returncode, os.linesep in result.stdout) == (0, True)

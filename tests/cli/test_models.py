@@ -115,6 +115,7 @@ def leftovers(home):
 # ---- pull
 
 
+@pytest.mark.full
 def test_pull(run, hub, home):
     result = run("pull", "uno")
     assert (result.returncode, result.stdout) == (0, "")
@@ -141,6 +142,7 @@ def test_pull(run, hub, home):
     assert hub.requests == []
 
 
+@pytest.mark.full
 def test_pull_without_drafts_in_json(run, hub):
     result = run("pull", "one", "--no-draft", "--json", "-q")
     assert (result.returncode, result.stderr) == (0, "")
@@ -161,6 +163,7 @@ def test_pull_without_drafts_in_json(run, hub):
     ]
 
 
+@pytest.mark.full
 def test_a_place_on_the_hub(run, hub):
     result = run("pull", f"hf:{REPO}/one.gguf")
     assert result.returncode == 0
@@ -192,6 +195,7 @@ def test_at_a_terminal(terminal, hub):
     assert "http" not in seen
 
 
+@pytest.mark.full
 def test_interrupted(command, run, hub, home, tmp_path):
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = len(BODY) - 1000
@@ -212,6 +216,7 @@ def test_interrupted(command, run, hub, home, tmp_path):
     assert Path(run("path", "one").stdout.strip()).read_bytes() == BODY
 
 
+@pytest.mark.full
 def test_killed(command, run, hub, home, tmp_path):
     """A leftover part is not used as the file."""
     file = hub.files[REPO, "one.gguf"]
@@ -227,6 +232,7 @@ def test_killed(command, run, hub, home, tmp_path):
     assert Path(run("path", "one").stdout.strip()).read_bytes() == BODY
 
 
+@pytest.mark.full
 def test_two_at_once(command, hub, tmp_path):
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = 1000
@@ -259,6 +265,7 @@ def test_two_at_once(command, hub, tmp_path):
     assert len([path for path in hub.sent("GET") if path.startswith("/cdn")]) == 1
 
 
+@pytest.mark.full
 def test_a_corrupt_body(run, hub, home):
     file = hub.files[REPO, "one.gguf"]
     file.sent = BODY[:-1] + b"\0"
@@ -281,6 +288,7 @@ def test_gated(run, hub):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("args", "said", "todo"), [
     (("pull", f"hf:{REPO}/three.gguf"), f"{REPO} has no file three.gguf at main", "/tree/main"),
     (("pull", f"hf:{REPO}/one.gguf@v2"), f"{REPO} has no revision v2", "/commits/main"),
@@ -294,6 +302,7 @@ def test_what_is_missing(run, args, said, todo):
     fails(run(*args), said, todo)
 
 
+@pytest.mark.full
 def test_wrong_usage(run):
     fails(run("pull"), "NAME", code=2)
     fails(
@@ -317,6 +326,7 @@ def test_offline_by_the_environment(run, hub):
     assert hub.requests == []
 
 
+@pytest.mark.full
 def test_no_answer(run):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"http://127.0.0.1:{mute.getsockname()[1]}"
@@ -328,6 +338,7 @@ def test_no_answer(run):
     )
 
 
+@pytest.mark.full
 def test_no_room(run, hub):
     full = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1_200_000)"
     fails(
@@ -337,6 +348,7 @@ def test_no_room(run, hub):
     assert run("pull", "one", "--no-draft", first=full).returncode == 0
 
 
+@pytest.mark.full
 def test_a_disk_that_is_full(run, hub, home, tmp_path):
     """A real one, where one can be mounted."""
     home.mkdir()
@@ -359,6 +371,7 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
         children.run(["umount", home], check=True)
 
 
+@pytest.mark.full
 def test_licences(run, terminal, hub, names, home):
     hub.models_file(
         names, one={"file": "one.gguf", "license": "gemma", "draft": "two"}, two="two.gguf"
@@ -382,6 +395,7 @@ def test_licences(run, terminal, hub, names, home):
     assert (code, note in seen, "[y/N]" in seen) == (0, True, False)
 
 
+@pytest.mark.full
 def test_a_split_model(run, hub, names):
     parts = {f"big-{i:05}-of-00002.gguf": BODY[i:] for i in (1, 2)}
     for name, body in parts.items():
@@ -412,6 +426,7 @@ def test_a_split_model(run, hub, names):
 # ---- list, show, path, remove
 
 
+@pytest.mark.full
 def test_list(run, hub):
     before = run("list")
     assert (before.returncode, before.stderr) == (0, "")
@@ -468,6 +483,7 @@ def test_list_fits_the_terminal(command, tmp_path, width):
     assert any(one.endswith("...") for one in lines)
 
 
+@pytest.mark.full
 def test_show(run, hub, home):
     lines = run("show", "uno").stdout.splitlines()
     facts = {line[:12].strip(): line[12:] for line in lines}
@@ -488,6 +504,7 @@ def test_show(run, hub, home):
     assert json.loads(run("path", "one", "--json").stdout) == {"name": "one", "path": path}
 
 
+@pytest.mark.full
 def test_remove(run, terminal, hub, home):
     run("pull", "one")
     code, seen = terminal("remove", "one", typed=b"n\n")
@@ -535,6 +552,7 @@ def pair(hub, tmp_path):
     return hub.models_file(tmp_path / "pair.yaml", story=large, story_draft=small)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["of the user", "by the option"])
 def test_a_pair_by_its_name(run, command, hub, home, pair, tmp_path, where):
     """Pulled by its name, then loaded by its name, with its draft, with no request."""

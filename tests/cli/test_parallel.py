@@ -6,7 +6,7 @@ import pytest
 from gguf_spec.cli import config
 from gguf_spec.cli.batch import batch
 from gguf_spec.cli.error_text import option_name
-from gguf_spec.cli.parameters import NumberOrAuto
+from gguf_spec.cli.options import REQUESTS_AT_ONCE
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import Option
 from tests.batch.conftest import read, write
@@ -15,13 +15,13 @@ from tests.support import families, zoo
 
 @pytest.mark.parametrize(("text", "value"), [("4", 4), (" auto", "auto"), ("AUTO", "auto"), (2, 2)])
 def test_values(text, value):
-    assert NumberOrAuto().convert(text, None, None) == value
+    assert REQUESTS_AT_ONCE.convert(text, None, None) == value
 
 
 @pytest.mark.parametrize("text", ["", "four", "1.5", "auto4"])
 def test_wrong_values(text):
     with pytest.raises(click.BadParameter, match="not a number of requests"):
-        NumberOrAuto().convert(text, None, None)
+        REQUESTS_AT_ONCE.convert(text, None, None)
 
 
 @pytest.mark.parametrize("command", [serve, batch])
@@ -44,6 +44,7 @@ def test_the_config_file_has_a_number_or_a_text(tmp_path, monkeypatch, line):
         config.defaults(serve)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", ["1", "3", "auto"])
 def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
     """All texts are the same."""
@@ -63,6 +64,7 @@ def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
     assert done.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "code"), [("64MB", 0), ("0", 0), ("auto", 0), ("64", 2)])
 def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
     write(tmp_path / "in.jsonl", [{"prompt": "abc", "max_tokens": 3}])
@@ -73,6 +75,7 @@ def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
         assert b"--prefix-memory is '64' but must be a size such as 500MB" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "note"),
     [

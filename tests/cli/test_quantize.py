@@ -25,6 +25,7 @@ def quantise(cli, tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_a_line_at_the_end(quantise, cli, tmp_path):
     result = quantise("--type", "q8_0")
     assert (result.returncode, result.stderr) == (0, b"")
@@ -37,6 +38,7 @@ def test_a_line_at_the_end(quantise, cli, tmp_path):
     assert says[0] == says[1] == b"bcdefghijkl\n"
 
 
+@pytest.mark.full
 def test_what_was_made_drafts(quantise, cli, tmp_path):
     quantise("--type", "Q4_0")
     args = (
@@ -64,6 +66,7 @@ def test_quiet(quantise):
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
 
 
+@pytest.mark.full
 def test_json_and_the_note(quantise, cli, tmp_path):
     quantise("--type", "Q8_0", "-q")
     result = cli(
@@ -86,6 +89,7 @@ def test_json_and_the_note(quantise, cli, tmp_path):
     )
 
 
+@pytest.mark.full
 def test_rows_that_blocks_do_not_divide_are_told(quantise):
     assert re.search(
         rb"s, \d+ of 12 tensors in a larger type, because blocks do not divide their rows\n",
@@ -99,6 +103,7 @@ def test_a_bundled_model_by_its_name(quantise, tmp_path):
     assert (tmp_path / "small.gguf").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
@@ -115,6 +120,7 @@ def test_what_is_wrong_is_said(quantise, tmp_path, args, code, said):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_files_are_kept(quantise, cli, tmp_path):
     (tmp_path / "small.gguf").write_bytes(b"mine")
     result = quantise("--type", "Q8_0")
@@ -142,6 +148,7 @@ def test_help_lists_the_types(cli):
     assert all(name in text for name in TYPES)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 def test_ctrl_c_leaves_nothing(tmp_path, environment):
     """The process group gets the signal, as from a terminal; the quantiser is in the middle of a tensor."""

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.support import children
@@ -23,6 +24,7 @@ def run(program, path):
     return names
 
 
+@pytest.mark.full
 def test_the_python_runs_as_it_stands(monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     _, code = programs("README.md")  # tests/server/test_docs.py runs the first one
@@ -38,6 +40,7 @@ def test_its_length():
     assert max(map(len, lines)) <= 100
 
 
+@pytest.mark.full
 def test_the_python_about_embedding_runs_too(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support import children
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def terminal(cage, environment):

@@ -19,12 +19,14 @@ def thinker(cage):
     return ("-m", "thinker.gguf", "--chat")
 
 
+@pytest.mark.full
 def test_in_a_pipe_only_the_answer_is_written(generate, thinker):
     assert out(generate("hi", *thinker)) == "cd\n"
     answer = json.loads(out(generate("hi", *thinker, "--json")))
     assert (answer["text"], answer["reasoning"], answer["stats"]["n_reasoning"]) == ("cd", "ab", 3)
 
 
+@pytest.mark.full
 def test_options(generate, thinker):
     budget = json.loads(out(generate("hi", *thinker, "--think-budget", "1", "--json", "-n", "20")))
     assert budget["reasoning"] == "a"
@@ -44,6 +46,7 @@ def test_an_answer_that_is_reasoning_only(generate, thinker):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -64,6 +67,7 @@ def test_options_that_a_model_does_not_have(generate, thinker, options, message)
     assert b"Traceback" not in result.stderr
 
 
+@pytest.mark.full
 def test_a_chat_in_a_pipe(cli, thinker):
     lines = b"one\n/think off\n/think\n/think hide\n/think maybe\n"
     options = ("--threads", "1", "-t", "0", "-d", "none")

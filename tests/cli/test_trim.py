@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from gguf_spec.cli.models import trim as command
 from gguf_spec.trim import KEEP
 
 
+@pytest.mark.full
 def test_a_line_and_a_draft(cli, tmp_path):
     (tmp_path / "notes.txt").write_text("Once upon a time there was a king. " * 20)
     out = tmp_path / "small.gguf"
@@ -34,6 +37,7 @@ def test_a_line_and_a_draft(cli, tmp_path):
     assert b"the draft small.gguf knows 1,024 of the 4,096 tokens." in runs[0].stderr
 
 
+@pytest.mark.full
 def test_the_default_file_is_in_this_folder(cli, tmp_path):
     args = ("models", "trim", "tales-draft", "--keep", "600", "--json")
     made = json.loads(cli(*args, cwd=tmp_path).stdout)
@@ -46,6 +50,7 @@ def test_the_default_file_is_in_this_folder(cli, tmp_path):
     assert cli(*args, "--force", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.full
 def test_errors_name_the_options(cli, tmp_path):
     out = ("-o", tmp_path / "a.gguf")
     few = cli("models", "trim", "tales-draft", "--keep", "5", *out)

@@ -51,6 +51,7 @@ def test_it_is_kept(cli, tuned):
     assert doctor["costs"]["sentence"] == tuned.stdout.decode().splitlines()[-1]
 
 
+@pytest.mark.full
 def test_json(cli):
     result = cli("tune", *PAIR, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
@@ -71,6 +72,7 @@ def test_without_a_draft(cli):
     assert "Drafts from the text " in lines[-1]
 
 
+@pytest.mark.full
 def test_where_it_cannot_be_kept(cli, tmp_path):
     (tmp_path / "gguf-spec").write_text("")
     result = cli("tune", *PAIR, "--extra-bufts", env={"XDG_CACHE_HOME": str(tmp_path)})
@@ -81,6 +83,7 @@ def test_where_it_cannot_be_kept(cli, tmp_path):
     assert b"A token of the target takes" in result.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "--threads is 0")],

@@ -18,6 +18,7 @@ SHORT = Sampling(max_tokens=12, seed=1)
 OPTIONS = {"threads": 1, "n_ctx": 256, "extra_bufts": False}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["", "bare"])
 def test_every_public_member_works_without_native_memory_or_raises_closed_error(animals, way):
     """In a process of its own: what is wrong here ends it with SIGSEGV."""
@@ -148,6 +149,7 @@ LEFT_OPEN = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", LEFT_OPEN)
 def test_a_program_that_leaves_something_open_ends_in_peace(animals, what):
     program = AT_EXIT.format(LEFT_OPEN[what])

@@ -4,6 +4,8 @@ import pytest
 
 from tests.closing.children import run_child
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("n_times", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_close_in_another_thread_is_no_crash_and_no_hang(animals, n_times):

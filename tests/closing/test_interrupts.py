@@ -25,22 +25,26 @@ from tests.unit.test_threads import Machine, run
 slow = pytest.mark.slow
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [30, pytest.param(500, marks=slow)])
 def test_sigint_at_random_moments(tmp_path, n):
     last = run_child("interrupted", tmp_path, n, limit_s=1200)
     assert last.startswith(f"{n} SIGINTs, ") and last.endswith(" 0 wrong"), last
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [40, pytest.param(1000, marks=slow)])
 def test_an_interrupt_before_and_after_calls_of_llama_cpp(tmp_path, n):
     assert run_child("injected", tmp_path, "calls", n, limit_s=3000).endswith(" 0 wrong")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [30, pytest.param(1000, marks=slow)])
 def test_an_interrupt_before_bytecodes(tmp_path, n):
     assert run_child("injected", tmp_path, "bytecodes", n, limit_s=3000).endswith(" 0 wrong")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("n_before", "busy"), [(0, 0), (200, 1)])
 def test_the_thread_governor_survives_an_interrupt_at_every_bytecode(n_before, busy):
     """Of its first passes, and of passes in which it tries fewer threads and takes them; the first time and in the middle."""
@@ -89,6 +93,7 @@ def test_dropping_a_stream_runs_no_python_code(tales, n_read):
     assert tales._queue.first is None
 
 
+@pytest.mark.full
 def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
     """Also with the traceback kept, as a notebook keeps it: its frames hold all that is open."""
     way, sampling = Bytecodes(["runtime/chat.py"]), Sampling(seed=1, max_tokens=3)
@@ -105,6 +110,7 @@ def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
         del kept
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream_open", [False, True])
 def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
     """At each bytecode of it: afterwards a close frees all, and no request runs on what is half closed."""
@@ -176,6 +182,7 @@ MADE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [53, pytest.param(8, marks=slow)])
 def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatch, step):
     """At each `step`th bytecode of it."""

@@ -101,6 +101,7 @@ def test_a_stream_that_is_read_after_close():
     assert last.finish_reason == "cancelled"
 
 
+@pytest.mark.full
 def test_an_llm_that_is_dropped_frees_its_memory(animals):
     options = OPTIONS | {"n_ctx": 128, "extra_bufts": False}
     llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **options)
@@ -146,6 +147,7 @@ LEFT_OPEN = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", LEFT_OPEN)
 def test_a_program_that_leaves_something_open_ends(animals, what):
     """Python must not end the thread of the scheduler inside of a request: that crashes."""
@@ -406,6 +408,7 @@ def test_a_failed_pass_is_an_error_of_its_request(llm, right, monkeypatch):
 # ---- calls that need the models to themselves
 
 
+@pytest.mark.full
 def test_calls_wait_for_the_requests_that_run(llm, right, tmp_path):
     """Sessions, conversations, snapshots, profiles and the models, each beside three requests."""
     profile, snapshot = llm.profile, llm.snapshot()

@@ -35,6 +35,7 @@ def with_draft(pair):
         llama.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drafter", ["text", "model"])
 def test_the_greedy_text_stays_and_drafts_are_accepted(pair, theirs, with_draft, drafter):
     draft = DraftModel(pair[1] if drafter == "model" else None, target_path=pair[0], n_threads=1)

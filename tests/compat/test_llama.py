@@ -171,6 +171,7 @@ def test_a_file_that_is_not_there(tmp_path):
         Llama(str(tmp_path / "none.gguf"))
 
 
+@pytest.mark.full
 def test_the_draft_is_used(pair):
     fixed = Speculation(k=4, adaptive=False, drafter="model")
     llama = Llama(pair[0], draft_model_path=pair[1], speculation=fixed, n_threads=1, verbose=False)
@@ -213,6 +214,7 @@ PENALTIES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prompt", [*PROMPTS, "Once upon a time there was a king. Once upon a"])
 @pytest.mark.parametrize("more", PENALTIES, ids=str)
 def test_greedy_texts_with_penalties_are_the_same(ours, theirs, prompt, more):
@@ -371,6 +373,7 @@ def test_a_tool_that_must_be_called(ours, theirs):
 # ---- what a call asks for
 
 
+@pytest.mark.full
 def test_a_seed_gives_the_same_text_again_and_others_give_others(pair, ours):
     def text(llama, **more):
         return llama("Once upon a time", max_tokens=30, **more)["choices"][0]["text"]
@@ -385,6 +388,7 @@ def test_a_seed_gives_the_same_text_again_and_others_give_others(pair, ours):
     ours.set_seed(-1)
 
 
+@pytest.mark.full
 def test_biases_grammars_and_formats(ours):
     he = ours.tokenize(b" he", add_bos=False)
     assert len(he) == 1
@@ -473,6 +477,7 @@ def test_prompts_that_are_none_or_too_long(ours):
 # ---- several readers
 
 
+@pytest.mark.full
 def test_streams_that_are_read_in_turns_from_few_threads(ours):
     """As LangChain does under asyncio: more streams than threads, each part read by another thread."""
     alone = [ours(prompt, **GREEDY)["choices"][0]["text"] for prompt in PROMPTS]

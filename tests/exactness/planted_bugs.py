@@ -149,15 +149,15 @@ def logprobs_of_the_row_before(monkeypatch):
 
 def stop_strings_at_the_end_of_a_round(monkeypatch):
     """A stop string ends a text only where the round ends with it."""
-    push = TextStream.push
+    add = TextStream.add
 
-    def late(self, piece):
-        text = push(self, piece)
+    def late(self, text):
+        text = add(self, text)
         if self.stopped and not self.__dict__.setdefault("seen", False):
             self.seen, self.stop_string = True, None
         return text
 
-    monkeypatch.setattr(TextStream, "push", late)
+    monkeypatch.setattr(TextStream, "add", late)
 
 
 def rows_scaled(monkeypatch):

@@ -36,6 +36,7 @@ def llm():
         yield one
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [24, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.failing_drafts
 def test_texts_in_company_are_those_of_each_alone(alone, llm, monkeypatch, n):
@@ -65,6 +66,7 @@ def test_every_option_comes(llm):
     )
 
 
+@pytest.mark.full
 def test_a_warm_cache_and_a_copied_one_give_the_same_texts(alone, llm):
     """Long common beginnings, whose caches are copied from a slot in use."""
     start = "Once upon a time there was a fox who met a king, and the king said to the fox. " * 6
@@ -84,6 +86,7 @@ def quantized(tmp_path_factory):
     return file
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n_drafts", [1, 0])
 def test_no_common_pass_is_wider_than_the_exact_ones(quantized, monkeypatch, n_drafts):
     """A K-quant file with a profile in which passes of up to three rows are exact."""

@@ -127,6 +127,7 @@ def some_experience(seed):
     return PairStatistics(*costs, AcceptanceRates(priors))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("rule", RULES)
 def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
@@ -148,6 +149,7 @@ def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
     assert drafted == {0, 1, 2}
 
 
+@pytest.mark.full
 @pytest.mark.failing_drafts
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 @pytest.mark.parametrize("who", ["model", "hybrid"])
@@ -217,6 +219,7 @@ WAYS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("drafter", sorted({*DRAFTERS} - {*HEADS}))

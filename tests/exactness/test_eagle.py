@@ -54,6 +54,7 @@ def loaded(folder, head="guesser", name="llama", **options):
     return gguf_spec.load(folder / f"{name}.gguf", folder / f"{head}.gguf", **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("head", ["guesser", "table"])
 def test_a_good_head_drafts_well_and_changes_nothing(folder, head):
     """Chance would be one token in about 64."""
@@ -80,12 +81,14 @@ def test_a_good_head_drafts_well_and_changes_nothing(folder, head):
         assert tokens(texts(llm)) == plain
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("head", ["random", "borrows"])
 def test_bad_heads_change_nothing(folder, head):
     with loaded(folder, head) as llm:
         check_the_same_texts(llm, "eagle3", (1, 2, 5))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(({*families.NAMES} & LAYER_INPUTS) - {"llama"}))
 def test_the_same_text_for_each_architecture(tmp_path, name):
     last = 3 if name.startswith("nemotron") else 2
@@ -118,6 +121,7 @@ def test_conversations_and_sessions(folder, tmp_path):
             check_restored_chat(llm, tmp_path / "session", expected, 5)
 
 
+@pytest.mark.full
 def test_edited_prompts(folder):
     """Repeated, continued and edited questions give the answers of a new model."""
     prompts = [[40, 41, 42, 43, 44, 45] * 4] * 2
@@ -257,11 +261,13 @@ def test_a_head_that_fails_is_switched_off(folder, monkeypatch):
         assert llm.generate("a", GREEDY, speculation=FIXED).stats.n_drafted > 0
 
 
+@pytest.mark.full
 def test_memory_stays_flat(folder):
     with loaded(folder, "table") as llm:
         check_memory_stays_flat(llm, FIXED, 60, 300, 2 << 20)
 
 
+@pytest.mark.full
 def test_closing_frees_the_memory_of_a_head(folder):
     sizes = []
     for _ in range(12):

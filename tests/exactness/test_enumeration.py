@@ -98,7 +98,7 @@ MANY = {"coupled": 1000, "rejection": 400, "block": 100}
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("k", [0, 1, 2])
+@pytest.mark.parametrize("k", [0, 1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("rule", RULES)
 def test_all_paths_together_give_the_targets_distribution(tables, chain, k, rule):
     target, draft = tables

@@ -32,6 +32,7 @@ def ask(llm, prompt, sampling, **speculation):
     return llm.generate(messages, sampling, speculation=Speculation(adaptive=False, **speculation))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chain", SOME)
 def test_the_text_is_the_plain_one(thinker, prompts, chain):
     n_forced = 0

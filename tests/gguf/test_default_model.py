@@ -7,7 +7,8 @@ from click.testing import CliRunner
 
 import gguf_spec
 from gguf_spec import errors, models
-from gguf_spec.cli import cli, missing_models
+from gguf_spec.cli import cli
+from gguf_spec.cli import download as downloads
 from gguf_spec.registry.resolve import entries
 from gguf_spec.runtime import default_model as module
 from tests.support import zoo
@@ -52,6 +53,7 @@ def test_the_default_is_there(home, monkeypatch):
     assert (found.entry, found.path, found.note) == (entries()[module.DEFAULT], path, "")
 
 
+@pytest.mark.full
 def test_the_largest_chat_model_that_fits(home, monkeypatch):
     llama_cpp(home, "small.gguf", zoo.llama(n_layer=2))
     best = llama_cpp(home, "best.gguf", zoo.llama(n_layer=5))
@@ -108,6 +110,7 @@ def invoke(*words, stdin=""):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", ["generate ab --yes -n 2", "chat --yes -n 2", "serve --yes --port 0"])  # fmt: skip
 def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
     if words.startswith("serve"):
@@ -120,17 +123,19 @@ def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
     assert f"Note: {lookups[0].note}".split(";", maxsplit=1)[0] in run.stderr
 
 
+@pytest.mark.full
 def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch):
     def download(wanted):
         assert [entry.name for entry in wanted] == [module.DEFAULT]
         llama_cpp(home, "loaded.gguf", zoo.parrot("ab"))
 
-    monkeypatch.setattr(missing_models, "download", download)
+    monkeypatch.setattr(downloads, "download", download)
     run = invoke("generate", "ab", "--yes", "-n", "2")
     assert [one.entry.name for one in lookups] == [module.DEFAULT, "loaded.gguf"]
     assert "loaded.gguf" in run.stderr
 
 
+@pytest.mark.full
 def test_load_uses_an_earlier_choice(home, lookups):
     best = llama_cpp(home, "best.gguf", zoo.llama())
     chosen = models.default_model()

@@ -294,6 +294,7 @@ def test_the_library_may_lack_the_functions(monkeypatch):
     native_head.layer_functions.cache_clear()
 
 
+@pytest.mark.full
 def test_the_test_notices_that_llama_cpp_ends_the_process(tmp_path):
     """It does on a target without inputs of layers; in use the architecture is checked first."""
     head = ModelFile(zoo.write(tmp_path / "head.gguf", eagle.head()))

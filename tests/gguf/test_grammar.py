@@ -297,6 +297,7 @@ def test_a_grammar_near_its_limit_fails_with_drafts_as_without(monkeypatch, acce
     assert len({*outcomes}) == 2
 
 
+@pytest.mark.full
 def test_a_long_answer_may_be_given_at_once(model, monkeypatch):
     monkeypatch.setattr(automaton_module, "_MAX_WORK", 20_000)
     grammar, history = (
@@ -517,6 +518,7 @@ HARD = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", HARD.values(), ids=HARD)
 def test_a_grammar_that_is_hard_ends_soon(model, case):
     gbnf, text = case if isinstance(case, tuple) else (case, "")
@@ -622,6 +624,7 @@ FOLLOWED = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", FOLLOWED.values(), ids=FOLLOWED)
 def test_random_answers_follow_the_schema(model, case):
     schema, fits = case
@@ -805,6 +808,7 @@ def test_ranges_of_integers():
             assert not fits(schema, f"0{n}")
 
 
+@pytest.mark.full
 def test_ranges_of_numbers():
     rng = random.Random(1)
     for _ in range(150):

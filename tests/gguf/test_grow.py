@@ -191,6 +191,7 @@ def test_more_layers_than_the_shape_has(tmp_path, monkeypatch, capsys):
     assert np.abs(rows(path)[1] - rows(source)[1]).max() < 0.05
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0"])
 def test_the_quantised_model_gives_nearly_that_text(folder, type):
     ids, logits = rows(SMALL)
@@ -231,6 +232,7 @@ def test_a_random_model_gives_another_text(small, folder, type):
     assert 1 < random[:, :N_SMALL].std() < 10
 
 
+@pytest.mark.full
 def test_metadata_stays(folder):
     before, after = (
         gguf.GGUFReader(p).fields for p in (SMALL, grow(SMALL, WIDE, N_VOCAB, "Q4_0", folder))

@@ -432,6 +432,7 @@ print((time.process_time() - started) / yards, peak() - before, said, sep="|")
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in KiB")
 @pytest.mark.parametrize("name", GREEDY)
 def test_no_header_takes_long_or_256_mb(tmp_path, name):

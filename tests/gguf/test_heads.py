@@ -79,6 +79,7 @@ def test_a_head_that_lacks_tensors_is_not_a_head(folder):
     assert n_heads(ModelFile(path).header) == 0
 
 
+@pytest.mark.full
 def test_the_test_notices_that_llama_cpp_ends_the_process(folder):
     """It asserts that a qwen35 has one head; in use the header is checked first."""
     assert llama_head.why_head_fails(ModelFile(folder / "one.gguf"), None) == ""

@@ -45,6 +45,7 @@ def partition(text, names, stripping, rng):
     return parts
 
 
+@pytest.mark.full
 def test_the_parts_of_a_text_are_those_of_the_whole():
     rng, n_cuts = random.Random(3), 0
     for _ in range(4000):

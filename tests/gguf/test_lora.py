@@ -229,6 +229,7 @@ def test_profiles_are_kept_apart(folder, tmp_path, monkeypatch):
     assert read_profile(loadable(), loadable((folder / "lora.gguf", 0.5))) is None
 
 
+@pytest.mark.full
 def test_memory_is_given_back(folder):
     """Loaded and closed many times: adapters go with their model."""
     code = (
@@ -418,6 +419,7 @@ FATAL = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("make", "what", "tied"), FATAL.values(), ids=FATAL)
 def test_what_would_end_the_process(folder, tmp_path, make, what, tied):
     path, model = make(tmp_path / "lora.gguf", **what), folder / "model.gguf"

@@ -262,6 +262,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.full
 def test_long_runs_of_one_letter(tmp_path):
     files = [
         zoo.write(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre})
@@ -289,6 +290,7 @@ with gguf_spec.load("tales", None, threads=1, n_ctx=256) as llm, llm.models() as
 """
 
 
+@pytest.mark.full
 def test_a_pass_that_is_wider_than_those_of_a_prompt():
     """Of a long context prompts are read 64 tokens at a time; llama.cpp ends the process over a batch that is too long."""
     child = children.run([sys.executable, "-c", WIDE], capture_output=True, text=True, check=False)

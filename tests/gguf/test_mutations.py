@@ -208,11 +208,13 @@ def environment():
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "said"), KILLERS.values(), ids=KILLERS)
 def test_what_would_end_the_process_is_refused(tmp_path, model, said):
     assert said in outcome(tmp_path, model)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", FINE.values(), ids=FINE)
 def test_what_is_near_that_and_good_is_loaded(tmp_path, model):
     assert outcome(tmp_path, model) == "loaded\n"

@@ -27,6 +27,7 @@ def wobbly(tmp_path_factory):
         yield llm
 
 
+@pytest.mark.full
 def test_the_noise_is_small_and_known_at_once(wobbly):
     assert 0 < wobbly.logit_noise(8, exact=False) < 0.5
     assert wobbly.logit_noise(0, exact=False) == 0.0

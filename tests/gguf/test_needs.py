@@ -162,6 +162,7 @@ def peak_and_needs(model, draft, tmp_path, **options):
     return json.loads(child.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read there")
 @pytest.mark.parametrize(
     ("draft", "options"),

@@ -80,6 +80,7 @@ def test_the_error_message(pair):
     assert note == "the draft spm.gguf has another tokenizer; 100% of its tokens can be used."
 
 
+@pytest.mark.full
 def test_fifty_prompts(pair, prompts):
     """T 0 and 0.8: the text, and that most of what can be right is right."""
     n_drafted = n_accepted = 0
@@ -119,6 +120,7 @@ def test_texts_that_are_hard_to_translate(pair):
     assert drafted.tokens == plain.tokens
 
 
+@pytest.mark.full
 def test_a_full_context_is_no_failure(tmp_path, prompts):
     """The draft needs more tokens than the target for the same text."""
     path = spm(tmp_path / "junk.gguf", False, n_junk=2500)
@@ -150,6 +152,7 @@ def test_the_controller_uses_it_only_where_it_pays(pair, prompts):
         assert pair.generate(prompts[i], sampling).tokens == plain.tokens
 
 
+@pytest.mark.full
 def test_it_is_listed_and_not_chosen_unmeasured(tmp_path):
     target = find("tales")
     (tmp_path / "target.gguf").symlink_to(target)

@@ -55,12 +55,14 @@ def test_plain_decoding_measures_nothing(cache, measured):
     assert not (cache / "profiles").exists()
 
 
+@pytest.mark.full
 def test_other_threads_and_another_draft_are_measured_apart(cache, measured):
     for options in ({}, {"draft": "ngram"}, {"kv_type": "q8_0"}):
         load(**options).close()
     assert len(measured) == len(list((cache / "profiles").iterdir())) == 3
 
 
+@pytest.mark.full
 def test_a_damaged_or_old_profile_is_measured_again(cache, measured):
     load().close()
     (path,) = (cache / "profiles").iterdir()
@@ -82,6 +84,7 @@ def test_without_a_place_to_keep_it_things_go_on(cache, measured):
     assert cache.read_text(encoding="utf-8") == "in the way"
 
 
+@pytest.mark.full
 def test_what_was_learned_is_kept_and_damage_to_it_is_no_matter(cache):
     with load() as llm:
         llm.generate("Once", Sampling(temperature=0.0, max_tokens=40))

@@ -72,6 +72,7 @@ def fields(path):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", STEPS)
 def test_the_numbers_are_those_of_the_model_rounded(model, tmp_path, kind):
     made = quantize.quantize(model, tmp_path / "small.gguf", kind.lower(), threads=1)
@@ -90,6 +91,7 @@ def test_the_numbers_are_those_of_the_model_rounded(model, tmp_path, kind):
     assert exact == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_type_loads_and_keeps_the_tokenizer(wide, tmp_path, kind):
     made = quantize.quantize(wide, tmp_path / "small.gguf", kind, threads=1)
@@ -112,6 +114,7 @@ def test_every_type_loads_and_keeps_the_tokenizer(wide, tmp_path, kind):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.gguf"]
 
 
+@pytest.mark.full
 def test_bits_a_weight(model, tmp_path):
     made = quantize.quantize(model, tmp_path / "small.gguf", "Q4_0", threads=1)
     reader = gguf.GGUFReader(tmp_path / "small.gguf")
@@ -121,6 +124,7 @@ def test_bits_a_weight(model, tmp_path):
     assert made.to_dict()["target"] == str(tmp_path / "small.gguf")
 
 
+@pytest.mark.full
 def test_rows_that_blocks_do_not_divide_take_another_type(model, tmp_path):
     made = quantize.quantize(model, tmp_path / "small.gguf", "Q4_K_M", threads=1)
     assert made.n_fallback > 0
@@ -132,6 +136,7 @@ def test_rows_that_blocks_do_not_divide_take_another_type(model, tmp_path):
     assert not kinds & {"Q4_K", "Q6_K"}
 
 
+@pytest.mark.full
 def test_a_lower_quant_of_the_target_drafts_for_it(model, tmp_path):
     quantize.quantize(model, tmp_path / "draft.gguf", "Q4_0", threads=1)
     texts = []
@@ -149,6 +154,7 @@ def test_a_lower_quant_of_the_target_drafts_for_it(model, tmp_path):
     assert result.stats.n_accepted > 0
 
 
+@pytest.mark.full
 def test_quantised_already(model, tmp_path):
     quantize.quantize(model, tmp_path / "q8.gguf", "Q8_0", threads=1)
     made = quantize.quantize(tmp_path / "q8.gguf", tmp_path / "q4.gguf", "Q4_0", threads=1)
@@ -156,6 +162,7 @@ def test_quantised_already(model, tmp_path):
     assert made.target_bits < made.source_bits
 
 
+@pytest.mark.full
 def test_progress_counts_tensors(model, tmp_path):
     seen = []
     made = quantize.quantize(
@@ -168,6 +175,7 @@ def test_progress_counts_tensors(model, tmp_path):
     assert seen == [("quantize", i, made.n_tensors, "tensors") for i in range(made.n_tensors + 1)]
 
 
+@pytest.mark.full
 def test_all_parts_of_a_split_model_become_one(tmp_path):
     metadata, weights = zoo.llama(seed=1)
     metadata |= zoo.vocabulary()
@@ -214,6 +222,7 @@ def test_threads_out_of_range(model, tmp_path, threads):
         quantize.quantize(model, tmp_path / "small.gguf", "Q8_0", threads=threads)
 
 
+@pytest.mark.full
 def test_nothing_is_overwritten_without_force(model, tmp_path):
     target = tmp_path / "small.gguf"
     target.write_bytes(b"mine")
@@ -279,6 +288,7 @@ def only(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.full
 def test_an_error_of_llama_cpp_is_quoted(tmp_path):
     nan = zoo.write(
         tmp_path / "nan.gguf",
@@ -328,6 +338,7 @@ def test_what_is_not_right_is_not_kept(model, tmp_path, monkeypatch, wrong):
     assert only(tmp_path) == ["other.bin"]
 
 
+@pytest.mark.full
 def test_a_full_disk_is_reported_before_the_work(model, tmp_path, monkeypatch):
     free = type("Free", (), {"free": 1000})
     monkeypatch.setattr(quantize.shutil, "disk_usage", lambda path: free)
@@ -342,6 +353,7 @@ def test_a_full_disk_is_reported_before_the_work(model, tmp_path, monkeypatch):
     assert only(tmp_path) == ["small.gguf"]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems limit files otherwise")
 def test_a_disk_that_runs_full(model, tmp_path):
     """llama.cpp reports no error when a write fails; no incomplete file may be left."""
@@ -379,6 +391,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
     assert only(tmp_path) == []
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_quantiser_ends_with_its_parent(tmp_path, number):
@@ -410,6 +423,7 @@ def large():
     }
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 def test_the_caller_handles_ctrl_c(model, tmp_path):
     """A terminal signals the process group; the quantiser runs as long as its parent."""

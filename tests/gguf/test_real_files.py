@@ -46,6 +46,7 @@ def smollm2():
 # fast: together some seconds
 
 
+@pytest.mark.full
 @smollm2_only
 def test_it_answers(smollm2):
     assert smollm2.prompt == "chat"
@@ -61,6 +62,7 @@ def test_its_template_writes_chatml(smollm2):
     assert stats.n_prompt > len(smollm2.tokenize("Hi")) + 4
 
 
+@pytest.mark.full
 @smollm2_only
 def test_drafts_from_the_text_are_accepted_and_change_nothing(smollm2):
     with gguf_spec.load(SMOLLM2, "none", n_ctx=1024, threads=2) as plain:

@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import TemplateError
-from gguf_spec.text.chat_template import _joined, encode_chat
-from gguf_spec.text.template_values import PromptOptions
+from gguf_spec.text.chat_template import PromptOptions, _joined, encode_chat
 from tests.support import zoo
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.
@@ -109,6 +108,7 @@ def text_of(ids, model):
     ).decode()
 
 
+@pytest.mark.full
 @settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -156,6 +156,7 @@ def test_what_a_template_joins_or_changes_is_no_special_token(model, name, conte
     assert text_of(ids, model) == rendered(TEMPLATES[name], messages) + prefill
 
 
+@pytest.mark.full
 def test_ordinary_contents_are_tokenized_as_one_text(model):
     """Marks change nothing where no special token is spelled: code has the same characters."""
     for template in TEMPLATES.values():

@@ -21,8 +21,7 @@ from gguf_spec.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from gguf_spec.llama.projector import has_mtmd
-from gguf_spec.llama.vision import check_images_possible
+from gguf_spec.llama.vision import check_images_possible, has_mtmd
 from gguf_spec.options import IMAGE_IDS
 from tests.support import projector_file, zoo
 
@@ -123,6 +122,7 @@ def of_llama_cpp(
     return found
 
 
+@pytest.mark.full
 def test_the_text_is_that_of_llama_cpp(files, fresh):
     expected = of_llama_cpp(files, "the king and ", ONE, " in the end", 30)
     found = fresh.generate(
@@ -200,7 +200,7 @@ def test_kept_prefixes_are_of_the_same_image(files):
 @pytest.fixture
 def encoded(monkeypatch):
     """The images that are encoded, one item for each time."""
-    from gguf_spec.llama.projector import Projector
+    from gguf_spec.llama.vision import Projector
 
     found, compute = [], Projector.compute
 
@@ -371,7 +371,7 @@ def test_cancelled_during_the_prompt(fresh):
 
 
 def test_a_failing_pass_leaves_an_empty_cache(fresh, monkeypatch):
-    from gguf_spec.llama.projector import Projector
+    from gguf_spec.llama.vision import Projector
 
     expected = fresh.generate("<__media__>the king", GREEDY, images=[ONE]).tokens
     fresh.forget()
@@ -384,6 +384,7 @@ def test_a_failing_pass_leaves_an_empty_cache(fresh, monkeypatch):
     assert fresh.generate("<__media__>the king", GREEDY, images=[ONE]).tokens == expected
 
 
+@pytest.mark.full
 def test_what_excludes_images(files):
     with pytest.raises(OptionConflictError, match="mmproj cannot be combined with parallel"):
         load(files, parallel=2)
@@ -425,6 +426,7 @@ def test_wrong_files(files, tmp_path, name):
         load(files, mmproj=path)
 
 
+@pytest.mark.full
 def test_tensors_that_crash_llama_cpp(files, tmp_path):
     """A fault that only llama.cpp detects ends a child process, not this one."""
     narrow = np.zeros((7, 7), np.float32)
@@ -483,6 +485,7 @@ def test_a_conversation_too_large_for_a_file(fresh, tmp_path, monkeypatch):
     assert not (tmp_path / "talk.session").exists()
 
 
+@pytest.mark.full
 def test_images_that_take_fewer_positions_than_tokens(files, encoded):
     """Qwen2-VL: rows and columns of an image are positions of their own (M-RoPE)."""
     wide, tall = projector_file.png(1, 140, 84), projector_file.png(2, 84, 140)

@@ -170,6 +170,7 @@ def test_a_fully_masked_row_is_zero(instruction_set):
     assert found[:, 2].any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (12, 2), (32, 32)])
 def test_widths_chunks_and_threads(heads, kv_heads, instruction_set):

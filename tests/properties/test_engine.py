@@ -229,6 +229,7 @@ drafts = st.sampled_from(
 )
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=300)
 @given(prompts, chains, drafts, ways, st.integers(0, 12))
 def test_the_seed_alone_decides_the_text(prompt, sampling, draft, speculation, cut):
@@ -283,6 +284,7 @@ def test_the_rules_that_draw_anew_do_not_give_the_same_text():
             assert len(texts) > 1
 
 
+@pytest.mark.full
 def test_a_draft_that_is_not_sure_enough_is_read_colder():
     """The draft is the target at more than twice the temperature; with the same noise it gives the same text at its own."""
     sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=None)

@@ -112,6 +112,7 @@ def check(path: Path, data: bytes, size: int = 0) -> None:
     )
 
 
+@pytest.mark.full
 @fuzz
 @given(
     st.lists(pairs(), max_size=6),
@@ -167,6 +168,7 @@ def test_flipped_bytes(good, tmp_path, which, flips, near):
     check(tmp_path / "flipped.gguf", bytes(data), size)
 
 
+@pytest.mark.full
 @fuzz
 @given(
     st.integers(0, 2),

@@ -1,5 +1,6 @@
 """Whatever stands in a models file: entries, or the one error."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def test_what_is_mutated_is_whole(tmp_path):
     assert list(read(tmp_path, GOOD.encode())) == ["mine", "other"]
 
 
+@pytest.mark.full
 @settings(
     max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -74,6 +74,7 @@ chains = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
 def test_texts_part_only_at_a_near_tie(seed, options, k):
@@ -84,6 +85,7 @@ def test_texts_part_only_at_a_near_tie(seed, options, k):
     assert at is None or at in burst[1]
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
 def test_strict_gives_the_plain_text_where_a_cache_does_not_depend_on_its_passes(seed, options, k):
@@ -92,6 +94,7 @@ def test_strict_gives_the_plain_text_where_a_cache_does_not_depend_on_its_passes
     assert strict[2] <= len(strict[1])
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
 def test_strict_texts_part_only_at_a_near_tie(seed, options, k):
@@ -140,6 +143,7 @@ def parted_alone(seed, options, rule, remembers=True):
     return (at if at in alone else None), ties
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 2}], ids=str)
 def test_a_single_token_pass_behind_wide_ones_may_part_too_and_is_counted(options):
     """Of a model that remembers how its cache was computed."""
@@ -199,6 +203,7 @@ def differences(rule, n=60, **options):
     return len(parted), sum(at not in ties for at, ties in parted)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}]
 )
@@ -221,6 +226,7 @@ FILTERS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS)
 def test_what_can_flip_is_a_near_tie(options):
     """Random rows, noise and changes of logits: where a change alters the token, a near tie must be counted."""
@@ -242,6 +248,7 @@ def test_what_can_flip_is_a_near_tie(options):
     assert 10 < n_flipped <= n_told < 300  # it does happen, and not everything is called a near tie
 
 
+@pytest.mark.full
 def test_each_half_of_the_check_is_needed(monkeypatch):
     """A token that overtakes, and one that a filter lets in: without either half of the check some texts part untold."""
 
@@ -379,6 +386,7 @@ def test_greedy_by_hand(row, noise):
     assert is_near_tie(chain, row, [1], int(row.argmax()), noise) == (best - second < noise)
 
 
+@pytest.mark.full
 def test_the_allowance_of_a_measured_profile_is_enough():
     """From the measurement to the count: where a text parts from the plain one, near ties are in its statistics."""
     n_parted = n_uncounted = 0

@@ -67,6 +67,7 @@ def outcome(sampler, row, history):
     return [(a.dtype, a.tobytes()) for a in (*candidates, *distribution)], token
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=400)
 @given(
     st.sampled_from(KINDS),
@@ -115,6 +116,7 @@ def test_the_hash_can_be_inverted(a, b, ids):
     assert (_ids_of(_hash(ids, a, b), a, b) == ids).all()
 
 
+@pytest.mark.full
 def test_a_far_token_that_is_lucky_is_found():
     """A token 13 nats down wins once in half a million places, and only by the inverted hash: here its hash value is 0."""
     rng, n_vocab, position = SeededRng(3), 152_064, 0

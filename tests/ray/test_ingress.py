@@ -134,6 +134,7 @@ def joined(body):
     return choices, usage and usage["completion_tokens"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_goes_on_wherever_a_replica_is_lost(app, name):
     path, fields = STREAMS[name]

@@ -16,7 +16,7 @@ from pathlib import Path
 from gguf_spec.options import Sampling, Speculation
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.requests import NO_REASONING_FIELDS, parse, read_chat, read_text
-from gguf_spec.tools.use import NO_TOOLS
+from gguf_spec.tools.families import NO_TOOLS
 
 RECORD = Path(__file__).parents[1] / "data" / "request_outcomes.json.gz"
 DEFAULT = Speculation(k=8)

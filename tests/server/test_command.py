@@ -81,6 +81,7 @@ class Child:
         self._err.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
     with Child("--port", 0, "-v") as child:
@@ -105,6 +106,7 @@ def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
     assert lines[2:] == ["POST /v1/completions 400"] * 3 + ["GET other 404"]
 
 
+@pytest.mark.full
 def test_quiet_and_a_key_that_is_not_shown():
     with Child("--port", 0, "--quiet") as child:
         assert ask_text(child, prompt="a").status == 200
@@ -140,6 +142,7 @@ def begun(child, n):
         connection.close()
 
 
+@pytest.mark.full
 def test_running_answers_may_finish(ever):
     with (
         Child("-m", ever, "-d", "none", "--port", 0, "--grace", 20, "--ctx", 8192) as child,
@@ -152,6 +155,7 @@ def test_running_answers_may_finish(ever):
     assert child.process.returncode == 0
 
 
+@pytest.mark.full
 def test_a_request_over_the_time_limit_ends_with_a_note(ever):
     with (
         Child(
@@ -174,6 +178,7 @@ def test_a_request_over_the_time_limit_ends_with_a_note(ever):
     assert "Traceback" not in err
 
 
+@pytest.mark.full
 def test_a_second_signal_does_not_wait(ever):
     with (
         Child("-m", ever, "-d", "none", "--port", 0, "--grace", 25, "--ctx", 50_000) as child,
@@ -210,6 +215,7 @@ def test_the_end_of_a_server_has_a_limit(monkeypatch):
     assert told == [9, None]
 
 
+@pytest.mark.full
 def test_errors_of_the_command(ever):
     def fails(*args, **env):
         with Child(*args, **env) as child:
@@ -230,6 +236,7 @@ def test_errors_of_the_command(ever):
         assert "cannot listen at 127.0.0.1, port" in err
 
 
+@pytest.mark.full
 def test_the_number_of_requests_at_once(ever):
     model = ("-m", ever, "-d", "none", "--port", 0, "--ctx", 512)
     for args, env, said, n in (
@@ -252,6 +259,7 @@ def test_the_number_of_requests_at_once(ever):
             assert "--parallel" in child.err
 
 
+@pytest.mark.full
 def test_without_the_extra(tmp_path):
     (tmp_path / "starlette.py").write_text(
         "raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')"

@@ -27,6 +27,7 @@ def test_each_api_has_both():
         assert section.count("\ncurl ") == section.count("```python\n") == 1, section[:40]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 @pytest.mark.parametrize("command", COMMANDS, ids=[one.split()[1] for one in COMMANDS])
 def test_commands(server, command):

@@ -281,6 +281,7 @@ def test_too_little_memory(files, monkeypatch):
 schema = schema_of(("bert.gguf", "rank.gguf", "tales"), PATHS.__contains__)
 
 
+@pytest.mark.full
 @schema.parametrize()
 @settings(SETTINGS, max_examples=60)
 def test_no_500(case, several):

@@ -7,7 +7,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.llama.projector import has_mtmd
+from gguf_spec.llama.vision import has_mtmd
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_chat
 from tests.support import projector_file, zoo
@@ -44,6 +44,7 @@ def expected(seeing):
     return seeing.generate(messages, Sampling(temperature=0, max_tokens=20))
 
 
+@pytest.mark.full
 def test_the_openai_client(server_, expected):
     with openai.OpenAI(base_url=f"{server_.url}/v1", api_key="none", max_retries=0) as client:
         messages = [{"role": "user", "content": PARTS}]

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
-from gguf_spec.grammar import gbnf
+from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.server import Settings, jobs, requests, serve_in_thread
 from gguf_spec.server.wire import BodyReader
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
@@ -354,6 +354,7 @@ def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
     assert len(schemas) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -214,6 +214,7 @@ def test_the_program_may_use_the_llm_itself(server, tales):
         assert waits.result().json()["choices"][0]["text"] == wanted
 
 
+@pytest.mark.full
 def test_200_requests_of_8_clients_three_in_ten_cancelled(tales):
     """Every finished answer is that of a separate request with the same seed; no answer, memory or thread is lost."""
     prompts = [

@@ -14,6 +14,8 @@ pytest.importorskip("anthropic")
 
 from tests.server import mixed_requests as mixed
 
+pytestmark = pytest.mark.full
+
 N_CLIENTS = 16
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import gguf_spec
-from gguf_spec.cli.serve import Duration
+from gguf_spec.cli.serve import duration
 from gguf_spec.errors import (
     ClosedError,
     InvalidOptionError,
@@ -231,15 +231,13 @@ def test_a_closed_connection_ends_the_load(files):
     ],
 )
 def test_durations(text, seconds):
-    assert Duration().convert(text, None, None) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5x", "m", "5m3", "1 h", "nan"])
 def test_wrong_durations(text):
-    import click
-
-    with pytest.raises(click.BadParameter):
-        Duration().convert(text, None, None)
+    with pytest.raises(ValueError, match="is not a duration"):
+        duration(text)
 
 
 def command(*args, env):
@@ -249,6 +247,7 @@ def command(*args, env):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_the_command(files, tmp_path):
     import os
 
@@ -287,6 +286,7 @@ def test_the_command(files, tmp_path):
     assert [one.name for one in folder.iterdir()] == ["junk.json"]
 
 
+@pytest.mark.full
 def test_options_of_one_model(files):
     with Child("-m", files["one"], "-m", files["two"], "-d", files["three"]) as child:
         assert child.process.wait(30) == 2

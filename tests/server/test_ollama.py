@@ -189,6 +189,7 @@ def test_the_fields_that_ps_reads(tales, monkeypatch, tmp_path):
         assert {"name", "size", "context_length", "busy", "seconds_left"} <= set(model)
 
 
+@pytest.mark.full
 def test_embeddings(server, tales):
     made = ask(server, "POST", "/api/embed", {"model": "tales", "input": ["a fox", "b"]}).json()
     expected = tales.embed(["a fox", "b"])
@@ -329,6 +330,7 @@ def small(tales):
         yield one
 
 
+@pytest.mark.full
 @schema.parametrize()
 @settings(SETTINGS, max_examples=40)
 def test_no_500(case, small):

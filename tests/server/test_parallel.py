@@ -100,6 +100,7 @@ def shared(server, before):
     return rows / passes
 
 
+@pytest.mark.full
 def test_eight_clients_get_the_texts_of_one_after_the_other(four, tales):
     plans = [(PROMPTS[i % 4], 20 + i % 3, i, i % 2 == 0) for i in range(24)]
     wanted = [alone(tales, p, max_tokens=n, seed=seed).text for p, n, seed, _ in plans]
@@ -120,6 +121,7 @@ def test_they_share_passes(four):
     assert metrics(four)["queue_length"] == metrics(four)["requests_running"] == 0
 
 
+@pytest.mark.full
 def test_disconnects_and_failed_requests_do_not_affect_other_requests(four, tales):
     wrong = [
         ({"temperature": -1}, 400), ({"prompt": "fox " * 5000}, 400), ({"grammar": "root ::= ("}, 400),
@@ -195,6 +197,7 @@ def opened(monkeypatch):
     return prompts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_requests_take_turns_not_choices(letters, opened, parallel):
     """Each request gets the next place that is free, however many choices came first; those get theirs in between."""
@@ -357,6 +360,7 @@ def test_kept_prefixes_are_shown(four):
     assert kept["tokens_reused"] == told[f"kept_prefix_tokens_total{label}"]
 
 
+@pytest.mark.full
 def test_the_official_client_with_eight_threads(four, tales):
     """One client, which the threads share; each answer is that of a separate request."""
     with openai.OpenAI(base_url=f"{four.url}/v1", api_key="none", max_retries=0) as client:

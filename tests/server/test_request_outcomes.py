@@ -4,9 +4,12 @@ import gzip
 import json
 
 import jsonschema_rs
+import pytest
 
 from gguf_spec.server.openapi import describe
 from tests.server import request_bodies
+
+pytestmark = pytest.mark.full
 
 PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 # Fields that may be refused where each by itself is as described: for another field, or as they hold text in a form of its own.

@@ -22,6 +22,7 @@ def small():
 schema = schema_of(("tales",))
 
 
+@pytest.mark.full
 @schema.parametrize()
 @settings(SETTINGS, max_examples=20)
 def test_no_500(case, small):

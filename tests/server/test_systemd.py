@@ -117,6 +117,7 @@ def test_the_progress_of_a_server(tmp_path, monkeypatch):
         until(lambda: server.progress() is None)
 
 
+@pytest.mark.full
 def test_the_command(inbox, monkeypatch):
     """`gguf-spec serve` reports ready when it answers, keeps running while it is idle, and stops by SIGTERM."""
     monkeypatch.setenv("WATCHDOG_USEC", "300000")

@@ -27,6 +27,7 @@ def noisy(family, tmp_path_factory):
         yield server
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("choice", CHOICES)
 def test_noise_calls_tools(family, noisy, choice):
     # Noise in the channel of the reasoning would not end.

@@ -88,6 +88,7 @@ def llama_in(clone, done, name="METADATA"):
     return [one for one in wanted if one.startswith("llama")], len(wanted)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "step", ["build_wheel", "build_editable", "prepare_metadata_for_build_wheel"]
 )
@@ -110,6 +111,7 @@ def sdist(clone, tmp_path_factory):
     return unpacked
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", ["build_wheel", "prepare_metadata_for_build_wheel"])
 def test_an_sdist_names_the_compiled_wheel_too(sdist, step):
     about = (sdist / "PKG-INFO").read_text(encoding="utf-8")
@@ -120,17 +122,20 @@ def test_an_sdist_names_the_compiled_wheel_too(sdist, step):
     assert (sdist / "PKG-INFO").read_text(encoding="utf-8") == about
 
 
+@pytest.mark.full
 def test_the_plain_name_stays_in_an_sdist(sdist):
     llama, n = llama_in(sdist, run(sdist, "build_wheel", GGUF_SPEC_BUILD_LLAMA="0"))
     assert (llama, n) == (["llama-cpp-python"], N_REQUIRED)
 
 
+@pytest.mark.full
 def test_each_step_asks_for_the_same(clone):
     """pip and uv reject a wheel whose metadata differs from what was prepared."""
     first = llama_in(clone, run(clone, "prepare_metadata_for_build_wheel"))
     assert llama_in(clone, run(clone, "prepare_metadata_for_build_wheel", "build_wheel")) == first
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("patch", "env"),
     [
@@ -145,6 +150,7 @@ def test_the_plain_name_stays(clone, patch, env):
     assert (llama, n) == (["llama-cpp-python"], N_REQUIRED)
 
 
+@pytest.mark.full
 def test_what_is_installed_is_seen_through_an_isolated_build(clone, tmp_path):
     """pip hides the environment's packages from imports of the build; they count all the same."""
     venv.create(tmp_path / "venv", symlinks=True)
@@ -212,6 +218,7 @@ def test_no_compiler(clone):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_command_for_pip_works_without_the_paths_of_the_build(clone):
     code = "import sys; sys.path.insert(0, 'scripts/build'); import build_backend as b; print(*b._pip(), sep='\\n')"
     asked = {"cwd": clone, "capture_output": True, "text": True, "check": True}
@@ -220,6 +227,7 @@ def test_the_command_for_pip_works_without_the_paths_of_the_build(clone):
     assert children.run([*command, "--version"], **asked).stdout.startswith("pip ")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("compiles", [True, False])
 def test_a_wheel_has_the_kernels_if_they_can_be_compiled(clone, compiles, tmp_path):
     there = tmp_path / "there"

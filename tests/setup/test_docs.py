@@ -106,6 +106,7 @@ def test_every_example_is_in_the_documentation():
         assert path.is_dir() or f"(../scripts/examples/{path.name})" in page
 
 
+@pytest.mark.full
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
 def test_the_site_builds_without_a_warning_or_a_network(tmp_path):
     dead = "http://127.0.0.1:9"

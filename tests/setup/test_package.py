@@ -38,6 +38,7 @@ def built(tmp_path_factory):
     return wheel, sdist
 
 
+@pytest.mark.full
 def test_the_wheel_holds_the_package_and_nothing_else(built):
     with zipfile.ZipFile(built[0]) as wheel:
         names, folder = wheel.namelist(), f"gguf_spec-{gguf_spec.__version__}.dist-info"
@@ -121,6 +122,7 @@ def run(command, tmp_path, **env):
     )
 
 
+@pytest.mark.full
 def test_it_works_where_the_clone_is_not(installed, tmp_path):
     where = run(
         [installed / "python", "-c", "import gguf_spec; print(gguf_spec.__file__)"], tmp_path
@@ -155,6 +157,7 @@ def test_it_works_where_the_clone_is_not(installed, tmp_path):
     assert "does not change" in verified.stdout, verified.stderr
 
 
+@pytest.mark.full
 def test_a_library_compiled_without_our_flags_is_tried_out_first(installed, tmp_path):
     """The first load runs the self-test of the kernels in a child process; where it fails, they are not used."""
     start = "import os, sys\nos.environ['GGUF_SPEC_KERNELS'] = 'stock'\nfrom gguf_spec import Sampling, load\nfrom gguf_spec.llama import probe as _probe\n"

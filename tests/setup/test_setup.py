@@ -213,6 +213,7 @@ def assert_one_error(done, *words):
 # The program
 
 
+@pytest.mark.full
 def test_first_run_makes_all_and_hands_over(machine):
     done = machine.run("generate", "two words", given="from stdin")
     pid, rest = done.stdout.split(" ", 1)
@@ -233,6 +234,7 @@ def test_first_run_makes_all_and_hands_over(machine):
     assert steps == ["-m venv", "install", " wheel ", "install", "--editable", "selftest"]
 
 
+@pytest.mark.full
 def test_nothing_to_do_starts_nothing(machine):
     machine.run()
     before = machine.calls()
@@ -247,6 +249,7 @@ def test_nothing_to_do_starts_nothing(machine):
     assert done.stdout.endswith("again\n")
 
 
+@pytest.mark.full
 def test_works_through_a_chain_of_relative_links(machine):
     (machine.folder / "bin").mkdir()
     (machine.folder / "bin" / "one").symlink_to("../a clone/scripts/run")
@@ -263,6 +266,7 @@ def test_works_through_a_chain_of_relative_links(machine):
     assert done.stdout.endswith(" / x\n"), done.stderr
 
 
+@pytest.mark.full
 def test_checks_are_added_to_what_is_there(machine):
     machine.run()
     before = len(machine.calls())
@@ -275,6 +279,7 @@ def test_checks_are_added_to_what_is_there(machine):
     assert len(machine.calls()) == before + 3  # only the models of the tests are looked for again
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ci", ["", "true"])
 def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
     machine.run()
@@ -305,6 +310,7 @@ def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
 # What is ready and what is not
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "step",
     ["-m venv", "pip --disable-pip-version-check install", " wheel ", "--editable", "selftest"],
@@ -336,6 +342,7 @@ def test_interrupted_anywhere_is_not_ready(machine, step, number):
     assert not list(wheels.glob("*.part*"))
 
 
+@pytest.mark.full
 def test_interrupted_adding_the_checks_is_not_ready(machine):
     machine.run()
     process = machine.start(script="test", STOP_AT="[dev]")
@@ -348,6 +355,7 @@ def test_interrupted_adding_the_checks_is_not_ready(machine):
     assert machine.run("x").stdout.endswith(" x\n")
 
 
+@pytest.mark.full
 def test_a_moved_clone_is_made_anew_from_the_cache(machine):
     machine.run()
     moved = machine.folder / "moved"
@@ -359,17 +367,20 @@ def test_a_moved_clone_is_made_anew_from_the_cache(machine):
     assert len(machine.calls(" wheel ")) == 1
 
 
+@pytest.mark.full
 def test_an_empty_or_foreign_venv_is_not_ready(machine):
     script(machine.clone / ".venv" / "bin" / "gguf-spec", "#!/bin/bash\necho wrong\n")
     assert machine.run("x").stdout.endswith(" x\n")
 
 
+@pytest.mark.full
 def test_a_lost_program_is_noticed(machine):
     machine.run()
     (machine.clone / ".venv" / "bin" / "gguf-spec").unlink()
     assert machine.run("x").stdout.endswith(" x\n")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", ["pyproject.toml", "scripts/build/constraints.txt"])
 def test_a_changed_list_of_packages_is_noticed(machine, file):
     machine.run()
@@ -379,6 +390,7 @@ def test_a_changed_list_of_packages_is_noticed(machine, file):
     assert len(machine.calls("-m venv")) == 2
 
 
+@pytest.mark.full
 def test_goes_on_working_without_the_compiler(machine):
     machine.run()
     (machine.tools / "cc").unlink()
@@ -387,6 +399,7 @@ def test_goes_on_working_without_the_compiler(machine):
     assert done.stdout.endswith(" x\n")
 
 
+@pytest.mark.full
 def test_a_broken_wheel_in_the_cache_is_compiled_again(machine):
     machine.run()
     wheel = next(machine.folder.glob("home/.cache/gguf-spec/wheels/*/*.whl"))
@@ -417,6 +430,7 @@ echo made > "$2"
     return folder
 
 
+@pytest.mark.full
 def test_the_kernels_are_compiled_once_and_again_after_a_change(machine, kernels):
     done = machine.run()
     library = kernels / "libgguf_spec_kernels.so"
@@ -432,6 +446,7 @@ def test_the_kernels_are_compiled_once_and_again_after_a_change(machine, kernels
     assert len(machine.calls("-m venv")) == 1, "the rest stays"
 
 
+@pytest.mark.full
 def test_goes_on_without_kernels_that_cannot_be_compiled(machine, kernels):
     done = machine.run("x", NO_KERNELS="1")
     assert done.stdout.endswith(" x\n")
@@ -443,6 +458,7 @@ def test_goes_on_without_kernels_that_cannot_be_compiled(machine, kernels):
     assert machine.run().stderr == "", "not tried again before something changes"
 
 
+@pytest.mark.full
 def test_kernels_for_another_kind_of_processor_are_not_compiled(machine, kernels):
     machine.run(PATCH="module.build_kernels.platform.machine = lambda: 'aarch64'")
     assert not machine.calls("c++ ")
@@ -451,6 +467,7 @@ def test_kernels_for_another_kind_of_processor_are_not_compiled(machine, kernels
 # Two at once
 
 
+@pytest.mark.full
 def test_two_at_once_in_one_clone(machine):
     first = machine.start("1", STOP_AT=" wheel ", STOP_S="1")
     machine.wait_for_stop()
@@ -462,6 +479,7 @@ def test_two_at_once_in_one_clone(machine):
     assert len(machine.calls("-m venv")) == 1
 
 
+@pytest.mark.full
 def test_two_clones_compile_once(machine):
     first = machine.start("1", STOP_AT=" wheel ", STOP_S="2")
     machine.wait_for_stop()
@@ -503,6 +521,7 @@ def test_python_missing(machine):
     assert_one_error(machine.run(), "python3", "PYTHON=")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", ["hatchling", " wheel ", "--editable"])
 def test_no_network(machine, step):
     text = "WARNING: Retrying after connection broken by 'NewConnectionError'\nERROR: Could not find a version that satisfies the requirement x"
@@ -578,6 +597,7 @@ def test_the_users_flags_are_kept_and_ours_added(llama_wheel, monkeypatch, given
     assert llama_wheel.defined(args, "CMAKE_CXX_FLAGS") == f"-Wall {AMX_FLAGS}"
 
 
+@pytest.mark.full
 def test_the_arguments_reach_the_build(machine):
     machine.run(
         CMAKE_ARGS="-DGGML_CUDA=on -DX='a b'",
@@ -666,6 +686,7 @@ def test_the_key_is_the_same_in_another_clone(llama_wheel, machine):
     assert str(machine.clone) not in json.dumps(settings)
 
 
+@pytest.mark.full
 def test_a_changed_setting_installs_another_wheel(machine):
     machine.run()
     assert "CMAKE_ARGS" in machine.run(CMAKE_ARGS="-DGGML_CUDA=on").stderr

@@ -3,10 +3,8 @@
 import json
 
 from gguf_spec.grammar.automaton import Automaton
-from gguf_spec.tools.families import FAMILIES
+from gguf_spec.tools.families import FAMILIES, ToolUse
 from gguf_spec.tools.reader import ToolReader
-from gguf_spec.tools.source import ArgumentPiece, CallBroken, CallStarted, TextPiece
-from gguf_spec.tools.use import ToolUse
 
 WEATHER = {
     "type": "object",
@@ -83,14 +81,14 @@ def read(family, pieces, most=None):
     text, calls, broken = "", [], []
     events = [event for piece in pieces for event in reader.push(piece)]
     for event in [*events, *reader.finish()]:
-        if isinstance(event, TextPiece):
+        if event.kind == "text":
             text += event.text
-        elif isinstance(event, CallStarted):
-            calls.append([event.name, ""])
-        elif isinstance(event, ArgumentPiece):
+        elif event.kind == "call":
+            calls.append([event.text, ""])
+        elif event.kind == "arguments":
             calls[-1][1] += event.text
-        elif isinstance(event, CallBroken):
-            broken.append((event.source, event.rest, *calls.pop()))
+        elif event.kind == "broken":
+            broken.append((event.text, event.rest, *calls.pop()))
     return text, calls, broken
 
 

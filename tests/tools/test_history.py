@@ -86,9 +86,9 @@ def test_calls_and_results_are_rendered(name, n):
     family = family_of(template)
     assert (family.name, reads_tools(template)) == (name, True)
     text = rendered(template, conversation(n)).partition("Well?")[2]
-    answer = read_answer(text.removeprefix(family.prompted), family, SCHEMAS)
+    _, calls = read_answer(text.removeprefix(family.prompted), family, SCHEMAS)
     expected = [("weather", {"city": f"C{i}", "days": i}) for i in range(n)]
-    assert [(found, json.loads(arguments)) for found, arguments in answer.calls] == expected
+    assert [(found, json.loads(arguments)) for found, arguments in calls] == expected
     assert all(f"<r>sunny {i}</r>" in text for i in range(n))
 
 

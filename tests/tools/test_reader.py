@@ -96,8 +96,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "answer", "text", "arguments"), CASES)
 def test_answers(name, answer, text, arguments):
-    found = read_answer(answer, BY_NAME[name], SCHEMAS)
-    assert (found.text, [json.loads(one) for _, one in found.calls]) == (text, arguments)
+    said, calls = read_answer(answer, BY_NAME[name], SCHEMAS)
+    assert (said, [json.loads(one) for _, one in calls]) == (text, arguments)
 
 
 def test_text_is_not_held_back_without_need():
@@ -133,6 +133,6 @@ def test_hostile_answers_are_read_in_time(family):
         f'{lead}f(s={"[" * 50_000}', f'{lead}f{{s:{"[" * 50_000}',
         f'{lead}{{"name": "f", "arguments": {{"a": {"[" * 50_000}',
     ):  # fmt: skip
-        answer = read_answer(text, family, SCHEMAS)
-        assert answer.text in (text, text.rstrip(), text.removeprefix(family.text_mark))
-        assert not answer.calls
+        said, calls = read_answer(text, family, SCHEMAS)
+        assert said in (text, text.rstrip(), text.removeprefix(family.text_mark))
+        assert not calls

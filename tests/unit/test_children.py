@@ -79,6 +79,7 @@ def test_a_child_of_tests_started_with_signals_ignored_dies_of_them(name):
     assert (done.stdout, done.stderr) == (f"{-getattr(signal, name)}\n", "")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 def test_ctrl_c_tests_pass_in_a_run_that_ignores_sigint():
     files = [

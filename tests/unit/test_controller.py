@@ -124,6 +124,7 @@ PAYS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("models", PAYS, ids=lambda models: None)
 def test_a_draft_that_pays_is_used_as_well_as_at_the_best_fixed_length(scene, models):
     best, plain = best_fixed(scene, *models), scene(*models).run(PLAIN)
@@ -257,6 +258,7 @@ def changing(one, draft, n, since):
     return (at[last] - at[first]) / (last - first)
 
 
+@pytest.mark.full
 def test_a_draft_that_becomes_good_in_the_middle_of_a_text_is_noticed(scene):
     assert changing(scene(FLAT, CHEAP, "useless"), "good", 1000, 700) < 0.8 * FLAT(1, 0)
     assert changing(scene(FLAT, CHEAP, "useless"), "good", 2000, 1500) < 0.7 * FLAT(1, 0)
@@ -324,6 +326,7 @@ def test_costs_follow_a_machine_that_becomes_half_as_fast(scene):
     assert one.known.draft.seconds(1, 100) == pytest.approx(2 * CHEAP(1, 100), rel=0.1)
 
 
+@pytest.mark.full
 def test_drafting_stops_where_wide_passes_become_expensive(scene):
     """As when half of the processor goes to another program: single tokens wait for memory, and do not notice."""
     one = scene(FLAT, CHEAP, "good")
@@ -334,6 +337,7 @@ def test_drafting_stops_where_wide_passes_become_expensive(scene):
     assert one.run(n=N, seed=2) < 1.05 * scene(linear).run(PLAIN, seed=2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "models", [*PAYS, (half, DEAR, "fair"), (FLAT, DEAR, "useless")], ids=lambda models: None
 )

@@ -526,6 +526,7 @@ def test_no_request_without_the_option(served):
 # ---- what is said of this very machine
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="told by Linux")
 def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     from gguf_spec.llama.model import Model

@@ -292,6 +292,7 @@ def templates(tree):
                 yield from nodes
 
 
+@pytest.mark.full
 def test_templates_are_literal_and_name_options():
     """No value stands in a template, where it would be searched for places."""
     known = {one.name for command in commands(cli) for one in command.params} | set(PARAMETERS)

@@ -13,6 +13,7 @@ from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDraf
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
+from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.failing_drafts
 V, PROMPT = 6, "abcdabcdabcdabcd"
@@ -98,13 +99,13 @@ FAILURES = [("logits", how) for how in ("raise", "nan", "inf", "-inf", "one nan"
 ]
 
 
-@pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("method", "how"), FAILURES, ids=[f"{method} {how}" for method, how in FAILURES]
+    ("mode", "drafter", "failure", "after"),
+    pairwise(list(MODES), ["model", "hybrid"], FAILURES, [0, 1, 7]),
 )
-@pytest.mark.parametrize("drafter", ["model", "hybrid"])
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_the_text_is_the_plain_one_whatever_the_draft_model_does(mode, drafter, method, how, after):
+def test_the_text_is_the_plain_one_whatever_the_draft_model_does(mode, drafter, failure, after):
+    mode, (method, how) = MODES[mode], failure
     for chain in chains_of(mode):
         draft = Failing(TARGET, method, after, how)
         plain, (one, again) = answers(draft, chain, {**mode, "drafter": drafter}, n=2)
@@ -141,13 +142,12 @@ def fail(monkeypatch, kind, name, after, error=ArithmeticError):
     return failed
 
 
-@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("kind", "name"), CALLS, ids=[f"{kind.name} {name}" for kind, name in CALLS]
+    ("mode", "alone", "call", "after"), pairwise(list(MODES), [False, True], CALLS, [0, 2])
 )
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_any_call_of_any_drafter_may_fail(mode, alone, kind, name, after, monkeypatch):
+def test_any_call_of_any_drafter_may_fail(mode, alone, call, after, monkeypatch):
+    mode, (kind, name) = MODES[mode], call
     drafter = "hybrid" if not alone else "model" if kind is ModelDrafter else "ngram"
     for chain in chains_of(mode):
         with monkeypatch.context() as patch:

@@ -184,6 +184,7 @@ def test_well_known_templates_are_rendered_in_process_with_the_same_text(
     assert of_ours(SIMPLE[name], messages) == of_llama_cpp_python(SIMPLE[name], messages)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("template", [*SIMPLE.values(), *OTHER.values()], ids=[*SIMPLE, *OTHER])
 def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
     monkeypatch.setattr(jinja_sandbox, "_simple", lambda _: None)
@@ -313,6 +314,7 @@ def harmed():
         yield {name: pool.submit(render, template) for name, template in HOSTILE.items()}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in KiB")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_harm_ends_soon_and_small(harmed, name):
@@ -326,6 +328,7 @@ def test_harm_ends_soon_and_small(harmed, name):
     assert mib < 700
 
 
+@pytest.mark.full
 def test_most_harm_is_refused():
     for name in (
         "a long string",
@@ -386,6 +389,7 @@ def test_from_many_threads_at_once():
     assert found == [wanted] * 8
 
 
+@pytest.mark.full
 def test_the_time_is_limited_from_any_thread(monkeypatch):
     monkeypatch.setattr(jinja_sandbox, "CPU_SECONDS", 1)
     said = []

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gguf_spec.errors import GrammarTooLargeError, InvalidOptionError
-from gguf_spec.grammar import gbnf
+from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.grammar.json_schema import to_gbnf
 from tests.support.fakes import with_few_calls
@@ -267,3 +267,11 @@ def test_many_parts_that_an_enum_distinguishes(part, others, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(InvalidOptionError, match="oneOf"):
         to_gbnf({"oneOf": [*parts, *others, part(7)]})
+
+
+def test_a_forbidden_property_is_not_written_as_an_additional_one():
+    for named in ({"a": False}, {"a": False, "b": {"type": "integer"}}):
+        schema = {"properties": named, "additionalProperties": True}
+        assert takes(schema, {"c": "x"})
+        assert not takes(schema, {"a": 1})
+        assert not takes(schema, {"c": 1, "a": 1})

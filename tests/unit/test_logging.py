@@ -85,6 +85,7 @@ def test_without_debug_the_level_is_read_once_a_request(llm, monkeypatch):
     assert asked == [logging.DEBUG] * 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("probe", "said"), [(WORKS, ""), (DIES, FAILED)])
 def test_loading_writes_nothing_but_warnings(tmp_path, monkeypatch, probe, said):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -94,6 +95,7 @@ def test_loading_writes_nothing_but_warnings(tmp_path, monkeypatch, probe, said)
     assert (done.stdout, done.stderr) == ("", said), "Python's last resort writes the warning"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("probe", "said"), [(WORKS, ""), (DIES, f"Note: {FAILED}")])
 def test_the_command_line_shows_warnings_as_notes(tmp_path, monkeypatch, probe, said):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

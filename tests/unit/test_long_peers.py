@@ -89,6 +89,7 @@ def n_prompt(tales, name):
     return len(_long_peers.prompt_ids(loaded_by_path, workload, N_TOKENS))
 
 
+@pytest.mark.full
 def test_the_table(tales, programs, tmp_path, monkeypatch, capsys):
     args = arguments(
         monkeypatch, "--long", "json-1k", "--lengths", "1,3", "--json", tmp_path / "a.json"

@@ -230,6 +230,7 @@ def test_ctrl_c_cancels_all(llm, monkeypatch):
     assert llm._queue.first is None
 
 
+@pytest.mark.full
 def test_an_interrupt_at_every_bytecode(llm):
     """Afterwards no thread is left, the LLM is free, and the next call gives the usual texts."""
     way, sampling = Bytecodes(["runtime/many.py"]), replace(FREE, max_tokens=6)

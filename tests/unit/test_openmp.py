@@ -60,6 +60,7 @@ with _openmp.spin_count_set():
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "first",
     [
@@ -72,15 +73,18 @@ def test_it_is_set_whatever_is_imported_first_and_does_not_stay(first):
     assert said(first=first) == ["set", "None"]
 
 
+@pytest.mark.full
 def test_it_is_in_the_environment_while_llama_is_loaded():
     assert said(first=SHOWN) == ["set", "None"]
 
 
+@pytest.mark.full
 def test_a_user_decides():
     assert said(GOMP_SPINCOUNT="77") == ["user", "77"]
     assert said(OMP_WAIT_POLICY="passive") == ["user", "None"]
 
 
+@pytest.mark.full
 def test_libgomp_was_there_before():
     assert said(before="import llama_cpp") == ["loaded", "None"]
 
@@ -89,6 +93,7 @@ def test_nothing_is_loaded_yet():
     assert said(first="") == ["unknown", "None"]
 
 
+@pytest.mark.full
 def test_a_build_without_libgomp(monkeypatch):
     assert said(
         first="""
@@ -99,6 +104,7 @@ import gguf_spec.llama.backend
     ) == ["absent", "None"]
 
 
+@pytest.mark.full
 def test_a_system_without_maps():
     assert said(
         first="""

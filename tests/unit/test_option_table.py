@@ -54,11 +54,11 @@ def inside(rule):
     return [one for one in (low, rule.most) if one is not None]
 
 
-REFUSED = [(owner, name, value) for owner, name, rule in TABLE for value in outside(rule)]
+REFUSED = [(owner, name, outside(rule)) for owner, name, rule in TABLE if outside(rule)]
 # For strict, True needs the rule coupled, which is the default.
 TAKEN = [
-    (owner, name, value) for owner, name, rule in TABLE if rule.shape == "one" for value in inside(rule)
-    if rule.type not in ("any", "string") or rule.choices
+    (owner, name, inside(rule)) for owner, name, rule in TABLE
+    if rule.shape == "one" and (rule.type not in ("any", "string") or rule.choices)
 ]  # fmt: skip
 
 
@@ -71,18 +71,20 @@ def test_values_are_found_for_nearly_every_option():
     assert {name for _, name, _ in REFUSED} == {name for _, name, _ in TABLE} - {"json_schema"}
 
 
-@pytest.mark.parametrize(("owner", "name", "value"), REFUSED)
-def test_python_refuses(owner, name, value):
-    with pytest.raises(InvalidOptionError) as caught:
-        owner(**{name: value})
-    assert caught.value.option == name
-    if not isinstance(value, dict):
-        assert OWNERS[owner][name].allowed in str(caught.value)
+@pytest.mark.parametrize(("owner", "name", "values"), REFUSED)
+def test_python_refuses(owner, name, values):
+    for value in values:
+        with pytest.raises(InvalidOptionError) as caught:
+            owner(**{name: value})
+        assert caught.value.option == name
+        if not isinstance(value, dict):
+            assert OWNERS[owner][name].allowed in str(caught.value)
 
 
-@pytest.mark.parametrize(("owner", "name", "value"), TAKEN)
-def test_python_takes(owner, name, value):
-    assert getattr(owner(**{name: value}), name) == value
+@pytest.mark.parametrize(("owner", "name", "values"), TAKEN)
+def test_python_takes(owner, name, values):
+    for value in values:
+        assert getattr(owner(**{name: value}), name) == value
 
 
 def bodies(owner, name, value):
@@ -115,26 +117,25 @@ def read(reader, body):
     return reader(needed | body, Speculation(), None)
 
 
-@pytest.mark.parametrize(("owner", "name", "value"), REFUSED)
-def test_requests_refuse(owner, name, value):
-    if (name in NO_LIMIT and value in (-1, 0)) or (name == "stop" and "" in value):
-        return  # has a meaning in requests
-    for reader, body, field in bodies(owner, name, value):
-        with pytest.raises(ApiError) as caught:
-            read(reader, body)
-        assert (caught.value.status, caught.value.error["param"]) == (400, field)
+@pytest.mark.parametrize(("owner", "name", "values"), REFUSED)
+def test_requests_refuse(owner, name, values):
+    for value in values:
+        if (name in NO_LIMIT and value in (-1, 0)) or (name == "stop" and "" in value):
+            continue  # has a meaning in requests
+        for reader, body, field in bodies(owner, name, value):
+            with pytest.raises(ApiError) as caught:
+                read(reader, body)
+            assert (caught.value.status, caught.value.error["param"]) == (400, field), value
 
 
-@pytest.mark.parametrize(("owner", "name", "value"), TAKEN)
-def test_requests_take(owner, name, value):
-    if name == "logprobs":
-        value = min(value, 20)
-    for reader, body, _ in bodies(owner, name, value):
-        request = read(reader, body)
-        assert (
-            getattr(request.speculation if owner is Speculation else request.sampling, name)
-            == value
-        )
+@pytest.mark.parametrize(("owner", "name", "values"), TAKEN)
+def test_requests_take(owner, name, values):
+    for value in values:
+        wanted = min(value, 20) if name == "logprobs" else value
+        for reader, body, _ in bodies(owner, name, wanted):
+            request = read(reader, body)
+            options = request.speculation if owner is Speculation else request.sampling
+            assert getattr(options, name) == wanted
 
 
 def test_the_defaults_of_requests():
@@ -237,20 +238,31 @@ def words(name, value):
     ]
 
 
-@pytest.mark.parametrize(("owner", "name", "value"), [one for one in REFUSED if words(*one[1:])])
-def test_the_command_line_refuses(owner, name, value):
-    with pytest.raises((InvalidOptionError, click.UsageError)) as caught:
-        parsed(cli.commands["generate"], *words(name, value))
-    if isinstance(caught.value, InvalidOptionError):
-        assert caught.value.option == name
-    else:
-        assert caught.value.param.name == option(name).name
+def with_words(cases):
+    """Return the cases with the values that a command line can have: owner, name, values and arguments."""
+    found = [
+        (owner, name, [(value, words(name, value)) for value in values if words(name, value)])
+        for owner, name, values in cases
+    ]
+    return [one for one in found if one[2]]
 
 
-@pytest.mark.parametrize(("owner", "name", "value"), [one for one in TAKEN if words(*one[1:])])
-def test_the_command_line_takes(owner, name, value):
-    sampling, speculation = parsed(cli.commands["generate"], *words(name, value))
-    assert getattr(sampling if owner is Sampling else speculation, name) == value
+@pytest.mark.parametrize(("owner", "name", "values"), with_words(REFUSED))
+def test_the_command_line_refuses(owner, name, values):
+    for value, arguments in values:
+        with pytest.raises((InvalidOptionError, click.UsageError)) as caught:
+            parsed(cli.commands["generate"], *arguments)
+        if isinstance(caught.value, InvalidOptionError):
+            assert caught.value.option == name, value
+        else:
+            assert caught.value.param.name == option(name).name, value
+
+
+@pytest.mark.parametrize(("owner", "name", "values"), with_words(TAKEN))
+def test_the_command_line_takes(owner, name, values):
+    for value, arguments in values:
+        sampling, speculation = parsed(cli.commands["generate"], *arguments)
+        assert getattr(sampling if owner is Sampling else speculation, name) == value
 
 
 def test_the_flags_of_the_command_line():

@@ -1,12 +1,14 @@
 """Options of the command line that commands share."""
 
+from types import SimpleNamespace
+
 import click
 import pytest
 from click.testing import CliRunner
 
 import gguf_spec
 from gguf_spec.cli import options
-from gguf_spec.cli.options import AdapterFile
+from gguf_spec.cli.options import ADAPTER
 from gguf_spec.options import Speculation
 
 
@@ -29,34 +31,39 @@ from gguf_spec.options import Speculation
     ],
 )
 def test_a_file_and_its_scale(text, found):
-    assert AdapterFile().convert(text, None, None) == found
+    assert ADAPTER.convert(text, None, None) == found
 
 
 def test_a_file_that_ends_like_a_scale(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "v:1").touch()
-    assert AdapterFile().convert("v:1", None, None) == ("v:1", 1.0)
-    assert AdapterFile().convert("v:1:0.5", None, None) == ("v:1", 0.5)
+    assert ADAPTER.convert("v:1", None, None) == ("v:1", 1.0)
+    assert ADAPTER.convert("v:1:0.5", None, None) == ("v:1", 0.5)
 
 
 def test_no_file():
     with pytest.raises(click.BadParameter, match=r"lora\.gguf:0\.5"):
-        AdapterFile().convert("", None, None)
+        ADAPTER.convert("", None, None)
 
 
 @pytest.fixture
 def loaded(monkeypatch):
     """Return the arguments of `load` by a command with the options of models."""
     calls = []
-    monkeypatch.setattr(
-        gguf_spec, "load", lambda *args, **given: calls.append((args, given)), raising=False
-    )
+    llm = SimpleNamespace(draft_name=None, notes=(), draft_notes=())
+
+    def load(*args, **given):
+        calls.append((args, given))
+        return llm
+
+    monkeypatch.setattr(gguf_spec, "load", load, raising=False)
 
     @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
     @options.model_options
     @click.option("--other", help="Another draft.")
     def command(**given):
-        options._load(given, given["other"] or given["draft"], Speculation(), None, None)
+        given["offline"] = True
+        options.load_models(given, Speculation(), given["other"])
 
     def run(*args, env=None):
         result = CliRunner().invoke(command, args, env=env, catch_exceptions=False)

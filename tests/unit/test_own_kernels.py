@@ -61,6 +61,7 @@ def fake(tmp_path):
     return fake
 
 
+@pytest.mark.full
 def test_the_option_and_the_variable(ask):
     best = ask()
     if not best.name:
@@ -73,6 +74,7 @@ def test_the_option_and_the_variable(ask):
     assert "kernels is 'sse' but must be one of auto, stock" in ask(GGUF_SPEC_KERNELS="sse")
 
 
+@pytest.mark.full
 def test_a_missing_or_invalid_library(ask, tmp_path):
     missing = ask(GGUF_SPEC_KERNELS_LIBRARY="/nowhere/x.so")
     assert (missing.name, missing.reason) == ("", "the library was not compiled")
@@ -82,6 +84,7 @@ def test_a_missing_or_invalid_library(ask, tmp_path):
     assert "kernels is 'avx2' but must be stock or auto here: " in ask("avx2")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("body", "said"),
     [

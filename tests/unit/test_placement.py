@@ -178,6 +178,7 @@ def with_room(header, options, n_bytes):
     return fitted
 
 
+@pytest.mark.full
 def test_the_output_is_placed_first_and_then_the_last_layers(tmp_path):
     header = mixture_header(tmp_path)
     of_layer = sum(one.n_bytes for one in header.tensors if one.name.startswith("blk.7."))
@@ -196,6 +197,7 @@ def test_the_output_is_placed_first_and_then_the_last_layers(tmp_path):
     assert offloaded(header, ContextOptions(placement=here)).n_bytes < everything.n_bytes / 20
 
 
+@pytest.mark.full
 def test_experts_stay_first_and_then_layers(tmp_path):
     header, options = mixture_header(tmp_path), ContextOptions(n_ctx=256, gpu_layers="auto")
     every = memory.device_bytes(header, ContextOptions(n_ctx=256), 256, 1)
@@ -232,6 +234,7 @@ def test_a_plain_model_gives_up_layers(tmp_path):
     assert with_room(header, options, size(1) - 8).gpu_layers == 0
 
 
+@pytest.mark.full
 def test_the_draft_is_placed_first_and_only_auto_changes(tmp_path):
     header = mixture_header(tmp_path)
     auto = ContextOptions(n_ctx=256, gpu_layers="auto")

@@ -117,6 +117,7 @@ def test_no_place(tmp_path):
     assert only(tmp_path) == ["folder"]
 
 
+@pytest.mark.full
 def test_many_at_once(tmp_path):
     """Cleaning must not take what another writer has just begun."""
     code = "import sys\nfrom pathlib import Path\nfrom gguf_spec.system.files import atomic_write\n"

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_spec import Progress, Sampling, Speculation
-from gguf_spec.cli import output
-from gguf_spec.cli.output import Line, LoadBar, MeasuringNote, PromptBar
+from gguf_spec.cli.output import LateBar, Line
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -163,7 +162,7 @@ def terminal(monkeypatch):
 
 def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
     now = [10.0]
-    bar = PromptBar(terminal, lambda: now[0])
+    bar = LateBar(terminal, lambda: now[0])
     now[0] = 11.9
     bar(at(100, 3000))
     assert terminal.getvalue() == ""
@@ -182,13 +181,13 @@ def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
 def test_no_progress_bar_without_a_terminal(monkeypatch, terminal):
     pipe = io.StringIO()
     for out in (pipe, terminal):
-        bar = PromptBar(out, iter([0.0, 9.0, 9.0]).__next__)
+        bar = LateBar(out, iter([0.0, 9.0, 9.0]).__next__)
         bar(at(1, 2))
         bar.remove()
         monkeypatch.setenv("TERM", "dumb")
     assert pipe.getvalue() == ""
     monkeypatch.setattr("sys.stderr", None)
-    PromptBar(clock=iter([0.0, 9.0]).__next__)(at(1, 2))
+    LateBar(clock=iter([0.0, 9.0]).__next__)(at(1, 2))
 
 
 def test_a_narrow_terminal(monkeypatch, terminal):
@@ -200,19 +199,19 @@ def test_a_narrow_terminal(monkeypatch, terminal):
     assert terminal.seen == "b"
 
 
-def test_the_note_that_the_machine_is_measured(terminal):
-    note = MeasuringNote(terminal)
-    note.remove()
+def test_a_line_is_removed(terminal):
+    line = Line(terminal)
+    line.remove()
     assert terminal.getvalue() == ""
-    note()
-    assert terminal.seen == output._MEASURING == "Measuring this machine once (about 2 s)"
-    note.remove()
+    line.show("Measuring")
+    assert terminal.seen == "Measuring"
+    line.remove()
     assert terminal.seen == ""
 
 
 def test_loading_has_a_bar_too(terminal):
     now = [10.0]
-    bar = LoadBar(terminal, lambda: now[0])
+    bar = LateBar(terminal, lambda: now[0])
     bar(Progress("load", 2**20, 2**21, "bytes"))
     assert terminal.getvalue() == ""
     now[0] = 12.0

@@ -53,6 +53,7 @@ def test_the_same_answer_is_there_once():
     assert shared.n_tokens == 6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_the_texts_stay_the_same_in_fewer_rounds(parallel):
     """Answers that repeat each other: the same schema-like text with another seed and number."""

@@ -46,6 +46,7 @@ def speeds(sim, costs, temperature, used, useless=False, n=96):
     return np.array(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("costs", ["amx", "avx2", "avx512"])
 def test_an_unseen_prompt_is_nearly_as_fast_as_at_its_best_fixed_setting(sim, costs, temperature):
@@ -54,6 +55,7 @@ def test_an_unseen_prompt_is_nearly_as_fast_as_at_its_best_fixed_setting(sim, co
     assert over_best.min() > 0.88
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("useless", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("costs", ["amx", "avx2", "avx512"])
@@ -107,6 +109,7 @@ def right_s(sim):
         }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("costs", ["amx", "avx512"])
 @pytest.mark.parametrize(("which", "n", "factor"), WRONG)
 def test_a_profile_with_a_wrong_entry_is_right_again_after_300_tokens(

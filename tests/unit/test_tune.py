@@ -247,6 +247,7 @@ def test_nothing_to_tune_where_nothing_can_be_taken_back(pair, kept):
     assert not kept
 
 
+@pytest.mark.full
 def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
     import gguf_spec
 

@@ -82,27 +82,25 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [(field, value) for field, values in BAD.items() for value in values]
-)
-def test_a_value_out_of_range_is_named(field, value):
-    with pytest.raises(InvalidOptionError) as caught:
-        Sampling(**{field: value})
-    error = caught.value
-    assert error.option == field
-    assert str(error).startswith(f"{field} is ")
-    assert "must be" in str(error)
-    assert error.hint
-    assert isinstance(error, GgufSpecError)
-    assert isinstance(error, ValueError)
+@pytest.mark.parametrize(("field", "values"), BAD.items(), ids=BAD)
+def test_a_value_out_of_range_is_named(field, values):
+    for value in values:
+        with pytest.raises(InvalidOptionError) as caught:
+            Sampling(**{field: value})
+        error = caught.value
+        assert error.option == field
+        assert str(error).startswith(f"{field} is ")
+        assert "must be" in str(error)
+        assert error.hint
+        assert isinstance(error, GgufSpecError)
+        assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [(field, value) for field, values in GOOD.items() for value in values]
-)
-def test_a_value_in_range_is_kept(field, value):
-    kept = getattr(Sampling(**{field: value}), field)
-    assert kept == (tuple(value) if field == "stop" else value)
+@pytest.mark.parametrize(("field", "values"), GOOD.items(), ids=GOOD)
+def test_a_value_in_range_is_kept(field, values):
+    for value in values:
+        kept = getattr(Sampling(**{field: value}), field)
+        assert kept == (tuple(value) if field == "stop" else value)
 
 
 def test_every_field_is_checked():

@@ -67,6 +67,7 @@ def patched(path, offset, value, form="<L"):
     return path
 
 
+@pytest.mark.full
 def test_a_bomb_that_declares_the_right_size(tmp_path):
     bomb = patched(wheels.wheel(tmp_path, [(MEMBER, BODY + bytes(1 << 28))]), 24, len(BODY))
     out = io.BytesIO()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 import shlex
@@ -10,24 +11,43 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import GgufSpecError, InvalidOptionError, SessionError
+import click
+from rich.console import Console
+
+from ...errors import (
+    GgufSpecError,
+    InvalidOptionError,
+    NotEnoughMemoryError,
+    NoVisionError,
+    SessionError,
+)
+from ...images import read_image
 from ...models import format_bytes
+from ...models import path as model_path
 from ...options import FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
+from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
-from ..generate import check_image, plain
 from ..habits import HIDDEN_NAMES, nearest
-from ..output import PromptBar, stats_lines
+from ..options import load_models, to_sampling, to_speculation
+from ..output import (
+    LateBar,
+    answer_json,
+    logprob_lines,
+    print_json,
+    stats_lines,
+    styled,
+    write,
+)
 from ..text_file import TextFile
 
 if TYPE_CHECKING:
-    from ... import Chat, Sampling, Speculation, Turn
-    from . import ChatModels, PipeUI
-    from .terminal import TerminalUI
+    from ... import LLM, Chat, Sampling, Speculation, Turn
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
@@ -78,43 +98,113 @@ def is_open_block(text: str) -> bool:
     return text.startswith(BLOCK) and not (len(text) >= 2 * len(BLOCK) and text.endswith(BLOCK))
 
 
+class PipeUI:
+    """Chat interface without a terminal: one turn per line, answers on stdout, rest on stderr.
+
+    Attributes:
+        llm: The models that answer.
+        chat: The conversation.
+        show_draft: Whether accepted draft tokens are green.
+        show_thinking: Whether reasoning is shown.
+        code: Exit code: 1 after an error.
+    """
+
+    def __init__(self, llm: LLM, chat: Chat, show_draft: bool, *, as_json: bool = False) -> None:
+        self.llm, self.chat = llm, chat
+        self.show_draft, self.show_thinking, self.code = show_draft, False, 0
+        self._as_json, self._out = as_json, Console(highlight=False, soft_wrap=True)
+
+    def begin(self, loaded: str) -> None:
+        """Show the description of the loaded conversation, if any."""
+        if loaded:
+            self.say(loaded)
+
+    def read(self) -> str | None:
+        """Return the next line of stdin, or None after the last one."""
+        line = sys.stdin.buffer.readline() if sys.stdin else b""
+        return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
+
+    def interrupt(self, error: BaseException) -> None:
+        """Raise an error."""
+        raise error
+
+    def say(self, text: str) -> None:
+        """Show the result of a command."""
+        click.echo(text.translate(CONTROL), err=True)
+
+    def fail(self, message: str, hint: str) -> None:
+        """Show an error, and set the exit code to 1."""
+        self.code = 1
+        self.say(f"Error: {message}\nHint: {hint}")
+        if self._as_json:  # the output has one object per input line
+            self._print({"error": message, "hint": hint})
+
+    def answer(self, turn: Turn, bar: LateBar) -> None:
+        """Write an answer while it is generated."""
+        try:
+            for chunk in turn:
+                bar.remove()
+                if not self._as_json:
+                    write(self._out, styled(chunk, self.show_draft))
+        finally:
+            bar.remove()
+            result = turn.result
+            if not self._as_json and not result.text.endswith("\n"):
+                click.echo()
+        if self._as_json:
+            k, with_logprobs = self.llm.speculation.k, bool(result.logprobs)
+            data = answer_json(self.llm, result, k, with_logprobs)
+            self._print(data | {"dropped": turn.dropped})
+        elif result.logprobs:
+            click.echo(logprob_lines(self.llm, result), err=True)
+
+    def _print(self, data: dict[str, Any]) -> None:
+        print_json(data)
+        sys.stdout.flush()
+
+
 class ChatLoop:
     """Loop that processes input lines until the input ends or a line is /quit.
 
     Each command is a method, which returns the text to show.
 
     Attributes:
+        llm: The models, which `close` closes; /model replaces them.
         chat: The conversation; /model replaces it.
         images: Files of images for the next message.
     """
 
-    def __init__(
-        self,
-        models: ChatModels,
-        chat: Chat,
-        ui: PipeUI | TerminalUI,
-        signals: Signals,
-        file: Path | None,
-    ) -> None:
-        """Create the loop; /save without an argument writes to `file`."""
-        self._models, self.chat, self._ui = models, chat, ui
-        self._signals, self._place = signals, file
-        self._settings = Settings(models.sampling, models.llm.speculation)
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Load the models of the options; `begin` and `follow` hold the conversation."""
+        self._options, self._loaded_with = options, to_speculation(options)
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
-        self.images: list[Path] = []
+        self.images: list[Path] = [*options["image"]]
+        self._place: Path | None = options["save"] or options["load"]
+        sampling = to_sampling(options)
+        self.llm = load_models(options, self._loaded_with)
+        self._settings = Settings(sampling, self.llm.speculation)
+        self._set = self._settings.set
+        self.chat = self.llm.chat(
+            sampling=sampling, overflow=options["overflow"], think=options["think"]
+        )
+
+    def close(self) -> None:
+        """Close the models."""
+        self.llm.close()
 
     @property
     def _speculation(self) -> Speculation:
         chosen = self._settings.speculation
         return chosen if self._drafts else replace(chosen, k=0)
 
-    def follow(self) -> None:
+    def follow(self, ui: PipeUI, signals: Signals) -> None:
         """Process lines until the input ends; an error aborts only the current line.
 
         Raises:
             SystemExit: A signal requested the end of the program.
         """
+        self._ui, self._signals = ui, signals
         while not self._leave:
             try:
                 line = self._signals.wait(self._read, self._ui.interrupt)
@@ -122,7 +212,8 @@ class ChatLoop:
                     return
                 self._do(line)
             except GgufSpecError as error:
-                self._ui.fail(*message_and_hint(error))
+                message, hint = (" ".join(text.split()) for text in message_and_hint(error))
+                self._ui.fail(message, hint)
             except KeyboardInterrupt:
                 self._ui.say("Ctrl-D leaves the chat, /help lists the commands.")
 
@@ -167,21 +258,15 @@ class ChatLoop:
     def _send(self, text: str) -> None:
         self._n_retries = 0
         message = "\n\n".join([text, *(content for _, content in self._attached)])
-        self._answer(
-            lambda bar: self.chat.stream(
-                message,
-                self._settings.sampling,
-                images=self.images,
-                speculation=self._speculation,
-                on_prompt=bar,
-            )
-        )
+        sampling = self._settings.sampling
+        self._answer(partial(self.chat.stream, message, sampling, images=self.images))
         self._attached.clear()
         self.images.clear()
 
-    def _answer(self, start: Callable[[PromptBar], Turn]) -> None:
-        bar = PromptBar()
-        with self._signals.open(lambda: start(bar)) as turn:
+    def _answer(self, start: Callable[..., Turn]) -> None:
+        bar = LateBar()
+        start = partial(start, speculation=self._speculation, on_prompt=bar)
+        with self._signals.open(start) as turn:
             if turn.dropped:
                 self._ui.say(
                     "Note: the context was full, "
@@ -200,22 +285,48 @@ class ChatLoop:
         self.chat.system = None if rest == "-" else rest
         return "The system message applies from the next answer on."
 
-    def _set(self, rest: str) -> str:
-        return self._settings.set(rest)
-
     def _model(self, rest: str) -> str:
         if not rest:
-            draft = self._models.llm.draft_name or "the text only"
-            return f"{self._models.llm.name}, with drafts from {draft}."
-        self._models.switch(rest, lambda: self._signals.came)
-        llm, old = self._models.llm, self.chat
-        self.chat = old.with_model(llm)
-        self._settings.use(self._models.sampling, llm.speculation)
-        self._ui.use(llm, self.chat)
-        message = f"{llm.name} answers from now on."
-        if old.messages:
+            return f"{self.llm.name}, with drafts from {self.llm.draft_name or 'the text only'}."
+        self._switch(rest)
+        self.chat = self.chat.with_model(self.llm)
+        self._ui.llm, self._ui.chat = self.llm, self.chat
+        message = f"{self.llm.name} answers from now on."
+        if self.chat.messages:
             message += " It reads the conversation before its first answer."
         return f"{message} Note: {self.chat.note}" if self.chat.note else message
+
+    def _switch(self, name: str) -> None:
+        """Load another target, and close the old one; a signal ends the loading.
+
+        A draft model of the old target is not kept: its place takes the best one for the new
+        target. If both targets do not fit into memory, the old one is closed first.
+
+        Raises:
+            GgufSpecError: The model cannot be loaded. The old one is still there.
+        """
+        model_path(name, self._options["models_file"])  # raises before anything is loaded
+        own = {"model": name, "mmproj": None, "lora": (), "draft_lora": ()}
+        old, options = self.llm, self._options | own
+        if options["draft"] not in ("auto", "mtp", "ngram", "none"):
+            options["draft"] = "auto"
+        sampling = to_sampling(options)
+
+        def came() -> bool:
+            return self._signals.came
+
+        try:
+            self.llm = load_models(options, self._loaded_with, cancelled=came)
+        except NotEnoughMemoryError:
+            old.close()
+            try:
+                self.llm = load_models(options, self._loaded_with, cancelled=came)
+            except BaseException:
+                self.llm = load_models(self._options, self._loaded_with)
+                raise
+        old.close()
+        self._options = options
+        self._settings.use(sampling, self.llm.speculation)
 
     def _file(self, rest: str) -> str:
         if rest == "-":
@@ -233,7 +344,9 @@ class ChatLoop:
         if rest == "-":
             self.images.clear()
         elif rest:
-            check_image(_path(rest), self._models.llm)
+            if not self.llm.can_see:
+                raise NoVisionError(self.llm.name)
+            read_image(_path(rest))
             self.images.append(_path(rest))
         names = ", ".join(path.name for path in self.images)
         return f"With the next message: {names or 'no image'}."
@@ -269,9 +382,7 @@ class ChatLoop:
         # With a fixed seed the whole conversation can be reproduced, including retries.
         if sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + self._n_retries) % 2**64)
-        self._answer(
-            lambda bar: self.chat.retry(sampling, speculation=self._speculation, on_prompt=bar)
-        )
+        self._answer(partial(self.chat.retry, sampling))
 
     def _question(self, purpose: str) -> str:
         """Return the last question.
@@ -285,7 +396,7 @@ class ChatLoop:
         raise GgufSpecError(f"there is no question to {purpose}.", "send a message first.")
 
     def _stats(self, _rest: str) -> str:
-        last, llm = self.chat.last, self._models.llm
+        last, llm = self.chat.last, self.llm
         if last is None:
             raise GgufSpecError("there is no answer yet.", "send a message first.")
         used = last.stats.n_prompt + last.stats.n_generated
@@ -301,15 +412,14 @@ class ChatLoop:
             if rest == "hide":
                 return "Markdown is formatted."
             return "Accepted draft tokens are green, and Markdown is shown as plain text."
-        llm = self._models.llm
+        llm = self.llm
         if rest == "on" and not llm.speculation.k:
             hint = "start the chat again without -k 0 and --draft none."
             raise GgufSpecError("the models were loaded without speculation.", hint)
         if rest in ("on", "off"):
             self._drafts = rest == "on"
         elif rest:
-            hint = f"use {', '.join(SWITCHES[:-1])} or {SWITCHES[-1]}."
-            raise GgufSpecError(f"{_short(rest)!r} is not an argument of /draft.", hint)
+            raise _no_switch("/draft", rest)
         if not self._speculation.k:
             return "Speculation is off."
         how = (
@@ -318,7 +428,7 @@ class ChatLoop:
         return f"Speculation is on: {how}."
 
     def _think(self, rest: str) -> str:
-        llm, states = self._models.llm, {None: "left to the model", True: "on", False: "off"}
+        llm, states = self.llm, {None: "left to the model", True: "on", False: "off"}
         if not llm.can_think:
             raise GgufSpecError(
                 f"{llm.name} has no reasoning parts.", "chat with a model that reasons."
@@ -328,8 +438,7 @@ class ChatLoop:
         elif rest in ("on", "off"):
             self.chat.think = rest == "on"
         elif rest:
-            hint = "use on, off, show or hide."
-            raise GgufSpecError(f"{rest[:60]!r} is not an argument of /think.", hint)
+            raise _no_switch("/think", rest)
         shown = "shown" if self._ui.show_thinking else "hidden"
         return f"Reasoning is {states[self.chat.think]}, and {shown}."
 
@@ -393,16 +502,14 @@ class Settings:
 
     def use(self, sampling: Sampling, speculation: Speculation) -> None:
         """Take the options of another model; what was changed stays changed."""
-        self._loaded = (sampling, speculation)
-        self._apply(self._changed)
+        self._apply((sampling, speculation), self._changed)
 
-    def _apply(self, changed: dict[str, Any]) -> None:
-        sampling, speculation = self._loaded
+    def _apply(self, loaded: tuple[Sampling, Speculation], changed: dict[str, Any]) -> None:
         of_sampling = {name: value for name, value in changed.items() if name in SAMPLING}
         of_speculation = {name: value for name, value in changed.items() if name in SPECULATION}
-        new = replace(sampling, **of_sampling), replace(speculation, **of_speculation)
+        new = replace(loaded[0], **of_sampling), replace(loaded[1], **of_speculation)
         self.sampling, self.speculation = new
-        self._changed = changed
+        self._loaded, self._changed = loaded, changed
 
     def set(self, text: str) -> str:
         """Carry out /set: show all options, show one, or change one.
@@ -419,7 +526,11 @@ class Settings:
         typed, _, value = text.partition(" ")
         if not typed:
             return "\n".join(self._line(name) for name in RULES)
-        field = _field(typed)
+        field = NAMES.get(name := typed.lstrip("-").replace("-", "_").lower())
+        if field is None:
+            near = nearest(name, NAMES, {})
+            hint = f"did you mean {near}?" if near else "/set lists them."
+            raise GgufSpecError(f"there is no option {typed}.", hint)
         if not value.strip():
             return f"{self._line(field)}\n{RULES[field].help}"
         changed = {name: one for name, one in self._changed.items() if name != field}
@@ -430,7 +541,7 @@ class Settings:
                     f"the models were loaded without speculation, so {field} has no effect.",
                     "start the chat again without -k 0 and --draft none.",
                 )
-        self._apply(changed)
+        self._apply(self._loaded, changed)
         return self._line(field)
 
     def _line(self, field: str) -> str:
@@ -449,16 +560,6 @@ def _shown(value: Any) -> str:
         return " ".join(map(repr, value)) or "none"
     text = str(value)
     return text if len(text) <= 50 else text[:47].rstrip() + "..."
-
-
-def _field(typed: str) -> str:
-    name = typed.lstrip("-").replace("-", "_").lower()
-    if name in NAMES:
-        return NAMES[name]
-    near = nearest(name, NAMES, {})
-    raise GgufSpecError(
-        f"there is no option {typed}.", f"did you mean {near}?" if near else "/set lists them."
-    )
 
 
 def _parsed(field: str, text: str) -> Any:
@@ -511,6 +612,18 @@ def load(chat: Chat, path: Path) -> str:
 def _count(chat: Chat) -> str:
     n = len(chat.messages)
     return f"{n} message{'' if n == 1 else 's'}"
+
+
+def plain(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the content of a message as text, with `[image]` for each image."""
+    if isinstance(content, str):
+        return content
+    return " ".join("[image]" if "image_url" in part else part["text"] for part in content)
+
+
+def _no_switch(command: str, rest: str) -> GgufSpecError:
+    fact = f"{_short(rest)!r} is not an argument of {command}."
+    return GgufSpecError(fact, "use on, off, show or hide.")
 
 
 def _path(text: str) -> Path:
@@ -607,11 +720,12 @@ class Signals:
             signal.signal(number, handler)
 
 
-# Environment variable of a desktop -> commands that read a text for its clipboard. macOS has none.
+# Command that reads a text for the clipboard -> variable of its desktop; macOS has none.
 _PROGRAMS = {
-    "WAYLAND_DISPLAY": (("wl-copy",),),
-    "DISPLAY": (("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input")),
-    "": (("pbcopy",),),
+    "wl-copy": "WAYLAND_DISPLAY",
+    "xclip -selection clipboard": "DISPLAY",
+    "xsel --clipboard --input": "DISPLAY",
+    "pbcopy": "",
 }
 _TIMEOUT_S = 3.0
 _MOST_BYTES = 74_000  # terminals ignore longer texts
@@ -628,32 +742,24 @@ def copy(text: str) -> str | None:
     """
     data = text.encode("utf-8", errors="replace")
     if not os.environ.get("SSH_CONNECTION"):
-        for variable, commands in _PROGRAMS.items():
-            if variable and not os.environ.get(variable):
+        for command, variable in _PROGRAMS.items():
+            name, *flags = command.split()
+            program = shutil.which(name)
+            if not program or (variable and not os.environ.get(variable)):
                 continue
-            for command in commands:
-                if _ran(command, data):
-                    return f"with {command[0]}"
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                done = subprocess.run(
+                    [program, *flags],
+                    input=data,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    timeout=_TIMEOUT_S,
+                    check=False,
+                )
+                if done.returncode == 0:
+                    return f"with {name}"
     if len(data) > _MOST_BYTES or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return None
     sys.stdout.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
     sys.stdout.flush()
     return "by the terminal, if it allows that (OSC 52)"
-
-
-def _ran(command: tuple[str, ...], data: bytes) -> bool:
-    program = shutil.which(command[0])
-    if not program:
-        return False
-    try:
-        done = subprocess.run(
-            [program, *command[1:]],
-            input=data,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

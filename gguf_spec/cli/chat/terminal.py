@@ -20,12 +20,12 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
-from rich.console import Console
 
 from ...system.files import state_folder
+from ..command import CONTROL
 from ..completion import names_from
-from ..output import CONTROL, PromptBar, Thoughts, logprob_lines, speed, styled
-from .loop import COMMANDS, RULES, SWITCHES, is_open_block
+from ..output import LateBar, Thoughts, logprob_lines, speed, styled
+from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block
 from .markdown import Markdown, Piece, Wrap
 
 if TYPE_CHECKING:
@@ -42,13 +42,11 @@ _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
 }
 
 
-class TerminalUI:
+class TerminalUI(PipeUI):
     """Chat interface at a terminal."""
 
     def __init__(self, llm: LLM, chat: Chat, show_draft: bool, keep_history: bool) -> None:
-        self.show_draft, self.show_thinking, self.code = show_draft, True, 0
-        self._llm, self._chat = llm, chat
-        self._out = Console(highlight=False, soft_wrap=True)
+        super().__init__(llm, chat, show_draft)
         self._dumb = is_dumb_terminal()
         self._history: _KeptHistory | None = None
         self._session: PromptSession[str] | None = None
@@ -59,16 +57,11 @@ class TerminalUI:
         self._has_told = False
         self._error: BaseException | None = None
 
-    def use(self, llm: LLM, chat: Chat) -> None:
-        """Continue with another model; the status line is about it."""
-        self._llm, self._chat = llm, chat
-
     def begin(self, loaded: str) -> None:
         """Show the names of the models, the help command, and the loaded conversation, if any."""
-        draft = f", with the draft {self._llm.draft_name}" if self._llm.draft_name else ""
-        self.say(f"{self._llm.name}{draft}. /help lists the commands, Ctrl-D leaves.")
-        if loaded:
-            self.say(loaded)
+        draft = f", with the draft {self.llm.draft_name}" if self.llm.draft_name else ""
+        self.say(f"{self.llm.name}{draft}. /help lists the commands, Ctrl-D leaves.")
+        super().begin(loaded)
 
     def read(self) -> str | None:
         """Return the typed text, or None for Ctrl-D.
@@ -121,10 +114,9 @@ class TerminalUI:
 
     def fail(self, message: str, hint: str) -> None:
         """Show an error and a hint."""
-        message, hint = (" ".join(text.split()) for text in (message, hint))
         self._tell([("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (hint, "")])
 
-    def answer(self, turn: Turn, bar: PromptBar) -> None:
+    def answer(self, turn: Turn, bar: LateBar) -> None:
         """Show an answer while it is generated, and the reason if the model did not end it."""
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
@@ -146,8 +138,8 @@ class TerminalUI:
                     self._write([("\n", "")])
         result = turn.result
         if result.logprobs:
-            click.echo(logprob_lines(self._llm, result), err=True)
-        if why := _ending(result, self._llm.n_ctx):
+            click.echo(logprob_lines(self.llm, result), err=True)
+        if why := _ending(result, self.llm.n_ctx):
             self.say(why)
         self._write([(f"{self._status()}\n" if self._dumb else "", "dim"), ("\n", "")])
 
@@ -168,7 +160,7 @@ class TerminalUI:
                     self._out.out(shown, style=style or None, highlight=False, end="")
 
     def _status(self) -> str:
-        return "\n".join(textwrap.wrap(status(self._llm, self._chat), max(20, self._out.width - 1)))
+        return "\n".join(textwrap.wrap(status(self.llm, self.chat), max(20, self._out.width - 1)))
 
 
 def status(llm: LLM, chat: Chat) -> str:
