@@ -269,18 +269,9 @@ class ContextFailedError(InvalidOptionError):
 
     def __init__(self, n_ctx: int, kv_type: Option, flash_attention: Option, reason: str) -> None:
         safe = kv_type._replace(value="f16"), flash_attention._replace(value="auto")
-        super().__init__(
-            "context",
-            n_ctx,
-            hint=Text("set {} and {}.", *safe),
-            message=Text(
-                "llama.cpp cannot create a context of {} tokens with {} and {}: {}.",
-                f"{n_ctx:,}",
-                kv_type,
-                flash_attention,
-                reason,
-            ),
-        )
+        fact = "llama.cpp cannot create a context of {} tokens with {} and {}: {}."
+        message = Text(fact, f"{n_ctx:,}", kv_type, flash_attention, reason)
+        super().__init__("context", n_ctx, hint=Text("set {} and {}.", *safe), message=message)
 
 
 class OutputFileError(InvalidOptionError):

@@ -20,7 +20,7 @@ from .runtime.llm import LLM
 from .speculative.cost_model import interpolate, interpolate_depth
 from .speculative.profile import WORTH_SAYING, Profile, write_profile
 from .speculative.profiler import measure
-from .speculative.translated_model import in_target_ids
+from .speculative.translation import in_target_ids
 
 __all__ = ["Tuning", "milliseconds", "tune"]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from .. import __version__
@@ -288,7 +289,7 @@ class Report:
     @property
     def speedup(self) -> float:
         """Speed-up of adaptive drafting over plain decoding: geometric mean over the cases."""
-        return _mean(case.adaptive.speedup.median for case in self.cases)
+        return geometric_mean(case.adaptive.speedup.median for case in self.cases)
 
     @property
     def of_best(self) -> float:
@@ -296,7 +297,7 @@ class Report:
 
         It is the geometric mean over the cases.
         """
-        return _mean(case.of_best.median for case in self.cases)
+        return geometric_mean(case.of_best.median for case in self.cases)
 
     @property
     def n_texts(self) -> int:
@@ -329,12 +330,12 @@ class Report:
         parts = [
             f"Adaptive is {self.speedup:.2f} times plain {over}{worst[0]}, and {self.of_best:.2f} "
             "of the best fixed setting; reading the prompts included, "
-            f"{_mean(in_all):.2f} times plain{worst[1]}."
+            f"{geometric_mean(in_all):.2f} times plain{worst[1]}."
         ]
         useless = [result.speedup.median for case in self.cases if (result := case.result(USELESS))]
         if useless:
             parts.append(
-                f"With a useless draft it is {_mean(useless):.2f} times plain (worst "
+                f"With a useless draft it is {geometric_mean(useless):.2f} times plain (worst "
                 f"{min(useless):.2f})."
             )
         if not self.texts_equal:
@@ -380,10 +381,6 @@ def ratios(runs: Sequence[Run], others: Sequence[Run], what: str) -> Spread:
     return Spread.of(
         getattr(run, what) / by_round[run.round] for run in runs if run.round in by_round
     )
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.geometric_mean(values)
 
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

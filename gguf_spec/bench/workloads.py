@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -92,23 +92,16 @@ class Workload(_Conversations):
     n_before: int = 0
 
     def _in_form(self, llm: LLM, n_tokens: int | None, as_text: bool) -> list[Conversation]:
-        kind = self.texts if as_text else self.questions
-        return [
-            Conversation((before + one[0], *one[1:]))
-            for before, one in self._with_before(llm, kind, n_tokens)
-        ]
-
-    def _with_before(
-        self, llm: LLM, kind: Sequence[_Turns], n_tokens: int | None
-    ) -> Iterator[tuple[str, _Turns]]:
-        n = n_tokens or self.n_tokens
-        for one in kind:
-            turns = [len(llm.tokenize(turn)) + n + _TEMPLATE for turn in one]
-            room = llm.n_ctx - sum(turns)
+        n, found = n_tokens or self.n_tokens, []
+        for first, *others in self.texts if as_text else self.questions:
+            n_turns = sum(len(llm.tokenize(turn)) + n + _TEMPLATE for turn in (first, *others))
+            room = llm.n_ctx - n_turns
             if room < (_FEWEST if self.n_before else 0):
-                what, needed = f"the workload {self.name}", sum(turns) + _FEWEST
+                what, needed = f"the workload {self.name}", n_turns + _FEWEST
                 raise ContextTooShortError(what, llm.n_ctx, needed, *SMALLER_WORK, about=True)
-            yield (long_text(llm, min(self.n_before, room)) if self.n_before else ""), one
+            before = long_text(llm, min(self.n_before, room)) if self.n_before else ""
+            found.append(Conversation((before + first, *others)))
+        return found
 
 
 def long_text(llm: LLM, n_tokens: int) -> str:
@@ -129,10 +122,8 @@ def _sentences(n: int) -> str:
     """
     parts = ((_WHO, 1), (_DID, 4), (_WHAT, 5), (_WHERE, 3))
     chosen = (" ".join(words[i * step % len(words)] for words, step in parts) for i in range(n))
-    return "".join(
-        f"{sentence}.{'' if (i + 1) % 6 else chr(10)}{' ' if (i + 1) % 6 else chr(10)}"
-        for i, sentence in enumerate(chosen)
-    )
+    ends = (" " if (i + 1) % 6 else "\n\n" for i in range(n))
+    return "".join(f"{sentence}.{end}" for sentence, end in zip(chosen, ends, strict=True))
 
 
 _WHO = (
@@ -305,18 +296,11 @@ class LongWorkload(_Conversations):
     form: Callable[[int], _Form]
 
     def _in_form(self, llm: LLM, n_tokens: int | None, as_text: bool) -> list[Conversation]:
-        form = self._fitting(llm, n_tokens, as_text)
-        if as_text:
-            return [Conversation((form.text,))]
-        return [Conversation((form.question,), form.history, form.prefill)]
-
-    def _fitting(self, llm: LLM, n_tokens: int | None, as_text: bool) -> _Form:
         """Return the longest form of at most `n_prompt` tokens."""
         needed = self.n_prompt + (n_tokens or self.n_tokens)
         if needed > llm.n_ctx:
-            raise ContextTooShortError(
-                f"the workload {self.name}", llm.n_ctx, needed, *SMALLER_WORK
-            )
+            what = f"the workload {self.name}"
+            raise ContextTooShortError(what, llm.n_ctx, needed, *SMALLER_WORK)
 
         def fits(form: _Form) -> bool:
             messages = [*form.history, {"role": "user", "content": form.question}]
@@ -329,18 +313,16 @@ class LongWorkload(_Conversations):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(self.form(middle)) else (low, middle)
-        return self.form(low)
+        form = self.form(low)
+        if as_text:
+            return [Conversation((form.text,))]
+        return [Conversation((form.question,), form.history, form.prefill)]
 
 
 @cache
 def _sentences_of(name: str) -> tuple[str, ...]:
     """Return the sentences of a bundled text, each with its trailing white space."""
     return tuple(re.findall(r".+?(?:[.!?][\"')]*\s+|\s*\Z)", _read(name), re.DOTALL))
-
-
-@cache
-def _lines(name: str) -> tuple[str, ...]:
-    return tuple(_read(name).splitlines(keepends=True))
 
 
 def _read(name: str) -> str:
@@ -438,7 +420,7 @@ _QUESTIONS = (
 
 
 def _code(n: int) -> _Form:
-    lines = _lines("code.txt")[:n]
+    lines = _read("code.txt").splitlines(keepends=True)[:n]
     source, start = "".join(lines).rstrip(), "".join(lines[:12])
     text = (
         f"{source}\n\n\n# The same file again, with the class Model renamed to "

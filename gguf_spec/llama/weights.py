@@ -52,9 +52,9 @@ class Weights:
         self.file, self.path, self.options = file, file.path, options
         self._native: Native | None = None
         if options.rpc:
-            from .remote import RemoteNative
+            from .remote import Child, RemoteNative
 
-            self._native = RemoteNative.start(options.rpc, options.verbose)
+            self._native = RemoteNative(Child(options.rpc, options.verbose))
         else:
             self._native = Native()
         self._pieces: dict[int, bytes] = {}

@@ -54,44 +54,47 @@ class Head:
 
 @dataclass(frozen=True)
 class Call:
-    """A request with its whole body.
+    """A request with its whole body, as data.
 
     Attributes:
-        method: HTTP method.
-        path: Path below the prefix of the application.
-        query: Query string.
-        scheme: `http` or `https`.
-        headers: Names and values.
+        scope: Its ASGI scope, with the path below the prefix of the application.
         body: The body.
     """
 
-    method: str
-    path: str
-    query: bytes
-    scheme: str
-    headers: tuple[tuple[bytes, bytes], ...]
+    scope: dict[str, Any]
     body: bytes
 
     @classmethod
     def of(cls, request: Request, body: bytes) -> Call:
         """Return a request with its body as data."""
-        scope = request.scope
-        headers = [one for one in scope["headers"] if one[0].lower() not in _OF_THE_BODY]
-        return cls(
-            scope["method"],
-            path_of(request),
-            scope["query_string"],
-            scope["scheme"],
-            tuple((bytes(name), bytes(value)) for name, value in headers),
-            body,
-        )
+        path, given = path_of(request), request.scope
+        headers = [
+            (bytes(name), bytes(value))
+            for name, value in given["headers"]
+            if name.lower() not in _OF_THE_BODY
+        ]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": given["method"],
+            "scheme": given["scheme"],
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": given["query_string"],
+            "root_path": "",
+            "headers": headers,
+            "client": None,
+            "server": None,
+        }
+        return cls(scope, body)
 
     def with_seed(self) -> Call:
         """Return the request with a seed if it generates text, so that a repetition is the same.
 
         A body that is not valid stays as it is; the replica refuses it.
         """
-        if self.method != "POST" or self.path not in SEEDED:
+        if self.scope["method"] != "POST" or self.scope["path"] not in SEEDED:
             return self
         with suppress(ApiError):
             fields = parse(self.body)
@@ -118,21 +121,7 @@ class Call:
         async def send(message: Any) -> None:
             messages.put_nowait(message)
 
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": self.method,
-            "scheme": self.scheme,
-            "path": self.path,
-            "raw_path": self.path.encode(),
-            "query_string": self.query,
-            "root_path": "",
-            "headers": list(self.headers),
-            "client": None,
-            "server": None,
-        }
-        task = asyncio.ensure_future(app(scope, receive, send))
+        task = asyncio.ensure_future(app({**self.scope}, receive, send))
         task.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             while message := await messages.get():
@@ -361,7 +350,7 @@ class Ingress:
                 parts = self._open(call)
                 head = await _head(parts)
                 if _is_stream(head):
-                    continues = call.path in CONTINUED
+                    continues = call.scope["path"] in CONTINUED
                     rest = self._continued(call, parts, n_left) if continues else _body(parts)
                     return _response(head, StreamingResponse(rest))
                 body = b"".join([part async for part in parts if isinstance(part, bytes)])

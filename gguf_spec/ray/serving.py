@@ -40,7 +40,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Raise if no request can be answered; Ray then replaces the replica."""
-        if not self._app.is_working:
+        if not self._app.worker.is_alive:
             raise RuntimeError("the worker thread of the server has ended")
 
     def __del__(self) -> None:

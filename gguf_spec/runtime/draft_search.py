@@ -265,7 +265,15 @@ def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Can
     try:
         if is_head_alone(file.header):
             return _judge_head(load, name, file, declared)
-        why_not, share = _why_not(file, target)
+        why_not, share = "", 0.0
+        if file.header.file_bytes >= target.header.file_bytes:
+            sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
+            why_not = f"it is not smaller than the target ({sizes[0]} against {sizes[1]})"
+        else:
+            why_not, share = _difference(target, file)
+            is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
+            if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
+                why_not = "it is recurrent or hybrid, and has other token ids than the target"
     except GgufSpecError as error:
         why_not = str(error).rstrip(".")
     if why_not:
@@ -287,24 +295,6 @@ def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Can
         why = f"it has {len(kept.ids):,} of the target's tokens"
     why = measured or f"{why} and has {size:.0%} of the target's size"
     return Candidate(name, file, gain, why, declared, bool(measured), translated)
-
-
-def _why_not(file: ModelFile, target: ModelFile) -> tuple[str, float]:
-    """Return the reason why a file cannot draft for the target, and the share of common tokens.
-
-    The reason is empty if it can; the share is 1 if it has the target's vocabulary.
-
-    Raises:
-        GgufSpecError: A file is invalid; the message is the reason.
-    """
-    sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
-    if file.header.file_bytes >= target.header.file_bytes:
-        return f"it is not smaller than the target ({sizes[0]} against {sizes[1]})", 0.0
-    why_not, share = _difference(target, file)
-    is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
-    if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
-        return "it is recurrent or hybrid, and has other token ids than the target", 0.0
-    return why_not, share
 
 
 def _absent(entry: Entry, target: Entry) -> Candidate:

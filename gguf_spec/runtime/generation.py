@@ -335,7 +335,7 @@ class Generation:
         engine.read_prompt(
             target, drafter, begin, k, self._is_cancelled, on_pass if report else None
         )
-        self._kept.learn_reading(target.n_past - n_cached, target.busy_s - busy_s)
+        self._kept.reading.learn(target.n_past - n_cached, target.busy_s - busy_s)
         return n_cached
 
     @property

@@ -31,7 +31,7 @@ from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
 from ..options import K_MAX, Sampling, Speculation, checked
 from ..registry.download import path as local
-from ..registry.resolve import Entry, resolve
+from ..registry.resolve import resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
@@ -169,8 +169,12 @@ def load(
         WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
-    named = Path(models_file) if models_file is not None else None
-    entry, notes = _target_of(model, named)
+    named, notes = Path(models_file) if models_file is not None else None, list[str]()
+    if model is None or isinstance(model, DefaultModel):
+        chosen = chosen_model(named, model)
+        entry, notes = chosen.entry, [chosen.note] if chosen.note else []
+    else:
+        entry = resolve(model, named)
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(
@@ -438,20 +442,6 @@ def _prefix_memory(given: int | str, models: Sequence[tuple[Header, ContextOptio
             "prefix_memory", given, "a size such as 500MB or 2GiB, 0 for none, or auto"
         )
     return n_bytes
-
-
-def _target_of(
-    model: str | Path | DefaultModel | None, models_file: Path | None
-) -> tuple[Entry, list[str]]:
-    """Return the entry of the target, and notes on the choice.
-
-    Raises:
-        NotDownloadedError: No model is named, and there is no chat model on this disk.
-    """
-    if model is not None and not isinstance(model, DefaultModel):
-        return resolve(model, models_file), []
-    chosen = chosen_model(models_file, model)
-    return chosen.entry, [chosen.note] if chosen.note else []
 
 
 def _shares(progress: OnProgress | None, sizes: Sequence[int]) -> Iterator[OnShare]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling
@@ -101,37 +102,29 @@ def run_all(
         job, future = _next(ended, on_wait)
         on_end(job, future.result())
 
+    def begin_and_take() -> None:
+        n_open = 0
+        for job in jobs:
+            begin(job)
+            n_open += 1
+            while n_open and (n_open >= 2 * n_threads or not (ended.empty() and may_begin())):
+                take()
+                n_open -= 1
+        for _ in range(n_open):
+            take()
+
     def end() -> None:
         cancellation.cancel()
         pool.shutdown(cancel_futures=True)
 
     try:
         try:
-            _begin_and_take(jobs, begin, take, lambda: ended.empty() and may_begin(), 2 * n_threads)
+            begin_and_take()  # not written out: Ctrl-C may arrive at the end of a loop
         finally:
             end()
     except BaseException:
         end()  # Ctrl-C may arrive just before the first call
         raise
-
-
-def _begin_and_take(
-    jobs: Iterable[J],
-    begin: Callable[[J], object],
-    take: Callable[[], object],
-    may_begin: Callable[[], bool],
-    most: int,
-) -> None:
-    """Begin all jobs, at most `most` ahead of those that have ended, and take the results."""
-    n_open = 0
-    for job in jobs:
-        begin(job)
-        n_open += 1
-        while n_open and (n_open >= most or not may_begin()):
-            take()
-            n_open -= 1
-    for _ in range(n_open):
-        take()
 
 
 def _next(ended: queue.SimpleQueue[T], on_wait: Callable[[], object]) -> T:
@@ -141,12 +134,6 @@ def _next(ended: queue.SimpleQueue[T], on_wait: Callable[[], object]) -> T:
             return ended.get(timeout=_WAIT_S)
         except queue.Empty:
             on_wait()
-
-
-class _Job(NamedTuple):
-    place: int
-    prompt: Prompt
-    sampling: Sampling | None
 
 
 def generate_many(
@@ -164,23 +151,23 @@ def generate_many(
     results: list[Any] = [None] * len(given)
     cancellation = Cancellation()
 
-    def complete(job: _Job) -> Completion | GgufSpecError:
+    def complete(i: int) -> Completion | GgufSpecError:
         try:
-            with cancellation.opened(lambda: open_stream(job.prompt, job.sampling)) as stream:
+            with cancellation.opened(partial(open_stream, given[i], of_each[i])) as stream:
                 for _ in stream:
                     pass
             return stream.result
         except GgufSpecError as error:
             return error.with_traceback(None)  # the traceback holds the stream
 
-    def keep(job: _Job, result: Completion | GgufSpecError) -> None:
-        results[job.place] = result
+    def keep(i: int, result: Completion | GgufSpecError) -> None:
+        results[i] = result
         if on_result:
-            on_result(job.place, result)
+            on_result(i, result)
 
     if given:
         run_all(
-            [_Job(i, *one) for i, one in enumerate(zip(given, of_each, strict=True))],
+            range(len(given)),
             complete,
             keep,
             n_threads=min(n_threads, len(given)),
@@ -195,20 +182,14 @@ def _read_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
     Raises:
         InvalidOptionError: It is one prompt, or has an item that is not a prompt.
     """
-    given = prompts if isinstance(prompts, (str, Mapping)) else list(prompts)
-    wrong = given if isinstance(given, (str, Mapping)) else [p for p in given if not _is_prompt(p)]
-    if wrong:
-        raise InvalidOptionError(
-            "prompts",
-            wrong if given is wrong else wrong[0],
-            "a list of prompts: texts, lists of messages, or lists of token ids",
-            "write one prompt as a list of one.",
-        )
-    return list(given)
-
-
-def _is_prompt(one: object) -> bool:
-    return isinstance(one, Sequence) and not isinstance(one, (bytes, bytearray))
+    is_one = isinstance(prompts, (str, Mapping))
+    given: list[Any] = ([prompts] if prompts else []) if is_one else [*prompts]
+    for one in given:
+        if is_one or not isinstance(one, Sequence) or isinstance(one, (bytes, bytearray)):
+            allowed = "a list of prompts: texts, lists of messages, or lists of token ids"
+            hint = "write one prompt as a list of one."
+            raise InvalidOptionError("prompts", one, allowed, hint)
+    return given
 
 
 def _read_samplings(

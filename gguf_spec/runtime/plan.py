@@ -23,8 +23,7 @@ from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
 from ..registry.download import path as local
 from ..registry.resolve import resolve
-from ..speculative.batch_costs import BatchCosts
-from ..speculative.cost_model import CostModel, Pace
+from ..speculative.cost_model import BatchCosts, CostModel, Pace
 from ..speculative.profile import ModelKey, Profile, read_profile
 from .draft_search import LoadOptions, choose, head_candidate
 

@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,6 +116,9 @@ class PrefixStore:
     """Kept texts, least recently used ones out.
 
     One thread at a time uses it; `memory` may be called from any.
+
+    Attributes:
+        reading: Time in which the target reads the tokens of a prompt; it learns from each prompt.
     """
 
     def __init__(
@@ -135,7 +139,7 @@ class PrefixStore:
         self._keys: list[bytes] = []  # sorted
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # least recently used first
         self._n_bytes = self._n_saved = self._n_restored = self._n_tokens = 0
-        self._read, self._save, self._restore = _Rate(), _Rate(), _Rate()
+        self.reading, self._save, self._restore = _Rate(), _Rate(), _Rate()
 
     def memory(self) -> PrefixMemory:
         """Return what is kept and how much it was used."""
@@ -153,10 +157,6 @@ class PrefixStore:
         self._keys.clear()
         self._kept.clear()
         self._n_bytes = 0
-
-    def learn_reading(self, n: int, seconds: float) -> None:
-        """Learn from the time in which the target read `n` tokens of a prompt."""
-        self._read.learn(n, seconds)
 
     def find(self, tokens: Sequence[int]) -> Found:
         """Return the kept text that saves most of the reading of a text."""
@@ -179,7 +179,8 @@ class PrefixStore:
         """
         if not self._limit:
             return
-        found, n_same = found or self.find(tokens), reusable(caches.target, tokens)
+        found = found or (self.find(tokens) if self._keys else Found())
+        n_same = reusable(caches.target, tokens)
         helps = found.kept if found.n - n_same >= LEAST_COPIED else None
         if helps:  # before another one is dropped
             self._kept.move_to_end(_key(helps.target.tokens))
@@ -195,14 +196,15 @@ class PrefixStore:
         n_useful = target.n_read if target.grid else len(target.cached)
         if n_useful - n_same < LEAST_COPIED:
             return
-        if key := self._covered_by(_key(target.cached[:n_useful])):
-            self._kept.move_to_end(key)
-            return
-        try:
+        # A kept text may begin with all of its tokens.
+        key = _key(target.cached[:n_useful])
+        for near in self._keys[bisect_left(self._keys, key) :][:1]:
+            if near == key or (near.startswith(key) and not self._kept[near].is_whole):
+                self._kept.move_to_end(near)
+                return
+        with suppress(MemoryError, RollbackError):
             target.rollback(n_useful)  # the rest cannot be used again
             self._save_all(caches, n_useful - n_same)
-        except (MemoryError, RollbackError):
-            return
 
     def _save_all(self, caches: SlotPair, n_lost: int) -> None:
         target, draft = caches.target, caches.draft
@@ -236,7 +238,7 @@ class PrefixStore:
             n_bytes: Size of the states.
             saved: They are saved already, and are only restored.
         """
-        reading_s, saving_s = self._read.seconds(n_tokens), self._save.seconds(n_bytes)
+        reading_s, saving_s = self.reading.seconds(n_tokens), self._save.seconds(n_bytes)
         restoring_s = self._restore.seconds(n_bytes) or saving_s
         if reading_s is None or saving_s is None or restoring_s is None:
             return True
@@ -267,14 +269,6 @@ class PrefixStore:
     def _drop(self, key: bytes) -> None:
         del self._keys[bisect_left(self._keys, key)]
         self._n_bytes -= self._kept.pop(key).n_bytes
-
-    def _covered_by(self, key: bytes) -> bytes | None:
-        """Return the key of a kept text that begins with all tokens of another one, or None."""
-        at = bisect_left(self._keys, key)
-        if at == len(self._keys) or not self._keys[at].startswith(key):
-            return None
-        near = self._keys[at]
-        return near if near == key or not self._kept[near].is_whole else None
 
     def _prefixes(self, key: bytes) -> Iterator[bytes]:
         """Yield the keys of the kept texts that are prefixes of a text, the longest first."""
@@ -353,17 +347,12 @@ def choose_slots(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixS
         kept.use(to, tokens, found)
     else:
         kept.use(to, tokens, Found())
-        _copy(source, to, n_copied)
+        to.target.copy_from(source.target)
+        to.target.rollback(n_copied)
+        if to.draft and source.draft:
+            to.draft.copy_from(source.draft)
+            to.first.offset, to.first.failed = source.first.offset, source.first.failed
     return to
-
-
-def _copy(source: SlotPair, to: SlotPair, n: int) -> None:
-    """Copy the first `n` tokens of other slots."""
-    to.target.copy_from(source.target)
-    to.target.rollback(n)
-    if to.draft and source.draft:
-        to.draft.copy_from(source.draft)
-        to.first.offset, to.first.failed = source.first.offset, source.first.failed
 
 
 def reads_prefix(

@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -107,14 +107,12 @@ def restore(path: Path, target: Model, draft: Model | Head | None) -> tuple[dict
     """
     try:
         with path.open("rb") as file:
-            return _read(path, file, target, draft)
+            return _read(path, file, [model for model in (target, draft) if model])
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _read(
-    path: Path, file: BinaryIO, target: Model, draft: Model | Head | None
-) -> tuple[dict[str, Any], str]:
+def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[dict[str, Any], str]:
     n_bytes = os.fstat(file.fileno()).st_size
     head = file.read(len(_FORMAT) + _LENGTHS.size + hashlib.sha256().digest_size)
     if not head.startswith(_FORMAT) or len(head) < len(_FORMAT) + _LENGTHS.size + 32:
@@ -129,14 +127,12 @@ def _read(
         data = None
     if not isinstance(data, dict):
         raise SessionError(f"{path} is damaged.", "start a new conversation.")
-    models = [model for model in (target, draft) if model]
-    target.rollback(0)
-    if draft:
-        draft.rollback(0)
+    for model in models:
+        model.rollback(0)
     about = data.pop("caches", None)
-    if not isinstance(about, list) or [_identity(one) for one in about] != [
-        _identity(_about(model)) for model in models
-    ]:
+    made_by = [_about(model)["made_by"] for model in models]
+    found = about if isinstance(about, list) else []
+    if made_by != [isinstance(one, dict) and one.get("made_by") for one in found]:
         return data, "it was saved with other models, settings or another build of llama.cpp"
     if n_bytes != len(head) + n_data + sum(n_states) + 32:
         return data, "its caches are damaged"
@@ -147,9 +143,9 @@ def _read(
     if not hmac.compare_digest(digest.digest(), file.read(32)):
         return data, "its caches are damaged, or were written by another user"
     file.seek(at)
-    for model, cache, n in zip(models, about, n_states, strict=False):
+    for model, cache, n in zip(models, found, n_states, strict=False):
         if not model.restore(cache["tokens"], cache["n_read"], file.read(n)):
-            target.rollback(0)
+            models[0].rollback(0)
             return data, "llama.cpp cannot restore its caches"
     return data, ""
 
@@ -157,11 +153,7 @@ def _read(
 def _about(model: Model | Head) -> dict[str, Any]:
     """Return a fingerprint of everything the cache depends on, and the cached tokens."""
     o = model.options
-    parts: list[object] = [
-        *this_machine(),
-        *library_parts(),
-        model.file.content_id,
-    ]
+    parts: list[object] = [*this_machine(), *library_parts(), model.file.content_id]
     parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc]
     parts += o.placement.parts
     parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
@@ -170,10 +162,6 @@ def _about(model: Model | Head) -> dict[str, Any]:
         "tokens": list(model.cached),
         "n_read": model.n_read,
     }
-
-
-def _identity(about: object) -> object:
-    return about.get("made_by") if isinstance(about, dict) else None
 
 
 def _key() -> bytes:

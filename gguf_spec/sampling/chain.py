@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,10 @@ from ..arrays import Ids, Logits
 from ..errors import NoTokenLeftError
 from ..options import Sampling
 from ..results import TokenLogprob
-from .rng import Rng, all_ids
+from .rng import SeededRng, all_ids
+
+if TYPE_CHECKING:
+    from ..grammar.token_grammar import Grammar
 
 # Distance below the best logit from which a logit is a penalty or a ban, not the model's value, in
 # logits.
@@ -37,19 +40,6 @@ def largest(logits: Logits, n: int) -> Ids:
         logits = logits[ids]
     best = np.argpartition(logits, len(logits) - n)[len(logits) - n :]
     return best if ids is None else ids[best]
-
-
-class Grammar(Protocol):
-    """Protocol of a grammar; `gguf_spec.grammar.token_grammar.Grammar` implements it."""
-
-    def possible(self, history: Sequence[int]) -> NDArray[np.bool_]:
-        """Return a superset of the tokens that may follow, shape `(V,)`, at low cost."""
-
-    def allowed(self, history: Sequence[int], ids: Ids) -> NDArray[np.bool_]:
-        """Return for each of `ids` whether it may follow, shape `(n,)`."""
-
-    def rest_by(self, rest: Callable[[], object]) -> None:
-        """Call `rest` again and again during long work from now on."""
 
 
 class Reasoning(Protocol):
@@ -180,7 +170,7 @@ class Sampler:
     """Chain and random choices of one generation."""
 
     sampling: Sampling
-    rng: Rng
+    rng: SeededRng
     filters: Filters = NO_FILTERS
 
     def distribution(self, logits: Logits, history: Sequence[int]) -> Distribution:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,34 +28,6 @@ _MARGIN = 1.001
 # Odd constants of the hash, and their inverses modulo 2**32.
 _MULTIPLIERS = (0x9E3779B9, 0x21F0AAAD, 0xD35A2D97)
 _INVERSES = tuple(pow(multiplier, -1, 2**32) for multiplier in _MULTIPLIERS)
-
-
-class Rng(Protocol):
-    """Protocol of all random choices of a generation."""
-
-    def chance(self, probability: float) -> bool:
-        """Return True with the given probability."""
-
-    def choose(self, probabilities: NDArray[np.float64]) -> int:
-        """Return an index drawn from `probabilities`, shape `(n,)`, sum 1."""
-
-    def pick(
-        self,
-        ids: NDArray[np.int64],
-        logits: NDArray[np.floating],
-        temperature: float,
-        position: int,
-    ) -> int:
-        """Return an index into `ids`, drawn from norm(exp(logits / temperature)).
-
-        The noise depends on position and id only, not on the caller or the number of calls.
-        """
-
-    def gumbel(self, ids: NDArray[np.int64], position: int) -> NDArray[np.float64]:
-        """Return the noise that `pick` uses, shape `(n,)`."""
-
-    def coin(self, position: int) -> int:
-        """Return 32 random bits of a position."""
 
 
 # Vocabulary size -> its ids.

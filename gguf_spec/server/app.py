@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,8 +31,8 @@ from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
-from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
+from .errors import ApiError, as_refusal, client_closed, failure, log, shutting_down, too_slow
+from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
 from .jobs import JOB, Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
@@ -59,12 +60,14 @@ from .wire import (
     StreamFormat,
     refused,
 )
-from .worker import TaskRunner, Worker, cancel_on_disconnect
+from .worker import Worker
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 
+# A task gets the model, and a function that it calls often: it raises if the task is cancelled.
+Task = Callable[["LLM", Callable[..., None]], Any]
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
 _HEALTH_PATHS = ("/health", "/v1/health")
 # Path that the token in the file of a listed server opens, too.
@@ -152,6 +155,7 @@ class App:
 
     Attributes:
         status_token: Token that opens the route `/api/ps` beside the API key.
+        worker: Worker thread; without it no request is answered.
     """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
@@ -159,12 +163,11 @@ class App:
         self._settings = settings
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token = secrets.token_urlsafe(24)
-        self._worker = Worker(self._pool, settings.queue, self._totals)
+        self.worker = Worker(self._pool, settings.queue, self._totals)
         self._ends = False
         self._bodies = BodyReader(settings, lambda: self._ends)
-        self._models = ModelRoutes(self._pool, self._worker, settings, self._bodies, self._since)
+        self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
         self._converting = asyncio.Lock()
-        self._tasks = TaskRunner(self._worker, settings, lambda: self._ends)
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -275,32 +278,23 @@ class App:
 
     # ---- shutdown
 
-    @property
-    def is_working(self) -> bool:
-        """Whether the worker thread runs; without it no request is answered."""
-        return self._worker.is_alive
-
-    def progress(self) -> int | None:
-        """Return the number of steps of the worker so far; None while it has nothing to do."""
-        return self._worker.progress()
-
     def begin_end(self) -> None:
         """Begin the shutdown: refuse new requests, cancel running ones after the grace period.
 
         The grace period is `Settings.grace`, in seconds. Call this in the event loop.
         """
         self._ends = True
-        asyncio.get_running_loop().call_later(self._settings.grace, self._worker.cancel_all)
+        asyncio.get_running_loop().call_later(self._settings.grace, self.worker.cancel_all)
 
     def cancel_all(self) -> None:
         """Cancel all answers within one round. May be called from any thread."""
         self._ends = True
-        self._worker.cancel_all()
+        self.worker.cancel_all()
 
     def close(self) -> None:
         """Cancel all answers and end the worker thread; further calls have no effect."""
         self._ends = True
-        self._worker.close()
+        self.worker.close()
 
     # ---- completions
 
@@ -309,52 +303,81 @@ class App:
         data = await self._bodies.convert(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
         if api.task and (task := api.task(data)):
-            done = await self._tasks.run(request, model, lambda llm, _: task(llm), {})
-            return JSONResponse(done)
+            return JSONResponse(await self._run(request, model, lambda llm, _: task(llm), {}))
         limits = self._pool.speculation, self._settings.max_tokens
         asked = await self._bodies.convert(body, api.read, data, *limits)
         asked = await self._with_grammar(request, model, asked)
         job = Job(model, asked)
-        request.scope[JOB] = job
-        self._worker.submit(job)
-        watch = asyncio.create_task(
-            cancel_on_disconnect(request, job, self._worker, lambda: self._ends)
-        )
-        timer: asyncio.TimerHandle | None = None
-
-        def close() -> None:
-            watch.cancel()
-            if timer:
-                timer.cancel()
-            self._worker.cancel(job, "client_closed")  # no effect if the answer is complete
-
-        streams = False
-        try:
+        with self._begin(request, job) as end:
             first = await job.events.get()
             if isinstance(first, ErrorEvent):
                 raise first.refusal
             assert isinstance(first, Started)
             reply = api.reply(asked, first)
-            timer = asyncio.get_running_loop().call_later(
-                self._settings.timeout, self._worker.cancel, job, "timeout"
-            )
-            streams = asked.stream
-            return (
-                AnswerStream(
-                    job,
-                    asked,
-                    reply,
-                    api.stream,
-                    self._settings.timeout,
-                    self._settings.ping,
-                    close,
-                )
-                if streams
-                else JSONResponse(await _collect(job, reply))
-            )
-        finally:
-            if not streams:
-                close()
+            self._limit(job, end)
+            if not asked.stream:
+                return JSONResponse(await _collect(job, reply))
+            seconds = self._settings.timeout, self._settings.ping
+            return AnswerStream(job, asked, reply, api.stream, *seconds, end.pop_all().close)
+
+    def _begin(self, request: Request, job: Job) -> ExitStack:
+        """Submit the job of a request, whose body must have been read.
+
+        The client cancels the job when it disconnects. The end of the returned stack does, too; it
+        has no effect if the job is done.
+
+        Raises:
+            ApiError: The queue is full, or the server is shutting down.
+        """
+
+        async def cancel_on_disconnect() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            if not self._ends:  # some versions of uvicorn then send a disconnect to every request
+                self.worker.cancel(job, "client_closed")
+
+        request.scope[JOB] = job
+        self.worker.submit(job)
+        end = ExitStack()
+        end.callback(self.worker.cancel, job, "client_closed")
+        end.callback(asyncio.create_task(cancel_on_disconnect()).cancel)
+        return end
+
+    def _limit(self, job: Job, end: ExitStack) -> None:
+        """Cancel a job after the time limit of the server, unless it ends before."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._settings.timeout, self.worker.cancel, job, "timeout")
+        end.callback(timer.cancel)
+
+    async def _run(
+        self, request: Request, model: ServedModel, task: Task, names: dict[str, str]
+    ) -> Any:
+        """Run a task through the worker, and return its result.
+
+        Args:
+            request: The request; its body must have been read.
+            model: The model.
+            task: The task.
+            names: Option name -> field name, for errors.
+
+        Raises:
+            ApiError: The task failed, or was cancelled.
+        """
+
+        def check(*_: object) -> None:
+            if job.why == "timeout":
+                raise too_slow(self._settings.timeout)
+            if job.why:
+                raise client_closed() if job.why == "client_closed" else shutting_down()
+
+        job = Job(model, lambda llm: task(llm, check), names)
+        with self._begin(request, job) as end:
+            self._limit(job, end)
+            event = await job.events.get()
+        if isinstance(event, ErrorEvent):
+            raise event.refusal
+        assert isinstance(event, Done)
+        return event.value
 
     async def _run_task(self, route: TaskRoute, request: Request) -> Response:
         body = await self._bodies.receive(request)
@@ -366,7 +389,7 @@ class App:
             # The answer is written here, in the thread of the task, because it may be long.
             return JSONResponse(route.work(data, llm, TaskRun(check, self._totals, began_s)))
 
-        answer: Response = await self._tasks.run(request, model, work, route.names)
+        answer: Response = await self._run(request, model, work, route.names)
         return answer
 
     async def _with_grammar(
@@ -408,12 +431,12 @@ class App:
             "model": self._pool.default.id,
             "version": __version__,
         }
-        n_running = self._worker.n_running
-        state |= {"queue": self._worker.n_waiting, "busy": n_running > 0, "running": n_running}
+        n_running = self.worker.n_running
+        state |= {"queue": self.worker.n_waiting, "busy": n_running > 0, "running": n_running}
         return JSONResponse(state, 503 if self._ends else 200)
 
     async def _metrics(self, _: Request) -> Response:
-        worker, llms = self._worker, self._pool.loaded_llms()
+        worker, llms = self.worker, self._pool.loaded_llms()
         text = self._totals.text(worker.n_waiting, worker.n_running, llms)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

@@ -181,7 +181,8 @@ class Job:
         n_threads: Number of threads that answer it. The worker changes it.
         last: The last event, to be sent when no thread answers it any more.
         failed: Whether an error ended it.
-        has_started: Whether the first event was sent.
+        has_started: Whether the first event was sent. From then on other threads may answer further
+            choices.
     """
 
     def __init__(
@@ -218,11 +219,6 @@ class Job:
         """Send an event to the event loop. May be called from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
-
-    def start(self, event: Event) -> None:
-        """Send the first event; from now on other threads may answer further choices."""
-        self.post(event)
-        self.has_started = True
 
     @property
     def has_more(self) -> bool:

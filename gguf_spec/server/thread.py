@@ -91,7 +91,7 @@ class Server:
 
         A number that stays the same for long means that a request hangs.
         """
-        return self._app.progress()
+        return self._app.worker.progress()
 
     def stop(self) -> None:
         """Begin the shutdown without waiting for its end.

@@ -8,25 +8,20 @@ waits again after a choice, behind the others.
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import math
 import threading
-from collections.abc import Callable
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING
 
 from ..tools.families import family_of
-from .errors import ApiError, client_closed, shutting_down, too_slow
+from .errors import ApiError, client_closed, shutting_down
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, named
-from .jobs import JOB, Choice, Job
+from .jobs import Choice, Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .requests import CompletionRequest
-from .settings import Settings
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -245,8 +240,9 @@ class Worker:
                 with job.reading(stream):
                     if choice.index == 0:
                         family = family_of(llm.chat_template or "")
-                        job.start(Started(llm.name, family, stream.stats.n_prompt))
+                        job.post(Started(llm.name, family, stream.stats.n_prompt))
                         with self._changed:
+                            job.has_started = True
                             self._changed.notify_all()
                     for chunk in stream:
                         self._step()
@@ -259,76 +255,3 @@ class Worker:
             self._seconds += 0.2 * (stats.total_s - self._seconds)
         if not job.failed:
             job.post(ChoiceEnded(choice.index, stream.result, job.why))
-
-
-# A task gets the model, and a function that it calls often: it raises if the task is cancelled.
-Task = Callable[["LLM", Callable[..., None]], Any]
-
-
-class TaskRunner:
-    """Runs tasks through the worker. A client that disconnects cancels its task."""
-
-    def __init__(self, worker: Worker, settings: Settings, is_ending: Callable[[], bool]) -> None:
-        self._worker, self._settings, self._is_ending = worker, settings, is_ending
-
-    async def run(
-        self, request: Request, model: ServedModel, task: Task, names: dict[str, str]
-    ) -> Any:
-        """Run a task and return its result.
-
-        Args:
-            request: The request; its body must have been read.
-            model: The model.
-            task: The task.
-            names: Option name -> field name, for errors.
-
-        Raises:
-            ApiError: The task failed, or was cancelled.
-        """
-
-        def check(*_: object) -> None:
-            if job.why:
-                raise self._reason(job.why)
-
-        job = Job(model, lambda llm: task(llm, check), names)
-        request.scope[JOB] = job
-        self._worker.submit(job)
-        watch = asyncio.create_task(
-            cancel_on_disconnect(request, job, self._worker, self._is_ending)
-        )
-        timer = asyncio.get_running_loop().call_later(
-            self._settings.timeout, self._worker.cancel, job, "timeout"
-        )
-        try:
-            event = await job.events.get()
-        finally:
-            watch.cancel()
-            timer.cancel()
-            self._worker.cancel(job, "client_closed")  # no effect if it is done
-        if isinstance(event, ErrorEvent):
-            raise event.refusal
-        assert isinstance(event, Done)
-        return event.value
-
-    def _reason(self, why: Why) -> ApiError:
-        if why == "timeout":
-            return too_slow(self._settings.timeout)
-        return client_closed() if why == "client_closed" else shutting_down()
-
-
-async def cancel_on_disconnect(
-    request: Request, job: Job, worker: Worker, is_ending: Callable[[], bool]
-) -> None:
-    """Wait until the client of a request disconnects, and cancel its job.
-
-    Args:
-        request: The request; its body must have been read.
-        job: The job.
-        worker: The worker that runs it.
-        is_ending: Returns whether the server shuts down; some versions of uvicorn then send a
-            disconnect to every request.
-    """
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    if not is_ending():
-        worker.cancel(job, "client_closed")

@@ -1,31 +1,80 @@
 """Draft controller: chooses the draft length and the drafter of each round.
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
-`speculative.draft_length`; `speculative.draft_model_use` decides on the draft model,
-`speculative.round_state` on rounds that measure and on those that do not look for drafts. This
-module has the drafters, the clock and the statistics that they use. Under the rule `coupled` no
-decision changes the text. Under `rejection` and `block` a drawn token is always checked,
-so its value does not affect the decision.
+`speculative.draft_length`. This module has the drafters, the clock and the statistics that they
+use. Under the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn
+token is always checked, so its value does not affect the decision.
+
+Draft model: it reads a prompt only if it is expected to save more time than the prompt takes. It
+proposes a token only while that is expected to pay. An unused draft model is probed on known text.
+
+Exploration: some rounds measure the cost of an untried pass width, or of a single token. That costs
+time, which is paid from spare time, a small share of the generation time.
+
+Search budget: some rounds do not look for drafts, because looking costs more than it finds. It
+takes Python some tenths of a millisecond a round. That is nothing beside the pass of a large model,
+and a quarter of a pass of a very small one. A request may spend on searches a small share of its
+time, and what the drafts save that they found. So with a large model each round looks for a draft,
+and with a small one too while the text offers drafts that pay. Otherwise some rounds decode
+plainly, and searches in vain cost little.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..options import K_MAX
 from ..sampling.chain import Distribution
 from .acceptance import Draft
-from .batch_costs import Batches
-from .draft_length import LEAST_REACH, Prices, best_length
-from .draft_model_use import DraftModelUse
-from .drafters import MODELS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
+from .cost_model import Batches, CostModel
+from .draft_length import (
+    LEAST_REACH,
+    Outlook,
+    Prices,
+    best_length,
+    drafting_gain,
+    gain_of,
+    token_seconds,
+)
+from .drafters import (
+    MODELS,
+    N_CONFIDENCE_BUCKETS,
+    DraftTeam,
+    ModelDrafter,
+    Proposal,
+    TokenDrafter,
+)
 from .interfaces import LanguageModel
 from .pair_statistics import Forecast, PairStatistics, RequestAcceptance
-from .round_state import Exploration, RoundState, SearchBudget, Step
+
+# Number of rounds after which one is decoded plainly, to measure the cost of a single token.
+_PLAIN_EVERY = 64
+# Smallest number of rounds between two that use optimistic costs.
+_EXPLORE_EVERY = 16
+# Share of the generation time for searches.
+_SHARE = 0.01
+# Budget at the start of a request, and the largest one, in searches.
+_FIRST, _MOST = 3, 32
+
+# Number of tokens that a probe evaluates. As many tokens before them are read for context.
+_PROBE = 16
+# Acceptance rate of a good draft model.
+_GOOD = 0.9
+# Required saving, as a multiple of the time to read the prompt: acceptance over the rest of the
+# answer is uncertain.
+_READING_MARGIN = 1.5
+# Length of the last part that the draft model may read instead of a whole text, in tokens. Texts of
+# at most twice this length are read from their start.
+_LAST_PART = 128
+# Acceptance rate after the last part alone, relative to that after the whole text; measured on
+# prompts of 1,000 tokens.
+_PART_ACCEPTANCE = 0.87
 
 # Share of the generation time for probes of an unused draft model and for passes of untried widths.
 _SPARE_SHARE = 0.007
@@ -33,6 +82,417 @@ _SPARE_SHARE = 0.007
 _RATE_MEMORY = 0.95
 # Weight of the throughput of earlier requests at the start of a request.
 _RATE_PRIOR = 0.25
+
+
+@dataclass
+class Step:
+    """One token of a draft.
+
+    Attributes:
+        proposal: The token, its bucket and distribution.
+        reach: Probability that it and all draft tokens before it are right.
+        by_text: Proposal of the text drafters for the same position; None if the token is theirs,
+            or they had none.
+    """
+
+    proposal: Proposal
+    reach: float
+    by_text: Proposal | None = None
+
+
+@dataclass
+class RoundState:
+    """Costs, draft and times of the current round.
+
+    Attributes:
+        start: Tokens of the text before the round.
+        n_past: Tokens in the target's cache before the round.
+        prices: Expected costs.
+        hopeful: Costs used for decisions: `prices`, or lower ones for unconfirmed widths in a round
+            that explores.
+        steps: The draft tokens.
+        draft_s: Predicted seconds of drafting.
+        search_s: Python's seconds to look for a draft; 0 if the round did not.
+        n_kept: Number of draft tokens that are checked.
+        is_skipped: The round does not look for a draft.
+        explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
+            tried.
+        returned_s: Clock when the draft was ready, in seconds.
+        busy_s: The target's busy time when the draft was ready, in seconds.
+    """
+
+    start: int
+    n_past: int
+    prices: Prices
+    hopeful: Prices
+    steps: list[Step] = field(default_factory=list)
+    draft_s: float = 0.0
+    search_s: float = 0.0
+    n_kept: int = 0
+    is_skipped: bool = False
+    explored_s: float | None = None
+    returned_s: float = 0.0
+    busy_s: float = 0.0
+
+    @property
+    def n_pending(self) -> int:
+        """Number of tokens of the text that the target's pass decodes."""
+        return self.start - self.n_past
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of the target's pass."""
+        return self.n_pending + self.n_kept
+
+    @property
+    def reaches(self) -> list[float]:
+        """Reach of each draft token."""
+        return [step.reach for step in self.steps]
+
+    @property
+    def expected(self) -> float:
+        """Expected number of emitted tokens."""
+        return 1 + sum(self.reaches[: self.n_kept])
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a token in plain decoding."""
+        return self.prices.pass_s[0] + self.prices.token_s
+
+    @property
+    def gain_s(self) -> float:
+        """Expected seconds that the draft saves over plain decoding of the same tokens."""
+        passed_s = self.prices.pass_s[self.n_kept]
+        return self.expected * self.prices.pass_s[0] - self.draft_s - passed_s
+
+    @property
+    def explores(self) -> bool:
+        """Whether optimistic costs are used for unconfirmed widths."""
+        return self.hopeful is not self.prices
+
+
+class Exploration:
+    """Decisions on the measuring rounds of one request.
+
+    Attributes:
+        known: Cost models and statistics over all requests; their spare time is spent.
+    """
+
+    def __init__(self, known: PairStatistics) -> None:
+        self.known = known
+        # Rounds since the last pass over one token.
+        self._since_plain = 0
+        # Rounds since the last round with optimistic costs.
+        self._since_explored = 0
+        # Spare time from which untried widths are tried, in seconds.
+        self._explore_from_s = 0.0
+
+    def is_due(self) -> bool:
+        """Return whether this round uses optimistic costs; called once for each round."""
+        self._since_explored += 1
+        return self._since_explored > _EXPLORE_EVERY and self.known.spare_s > self._explore_from_s
+
+    def length(self, one: RoundState, n: int, gain: float) -> int:
+        """Return a draft length that tries an unconfirmed width if the spare time allows.
+
+        Otherwise return `n`.
+
+        Args:
+            one: A round with optimistic costs, and its draft tokens.
+            n: The best length by the expected costs.
+            gain: Its gain over plain decoding, in tokens.
+        """
+        self._since_explored = 0
+        reaches = one.reaches
+        tried, _ = best_length(reaches, one.hopeful)
+        if tried == n or self.known.target.is_confirmed(one.n_pending + tried):
+            self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
+            return n
+        # Loss if the entry of the table is right.
+        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate
+        if loss_s > self.known.spare_s:
+            self._explore_from_s = loss_s
+            self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
+            return n
+        self._explore_from_s = 0.0
+        one.explored_s = loss_s
+        return tried
+
+    def charge(self, one: RoundState, passed_s: float) -> None:
+        """Subtract the measured loss of a pass that tried a width from the spare time.
+
+        After a pass with a large error the next round explores again.
+        """
+        if one.explored_s is not None:
+            self.known.spare_s -= max(
+                0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept]
+            )
+            if self.known.target.is_doubtful(one.n_rows):
+                self._since_explored = _EXPLORE_EVERY
+
+    def is_plain_due(self, prices: Prices) -> bool:
+        """Return whether this round is decoded plainly to measure a single-token pass.
+
+        While drafts are used, no other round measures it.
+        """
+        if self._since_plain < _PLAIN_EVERY:
+            return False
+        loss_s = prices.pass_s[0] - 1 / prices.rate
+        if loss_s > self.known.spare_s:
+            return False
+        self.known.spare_s -= max(0.0, loss_s)
+        return True
+
+    def count(self, one: RoundState) -> None:
+        """Count a round."""
+        self._since_plain = 0 if one.n_rows == 1 else self._since_plain + 1
+
+
+class SearchBudget:
+    """Searches for drafts that one request may make.
+
+    The budget is a number of searches, because the seconds of one are known only after the first.
+    """
+
+    def __init__(self) -> None:
+        self._n_left = float(_FIRST)
+
+    def allows(self, search_s: float, plain_s: float) -> bool:
+        """Return whether this round looks for a draft; called once for each round.
+
+        Args:
+            search_s: Seconds of a search; 0 if none was timed.
+            plain_s: Seconds of a token in plain decoding.
+        """
+        if not search_s:
+            return True
+        self._n_left = min(self._n_left + _SHARE * plain_s / search_s, _MOST)
+        return self._n_left >= 1
+
+    def charge(self, search_s: float, gain_s: float) -> None:
+        """Count a search.
+
+        Args:
+            search_s: Seconds that it took; 0 if it was not timed.
+            gain_s: Seconds that its draft is expected to save; 0 or less without one.
+        """
+        if search_s:
+            self._n_left += max(gain_s, 0.0) / search_s - 1
+
+
+@dataclass
+class DraftModelUse:
+    """Decisions on the draft model of one request, with its costs.
+
+    Attributes:
+        model: The draft model's drafter.
+        costs: Cost model of the draft model; updated.
+        known: Cost models and statistics over all requests; updated.
+        chances: Acceptance rates within the request; updated.
+        n_left: Largest length of the answer, in tokens.
+        fixed: Let the draft model propose whatever it costs.
+        widest: Largest number of rows of a pass.
+        batches: The requests that share passes with this one.
+        n_emitted: Number of tokens of the answer so far.
+        since_used: Number of tokens since the draft model was used or probed.
+    """
+
+    model: ModelDrafter
+    costs: CostModel
+    known: PairStatistics
+    chances: RequestAcceptance
+    n_left: int
+    fixed: bool
+    widest: int
+    batches: Batches
+    n_emitted: int = 0
+    since_used: int = 0
+
+    def mean_chance(self) -> float:
+        """Return the acceptance rate of a token whose confidence is not known."""
+        shares, chances = self._confidences()
+        return float(shares @ chances)
+
+    # ---- proposals
+
+    def next_pays(self, one: RoundState, reach: float, by_text: float, k: int) -> bool:
+        """Return whether another token of the draft model pays, and beats the text's own token.
+
+        Args:
+            one: The round.
+            reach: Probability that all draft tokens so far are right.
+            by_text: Acceptance rate of the text drafters' proposal for the position; 0 without one.
+            k: Largest length of the draft, in tokens.
+        """
+        mean = self.mean_chance()
+        if self.fixed:
+            return by_text < mean
+        n, n_past = len(one.steps), self.model.n_cached
+        pending = one.start + n - self.model.n_past
+        each_s = self._propose_s(1, n_past)
+        is_far = pending > self.model.far_behind
+        # A large unread part is read once, for the rest of the answer.
+        first_s = each_s if is_far else self._propose_s(pending, n_past)
+        if reach * (mean - by_text) <= one.prices.rate * first_s:
+            return False
+        if is_far and (one.explores or self._reading_offset(one.start + n) is None):
+            return False
+        outlook = Outlook(*self._confidences(), first_s, each_s)
+        return drafting_gain(one.reaches, k, outlook, one.hopeful) > 0
+
+    def next_step(
+        self, one: RoundState, tokens: Sequence[int], reach: float, text: Proposal | None
+    ) -> Step | None:
+        """Return the draft model's next token, or None.
+
+        Args:
+            one: The round.
+            tokens: The text before the round.
+            reach: Probability that all draft tokens so far are right.
+            text: Proposal of the text drafters for the same position.
+        """
+        so_far = [*tokens, *(step.proposal.token for step in one.steps)]
+        if not self.fixed and len(so_far) - self.model.n_past > _PROBE:
+            self._read(so_far[:-1], self._reading_offset(len(so_far)) or 0, lambda: False)
+        n_past = self.model.n_cached
+        n = len(so_far) - self.model.n_past
+        one.draft_s += self._propose_s(n, n_past)
+        started, busy_s = time.perf_counter(), self.model.busy_s
+        proposal = self.model.propose()
+        passed_s = self.model.busy_s - busy_s
+        if not proposal:
+            return None
+        if self.batches.draft.is_alone:
+            self.costs.learn(n, n_past, passed_s)
+            self.known.per_proposal.learn(time.perf_counter() - started - passed_s)
+        self.since_used = 0
+        self.known.drafted(proposal.kind[1])
+        return Step(proposal, reach * self.chances.of(proposal.kind), text)
+
+    def _propose_s(self, n: int, n_past: int) -> float:
+        """Return the seconds of a proposal if the draft model has `n` unread tokens."""
+        pass_s = self.batches.draft.seconds(self.costs, n, n_past)
+        return pass_s + self.known.per_proposal.seconds
+
+    def _confidences(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return frequency and acceptance rate of each confidence bucket, shape `(n,)` each."""
+        counts = np.array(self.known.confidences)
+        return counts / counts.sum(), np.array(
+            [self.chances.of((self.model.name, i)) for i in range(N_CONFIDENCE_BUCKETS)]
+        )
+
+    # ---- reading
+
+    def read_prompt(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Read the prompt if the draft model is expected to be used."""
+        offset = 0 if self.fixed else self._reading_offset(len(tokens))
+        if offset is not None:
+            self._read(tokens, offset, cancelled)
+
+    def _reading_offset(self, n_tokens: int) -> int | None:
+        """Return the position from which to read a text of `n_tokens` tokens.
+
+        Return None if reading costs more than it saves. Each request of a batch waits until all of
+        them have read.
+        """
+        usual = max(self.known.answer - self.n_emitted, self.n_emitted, _PROBE)
+        left = min(self.n_left - self.n_emitted, usual)
+        pass_s = self.batches.target.seconds(self.known.target, 1, n_tokens)
+        plain_s = pass_s + self.known.per_token.seconds
+        best_s, best = left * plain_s, None
+        for offset, n_unread, n_cached, acceptance in self._ways_to_read(n_tokens):
+            reading_s = self.costs.reading_s(n_unread, n_cached, self.model.reads_at_once)
+            chance = acceptance * self.mean_chance()
+            seconds = (
+                left * self._token_s(chance, n_tokens, n_cached + n_unread)
+                + _READING_MARGIN * self.batches.draft.n * reading_s
+            )
+            if seconds < best_s:
+                best_s, best = seconds, offset
+        return best
+
+    def _ways_to_read(self, n_tokens: int) -> list[tuple[int, int, int, float]]:
+        """Return the options to catch up with a text of `n_tokens` tokens.
+
+        Returns:
+            For each option: first position that the draft model has then read, tokens to read,
+                tokens already cached, factor of the acceptance rate.
+        """
+        n_unread = n_tokens - self.model.n_past
+        first = self.model.n_past - self.model.n_cached
+        ways = [(first, n_unread, self.model.n_cached, 1.0)]
+        if n_tokens > 2 * _LAST_PART and n_unread > _LAST_PART:
+            ways.append((n_tokens - _LAST_PART, _LAST_PART, 0, _PART_ACCEPTANCE))
+        return ways
+
+    def _read(self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]) -> None:
+        """Read the text from `offset` on, and update the costs."""
+        if offset > self.model.n_past:
+            self.model.begin_at(offset)
+        n_cached, busy_s = self.model.n_cached, self.model.busy_s
+        self.model.read(tokens, cancelled)
+        if self.batches.draft.is_alone:
+            self.costs.learn_reading(
+                self.model.n_cached - n_cached,
+                n_cached,
+                self.model.reads_at_once,
+                self.model.busy_s - busy_s,
+            )
+
+    def _token_s(self, chance: float, n_past: int, n_draft_past: int) -> float:
+        """Return the seconds of a token at the best draft length, at one acceptance rate.
+
+        The other requests count as drafting too: each of them decides by the same rule.
+        """
+        batch, n = self.batches.target, max(1, min(K_MAX + 1, self.widest))
+        passes_s = batch.passes_s(self.known.target, 1, n, n_past)
+        return token_seconds(
+            chance, passes_s, self._propose_s(1, n_draft_past), self.known.per_token.seconds
+        )
+
+    # ---- probing
+
+    def probe(self, tokens: Sequence[int], rate: float) -> None:
+        """Evaluate a draft model that was not used recently on known text, if spare time allows.
+
+        Args:
+            tokens: The text before the round.
+            rate: Reachable throughput, in tokens per second.
+        """
+        if self.since_used < _PROBE or not self.batches.draft.is_alone:
+            return
+        if not self.model.can_review:
+            return
+        pending = len(tokens) - 1 - self.model.n_past
+        # The draft model was used in a long round.
+        if pending < _PROBE:
+            return
+        n_read = min(pending if pending < 4 * _PROBE else 2 * _PROBE, len(tokens) - 1)
+        if self.known.spare_s < self._probe_s(n_read) or not self._can_help(len(tokens), rate):
+            return
+        n_past, busy_s = self.model.n_cached, self.model.busy_s
+        for kind, right in self.model.review(tokens, n_read, _PROBE):
+            self.known.drafted(kind[1])
+            self.chances.learn(kind, right)
+        passed_s = self.model.busy_s - busy_s
+        self.costs.learn(n_read, n_past, passed_s)
+        if not self.costs.is_confirmed(1) and self.model.n_past == len(tokens) - 1:
+            # Two passes, because a large error counts only when it occurs twice.
+            for _ in range(2):
+                before_s = self.model.busy_s
+                self.model.review(tokens, 1, 1)
+                self.costs.learn(1, self.model.n_cached - 1, self.model.busy_s - before_s)
+        self.known.spare_s -= self.model.busy_s - busy_s + _PROBE * self.known.per_proposal.seconds
+        self.since_used = 0
+
+    def _probe_s(self, n_read: int) -> float:
+        """Return the spare time that a probe over `n_read` tokens needs, in seconds."""
+        python_s = _PROBE * self.known.per_proposal.seconds
+        return self.costs.seconds(n_read, self.model.n_cached) + python_s
+
+    def _can_help(self, n_tokens: int, rate: float) -> bool:
+        """Return whether a good draft model would be faster than the reachable throughput."""
+        return self._token_s(_GOOD, n_tokens, self.model.n_cached) <= 1 / rate
 
 
 class DraftController(DraftTeam):
@@ -74,9 +534,7 @@ class DraftController(DraftTeam):
         self._chances = RequestAcceptance(known.chances, MODELS)
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
         self._use = (
-            DraftModelUse(
-                model, known.draft, known, self._chances, n_left, fixed, widest, batches, _now
-            )
+            DraftModelUse(model, known.draft, known, self._chances, n_left, fixed, widest, batches)
             if model and known.draft
             else None
         )
@@ -113,11 +571,6 @@ class DraftController(DraftTeam):
             "too few for a gain (see `gguf-spec tune`)"
         )
 
-    def go_on_from(self, before: DraftController) -> None:
-        """Take over counts and failures from the controller of the request's first part."""
-        self.forecast, self.counts = before.forecast, before.counts
-        self.switch_off(before.failures)
-
     # ---- interface of the engine
 
     def keep(self, prompt: Sequence[int]) -> None:
@@ -151,9 +604,11 @@ class DraftController(DraftTeam):
         self._round = self._plain_round(len(tokens))
         if not self._budget.allows(self.known.per_search.seconds, self._round.plain_s):
             return Draft([], [])
-        started_s, model_busy_s = time.perf_counter(), self._model_busy_s()
+        busy_s = self.model.busy_s if self.model else 0.0
+        started_s = time.perf_counter()
         draft, one = self._search(tokens, k), self._round
-        if self.batches.target.is_alone and self._model_busy_s() == model_busy_s:
+        is_alone = self.batches.target.is_alone
+        if is_alone and (self.model.busy_s if self.model else 0.0) == busy_s:
             self.known.per_search.learn(one.returned_s - started_s)
         one.search_s = self.known.per_search.seconds
         self._budget.charge(one.search_s, one.gain_s)
@@ -185,9 +640,6 @@ class DraftController(DraftTeam):
             self.attempt(self.model, self.model.rollback, to)
 
     # ---- rounds
-
-    def _model_busy_s(self) -> float:
-        return self.model.busy_s if self.model else 0.0
 
     def _plain_round(self, start: int) -> RoundState:
         """Return a new round that does not look for a draft."""
@@ -250,10 +702,9 @@ class DraftController(DraftTeam):
             text, chance = self._best_text()
             step = None
             use = self.model_use
-            if use and can_model:
-                step, can_model = self.attempt(
-                    use.model, use.next_step, one, tokens, reach, text, chance, k
-                ) or (None, False)
+            if use and can_model and self.attempt(use.model, use.next_pays, one, reach, chance, k):
+                step = self.attempt(use.model, use.next_step, one, tokens, reach, text)
+                can_model = step is not None
             if not step and text:
                 step = Step(text, reach * chance)
             if not step:
@@ -321,18 +772,14 @@ class DraftController(DraftTeam):
         self.forecast.plain_s += n_tokens * (one.prices.pass_s[0] + python_s)
         self.known.n_emitted += n_tokens
         if self._use:
-            self._use.count(n_tokens)
+            self._use.n_emitted += n_tokens
+            self._use.since_used += n_tokens
         self._exploration.count(one)
         self.known.spare_s += _SPARE_SHARE * seconds
         for i, step in enumerate(one.steps[: one.n_kept]):
             name = step.proposal.kind[0]
             drafted, accepted = self.counts.get(name, (0, 0))
             self.counts[name] = (drafted + 1, accepted + (i < n_tokens - 1))
-
-
-def _now() -> float:
-    """Return the clock, in seconds."""
-    return time.perf_counter()
 
 
 def _surely(token: int) -> Distribution:

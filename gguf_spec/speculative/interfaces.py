@@ -141,16 +141,12 @@ def read_on(
     tokens.
     """
     while model.n_past < len(tokens) and not cancelled():
-        model.read(tokens[model.n_past : _pass_end(model, len(tokens))])
+        end = min(model.n_past + model.reads_at_once, len(tokens))
+        # A pass ends at a multiple of the grid, except for the last one.
+        on_grid = end - end % model.grid if model.grid else end
+        model.read(tokens[model.n_past : on_grid if on_grid > model.n_past else end])
         if on_pass:
             on_pass(model.n_past, len(tokens))
-
-
-def _pass_end(model: LanguageModel, n_tokens: int) -> int:
-    """Return the end of the next prefill pass: a multiple of the grid, except for the last pass."""
-    end = min(model.n_past + model.reads_at_once, n_tokens)
-    on_grid = end - end % model.grid if model.grid else end
-    return on_grid if on_grid > model.n_past else end
 
 
 def decode_last(model: LanguageModel, tokens: Sequence[int], one_by_one: bool = False) -> Logits:

@@ -29,8 +29,7 @@ from .drafters import (
 from .pair_statistics import PairStatistics
 from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
 from .scheduler import Scheduler, Side, SlotPair
-from .translated_model import in_target_ids
-from .translation import Translation
+from .translation import Translation, in_target_ids
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class ModelPair:
                 raise
             # If the target caused the failure, this fails again.
             profile = measure(self.target, None)
-            failure(self._name_of_draft, error)
+            failure(name_of(self.draft), error)
             self.slots[0].first.failed = True
             share = self.draft.weight_bytes / self.target.weight_bytes
             return replace(
@@ -139,13 +138,9 @@ class ModelPair:
                 if self.draft:
                     self.draft.close()
             except Exception as error:
-                failure(self._name_of_draft, error)
+                failure(name_of(self.draft), error)
             finally:
                 self.target.close()
-
-    @property
-    def _name_of_draft(self) -> str:
-        return name_of(self.draft)
 
     def use_profile(self, profile: Profile) -> None:
         """Use a profile from now on."""
@@ -224,7 +219,13 @@ class ModelPair:
         if shares and speculation.strict and self.logit_noise(speculation):
             allowed = "False with parallel requests: on this machine their passes are not exact"
             raise InvalidOptionError("strict", True, allowed)
-        self._check_recurrent(speculation)
+        stateful = not (self.target.can_roll_back or self.target.why_plain)
+        if stateful and speculation.strict and self.logit_noise(speculation):
+            allowed = (
+                "False for recurrent and hybrid models, unless passes are exact: their state is "
+                "restored once per pass"
+            )
+            raise InvalidOptionError("strict", True, allowed)
         if speculation.k and not self.target.why_plain:
             self._check_drafter(speculation.drafter)
 
@@ -235,7 +236,7 @@ class ModelPair:
             NoSpeculationError: As for `check`.
         """
         by_text = "set {drafter='ngram'} | "
-        if name in HEADS and name != self._name_of_draft:
+        if name in HEADS and name != name_of(self.draft):
             head = "set {draft='mtp'}" if name == "mtp" else "set {draft} to the file of one"
             raise NoSpeculationError(
                 "drafter",
@@ -250,21 +251,6 @@ class ModelPair:
                 f"the drafter {name} needs a draft model, and none is loaded.",
                 Text(by_text + "set {draft} to a model."),
             )
-
-    def _check_recurrent(self, speculation: Speculation) -> None:
-        """Raise an error if the state of recurrent layers does not support the options.
-
-        Raises:
-            InvalidOptionError: As for `check`.
-        """
-        if self.target.can_roll_back or self.target.why_plain:
-            return
-        if speculation.strict and self.logit_noise(speculation):
-            allowed = (
-                "False for recurrent and hybrid models, unless passes are exact: their state is "
-                "restored once per pass"
-            )
-            raise InvalidOptionError("strict", True, allowed)
 
     def drafter(
         self,
@@ -322,5 +308,6 @@ class ModelPair:
             batches=slots.batches,
         )
         if isinstance(before, DraftController):
-            controller.go_on_from(before)
+            controller.forecast, controller.counts = before.forecast, before.counts
+            controller.switch_off(before.failures)
         return controller

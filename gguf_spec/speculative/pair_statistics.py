@@ -54,10 +54,6 @@ class PairStatistics:
         """Return tokens and seconds of recent rounds of all requests, times `weight`."""
         return weight * self._tokens, weight * self._seconds
 
-    def verify_s(self, n: int, n_emitted: float, n_past: int) -> float:
-        """Return the seconds to check `n - 1` draft tokens if `n_emitted` tokens are emitted."""
-        return self.target.seconds(n, n_past) + n_emitted * self.per_token.seconds
-
     def drafted(self, confidence: int) -> None:
         """Count a proposal of the draft model by its confidence."""
         self.confidences = [_CONFIDENCE_MEMORY * count for count in self.confidences]
@@ -98,7 +94,7 @@ class Forecast:
 _FORGET = 0.997
 # Largest weight of a bucket that is read from disk, in observations.
 _KEPT = 40.0
-# Default weight of a prior, in observations.
+# Weight of a prior, in observations.
 _DOUBT = 2.0
 # Prior precision (1 / variance) of a request's shift of the log odds against those of all requests.
 _SHIFT_PRECISION = 1.5
@@ -125,21 +121,13 @@ class AcceptanceRates:
     a draft is therefore the probability that all of it is accepted.
     """
 
-    def __init__(
-        self, priors: Mapping[str, Iterable[float]], firm: Mapping[str, float] | None = None
-    ) -> None:
-        """Start from priors.
-
-        Args:
-            priors: Name of a drafter -> prior acceptance rate of each of its buckets.
-            firm: Name of a drafter -> weight of its priors, in observations; for other drafters a
-                default.
-        """
-        self._seen: dict[Kind, list[float]] = {}  # [hits, positions]
-        for name, chances in priors.items():
-            places = (firm or {}).get(name, _DOUBT)
-            for bucket, chance in enumerate(chances):
-                self._seen[name, bucket] = [places * chance, places]
+    def __init__(self, priors: Mapping[str, Iterable[float]]) -> None:
+        """Start from priors: name of a drafter -> prior acceptance rate of each of its buckets."""
+        self._seen: dict[Kind, list[float]] = {  # [hits, positions]
+            (name, bucket): [_DOUBT * chance, _DOUBT]
+            for name, chances in priors.items()
+            for bucket, chance in enumerate(chances)
+        }
 
     def of(self, kind: Kind) -> float:
         """Return the acceptance rate of a bucket."""

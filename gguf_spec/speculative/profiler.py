@@ -33,8 +33,7 @@ from .drafters import (
 )
 from .interfaces import LanguageModel, read_on, return_to
 from .profile import Profile, read_profile, write_profile
-from .translated_model import in_target_ids
-from .translation import Translation
+from .translation import Translation, in_target_ids
 
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
 # end the measurement.
@@ -106,7 +105,8 @@ def measure(
     half_s = np.inf if thorough else budget_s / 2
     n_emitted, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_emitted, n_draft))
     passes, draft_passes = (
-        _order(of, n_times, target.n_ctx)
+        # Passes of one width are far apart, because other programs start and stop.
+        [width for width in of if width < target.n_ctx] * n_times
         for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
     )
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
@@ -200,14 +200,6 @@ def plausible(table: Mapping[int, float]) -> dict[int, float]:
     if len(kept) * 2 < len(table):
         return {width: min(table[w] for w in table if w >= width) for width in table}
     return kept
-
-
-def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:
-    """Return the widths of all passes in order, each width `n_times`.
-
-    Passes of one width are far apart, because other programs start and stop.
-    """
-    return [width for width in widths if width < n_ctx] * n_times
 
 
 def _generate(

@@ -32,8 +32,7 @@ from ..arrays import Logits
 from ..errors import DecodeError
 from ..llama.head import Head
 from ..llama.model import Model, Part, Slots
-from .batch_costs import ALONE, Batch, BatchCosts, Batches, Offer, common_rows
-from .cost_model import CostModel
+from .cost_model import ALONE, Batch, BatchCosts, Batches, CostModel, Offer, common_rows
 from .drafters import FirstRead
 
 if TYPE_CHECKING:

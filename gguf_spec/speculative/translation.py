@@ -1,4 +1,4 @@
-"""Translation between the token ids of a target and of a draft with other ids.
+"""Draft models with other token ids: their translation, and a view with the ids of the target.
 
 Only the proposals depend on it, so it never changes the text.
 
@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..arrays import Ids
+from ..arrays import Ids, Logits
+from ..errors import RollbackError
+from ..options import K_MAX
+from .interfaces import LanguageModel
 
 # Length from which a stretch of text without spaces is closed at the next token, in bytes.
 _LONGEST = 48
@@ -176,3 +179,180 @@ def longest_pieces(by_bytes: Mapping[bytes, int]) -> Callable[[bytes], tuple[int
         return tuple(ids)
 
     return by_words(spell)
+
+
+class TranslatedModel:
+    """A draft model that takes target tokens and returns rows over the target's tokens.
+
+    It implements `LanguageModel`. Tokens that the draft does not have get the logit -inf. The draft
+    model keeps its own tokens and positions. A view is made for each request; `recognise` finds out
+    what the draft model has cached.
+    """
+
+    # Rows of a draft need no exact bits.
+    grid = 0
+
+    def __init__(
+        self, model: LanguageModel, target: LanguageModel, translation: Translation
+    ) -> None:
+        """Make a view of a draft model.
+
+        Args:
+            model: The draft model.
+            target: The target; only its vocabulary is used.
+            translation: Correspondence of the tokens.
+        """
+        self._model, self._target, self._translation = model, target, translation
+        self._reading = Reading(translation)
+        # Number of first draft ids that are not in the cache, because the context is full.
+        self._first = 0
+        self._rows = np.empty((0, 0), np.float32)
+        self.n_vocab, self.n_ctx, self.start = target.n_vocab, model.n_ctx, target.start
+        self.weight_bytes, self.cached_bytes = model.weight_bytes, model.cached_bytes
+        self.exact_attention, self.most_exact_rows = model.exact_attention, model.most_exact_rows
+        self.depth_costs, self.slow_first_pass = model.depth_costs, model.slow_first_pass
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent inside the draft model."""
+        return self._model.busy_s
+
+    @property
+    def n_read(self) -> int:
+        """Number of target tokens that were read."""
+        return self.n_past
+
+    @property
+    def reads_at_once(self) -> int:
+        """Prompt tokens decoded in one prefill pass."""
+        return self._model.reads_at_once
+
+    @property
+    def free_rollback(self) -> int:
+        """Most tokens that a rollback drops without dropping others."""
+        return self.n_ctx
+
+    @property
+    def cached(self) -> list[int]:
+        """The target tokens that were read."""
+        return self._reading.tokens
+
+    @property
+    def n_past(self) -> int:
+        """Number of target tokens that were read."""
+        return len(self._reading.tokens)
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a target token ends a generation."""
+        return self._target.is_end(token)
+
+    def recognise(self, tokens: Sequence[int]) -> None:
+        """Find the longest prefix of `tokens` in the draft model's cache."""
+        reading = self._reading
+        reading.cut(0)
+        reading.extend(tokens)
+        cached, n = self._model.cached, 0
+        for a, b in zip(cached, reading.ids, strict=False):
+            if a != b:
+                break
+            n += 1
+        self._first, reading.n_stable = 0, n
+        known = self.n_past
+        while known and reading.n_ids(known) > n:
+            known -= 1
+        reading.cut(known)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Append target tokens to the cache."""
+        reading = self._reading
+        reading.extend(tokens)
+        done = self._synchronise(len(reading.ids))
+        if done < len(reading.ids):
+            self._model.read(reading.ids[done:])
+        reading.n_stable = len(reading.ids)
+
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
+        """Append target tokens and return the rows after each of the last `n_rows`.
+
+        Where a target token ends inside a draft token, the row after the draft token before is
+        returned.
+
+        Args:
+            tokens: Target ids.
+            n_rows: Number of rows.
+
+        Returns:
+            Logits over the target's tokens, shape `(n_rows, V)`. The next call overwrites them.
+        """
+        reading, n = self._reading, self.n_past + len(tokens)
+        reading.extend(tokens)
+        ids = reading.ids
+        if not ids:
+            return self._without_text(n_rows)
+        last = len(ids) - 1
+        places = [max(0, min(reading.n_ids(i) - 1, last)) for i in range(n - n_rows + 1, n)]
+        places.append(last)
+        done, at, found = self._synchronise(min(places)), min(places), list[Logits]()
+        while done <= last:
+            end = min(at + K_MAX + 1, len(ids))
+            rows = self._model.logits(ids[done:end], end - at)
+            # Indexing copies the rows, which the next pass overwrites.
+            found.append(rows[[place - at for place in places if at <= place < end]])
+            done = at = end
+        reading.n_stable = len(ids)
+        return self._translated(np.concatenate(found) if len(found) > 1 else found[0])
+
+    def _without_text(self, n_rows: int) -> Logits:
+        """Return rows for a text that the draft model has no token of."""
+        self._model.rollback(0)
+        rows = self._translated(self._model.logits([self._model.start % self._model.n_vocab], 1))
+        self._model.rollback(0)
+        return np.repeat(rows, n_rows, axis=0)
+
+    def rollback(self, to: int) -> None:
+        """Forget all target tokens after the first `to`."""
+        self._reading.cut(to)
+        if to == 0:
+            self._first = self._reading.n_stable = 0
+            self._model.rollback(0)
+
+    def hold(self, lasting: bool = False) -> None:
+        """Do nothing: the draft model can roll back to any number of tokens."""
+
+    def _synchronise(self, n: int) -> int:
+        """Remove all but right draft ids from the cache, and those after the first `n`.
+
+        Returns:
+            The number of draft ids before the first one that is to be decoded.
+        """
+        reading, model = self._reading, self._model
+        done = min(reading.n_stable, self._first + model.n_past, n)
+        n_ids = len(reading.ids)
+        room = model.n_ctx // 2
+        is_short = self._first > 0 and n_ids - self._first < room // 2
+        if done < self._first or is_short or n_ids - self._first > model.n_ctx:
+            # A text that is longer than the context is read from its last part on.
+            self._first = done = min(n, n_ids - room) if n_ids > model.n_ctx else 0
+            model.rollback(0)
+        try:
+            model.rollback(done - self._first)
+        except RollbackError:  # a part of its sliding windows is missing
+            model.rollback(0)
+            done = self._first
+        return done
+
+    def _translated(self, rows: Logits) -> Logits:
+        """Return rows of the draft model as rows over the target's tokens."""
+        n = len(rows)
+        if len(self._rows) < n:
+            self._rows = np.full((n, self.n_vocab), -np.inf, np.float32)
+        translation = self._translation
+        self._rows[:n, translation.target_ids] = rows[:, translation.draft_ids]
+        return self._rows[:n]
+
+
+def in_target_ids(
+    draft: LanguageModel, target: LanguageModel, translation: Translation | None
+) -> LanguageModel:
+    """Return a draft model as a model with the ids of its target; itself if they are the same."""
+    return TranslatedModel(draft, target, translation) if translation else draft

@@ -43,20 +43,24 @@ from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
 from ..runtime.many import Cancellation, run_all
 from .checks import (
+    LAW_TOKENS,
+    LAWS,
     SAMPLINGS,
     WAYS,
     Check,
+    ChiSquareTest,
     Comparison,
     Difference,
     Job,
+    Reference,
     RequestChecks,
     TextChecks,
     check_kernels,
     check_rows,
+    drawn,
+    n_draws_of,
     noise_in_use,
 )
-from .chi_square import LAW_TOKENS, ChiSquareTest, Reference, drawn, n_draws_of
-from .chi_square import WAYS as LAWS
 
 __all__ = [
     "PARALLEL",
@@ -95,7 +99,7 @@ class Report:
         comparisons: One per sampling and drafter.
         differences: One per text that differs from the plain text.
         cache_faults: Cache errors, one sentence each.
-        laws: Chi-square tests, one per entry of `chi_square.WAYS`.
+        laws: Chi-square tests, one per entry of `checks.LAWS`.
         total_s: Duration in seconds.
         checks: One per feature: rows, near ties, warm caches and so on.
         n_parallel: Number of requests that ran at once; 1 without `under_load`.

@@ -233,7 +233,7 @@ BUGS = (
     Bug("a broken call is lost", "tools/source.py",
         "self.events.append(Event(\"broken\", source, rest))", "self.events.append(Event(\"broken\", rest, rest))",
         ("tools/test_families.py",)),
-    Bug("ids of calls keep the length that a template rejects", "text/tool_history.py",
+    Bug("ids of calls keep the length that a template rejects", "text/chat_template.py",
         "if family.id_length:", "if False:",
         ("tools/test_history.py",)),
     Bug("the model used last is unloaded first", "server/model_pool.py",

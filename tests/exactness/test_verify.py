@@ -17,9 +17,17 @@ from gguf_spec.llama import own_kernels
 from gguf_spec.speculative.acceptance import RULES
 from gguf_spec.speculative.engine import Rule
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
-from gguf_spec.verify import chi_square as chi_square_module
-from gguf_spec.verify.checks import SAMPLINGS, WAYS, TextChecks, check_rows, how_far
-from gguf_spec.verify.chi_square import ChiSquareTest, chi_square
+from gguf_spec.verify.checks import (
+    LAWS,
+    SAMPLINGS,
+    WAYS,
+    ChiSquareTest,
+    TextChecks,
+    _chance_of_more,
+    check_rows,
+    chi_square,
+    how_far,
+)
 from tests.exactness.planted_bugs import BUGS, accept_always, keep_checks, rows_scaled
 
 
@@ -47,7 +55,7 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     assert all(
         c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto"
     )  # which may draft nothing
-    assert [distribution.accept for distribution in report.laws] == [*chi_square_module.WAYS]
+    assert [distribution.accept for distribution in report.laws] == [*LAWS]
     assert [distribution.accept for distribution in report.laws][:3] == [
         "coupled",
         "rejection",
@@ -244,7 +252,7 @@ def test_the_bundled_prompts():
     [(18.307, 10, 0.05), (40.0, 10, 1.694e-5), (135.807, 100, 0.01), (3.8415, 1, 0.05)],
 )
 def test_the_tail_of_chi_square(statistic, n_free, p):
-    assert chi_square_module._chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
+    assert _chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
 
 
 def test_the_chi_square_of_a_right_sampler_is_uniform():

@@ -11,7 +11,7 @@ from gguf_spec.llama.model import Model, Slots
 from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative import scheduler as scheduler_module
-from gguf_spec.speculative.batch_costs import ALONE, BatchCosts
+from gguf_spec.speculative.cost_model import ALONE, BatchCosts
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support.fakes import Clock
 

@@ -358,7 +358,11 @@ def test_a_path_is_below_the_prefix():
         "scheme": "http", "headers": [(b"Content-Length", b"9"), (b"x", b"y")],
     }  # fmt: skip
     call = Call.of(Request(scope), b'{"seed":4}')
-    assert (call.path, call.headers, call.with_seed()) == (TEXT, ((b"x", b"y"),), call)
+    assert (call.scope["path"], call.scope["headers"], call.with_seed()) == (
+        TEXT,
+        [(b"x", b"y")],
+        call,
+    )
 
 
 def test_a_stream_of_another_format_is_passed_on(app):

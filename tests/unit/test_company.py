@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.batch_costs import ALONE, BatchCosts, Offer, common_rows
+from gguf_spec.speculative.cost_model import ALONE, BatchCosts, Offer, common_rows
 
 reaches = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda some: sorted(some, reverse=True))
 offers = st.lists(st.builds(Offer, reaches, st.integers(1, 4)), min_size=1, max_size=8)

@@ -14,12 +14,11 @@ from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative import profile, profiler
 from gguf_spec.speculative.acceptance import coupled
-from gguf_spec.speculative.controller import DraftController
+from gguf_spec.speculative.controller import DraftController, RoundState, SearchBudget, Step
 from gguf_spec.speculative.draft_length import Prices
 from gguf_spec.speculative.drafters import NgramDrafter, Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
-from gguf_spec.speculative.round_state import RoundState, SearchBudget, Step
 from gguf_spec.speculative.scheduler import SlotPair
 from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 

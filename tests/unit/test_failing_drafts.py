@@ -7,8 +7,8 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError, DecodeError
-from gguf_spec.speculative import draft_model_use
-from gguf_spec.speculative.draft_model_use import DraftModelUse
+from gguf_spec.speculative import controller
+from gguf_spec.speculative.controller import DraftModelUse
 from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter, failure
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -176,7 +176,7 @@ def test_any_call_of_any_drafter_may_fail(mode, alone, call, after, monkeypatch)
 @pytest.mark.parametrize("how", ["raise", "nan"])
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
-    monkeypatch.setattr(DraftModelUse, "_model_pays", lambda *_: False)
+    monkeypatch.setattr(DraftModelUse, "next_pays", lambda *_: False)
     monkeypatch.setattr(DraftModelUse, "_probe_s", lambda *_: -1.0)
     monkeypatch.setattr(DraftModelUse, "_can_help", lambda *_: True)
     draft = Failing(TARGET, "logits", 0, how)
@@ -187,7 +187,7 @@ def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
 
 
 def test_a_jump_to_the_last_part_of_a_long_prompt_may_fail(monkeypatch):
-    monkeypatch.setattr(draft_model_use, "_LAST_PART", 4)
+    monkeypatch.setattr(controller, "_LAST_PART", 4)
     monkeypatch.setattr(DraftModelUse, "_reading_offset", lambda self, n_tokens: n_tokens - 4)
     failed = fail(monkeypatch, ModelDrafter, "begin_at", 0)
     plain, (one,) = answers(FakeModel(TARGET, n_ctx=400), CHAINS["greedy"], {"drafter": "model"})

@@ -149,7 +149,7 @@ def test_what_is_read_faster_is_not_copied(token_s, n_saved):
     """The first copy measures: a millisecond for 300 tokens."""
     clock = SimpleNamespace(now=0.0)
     store, one = store_of(now=lambda: clock.now), caches(Cache(clock=clock))
-    store.learn_reading(1, token_s)
+    store.reading.learn(1, token_s)
     for text in (A, B, C, A[:10]):
         visit(store, one, text)
     assert store.memory().n_saved == n_saved

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from gguf_spec.sampling.rng import SeededRng
-from gguf_spec.speculative.controller import DraftController
+from gguf_spec.speculative.controller import _LAST_PART, DraftController
 from gguf_spec.speculative.cost_model import CostModel, Pace
-from gguf_spec.speculative.draft_model_use import _LAST_PART
 from gguf_spec.speculative.drafters import CoupledDraftSampler, FirstRead, ModelDrafter
 from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT, DraftCorrection
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds

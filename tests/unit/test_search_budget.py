@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gguf_spec.speculative.round_state import _FIRST, _MOST, _SHARE, SearchBudget
+from gguf_spec.speculative.controller import _FIRST, _MOST, _SHARE, SearchBudget
 
 
 def searches(gains_s, search_s, plain_s=1.0, known=True):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from gguf_spec.speculative.acceptance import RULES
 from gguf_spec.speculative.drafters import FirstRead, ModelDrafter, StochasticDraftSampler
 from gguf_spec.speculative.engine import Rule, read_prompt, run_round
-from gguf_spec.speculative.translated_model import TranslatedModel
-from gguf_spec.speculative.translation import Reading, Translation, longest_pieces
+from gguf_spec.speculative.translation import Reading, TranslatedModel, Translation, longest_pieces
 from tests.exactness.test_enumeration import exact_distribution
 from tests.support.fakes import FakeModel, drafting, every_path, random_table, sampler
 

@@ -24,7 +24,7 @@ from ...errors import (
 from ...options import IMAGE_IDS, K_MAX
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
 from ..interfaces import LanguageModel, read_on, retain_prefix
-from ..translated_model import TranslatedModel
+from ..translation import TranslatedModel
 from .base import Kind, Proposal, TokenDrafter
 
 if TYPE_CHECKING:
@@ -398,10 +398,10 @@ class ModelDrafter:
         """Read the tokens that are not cached yet, pass by pass until `cancelled()`."""
         if len(tokens) > self._n_known > 0 and not self._is_held:
             # the rest belongs to a draft
-            read_on(self._model, self._known(tokens[self._offset() : self._n_known]), cancelled)
+            read_on(self._model, self._known(tokens[self._first.offset : self._n_known]), cancelled)
             self._model.hold()
             self._is_held = True
-        read_on(self._model, self._known(tokens[self._offset() :]), cancelled)
+        read_on(self._model, self._known(tokens[self._first.offset :]), cancelled)
         if not self._n_known:
             # a prompt, which a later request may continue in another way
             self._model.hold(lasting=True)
@@ -417,8 +417,8 @@ class ModelDrafter:
             self.begin_at(0)
             self._first.failed = False
         if isinstance(self._model, TranslatedModel):
-            self._model.recognise(prompt[self._offset() :])
-        offset, known = self._offset(), self._known(prompt)
+            self._model.recognise(prompt[self._first.offset :])
+        offset, known = self._first.offset, self._known(prompt)
         n_same = sum(
             1
             for _ in takewhile(
@@ -441,7 +441,7 @@ class ModelDrafter:
 
         Return None if no token can be proposed, or after a token that ends a generation.
         """
-        pending = self._known(self._history[self._offset() + self._model.n_past :])
+        pending = self._known(self._history[self._first.offset + self._model.n_past :])
         if not pending or self._model.is_end(self._history[-1]):
             return None
         if len(self._history) > self._n_known and not self._is_held:
@@ -489,7 +489,7 @@ class ModelDrafter:
 
     def rollback(self, to: int) -> None:
         """Remove from the cache all tokens after the first `to` of the text."""
-        offset = self._offset()
+        offset = self._first.offset
         try:
             self._model.rollback(max(0, to - offset))
         except RollbackError:
@@ -513,9 +513,6 @@ class ModelDrafter:
         if not np.isfinite(rows.max(axis=1)).all():
             raise FloatingPointError("its logits are not finite numbers")
         return rows
-
-    def _offset(self) -> int:
-        return self._first.offset
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Replace ids that the draft does not have by its last token.
