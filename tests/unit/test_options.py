@@ -1,5 +1,6 @@
 """Options of the command line that commands share."""
 
+import inspect
 from types import SimpleNamespace
 
 import click
@@ -9,7 +10,8 @@ from click.testing import CliRunner
 import gguf_spec
 from gguf_spec.cli import options
 from gguf_spec.cli.options import ADAPTER
-from gguf_spec.options import Speculation
+from gguf_spec.options import LOADING, Speculation
+from gguf_spec.runtime.load import load
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,15 @@ def test_each_option_reaches_load(loaded):
         (("a.gguf", 1.0), ("b.gguf", 2.0)),
         (("c.gguf", 0.5),),
     )
+
+
+def test_without_options_the_defaults_of_load_hold(loaded):
+    """A switch with three states among them: it is None, not False."""
+    given, parameters = loaded(), inspect.signature(load).parameters
+    names = [name for name, rule in LOADING.items() if rule.shape == "one" and name in parameters]
+    assert {name: given[name] for name in names} == {
+        name: parameters[name].default for name in names
+    }
 
 
 def test_without_them_the_draft_is_as_the_target(loaded):
