@@ -694,7 +694,7 @@ class RequestChecks:
                     if a.token != b.token:
                         break
                     moved = [abs(x[1] - y[1]) for x, y in zip(a.top, b.top, strict=False)]
-                    furthest = max(abs(a.logprob - b.logprob), *moved)
+                    furthest = max([abs(a.logprob - b.logprob), *moved])
                     if len(a.top) != len(b.top) or furthest > noise or (not noise and a != b):
                         self._faults.append(
                             f"Token {at + 1} has another log-probability with speculation "

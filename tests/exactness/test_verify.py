@@ -14,7 +14,7 @@ from gguf_spec import Sampling
 from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
 from gguf_spec.llama import own_kernels
-from gguf_spec.speculative.acceptance import RULES
+from gguf_spec.speculative.acceptance import RULES, Rows
 from gguf_spec.speculative.engine import Rule
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
 from gguf_spec.verify.checks import (
@@ -22,6 +22,7 @@ from gguf_spec.verify.checks import (
     SAMPLINGS,
     WAYS,
     ChiSquareTest,
+    RequestChecks,
     TextChecks,
     _chance_of_more,
     check_rows,
@@ -241,6 +242,16 @@ def test_an_end_at_a_near_tie_is_one(tales):
     gap, near_tie = texts.gap(ids, plain, plain[:5], 5, sampling)
     assert near_tie
     assert gap >= 0
+
+
+def test_log_probabilities_without_alternatives(tales, monkeypatch):
+    """Log-probabilities without alternatives can be compared."""
+    logprob = Rows.logprob
+    monkeypatch.setattr(
+        Rows, "logprob", lambda self, i, token: replace(logprob(self, i, token), top=())
+    )
+    requests = RequestChecks(TextChecks(tales, 8, 0.0), "Once upon a time", 1)
+    assert not requests.parts["log-probabilities"]().faults  # plain decoding has none either
 
 
 def test_the_bundled_prompts():
