@@ -3,7 +3,7 @@
 .venv/bin/python scripts/bench/record_traces.py
 
 Writes tests/data/traces.json.gz: for each prompt and temperature the prompt, the target's tokens by plain decoding, and for each of them the
-draft model's proposal behind the true text: token, confidence bucket, second token. Where the proposal is wrong, the next few tokens that the
+draft model's proposal behind the true text: token, confidence bucket. Where the proposal is wrong, the next few tokens that the
 draft model would propose behind it follow.
 """
 
@@ -41,10 +41,8 @@ def free_draft(draft, guess, history, n):
     """Return the next `n` proposals of the draft model behind `history`, whose last token it has not read; its cache is as it was."""
     n_past, found, history = draft.n_past, [], [*history]
     for _ in range(n):
-        token, confidence, _, second = guess.token(
-            draft.logits(history[draft.n_past :], 1)[0], history
-        )
-        found.append((token, confidence, -1 if second is None else second))
+        token, confidence, _ = guess.token(draft.logits(history[draft.n_past :], 1)[0], history)
+        found.append((token, confidence))
         history.append(token)
         if draft.is_end(token):
             break

@@ -151,16 +151,16 @@ class RecordedGuess:
             ),
             len(self.proposals) - 1,
         )
-        found = self.proposals[at][
+        token, confidence = self.proposals[at][
             min(len(said) - at, len(self.proposals[at]) - 1) if len(said) > at else 0
-        ]
-        return ((found[0] + 1) % V, *found[1:]) if self.useless else found
+        ][:2]  # files of earlier versions have more values
+        return ((token + 1) % V if self.useless else token), confidence
 
     def token(self, _row, history):
-        return DraftToken(*self._proposed(history)[:2])
+        return DraftToken(*self._proposed(history))
 
     def review(self, _row, history, token):
-        proposed, confidence, _ = self._proposed(history)
+        proposed, confidence = self._proposed(history)
         return confidence, proposed == token
 
     def learn(self, *_):
