@@ -24,8 +24,7 @@ if TYPE_CHECKING:
         TokenLogprob,
     )
     from .runtime.async_llm import AsyncChat, AsyncLLM, AsyncStream
-    from .runtime.chat import Chat, Turn
-    from .runtime.llm import LLM
+    from .runtime.llm import LLM, Chat, Turn
     from .runtime.load import load
     from .runtime.stream import Stream
 
@@ -59,8 +58,8 @@ _HOME = (
         "LLM": "runtime.llm",
         "load": "runtime.load",
         "pull": "models",
-        "Chat": "runtime.chat",
-        "Turn": "runtime.chat",
+        "Chat": "runtime.llm",
+        "Turn": "runtime.llm",
         "Stream": "runtime.stream",
         "AsyncLLM": "runtime.async_llm",
         "AsyncChat": "runtime.async_llm",

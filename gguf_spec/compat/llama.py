@@ -48,7 +48,6 @@ from ..results import Chunk, Completion, TokenLogprob
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
 from ..sampling.chain import CompatSampling
-from ..speculative.interfaces import common
 from ..text.chat_template import reads_tools
 from ..tools.families import Family, ToolUse, family_of
 from ..tools.reader import ToolDeltas, whole_answer
@@ -901,7 +900,9 @@ class Llama:
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         """Return the length of the common prefix of two token sequences."""
-        return common(a, b)
+        return next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
 
 
 class Tokenizer:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import BusyError, ClosedError, EventLoopError
 from ..options import Sampling
 from ..results import Chunk, Completion, OnProgress, Progress, Stats
-from .chat import Chat, Turn
 from .images import Prompt
 from .stream import Stream
 
 if TYPE_CHECKING:
     from .embedding import Embeddings, Texts
-    from .llm import LLM
+    from .llm import LLM, Chat, Turn
 
 T = TypeVar("T")
 

@@ -71,13 +71,11 @@ def embed(
 
     rows = [*embedder.run(texts, passed)]
     if normalize and embedder.pooling != "rank":
-        # A zero vector stays as it is. In double precision, as llama.cpp does it.
-        doubles = [one.astype(np.float64) for one in rows]
-        lengths = [np.sqrt(np.sum(one**2, axis=-1, keepdims=True)) for one in doubles]
-        rows = [
-            (one / np.where(n > 0, n, 1.0)).astype(np.float32)
-            for one, n in zip(rows, lengths, strict=True)
-        ]
+        # A zero vector stays as it is. In double precision, as llama.cpp does it: one by one, which
+        # needs little memory.
+        for i, one in enumerate(rows):
+            lengths = np.sqrt(np.sum(one.astype(np.float64) ** 2, axis=-1, keepdims=True))
+            rows[i] = (one / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)
     if on_pass:
         on_pass(Progress("embed", len(texts), len(texts), "texts"))
     if embedder.pooling == "none":

@@ -302,14 +302,11 @@ def _open(plan: Plan) -> LLM:
                 f"{given.entry.name} was trained for {target.n_ctx_train:,} tokens: after these, "
                 f"the text gets worse. The context holds {target.n_ctx:,}."
             )
-        suffixes = None if given.text is None else SuffixAutomaton()
-        if suffixes and given.text is not None:
-            suffixes.extend(target.tokenize(given.text, special=False, start=False))
         pair = ModelPair(
             target,
             drafter,
             partial(profile_of, on_measure=given.on_measure, translation=translation),
-            suffixes,
+            None if given.text is None else _suffixes(target, given.text),
             SharedTexts() if given.shared_drafts else None,
             translation,
         )
@@ -455,6 +452,12 @@ def _shares(progress: OnProgress | None, sizes: Sequence[int]) -> Iterator[OnSha
 
         yield tell if progress else None
         start += size
+
+
+def _suffixes(target: Model, text: str) -> SuffixAutomaton:
+    suffixes = SuffixAutomaton()
+    suffixes.extend(target.tokenize(text, special=False, start=False))
+    return suffixes
 
 
 def _read_reference(path: Path) -> str:

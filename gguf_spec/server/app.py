@@ -31,7 +31,7 @@ from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import ApiError, as_refusal, client_closed, failure, log, shutting_down, too_slow
+from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
 from .jobs import JOB, Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
@@ -145,18 +145,18 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
 def make_app(llm: LLM | ModelPool, settings: Settings | None = None) -> App:
     """Return an ASGI application that serves an LLM or the models of a pool.
 
-    `App.close()` ends the thread of the application, and unloads what the pool loaded. An LLM stays
-    open.
+    `App.close()` ends the threads of the application, and unloads what the pool loaded. An LLM
+    stays open.
     """
     return App(llm, settings or Settings())
 
 
 class App:
-    """ASGI application of the server; it owns the worker thread, but no socket.
+    """ASGI application of the server; it owns the worker, but no socket.
 
     Attributes:
         status_token: Token that opens the route `/api/ps` beside the API key.
-        worker: Worker thread; without it no request is answered.
+        worker: Its threads answer the requests.
     """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
@@ -293,7 +293,7 @@ class App:
         self.worker.cancel_all()
 
     def close(self) -> None:
-        """Cancel all answers and end the worker thread; further calls have no effect."""
+        """Cancel all answers and end the threads; further calls have no effect."""
         self._ends = True
         self.worker.close()
 
@@ -366,17 +366,16 @@ class App:
         """
 
         def check(*_: object) -> None:
-            if job.why == "timeout":
-                raise too_slow(self._settings.timeout)
             if job.why:
-                raise client_closed() if job.why == "client_closed" else shutting_down()
+                raise client_closed()  # the error of another reason replaces it
 
         job = Job(model, lambda llm: task(llm, check), names)
         with self._begin(request, job) as end:
             self._limit(job, end)
             event = await job.events.get()
         if isinstance(event, ErrorEvent):
-            raise event.refusal
+            # Wherever the time ended: in the queue, while the model was loaded, or in the task.
+            raise too_slow(self._settings.timeout) if job.why == "timeout" else event.refusal
         assert isinstance(event, Done)
         return event.value
 

@@ -9,7 +9,6 @@ waits again after a choice, behind the others.
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 import threading
 from itertools import takewhile
@@ -137,12 +136,21 @@ class Worker:
     # ---- the threads
 
     def _have_threads(self, n: int) -> None:
-        """Start threads until there are at least `n`, or as many as the system allows."""
-        with self._changed, contextlib.suppress(RuntimeError):
-            while len(self._threads) < n:
-                thread = threading.Thread(target=self._run, name="gguf-spec-worker", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+        """Start threads until there are at least `n`, or as many as the system allows.
+
+        Raises:
+            RuntimeError: The system allows none.
+        """
+        with self._changed:
+            try:
+                while len(self._threads) < n:
+                    name = "gguf-spec-worker"
+                    thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
+            except RuntimeError:
+                if not self._threads:
+                    raise
             self._changed.notify_all()  # a model that was loaded just now may have room for others
 
     def _run(self) -> None:

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import llama_cpp
+import numpy as np
 import pytest
 from llama_cpp import LlamaGrammar
 
@@ -268,6 +269,8 @@ def test_small_methods_give_the_same(ours, theirs):
         theirs.tokenizer().encode("Once")
     )
     assert ours.longest_token_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
+    assert ours.longest_token_prefix([1, 2, 3], (1, 2)) == 2
+    assert ours.longest_token_prefix(np.array([1, 2, 3]), [1, 2, 4]) == 2
     answer = ours.create_chat_completion_openai_v1(HELLO, **GREEDY)
     assert (
         answer.choices[0].message.content

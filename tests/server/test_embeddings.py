@@ -254,6 +254,22 @@ def test_the_time_has_a_limit(files, monkeypatch):
         assert (reply.status, reply.code) == (503, "timeout")
 
 
+def test_the_time_in_the_queue_counts(files, monkeypatch):
+    may_end, real = threading.Event(), Embedder._pass
+    monkeypatch.setattr(Embedder, "_pass", lambda *given: (may_end.wait(30), real(*given))[1])
+    with (
+        gguf_spec.load(files / "bert.gguf", threads=1) as llm,
+        serve_in_thread(llm, timeout=0.5) as server,
+    ):
+        first = threading.Thread(target=embed, args=(server,))
+        first.start()
+        until(lambda: ask(server, path="/health").json()["running"] == 1)
+        reply = embed(server)
+        may_end.set()
+        first.join()
+    assert (reply.status, reply.code) == (503, "timeout")
+
+
 def test_limits_of_access(files):
     with (
         gguf_spec.load(files / "bert.gguf", threads=1) as llm,

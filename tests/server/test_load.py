@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from gguf_spec import Chunk, Sampling, Speculation
-from gguf_spec.server import serve_in_thread
+from gguf_spec.server import make_app, serve_in_thread
 from gguf_spec.server.events import ChunkEvent, Started
 from gguf_spec.server.jobs import Job
 from gguf_spec.server.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
@@ -306,3 +306,12 @@ def memory():
         else 0
     )
     return pages * (os.sysconf("SC_PAGE_SIZE") if pages else 0)
+
+
+def test_a_server_without_any_thread_does_not_start(tales, monkeypatch):
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        make_app(tales)
