@@ -20,11 +20,8 @@ from .gguf.rewriting import (
     Value,
     array_items,
     check_place,
+    encoded,
     read_values,
-    string,
-    string_array,
-    whole,
-    whole_array,
     write_with_rows,
 )
 from .gguf.validation import SIZE, TOKENIZER, Header, ModelFile, read_header, trimmed
@@ -231,18 +228,18 @@ def _metadata(
     tokenizer = str(header.metadata["tokenizer.ggml.model"])
     size_key = f"{header.architecture}.vocab_size"
     changed = {
-        "tokenizer.ggml.model": string("none"),
-        TOKENS: string_array([names[token] for token in ids]),
-        size_key: whole(len(ids)),
-        IDS: whole_array(ids),
-        TOKENIZER: string(tokenizer),
-        SIZE: whole(n_vocab),
+        "tokenizer.ggml.model": encoded("none"),
+        TOKENS: encoded([names[token] for token in ids]),
+        size_key: encoded(len(ids)),
+        IDS: encoded(ids),
+        TOKENIZER: encoded(tokenizer),
+        SIZE: encoded(n_vocab),
     }
     for one in values:
         if one.key == _TYPES and header.n_values(_TYPES) == n_vocab:
             items = array_items(one.data, 4)
             types = [int.from_bytes(items[token], "little", signed=True) for token in ids]
-            changed[_TYPES] = whole_array(types)
+            changed[_TYPES] = encoded(types)
     left = [one for one in values if one.key not in changed and one.key != _TYPES]
     left = [
         one for one in left if not (_DROPPED.fullmatch(one.key) or one.key.startswith("split."))

@@ -45,8 +45,12 @@ def run_worker(
     from .llama.options import ContextOptions, physical_cores
 
     ContextOptions(threads=threads)  # checks the number
-    address = _address(listen, *remote.split_address(listen, "listen"))
-    if not (insecure_listen_anywhere or ipaddress.ip_address(address[0]).is_loopback):
+    host, port = remote.split_address(listen, "listen")
+    try:  # llama.cpp takes no other address
+        host = str(socket.getaddrinfo(host, port, socket.AF_INET)[0][4][0])
+    except (OSError, UnicodeError):
+        raise InvalidOptionError("listen", listen, "an IPv4 address of this machine") from None
+    if not (insecure_listen_anywhere or ipaddress.ip_address(host).is_loopback):
         raise InvalidOptionError(
             "listen",
             listen,
@@ -58,22 +62,14 @@ def run_worker(
             ),
         )
     remote.check_rpc("listen", listen)
-    _check_free(*address)
+    _check_free(host, port)
     start_backend()
     for number in (signal.SIGINT, signal.SIGTERM):  # no Python code runs while it serves
         signal.signal(number, signal.SIG_DFL)
-    endpoint = f"{address[0]}:{address[1]}"
+    endpoint = f"{host}:{port}"
     if on_ready:
         on_ready(endpoint)
     remote.serve(endpoint, threads or physical_cores())
-
-
-def _address(listen: str, host: str, port: int) -> tuple[str, int]:
-    """Return the IPv4 address of a host; llama.cpp takes no other."""
-    try:
-        return str(socket.getaddrinfo(host, port, socket.AF_INET)[0][4][0]), port
-    except (OSError, UnicodeError):
-        raise InvalidOptionError("listen", listen, "an IPv4 address of this machine") from None
 
 
 def _check_free(host: str, port: int) -> None:

@@ -290,15 +290,16 @@ class CommandGroup(_OptionHints, click.Group):
         Raises:
             UnknownNameError: There is no such command.
         """
+        typed = args[0]
         try:
             found = super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if self.get_command(ctx, args[0]):
+            if self.get_command(ctx, typed):
                 raise
-            near = nearest_command(args[0], [path for path, _ in self.paths()])
+            near = nearest_command(typed, [path for path, _ in self.paths()])
             hint = f"{ctx.command_path} --help lists the commands."
             raise UnknownNameError(
-                f"there is no command {args[0]!r}.",
+                f"there is no command {typed!r}.",
                 f"did you mean {ctx.command_path} {near}?" if near else hint,
                 ctx,
             ) from error

@@ -101,7 +101,7 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
             click.echo("Nothing was written.", err=True)
             return 130
         new = prompt.text_of(result)
-        facts = answer_json(llm, result, llm.speculation.k, False)
+        facts = answer_json(llm, result, False)
     return _finish(source, new, facts, options)
 
 

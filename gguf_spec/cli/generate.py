@@ -154,7 +154,7 @@ def _answer(
             bar.remove()
     result = stream.result
     if options["as_json"]:
-        print_json(answer_json(llm, result, llm.speculation.k, sampling.logprobs is not None))
+        print_json(answer_json(llm, result, sampling.logprobs is not None))
     elif not result.text.endswith("\n"):
         click.echo()
     if result.reasoning and not result.text and result.finish_reason == "length":

@@ -58,7 +58,7 @@ def write(out: Console, pieces: Iterable[tuple[str, str]]) -> None:
         out.file.flush()
 
 
-def answer_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> dict[str, Any]:
+def answer_json(llm: LLM, result: Completion, with_logprobs: bool) -> dict[str, Any]:
     """Return an answer as the object that --json prints."""
     head = result.to_dict()
     data = {
@@ -69,24 +69,20 @@ def answer_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> di
         "prompt_tokens": result.stats.n_prompt,
         "seed": result.seed,
         "target": llm.name,
-        "draft": (llm.draft_name or "ngram") if k else None,
+        "draft": (llm.draft_name or "ngram") if llm.speculation.k else None,
         "stats": head["stats"],
     }
+
+    def named(one: dict[str, Any]) -> dict[str, Any]:
+        token, logprob = one["token"], round(one["logprob"], 6)
+        return {"token": token, "text": llm.token_text(token), "logprob": logprob}
+
     if with_logprobs:
-        data["logprobs"] = [_named(llm, one) for one in head["logprobs"]]
+        data["logprobs"] = [
+            named(one) | ({"top": [*map(named, one["top"])]} if one["top"] else {})
+            for one in head["logprobs"]
+        ]
     return data
-
-
-def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
-    """Return the log-probability of a token and its alternatives, with their texts."""
-    named = {
-        "token": one["token"],
-        "text": llm.token_text(one["token"]),
-        "logprob": round(one["logprob"], 6),
-    }
-    if one["top"]:
-        named["top"] = [_named(llm, other | {"top": []}) for other in one["top"]]
-    return named
 
 
 def print_json(data: Any, allow_nan: bool = False) -> None:

@@ -49,7 +49,7 @@ from ..runtime.llm import LLM
 from ..runtime.stream import Stream
 from ..sampling.chain import CompatSampling
 from ..speculative.interfaces import common
-from ..text.tool_history import reads_tools
+from ..text.chat_template import reads_tools
 from ..tools.families import Family, ToolUse, family_of
 from ..tools.reader import ToolDeltas, whole_answer
 

@@ -34,6 +34,7 @@ _NUMBERS = {
 _PATCHES_MAX = 1 << 16
 # Those of them that may be 0, in a projector without layers of its own.
 _MAY_BE_0 = ("feed_forward_length", "block_count", "projection_dim")
+_HAS_IMAGES = "clip.has_vision_encoder"
 _OTHER_PROJECTOR = "use the mmproj file that belongs to the model."
 
 Shape = tuple[int, ...]
@@ -140,21 +141,18 @@ def _check_pair(
     if not is_embedding:
         rank, n_in, n_out = (a[1], b[0]), a[0], b[1]
     if (n_in, n_out) != changed[:2] or (a[2:], b[2:]) != (changed[2:], changed[2:]):
-        shown_a, shown_b, shown_changed = map(_shown_shape, (a, b, changed))
+        texts = []
+        for one in (a, b, changed):  # without dimensions of 1 after the second
+            n = max([2, *(i for i, size in enumerate(one, 1) if size > 1)])
+            texts.append(" x ".join(map(str, one[:n])))
         why = (
-            f"contains matrices of {shown_a} and {shown_b} for {name}, "
-            f"which is {shown_changed} in {model.path.name}"
+            f"contains matrices of {texts[0]} and {texts[1]} for {name}, "
+            f"which is {texts[2]} in {model.path.name}"
         )
         raise _refused(header, why, _OTHER_ADAPTER)
     if rank[0] != rank[1] or rank[0] < 1:
         why = f"has the ranks {rank[0]} and {rank[1]} for {name}, which must be equal"
         raise _refused(header, why, _CONVERT)
-
-
-def _shown_shape(shape: Shape) -> str:
-    """Return a shape as text, without dimensions of 1 after the second."""
-    n = max([2, *(i for i, size in enumerate(shape, 1) if size > 1)])
-    return " x ".join(map(str, shape[:n]))
 
 
 # ---- projectors
@@ -172,7 +170,10 @@ def read_projector(path: Path) -> Header:
         why = f"is not a projector but {f'a model ({of[:64]})' if of else 'another GGUF file'}"
     elif len(header.parts) > 1:
         why = "is the first of several parts, but a projector must be one file"
-    elif not _flag(header, "clip.has_vision_encoder"):
+    elif not isinstance(has_images := header.metadata.get(_HAS_IMAGES, False), bool):
+        # llama.cpp aborts on another type
+        raise damaged(header.path, f"its {_HAS_IMAGES} is {shown(has_images)}")
+    elif not has_images:
         why = "is a projector without an image encoder"
     if why:
         raise _refused(header, why, _OTHER_PROJECTOR)
@@ -190,14 +191,6 @@ def read_projector(path: Path) -> Header:
                 "but llama.cpp computes with it in f32",
             )
     return header
-
-
-def _flag(header: Header, key: str) -> bool:
-    """Return a flag of the metadata; llama.cpp aborts on another type."""
-    value = header.metadata.get(key, False)
-    if not isinstance(value, bool):
-        raise damaged(header.path, f"its {key} is {shown(value)}")
-    return value
 
 
 def _check_numbers(header: Header) -> None:

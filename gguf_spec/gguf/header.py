@@ -125,6 +125,7 @@ class Header:
         file_bytes: Size of the file, or of all files of a split model.
         kinds: The type of each value in llama.cpp's notation, such as `u32`; `[str]` for an array
             of strings.
+        places: Start and end of each value, with its type, in bytes of the file.
         tensors: Positions and types of the tensors.
         tokens_at: Byte in the file at which the first token's string starts, with its length; None
             without tokens.
@@ -138,6 +139,7 @@ class Header:
     n_tensors: int
     file_bytes: int
     kinds: dict[str, str] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
     tensors: tuple[Tensor, ...] = ()
     tokens_at: int | None = None
     data_at: int = 0
@@ -239,6 +241,7 @@ class _Reader:
         self.data, self.at = b"", 0
         self.n_strings = self.n_text = self.n_kept = 0
         self.tokens_at: int | None = None
+        self.places: dict[str, tuple[int, int]] = {}
         self.known_tokens: set[bytes] = set()
 
     def damaged(self, why: str) -> NotAModelError:
@@ -363,7 +366,9 @@ class _Reader:
                 raise self.damaged(f"it contains {shown(raw)} twice")
             known.add(raw)
             key = raw.decode("utf-8", errors="replace")
+            start = self.at
             kinds[key], metadata[key] = self.value(key)
+            self.places[key] = start, self.at
         return metadata, kinds
 
     # ---- tensors
@@ -461,6 +466,6 @@ class _Reader:
             raise NotAModelError(self.path, what, hint)
         self.check_places(tensors, alignment)
         return Header(
-            self.path, metadata, n_tensors, self.file_bytes, kinds, tuple(tensors), self.tokens_at,
-            data_at, (self.path,), (data_at,),
+            self.path, metadata, n_tensors, self.file_bytes, kinds, self.places, tuple(tensors),
+            self.tokens_at, data_at, (self.path,), (data_at,),
         )  # fmt: skip

@@ -174,30 +174,21 @@ def why_misfit(header: Header, target: Header) -> str:
     if is_eagle(header):
         if why := _why_no_fit(header, target):
             return why
-    elif why := _why_not_of_model(header, target):
-        return f"{name} is {why}"
+    else:
+        architecture, width = header.architecture, header.whole("embedding_length")
+        if shares_cache(header):
+            architecture = header.facts.head_of
+            width = header.whole("embedding_length_out", width)
+        if architecture != target.architecture:
+            of = target.architecture
+            return f"{name} is for the architecture {architecture}, and {where} is of {of}"
+        if width != (own := target.whole("embedding_length")):
+            return f"{name} is for rows of {width:,} values, and {where} has rows of {own:,}"
     if header.n_values(TOKENS) != target.n_values(TOKENS):
         return (
             f"{name} has a vocabulary of {header.n_values(TOKENS):,} tokens, and {where} of "
             f"{target.n_values(TOKENS):,}"
         )
-    return ""
-
-
-def _why_not_of_model(header: Header, target: Header) -> str:
-    """Return for which other model an MTP head is; empty if it may be for the target."""
-    architecture, width = header.architecture, header.whole("embedding_length")
-    if shares_cache(header):
-        architecture = header.facts.head_of
-        width = header.whole("embedding_length_out", width)
-    own = target.whole("embedding_length")
-    if architecture != target.architecture:
-        return (
-            f"for the architecture {architecture}, and {target.path.name} is of "
-            f"{target.architecture}"
-        )
-    if width != own:
-        return f"for rows of {width:,} values, and {target.path.name} has rows of {own:,}"
     return ""
 
 

@@ -6,16 +6,14 @@ Rows of a tensor are contiguous, so quantised rows are copied as they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import NotAModelError, OutputFileError, Text
 from .header import Header, Tensor
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-# sizes of metadata values by type, in bytes; strings and arrays have their own lengths
-_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _TYPE_U32, _TYPE_I32, _TYPE_F32 = 8, 9, 4, 5, 6
 # bytes of an array before its items: two types and a length
 _HEAD = 16
@@ -66,37 +64,23 @@ class TensorInfo(NamedTuple):
     n_bytes: int
 
 
-def string(text: str | bytes) -> bytes:
-    """Return a metadata value that is a string."""
-    return _U32.pack(_STRING) + _counted(text)
+def encoded(value: str | float | Sequence[Any]) -> bytes:
+    """Return a metadata value: a text, a number, or a not empty array of bytes or numbers.
 
-
-def whole(number: int) -> bytes:
-    """Return a metadata value that is an unsigned integer of 32 bits."""
-    return _U32.pack(_TYPE_U32) + _U32.pack(number)
-
-
-def real(number: float) -> bytes:
-    """Return a metadata value that is a number of 32 bits with a fraction."""
-    return struct.pack("<If", _TYPE_F32, number)
-
-
-def real_array(numbers: Sequence[float]) -> bytes:
-    """Return a metadata value that is an array of numbers of 32 bits with a fraction."""
-    head = _U32.pack(_ARRAY) + _U32.pack(_TYPE_F32) + _U64.pack(len(numbers))
-    return head + struct.pack(f"<{len(numbers)}f", *numbers)
-
-
-def whole_array(numbers: Sequence[int]) -> bytes:
-    """Return a metadata value that is an array of integers of 32 bits."""
-    head = _U32.pack(_ARRAY) + _U32.pack(_TYPE_I32) + _U64.pack(len(numbers))
-    return head + struct.pack(f"<{len(numbers)}i", *numbers)
-
-
-def string_array(texts: Sequence[bytes]) -> bytes:
-    """Return a metadata value that is an array of strings."""
-    head = _U32.pack(_ARRAY) + _U32.pack(_STRING) + _U64.pack(len(texts))
-    return head + b"".join(map(_counted, texts))
+    Integers are stored as u32, those of an array as i32, and other numbers as f32.
+    """
+    if isinstance(value, str):
+        return _U32.pack(_STRING) + _counted(value)
+    if isinstance(value, int):
+        return struct.pack("<II", _TYPE_U32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _TYPE_F32, value)
+    if isinstance(value[0], bytes):
+        kind, items = _STRING, b"".join(map(_counted, value))
+    else:
+        kind, form = (_TYPE_I32, "i") if isinstance(value[0], int) else (_TYPE_F32, "f")
+        items = struct.pack(f"<{len(value)}{form}", *value)
+    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + items
 
 
 def array_items(value: bytes, size: int) -> list[bytes]:
@@ -113,34 +97,13 @@ def read_values(header: Header) -> list[Value]:
     try:
         with header.path.open("rb") as file:
             data = file.read(header.data_at)
-        return list(_values(data))
-    except (OSError, struct.error, KeyError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise changed(header.path) from error
-
-
-def _values(data: bytes) -> Iterator[Value]:
-    at = 24
-    for _ in range(_U64.unpack_from(data, 16)[0]):
-        (n,) = _U64.unpack_from(data, at)
-        key = data[at + 8 : at + 8 + n].decode("utf-8", errors="replace")
-        start = at + 8 + n
-        at = _end(data, start)
-        yield Value(key, data[start:at])
-
-
-def _end(data: bytes, at: int) -> int:
-    """Return the end of a value whose type begins at `at`."""
-    (kind,), at = _U32.unpack_from(data, at), at + 4
-    if kind == _STRING:
-        return at + 8 + int(_U64.unpack_from(data, at)[0])
-    if kind != _ARRAY:
-        return at + _BYTES[kind]
-    (kind,), (n,), at = _U32.unpack_from(data, at), _U64.unpack_from(data, at + 4), at + 12
-    if kind != _STRING:
-        return at + int(n) * _BYTES[kind]
-    for _ in range(n):
-        at += 8 + int(_U64.unpack_from(data, at)[0])
-    return at
+    for key, (start, _) in header.places.items():
+        begin = _counted(key)
+        if "\N{REPLACEMENT CHARACTER}" not in key and data[start - len(begin) : start] != begin:
+            raise changed(header.path)
+    return [Value(key, data[start:end]) for key, (start, end) in header.places.items()]
 
 
 def write_with_rows(

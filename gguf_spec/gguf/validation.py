@@ -350,38 +350,26 @@ def check_embeds(header: Header) -> None:
     Raises:
         NotAModelError: The file is damaged.
     """
-    _check_even_heads(header)
-    if header.metadata["tokenizer.ggml.model"] == "bert":
-        _check_special_tokens(header)
+    width, heads = header.whole("embedding_length"), header.by_layer("attention.head_count", 0)
+    if header.facts.output == "embeddings" and heads and heads[0] and width:
+        usual = width // heads[0]
+        key, value = (header.whole(f"attention.{name}_length", usual) for name in ("key", "value"))
+        if key != value or ("attention.key_length" not in header.metadata and width % heads[0]):
+            what = f"its {heads[0]:,} heads have {key:,} and {value:,} of {width:,} dimensions"
+            raise damaged(header.path, what)
+    size, metadata = header.n_values(TOKENS), header.metadata
+    if metadata["tokenizer.ggml.model"] == "bert":
+        # llama.cpp takes its defaults for missing or wrong ids of the tokens around a text
+        for name, default in _BERT_TOKENS.items():
+            token = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+            known = isinstance(token, int) and 0 <= token < size
+            if not known and default >= size:
+                what = f"its vocabulary of {size:,} tokens lacks the token {name!r}"
+                raise damaged(header.path, what)
     for tensor in header.tensors:
         if tensor.name == "token_types.weight" and tensor.type != _F32:
             raise damaged(
                 header.path, f"the tensor {shown(tensor.name)} is of the type {tensor.type}"
-            )
-
-
-def _check_even_heads(header: Header) -> None:
-    width, heads = header.whole("embedding_length"), header.by_layer("attention.head_count", 0)
-    if header.facts.output != "embeddings" or not (heads and heads[0] and width):
-        return
-    usual = width // heads[0]
-    key, value = (header.whole(f"attention.{name}_length", usual) for name in ("key", "value"))
-    if key != value or ("attention.key_length" not in header.metadata and width % heads[0]):
-        raise damaged(
-            header.path,
-            f"its {heads[0]:,} heads have {key:,} and {value:,} of {width:,} dimensions",
-        )
-
-
-def _check_special_tokens(header: Header) -> None:
-    """Check the tokens around a text: llama.cpp takes its defaults for missing or wrong ids."""
-    size = header.n_values(TOKENS)
-    for name, default in _BERT_TOKENS.items():
-        token = header.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
-        known = isinstance(token, int) and 0 <= token < size
-        if not known and default >= size:
-            raise damaged(
-                header.path, f"its vocabulary of {size:,} tokens lacks the token {name!r}"
             )
 
 

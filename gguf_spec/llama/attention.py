@@ -223,13 +223,13 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
     words = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % i for i in range(256))]
     kinds = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256
     values = {
-        "general.architecture": rewriting.string("llama"),
-        **{key: rewriting.whole(number) for key, number in numbers.items()},
-        "llama.attention.layer_norm_rms_epsilon": rewriting.real(1e-5),
-        "tokenizer.ggml.model": rewriting.string("llama"),
-        "tokenizer.ggml.tokens": rewriting.string_array(words),
-        "tokenizer.ggml.scores": rewriting.real_array([0.0] * N_VOCAB),
-        "tokenizer.ggml.token_type": rewriting.whole_array(kinds),
+        "general.architecture": rewriting.encoded("llama"),
+        **{key: rewriting.encoded(number) for key, number in numbers.items()},
+        "llama.attention.layer_norm_rms_epsilon": rewriting.encoded(1e-5),
+        "tokenizer.ggml.model": rewriting.encoded("llama"),
+        "tokenizer.ggml.tokens": rewriting.encoded(words),
+        "tokenizer.ggml.scores": rewriting.encoded([0.0] * N_VOCAB),
+        "tokenizer.ggml.token_type": rewriting.encoded(kinds),
     }
     tensors = [*_tensors(shape)]
     with path.open("wb") as file:

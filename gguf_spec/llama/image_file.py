@@ -40,14 +40,14 @@ class Image:
     height: int
 
 
-def read_image(path: Path) -> Image:
-    """Return the image of a file.
+def read_image(path: str | Path) -> Image:
+    """Return the image of a file: PNG, JPEG, GIF or BMP, at most 20 MiB and 50 million pixels.
 
     Raises:
         ImageError: The file cannot be read, or is no image that is allowed.
     """
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

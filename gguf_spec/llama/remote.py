@@ -121,7 +121,7 @@ def _rpc_function(name: str, result: Any, *arguments: Any) -> Any:
 class RemoteNative(Native):
     """The native objects of a model whose weights and contexts are in a child process."""
 
-    def __init__(self, child: _Child, weights: RemoteNative | None = None) -> None:
+    def __init__(self, child: Child, weights: RemoteNative | None = None) -> None:
         """Create the object of a context in the child.
 
         Args:
@@ -137,19 +137,6 @@ class RemoteNative(Native):
             self._place = int(child.call(0, "share"))
             # The child is told with the next call: this may run inside of one.
             weakref.finalize(self, child.unused.append, self._place)
-
-    @classmethod
-    def start(cls, workers: Sequence[str], shows_log: bool) -> RemoteNative:
-        """Start the child.
-
-        Args:
-            workers: Addresses of the workers, `HOST:PORT` each.
-            shows_log: Whether llama.cpp's log goes to stderr.
-
-        Raises:
-            WorkerError: The workers do not answer.
-        """
-        return cls(_Child(workers, shows_log))
 
     def share(self) -> RemoteNative:
         """Return an object for a further context on the same weights."""
@@ -211,7 +198,7 @@ class RemoteNative(Native):
         return int(self._call("decode", self.batch.packed()))
 
 
-class _Child:
+class Child:
     """The child process and the pipe to it.
 
     Attributes:
@@ -219,6 +206,15 @@ class _Child:
     """
 
     def __init__(self, workers: Sequence[str], shows_log: bool) -> None:
+        """Start the child.
+
+        Args:
+            workers: Addresses of the workers, `HOST:PORT` each.
+            shows_log: Whether llama.cpp's log goes to stderr.
+
+        Raises:
+            WorkerError: The workers do not answer.
+        """
         self._workers, self._lock = tuple(workers), threading.Lock()
         self.unused: list[int] = []
         self._on_progress: Callable[[float], bool] = lambda _: True

@@ -338,6 +338,6 @@ def _pattern(names: Iterable[bytes]) -> re.Pattern[bytes]:
 def _native(options: ContextOptions) -> Native:
     if not options.rpc:
         return Native()
-    from .remote import RemoteNative
+    from .remote import Child, RemoteNative
 
-    return RemoteNative.start(options.rpc, options.verbose)
+    return RemoteNative(Child(options.rpc, options.verbose))

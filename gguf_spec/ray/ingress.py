@@ -21,9 +21,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from ..server.errors import SHUTTING_DOWN, ApiError
-from ..server.requests import SEEDED, parse
+from ..server.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, refused
+from ..server.requests import SEEDED, BodyReader, parse
 from ..server.settings import Settings
-from ..server.wire import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, BodyReader, refused
 
 # Headers about a body that the ingress has read, and may have changed.
 _OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")

@@ -258,9 +258,9 @@ def pull(
     is_offline = offline or hub.is_offline()
     if not (entry.parts or is_offline):
         entry = locate(entry)
-    came, remotes = 0, dict[str, hub.Remote]()
+    came, sizes = 0, dict[str, int | None]()
     if not is_offline:
-        came, remotes = _download(entry, force, tell)
+        came, sizes = _download(entry, force, tell)
     elif force:
         by = Option("offline", True) if offline else "HF_HUB_OFFLINE"
         raise OptionConflictError(Option("force", True), by)
@@ -271,7 +271,7 @@ def pull(
         message = f"{entry.repo} changed during the download."
         raise HubError(entry.name, None, message, "download it again.")
     n_bytes = sum(path.stat().st_size for path in paths)
-    return Pulled(entry.name, paths, n_bytes, came, _verify(entry, paths, remotes, tell))
+    return Pulled(entry.name, paths, n_bytes, came, _verify(entry, paths, sizes, tell))
 
 
 def locate(entry: Entry) -> Entry:
@@ -286,8 +286,8 @@ def locate(entry: Entry) -> Entry:
     return located(entry, commit, [Part(*one) for one in files])
 
 
-def _download(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, hub.Remote]]:
-    """Download the missing files; return the downloaded bytes and the hub's metadata."""
+def _download(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, int | None]]:
+    """Download the missing files; return the downloaded bytes and the sizes that the hub gave."""
     if not entry.pieces:
         return _from_hub(entry, force, tell)
     if not entry.repo:
@@ -306,8 +306,8 @@ def _download(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[st
             raise UnreachableError(entry.name, message, str(error.hint)) from of_hub
 
 
-def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, hub.Remote]]:
-    """Download the missing files from the hub; return their bytes and the hub's metadata."""
+def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, int | None]]:
+    """Download the missing files from the hub; return their bytes and the sizes that it gave."""
     repo, revision = entry.repo or "", entry.revision or "main"
     is_pinned = re.fullmatch(r"[0-9a-f]{40}", revision)
     wanted = [
@@ -315,16 +315,16 @@ def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[st
         for part in entry.parts
         if force or not is_pinned or not hub.cached(repo, part.file, revision)
     ]
-    remotes = {part.file: _ask(entry, part, tell) for part in wanted}
     if not wanted:
-        return 0, remotes
-    commit, *others = {remote.commit for remote in remotes.values()}
+        return 0, {}
+    remotes = {part.file: _ask(entry, part, tell) for part in wanted}
+    there = {file: size for file, (_, size) in remotes.items()}
+    commit, *others = {commit for commit, _ in remotes.values()}
     if others:
         raise HubError(entry.name, None, f"{repo} is being changed.", "download it again.")
     missing = [part for part in wanted if force or not hub.cached(repo, part.file, commit)]
     sizes = [
-        part.size_bytes if part.size_bytes is not None else remotes[part.file].size
-        for part in missing
+        part.size_bytes if part.size_bytes is not None else there[part.file] for part in missing
     ]
     known = sum(n or 0 for n in sizes)
     _check_room(entry.name, known)
@@ -342,11 +342,11 @@ def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[st
     if commit != revision:  # record in the cache the commit of a branch
         with explained(entry, entry.parts[0]):
             hub.fetch(repo, entry.parts[0].file, revision, force=False, tick=tick)
-    return came, remotes
+    return came, there
 
 
-def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
-    """Return the hub's metadata of a part.
+def _ask(entry: Entry, part: Part, tell: OnProgress) -> tuple[str, int | None]:
+    """Return commit and size of a part on the hub.
 
     Raises:
         CorruptFileError: It differs from the declared size or sha256.
@@ -354,11 +354,11 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
     with explained(entry, part):
         repo, revision = entry.repo or "", entry.revision or "main"
         waiting = Progress("wait", 0, None, "bytes")
-        remote = hub.ask(repo, part.file, revision, lambda: tell(waiting))
-    declared_sum = part.sha256 if is_sum(remote.etag) else None
+        commit, etag, size = hub.ask(repo, part.file, revision, lambda: tell(waiting))
+    declared_sum = part.sha256 if is_sum(etag) else None
     for what, declared, there in (
-        ("size", part.size_bytes, remote.size),
-        ("sha256", declared_sum, remote.etag),
+        ("size", part.size_bytes, size),
+        ("sha256", declared_sum, etag),
     ):
         if declared is not None and there is not None and declared != there:
             message = (
@@ -367,7 +367,7 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
             )
             hint = "correct the entry, or check HF_ENDPOINT."
             raise CorruptFileError(entry.name, message, hint, declared, there)
-    return remote
+    return commit, size
 
 
 # ---- files from packages
@@ -427,12 +427,16 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
     work.mkdir(exist_ok=True)
     joined, record = work / "joined", read_json(work / "joined.json")
     done, n_bytes = record if isinstance(record, list) and len(record) == 2 else ([], 0)
-    if done != pieces[: len(done)] or not joined.is_file() or joined.stat().st_size < n_bytes:
+    if done != pieces[: len(done)]:  # the entry has changed
+        shutil.rmtree(work)
+        work.mkdir()
+    if not joined.is_file() or joined.stat().st_size < n_bytes:
         done, n_bytes = [], 0
-    most = size if entry.zip_at is None else 2 * size
-    needed = most + size // len(pieces) - n_bytes
+    most, room, total = size, size, None if entry.zip_at else size
+    if entry.zip_at is not None:  # the joined pieces, and the file in them
+        most, room = 2 * size, 3 * size
+    needed = room + size // len(pieces) - n_bytes
     _check_room(entry.name, needed, work.parent, "XDG_CACHE_HOME")
-    total = size if entry.zip_at is None else None
     came = shown = 0
 
     def show(stage: str, n: int, of: int | None) -> None:
@@ -508,14 +512,14 @@ def _publish(entry: Entry, work: Path, goal: Path, tell: OnProgress) -> None:
 
 
 def _verify(
-    entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: OnProgress
+    entry: Entry, paths: Sequence[Path], sizes: Mapping[str, int | None], tell: OnProgress
 ) -> Verified:
     """Check size and sha256 of every part; return the weakest verification over all parts.
 
     Args:
         entry: The model.
         paths: Its files, one per part.
-        remotes: The hub's metadata by file name, for files without a declared size.
+        sizes: The sizes that the hub gave by file name, for files without a declared size.
         tell: Called with the progress.
 
     Raises:
@@ -535,8 +539,8 @@ def _verify(
         return CorruptFileError(entry.name, f"{path} {what}: {kept}.", hint, expected, found)
 
     for part, path in zip(entry.parts, paths, strict=True):
-        there, remote = path.stat().st_size, remotes.get(part.file)
-        size = part.size_bytes if part.size_bytes is not None or not remote else remote.size
+        there, size = path.stat().st_size, part.size_bytes
+        size = sizes.get(part.file) if size is None else size
         if size not in (None, there):
             raise refused(path, f"has {there:,} bytes, not {size:,}", size, there)
         wanted, found = part.sha256 or _etag(path), known_sum(path)

@@ -13,7 +13,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,21 +47,6 @@ _PUBLIC = "https://huggingface.co"
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BY_HAND = "try again, or copy the file to this disk and use its path."
-
-
-@dataclass(frozen=True)
-class Remote:
-    """Metadata of a file on the hub.
-
-    Attributes:
-        commit: The commit that the revision resolves to.
-        etag: The sha256 of a large file; a different value for a small one.
-        size: Size in bytes, or None if the hub does not report it.
-    """
-
-    commit: str
-    etag: str
-    size: int | None
 
 
 class NotAHubError(Exception):
@@ -121,10 +105,13 @@ def cached(repo: str, file: str, revision: str) -> Path | None:
         return None
 
 
-def ask(repo: str, file: str, revision: str, waiting: Callable[[], object]) -> Remote:
+def ask(
+    repo: str, file: str, revision: str, waiting: Callable[[], object]
+) -> tuple[str, str, int | None]:
     """Return commit, etag and size of a file on the hub.
 
-    If the hub is busy, call `waiting` and repeat the request.
+    The etag is the sha256 of a large file, and a different value for a small one. The size is None
+    if the hub does not report it. If the hub is busy, call `waiting` and repeat the request.
     """
     with _hub_settings():
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -140,7 +127,7 @@ def ask(repo: str, file: str, revision: str, waiting: Callable[[], object]) -> R
             found = get_hf_file_metadata(url, retry_on_errors=True)
     if not found.commit_hash or not found.etag:
         raise NotAHubError
-    return Remote(found.commit_hash, found.etag, found.size)
+    return found.commit_hash, found.etag, found.size
 
 
 def list_files(repo: str) -> tuple[str, list[tuple[str, int | None, str | None]]]:

@@ -164,7 +164,7 @@ def _command(name: str, package: str, archives: Path) -> list[str]:
     return [
         *(sys.executable, "-I", str(Path(spec.origin).parent), "download"),
         *("--no-deps", "--only-binary", ":all:", "--ignore-requires-python"),
-        *("--no-input", "--no-color", "--disable-pip-version-check"),
+        *("--no-input", "--no-color", "--no-cache-dir", "--disable-pip-version-check"),
         *("--progress-bar", "raw" if shows_raw_progress else "off"),
         *("--dest", str(archives), package),
     ]

@@ -28,9 +28,16 @@ from ..results import Completion, OnProgress, PassCounts, PrefixMemory, SlotStat
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
-from ..text.chat_template import Message, Tools, check_text, names_read, no_reasoning, read_options
+from ..text.chat_template import (
+    Message,
+    Tools,
+    call_tokens,
+    check_text,
+    names_read,
+    no_reasoning,
+    read_options,
+)
 from ..text.reasoning import reasoning_format
-from ..text.tool_history import call_tokens
 from .chat import Chat
 from .embedding import embed, encode_texts, rank_prompts
 from .generation import Request

@@ -47,19 +47,20 @@ from .ollama import (
     read_ollama_generate,
 )
 from .openapi import describe
-from .replies import AnswerStream, Reply, ResponseBuilder
-from .requests import CompletionRequest, parse, read_chat, read_text
-from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
-from .settings import Settings
-from .wire import (
+from .replies import (
     DATA_EVENTS,
     JSON_LINES,
     MESSAGE_EVENTS,
     NAMED_EVENTS,
-    BodyReader,
+    AnswerStream,
+    Reply,
+    ResponseBuilder,
     StreamFormat,
     refused,
 )
+from .requests import BodyReader, CompletionRequest, parse, read_chat, read_text
+from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
+from .settings import Settings
 from .worker import Worker
 
 if TYPE_CHECKING:

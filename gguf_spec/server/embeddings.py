@@ -19,33 +19,8 @@ if TYPE_CHECKING:
 
 # Most texts of a request, as at OpenAI.
 TEXTS_MAX = 2048
+_TEXTS_FACT = f"must contain 1 to {TEXTS_MAX:,} texts."
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
-Text = str | list[int]
-
-
-def texts_of(value: Any, at: str, ids: bool = True) -> list[Text]:
-    """Return the texts of a field: a string, token ids, or an array of these.
-
-    Args:
-        value: The value.
-        at: Name of the field.
-        ids: Whether token ids are allowed.
-
-    Raises:
-        ApiError: The value has another form.
-    """
-    several = isinstance(value, list) and not (ids and value and all(map(s.is_count, value)))
-    given = value if several else [value]
-    forms = "a string or an array of strings"
-    if ids:
-        forms = "a string, an array of token ids, or an array of these"
-    for one in given:
-        is_ids = ids and isinstance(one, list) and all(map(s.is_count, one))
-        if not (is_ids or isinstance(one, str)):
-            raise invalid_value(at, f"must be {forms}.")
-    if not 0 < len(given) <= TEXTS_MAX:
-        raise invalid_value(at, f"must contain 1 to {TEXTS_MAX:,} texts.")
-    return list(given)
 
 
 def _document(value: Any, at: str) -> str:
@@ -55,18 +30,14 @@ def _document(value: Any, at: str) -> str:
     return text
 
 
-_IDS = s.array_of(s.COUNT, least=1)
-_SOME = [s.array_of(one, TEXTS_MAX, 1) for one in (s.TEXT, _IDS)]
-_NUMBER = Shape({"type": "integer", "minimum": 1}, s.whole_number(1, 1 << 20).read)
-DIMENSIONS = _NUMBER
+DIMENSIONS = s.whole_number(1, 1 << 20)._replace(schema={"type": "integer", "minimum": 1})
+ONLY_TEXTS = s.texts(TEXTS_MAX, _TEXTS_FACT, ids=False)
+_FORMAT = s.one_of(("float", "base64"), "must be float or base64.")
 EMBEDDING = s.closed(
     {
         "model?": s.TEXT.schema,
-        "input": Shape({"anyOf": [s.TEXT.schema, _IDS, *_SOME]}, texts_of),
-        "encoding_format?": Shape(
-            {"enum": ["float", "base64"], "default": "float"},
-            s.one_of(("float", "base64"), "must be float or base64.").read,
-        ),
+        "input": s.texts(TEXTS_MAX, _TEXTS_FACT),
+        "encoding_format?": _FORMAT._replace(schema=_FORMAT.schema | {"default": "float"}),
         "dimensions?": DIMENSIONS,
         "user?": s.unread({"description": "No effect. Identifies the user of the client."}),
     }
@@ -79,7 +50,7 @@ RERANK = s.closed(
         "documents": s.array(
             _DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX
         ),
-        "top_n?": _NUMBER,
+        "top_n?": DIMENSIONS,
         "return_documents?": s.FLAG,
     }
 )

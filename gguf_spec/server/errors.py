@@ -1,4 +1,4 @@
-"""API errors in OpenAI's format, and the conversion of engine errors to them."""
+"""API errors in the format of each API, and the conversion of engine errors to them."""
 
 from __future__ import annotations
 
@@ -220,3 +220,40 @@ def _message_of(error: GgufSpecError, names: Mapping[str, str]) -> str:
     fact, hint = error.written(lambda part: _in_request(part, names))
     message = f"{fact} {hint[:1].upper()}{hint[1:]}".rstrip()
     return message if len(message) <= 600 else f"{message[:300]} [...] {message[-290:]}"
+
+
+# ---- formats
+
+
+# Error code after which clients of Anthropic send whole conversations.
+NO_THREADS = "thread_unsupported_request"
+# HTTP status -> error type of Anthropic.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def openai_error(refusal: ApiError) -> dict[str, Any]:
+    """Return an error in the format of OpenAI."""
+    return {"error": refusal.error}
+
+
+def anthropic_error(refusal: ApiError) -> dict[str, Any]:
+    """Return an error in the format of Anthropic."""
+    other = "api_error" if refusal.status >= 500 else "invalid_request_error"
+    kind, code = _ANTHROPIC_TYPES.get(refusal.status, other), refusal.error["code"]
+    error = {"type": kind, "message": refusal.error["message"]}
+    if code == NO_THREADS:
+        error["details"] = {"error_code": code, "unsupported": [refusal.error["param"]]}
+    return {"type": "error", "error": error}
+
+
+def ollama_error(refusal: ApiError) -> dict[str, Any]:
+    """Return an error in the format of Ollama."""
+    return {"error": refusal.error["message"]}

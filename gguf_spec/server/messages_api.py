@@ -16,12 +16,11 @@ from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
 from . import requests as chat
 from . import schema as s
-from .errors import ApiError, as_refusal, invalid_value
+from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
 from .replies import PartsReply, finish_reason, usage
-from .requests import Body, CompletionRequest, Message, ReasoningFields
+from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
-from .wire import NO_THREADS, BodyReader, anthropic_error
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -296,13 +295,9 @@ _BLOCKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 class MessageReply(PartsReply):
     """Converts the events of one job to a message and its events."""
 
-    def __init__(self, asked: CompletionRequest, started: Started) -> None:
-        """Create a reply.
+    _error = staticmethod(anthropic_error)
 
-        Args:
-            asked: The request.
-            started: The first event of its job.
-        """
+    def __init__(self, asked: CompletionRequest, started: Started) -> None:
         super().__init__(asked, started)
         self._kind: str | None = None  # of the open block
         self._text = ""
@@ -348,10 +343,6 @@ class MessageReply(PartsReply):
     def finished(self) -> list[dict[str, Any]]:
         """Return the last event."""
         return [{"type": "message_stop"}]
-
-    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
-        """Return the event for an error that ends the stream."""
-        return [anthropic_error(refusal)]
 
     # ---- blocks
 

@@ -18,10 +18,9 @@ from .errors import ApiError, in_request, invalid_value
 from .events import Done, ErrorEvent
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
-from .requests import parse
+from .requests import BodyReader, parse
 from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
-from .wire import BodyReader
 from .worker import Worker
 
 if TYPE_CHECKING:

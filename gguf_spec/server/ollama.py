@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +31,8 @@ from ..results import Part, Stats
 from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
-from .embeddings import (
-    DIMENSIONS,
-    TEXTS_MAX,
-    TaskRoute,
-    TaskRun,
-    check_pooling,
-    texts_of,
-    vectors_of,
-)
-from .errors import ApiError, invalid_value, unknown
+from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, vectors_of
+from .errors import ApiError, invalid_value, ollama_error, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
@@ -50,6 +41,7 @@ from .requests import (
     LOGPROBS,
     REASONING,
     STOPS,
+    BodyReader,
     CompletionRequest,
     OtherField,
     parse,
@@ -59,26 +51,18 @@ from .requests import (
     without_effect,
 )
 from .schema import Shape
-from .wire import BodyReader, ollama_error
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 # Option of a request of Ollama -> option of `Sampling`.
 OPTIONS = {
-    "num_predict": "max_tokens",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repeat_penalty": "repeat_penalty",
-    "repeat_last_n": "penalty_last_n",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
+    name: {"num_predict": "max_tokens", "repeat_last_n": "penalty_last_n"}.get(name, name)
+    for name in (
+        "num_predict", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop",
+        "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty",
+    )
+}  # fmt: skip
 _AT_START = "The options of `serve` set it when a model is loaded."
 _SAMPLER = "The sampler does not have it; this value switches it off."
 # Option -> the values without effect; all others are refused.
@@ -206,14 +190,15 @@ _FUNCTION = s.object_of({"name": s.TEXT, "description?": s.TEXT, "parameters?": 
 _TOOL = s.object_of({"type?": "function", "function?": _FUNCTION})
 
 
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("arguments", {}), dict)
-
-
 _CALLED = s.object_of({"name": s.TEXT, "arguments?": {"type": "object"}})
 _CALL = s.checked(
-    s.object_of({"function": _CALLED}), _is_call, "must have a function with a name and arguments."
+    s.object_of({"function": _CALLED}),
+    lambda call: (
+        isinstance(call, dict)
+        and isinstance(call.get("function"), dict)
+        and isinstance(call["function"].get("arguments", {}), dict)
+    ),
+    "must have a function with a name and arguments.",
 )
 _MESSAGE_FIELDS = s.obj(
     {
@@ -237,10 +222,7 @@ def _read_message(value: Any, at: str) -> dict[str, Any]:
 _MESSAGE = Shape(_MESSAGE_FIELDS.schema, _read_message)
 CHAT = s.closed(
     _ANSWERS
-    | {
-        "messages": s.array(_MESSAGE, "must be an array of messages."),
-        "tools?": s.array_of(_TOOL),
-    }
+    | {"messages": s.array(_MESSAGE, "must be an array of messages."), "tools?": s.array_of(_TOOL)}
 )
 GENERATE = s.closed(
     _ANSWERS
@@ -405,6 +387,8 @@ def nanoseconds(seconds: float) -> int:
 class OllamaReply(PartsReply):
     """Converts the events of one job to the objects of `/api/chat` or `/api/generate`."""
 
+    _error = staticmethod(ollama_error)
+
     def __init__(self, asked: CompletionRequest, started: Started, is_chat: bool) -> None:
         """Create a reply.
 
@@ -445,10 +429,6 @@ class OllamaReply(PartsReply):
         if calls := self._calls():
             pieces.append(self._object("", calls=calls) | {"done": False})
         return [*pieces, self._object("") | end]
-
-    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
-        """Return the error that ends the stream."""
-        return [ollama_error(refusal)]
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
         texts = (part.text,) if part.kind == "text" else ("", part.text)
@@ -498,17 +478,7 @@ class OllamaReply(PartsReply):
 # ---- routes about models and embeddings
 
 
-EMBED = s.closed(
-    SHARED
-    | {
-        "input": Shape(
-            {"anyOf": [s.TEXT.schema, s.array_of(s.TEXT, TEXTS_MAX, 1)]},
-            partial(texts_of, ids=False),
-        ),
-        "truncate?": s.FLAG,
-        "dimensions?": DIMENSIONS,
-    }
-)
+EMBED = s.closed(SHARED | {"input": ONLY_TEXTS, "truncate?": s.FLAG, "dimensions?": DIMENSIONS})
 EMBEDDINGS = s.closed(SHARED | {"prompt": s.TEXT})
 SHOW = s.obj(
     {"model?": s.TEXT.schema, "name?": s.given({}).hidden, "verbose?": s.FLAG.schema},

@@ -114,10 +114,8 @@ _SLOT = _only(
 # ---- routes
 
 _CHAT, _MESSAGES = "Answer messages.", "Answer messages, in the format of Anthropic."
-_RESPONSES, _COUNT = (
-    "Answer items, and store the response.",
-    "The number of tokens of such a prompt.",
-)
+_RESPONSES = "Answer items, and store the response."
+_COUNT = "The number of tokens of such a prompt."
 _VECTORS, _ONE_VECTOR = "The embeddings of texts.", "The embedding of a text, not normalised."
 _RERANK = ("The relevance of documents for a query.", embeddings.RERANK, _list("results", _RANK))
 # Path -> description, body, answer, and media type of a stream.

@@ -1,22 +1,32 @@
-"""Answers as objects of an API, whole or as streams: the base, and OpenAI's completions."""
+"""Answers as objects of an API, whole or as streams: the base, formats, OpenAI's completions."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..results import Chunk, Completion, FinishReason, Part, Stats
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
 from ..tools.source import Event as ToolEvent
-from .errors import ApiError, client_closed, failure, log, shutting_down
+from .errors import (
+    ApiError,
+    anthropic_error,
+    client_closed,
+    failure,
+    log,
+    ollama_error,
+    openai_error,
+    shutting_down,
+)
 from .events import (
     ChoiceEnded,
     ChunkEvent,
@@ -29,10 +39,60 @@ from .events import (
     Why,
 )
 from .requests import REASONING, CompletionRequest
-from .wire import StreamFormat, openai_error
 
 if TYPE_CHECKING:
     from .jobs import Job
+
+
+# First part of a path -> format of its errors. All other paths have that of OpenAI.
+_FORMATS = {"/v1/messages": anthropic_error, "/api": ollama_error}
+
+
+def refused(refusal: ApiError, path: str) -> JSONResponse:
+    """Return the error response for a refused request to a path."""
+    of = (form for start, form in _FORMATS.items() if path == start or path.startswith(f"{start}/"))
+    body = next(of, openai_error)(refusal)
+    return JSONResponse(body, refusal.status, refusal.headers)
+
+
+class StreamFormat(NamedTuple):
+    """Format of a streamed answer.
+
+    Attributes:
+        media_type: Media type of the response.
+        write: Returns the bytes of one object.
+        ping: Bytes without a meaning, which keep a connection open.
+        end: Bytes after a complete answer; they are not sent after an error.
+    """
+
+    media_type: str
+    write: Callable[[dict[str, Any]], bytes]
+    ping: bytes
+    end: bytes = b""
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return f"{text}\n".encode()
+
+
+def _data_event(data: dict[str, Any]) -> bytes:
+    return b"data: " + _line(data) + b"\n"
+
+
+def _named_event(data: dict[str, Any]) -> bytes:
+    return f"event: {data['type']}\n".encode() + _data_event(data)
+
+
+_EVENTS, _COMMENT = "text/event-stream", b": ping\n\n"
+# Chat completions: unnamed events, and a mark after the last one.
+DATA_EVENTS = StreamFormat(_EVENTS, _data_event, _COMMENT, b"data: [DONE]\n\n")
+# Responses: the name of an event is its field `type`.
+NAMED_EVENTS = StreamFormat(_EVENTS, _named_event, _COMMENT)
+# Messages of Anthropic: the same, with an event for the purpose.
+MESSAGE_EVENTS = NAMED_EVENTS._replace(ping=_named_event({"type": "ping"}))
+# Ollama: one object a line. Some clients reject an empty line; a space before an object is allowed.
+JSON_LINES = StreamFormat("application/x-ndjson", _line, b" ")
 
 
 class Reply(ABC):
@@ -43,6 +103,7 @@ class Reply(ABC):
     """
 
     whole: dict[str, Any]  # complete after the last event
+    _error = staticmethod(openai_error)  # form of an error
 
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
@@ -86,7 +147,7 @@ class Reply(ABC):
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the objects for an error that ends the stream."""
-        return [openai_error(refusal)]
+        return [self._error(refusal)]
 
 
 class ResponseBuilder(Reply):

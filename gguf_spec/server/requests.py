@@ -1,4 +1,4 @@
-"""Conversion of request bodies to options of the engine: chats and text completions.
+"""Request bodies, and their conversion to options of the engine: chats and text completions.
 
 No field that changes the answer is silently ignored: an unknown or unsupported field is an error
 that names the field. Fields of other APIs are without effect here, refused, or have another name;
@@ -8,11 +8,14 @@ their bodies to the fields of a chat, and `request_of` makes the request of all.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from starlette.requests import ClientDisconnect, Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
@@ -20,8 +23,16 @@ from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
-from .errors import ApiError, invalid_value, option_refusal, unknown
+from .errors import (
+    ApiError,
+    client_closed,
+    invalid_value,
+    option_refusal,
+    shutting_down,
+    unknown,
+)
 from .schema import Fields, Read, Shape
+from .settings import Settings
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -188,6 +199,75 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
         raise ApiError("A number is too large.", None, "invalid_value") from None
 
 
+# How much of an oversized body is read, as a multiple of the size limit. A client that is still
+# sending does not read the response; after this amount it can receive the error.
+_MOST_READ = 8
+# Bytes of a body above which it is converted in a thread.
+_LARGE = 1 << 16
+
+
+class BodyReader:
+    """Reads the bodies of the requests of a server.
+
+    A large one is converted in a thread, so that other requests are answered. They take turns:
+    several threads at once keep the interpreter from the event loop, and need memory for each.
+    """
+
+    def __init__(self, settings: Settings, is_ending: Callable[[], bool]) -> None:
+        """Create a reader.
+
+        Args:
+            settings: Settings of the server.
+            is_ending: Returns whether the server shuts down.
+        """
+        self._settings, self._is_ending = settings, is_ending
+        self._converting = asyncio.Lock()
+
+    async def receive(self, request: Request) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            ApiError: The body is too large or arrives too slowly, the client disconnected, or the
+                server is shutting down.
+        """
+        try:
+            body = await asyncio.wait_for(self._read(request), self._settings.timeout)
+        except asyncio.TimeoutError:
+            fact = "The body did not arrive in time."
+            raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise client_closed() from None
+        if self._is_ending():
+            raise shutting_down()
+        return body
+
+    async def _read(self, request: Request) -> bytes:
+        n, most, parts = 0, self._settings.body_bytes, []
+        async for part in request.stream():
+            n += len(part)
+            if n <= most:
+                parts.append(part)
+            elif n > _MOST_READ * most:
+                break
+        if n > most:
+            fact = f"The body has more than {most:,} bytes."
+            raise ApiError(fact, None, "request_too_large", 413)
+        return b"".join(parts)
+
+    async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
+        """Call a function that reads a body; return its result.
+
+        Args:
+            body: The body.
+            function: The function; it must not use the event loop.
+            given: Its arguments.
+        """
+        if len(body) <= _LARGE:
+            return function(*given)
+        async with self._converting:
+            return await asyncio.to_thread(function, *given)
+
+
 # ---- fields of all routes, and of other APIs
 
 
@@ -303,14 +383,6 @@ def _stops(value: Any, at: str) -> tuple[str, ...]:
     return tuple(filter(None, some))
 
 
-def _biases(value: Any, at: str) -> dict[int, Any]:
-    if not isinstance(value, dict) or not all(
-        token.isdecimal() and len(token) < 10 for token in value
-    ):
-        raise invalid_value(at, "must be an object from token ids to numbers.")
-    return {int(token): bias for token, bias in value.items()}
-
-
 def _sampling() -> dict[str, Shape]:
     """Return the fields that are those of `Sampling`, whose construction checks them.
 
@@ -328,14 +400,17 @@ def _sampling() -> dict[str, Shape]:
 _STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
 STOPS = Shape({"anyOf": [_STOP, s.array_of(_STOP, STOPS_MAX)]}, _stops)
 STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
-BIASES = Shape(
+BIASES = s.checked(
     {
         "type": "object",
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
         "additionalProperties": SAMPLING["logit_bias"].schema,
     },
-    _biases,
-)
+    lambda value: (
+        isinstance(value, dict) and all(one.isdecimal() and len(one) < 10 for one in value)
+    ),
+    "must be an object from token ids to numbers.",
+).to(lambda biases: {int(token): bias for token, bias in biases.items()})
 _DRAFTING = s.object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
 SHARED: dict[str, Shape] = {
     "model": s.TEXT,
@@ -668,10 +743,7 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
 
 EFFORT = s.one_of(EFFORTS)
 TEMPLATE_KWARGS = s.checked(
-    {
-        "type": "object",
-        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-    },
+    {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
     lambda value: (
         isinstance(value, dict)
         and all(one is None or isinstance(one, (str, bool, int, float)) for one in value.values())
@@ -728,28 +800,17 @@ _CHOICES = {
 _CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
 
 
-def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
-    """Return the prompts: a text or token ids, or an array of these."""
-    several = isinstance(value, list) and value and isinstance(value[0], (str, list))
-    given = value if several else [value]
-    for one in given:
-        if not (isinstance(one, str) or (isinstance(one, list) and all(map(s.is_count, one)))):
-            raise invalid_value(
-                at, "must be a string, an array of token ids, or an array of these."
-            )
-    if len(given) > CHOICES_MAX:
-        raise invalid_value(at, f"may contain at most {CHOICES_MAX} prompts.")
-    return tuple(given)
-
-
-_IDS = s.array_of(s.COUNT, least=1)
-_PROMPT = {"anyOf": [s.TEXT.schema, _IDS, *(s.array_of(x, CHOICES_MAX, 1) for x in (s.TEXT, _IDS))]}
+_PROMPTS = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.")
 TEXT_BODY = Body(
     "text",
     SHARED
     | _CHOICES
     | {
-        "prompt": Shape(_PROMPT, _prompts),
+        # An empty array has no token ids.
+        "prompt": Shape(
+            _PROMPTS.schema,
+            lambda value, at: ([],) if value == [] else tuple(_PROMPTS.read(value, at)),
+        ),
         "suffix": s.given(s.TEXT.schema),
         "best_of": s.given({"type": "integer", "description": "No effect. It must be equal to n."}),
         "echo": s.FLAG,

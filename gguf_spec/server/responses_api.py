@@ -33,7 +33,7 @@ from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .replies import PartsReply, finish_reason, usage
 from .requests import Body, CompletionRequest, Message, ReasoningFields
-from .schema import Fields, Read, Shape
+from .schema import Fields, Shape
 
 Item = dict[str, Any]
 # Returns the item of a stored response with an id, or None.
@@ -123,16 +123,6 @@ def _with_text(text: str, kind: str) -> dict[str, Any]:
     return {"type": kind, "text": text} | more
 
 
-def _kept(check: Read, defaults: dict[str, Any]) -> Read:
-    """Return the reader of a part that is kept as it is, with defaults."""
-
-    def read(part: Any, at: str) -> Any:
-        check(part, at)
-        return defaults | part
-
-    return read
-
-
 def _refuse_image(_: Any, at: str) -> None:
     fact = "must not be input_image: only messages of the user have images."
     raise s.unsupported(f"{at}.type", fact)
@@ -147,8 +137,7 @@ _IMAGE = s.obj(
     ignored=_IGNORED,
 )
 _FILE = Shape(
-    s.object_of({"type": "input_file", "filename?": s.TEXT, "file_data": s.TEXT}),
-    _kept(read_file, {"type": "input_file", "filename": "file"}),
+    s.object_of({"type": "input_file", "filename?": s.TEXT, "file_data": s.TEXT}), read_file
 )
 
 
@@ -166,23 +155,16 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
         part = part.to(lambda found: _with_text(found.get("text", found.get("refusal")), kind))
         parts[name] = part if name == kind else part.hidden
     if kind == "input_text":
-        kept = _kept(_IMAGE.read, {"type": "input_image", "detail": "auto"})
-        parts["input_image"] = Shape(_IMAGE.schema, kept if images else _refuse_image)
-        parts["input_file"] = _FILE
+        image = {"type": "input_image", "detail": "auto"}
+        file = {"type": "input_file", "filename": "file"}
+        parts["input_image"] = _IMAGE.as_given().to(lambda part: image | part)
+        if not images:
+            parts["input_image"] = Shape(_IMAGE.schema, _refuse_image)
+        parts["input_file"] = _FILE.as_given().to(lambda part: file | part)
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
     some = s.array(s.tagged("type", parts, fact), "must be a string, or an array of parts.")
-
-    def read(value: Any, at: str) -> Any:
-        if isinstance(value, str):
-            return value if keeps_text else [_with_text(value, kind)]
-        return some.read(value, at)
-
-    return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
-
-
-def _arguments(value: Any, at: str) -> Any:
-    chat.read_arguments(value, at)
-    return value
+    as_part = s.TEXT.to(lambda text: [_with_text(text, kind)])
+    return s.text_or(some, s.TEXT if keeps_text else as_part)
 
 
 def _thoughts(kind: str) -> Shape:
@@ -235,7 +217,8 @@ _MESSAGES = {
     for role, content in _CONTENTS.items()
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
-_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "arguments": Shape(s.TEXT.schema, _arguments)}
+_ARGUMENTS = Shape(s.TEXT.schema, chat.read_arguments).as_given()
+_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "arguments": _ARGUMENTS}
 _RESULT = {"call_id": s.ID, "output": _content("input_text", keeps_text=True)}
 _ITEMS = {
     "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
@@ -538,6 +521,7 @@ _METADATA = s.checked(
     f"must be an object of at most {_METADATA_MAX} texts of at most {_METADATA_VALUE_MAX} "
     f"characters, with names of at most {_METADATA_KEY_MAX}.",
 )
+_EMPTY = {"type": "function", "name": "", "description": None, "parameters": None, "strict": False}
 _NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
 _TOOL = s.obj(
     _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
@@ -562,12 +546,9 @@ def _read_format(form: Any, _: str) -> Any:
         raise invalid_value("text.format", message) from None
 
 
-def _read_verbosity(value: Any, at: str) -> Any:
-    if value != "medium":
-        raise s.unsupported(at, "must be medium.")
-    return value
-
-
+_MEDIUM = s.checked(
+    {"const": "medium"}, lambda value: value == "medium", "must be medium.", "unsupported_parameter"
+)
 _FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
@@ -609,7 +590,7 @@ BODY = Body(
         "text": s.obj(
             {
                 "format?": Shape(_FORM, _read_format),
-                "verbosity?": s.or_empty(Shape({"const": "medium"}, _read_verbosity)),
+                "verbosity?": s.or_empty(_MEDIUM),
             },
             only="may contain only format and verbosity.",
         ),
@@ -641,14 +622,7 @@ def read_response(
     instructions, previous = data.get("instructions"), data.get("previous_response_id")
     before = store.get(previous, "previous_response_id").conversation if previous else []
     items = [*before, *read_input(data["input"], store.finder())]
-    nothing = {
-        "type": "function",
-        "name": "",
-        "description": None,
-        "parameters": None,
-        "strict": False,
-    }
-    tools = [nothing | one for one in data.get("tools", [])]
+    tools = [_EMPTY | one for one in data.get("tools", [])]
     form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
     given_reasoning = data.get("reasoning", {})
     reasoning = ReasoningFields(given_reasoning.get("effort"), data.get("chat_template_kwargs", {}))
@@ -744,12 +718,6 @@ class ResponseReply(PartsReply):
     """Converts the events of one job to a response object and its events."""
 
     def __init__(self, asked: CompletionRequest, started: Started) -> None:
-        """Create a reply.
-
-        Args:
-            asked: The request; it has the fields for the response.
-            started: The first event of its job.
-        """
         super().__init__(asked, started)
         echo, self._items, self._store = asked.more
         self._numbers = itertools.count()  # of the events

@@ -40,6 +40,10 @@ class Shape(NamedTuple):
         """Return the description of the same values, which are read as what `make` returns."""
         return self._replace(read=lambda value, at: make(self.read(value, at)))
 
+    def as_given(self) -> Shape:
+        """Return the description of the same values, which are checked and read as they are."""
+        return self._replace(read=lambda value, at: (self.read(value, at), value)[1])
+
 
 # ---- JSON schemas
 
@@ -93,18 +97,24 @@ def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
     return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 
-def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) -> Shape:
+def checked(
+    schema: dict[str, Any],
+    is_valid: Callable[[Any], bool],
+    fact: str,
+    code: str = "invalid_value",
+) -> Shape:
     """Return the description of values that a function accepts.
 
     Args:
         schema: Their JSON schema.
         is_valid: Returns whether a value is valid.
         fact: Error for other values, after their place, such as `must be a string.`
+        code: Error code of other values.
     """
 
     def read(value: Any, at: str) -> Any:
         if not is_valid(value):
-            raise invalid_value(at, fact)
+            raise ApiError(f"{at} {fact}", at, code)
         return value
 
     return Shape(schema, read)
@@ -267,13 +277,39 @@ def tagged(
     return Shape(shown[0] if len(shown) == 1 else {"anyOf": shown}, read)
 
 
-def text_or(some: Shape) -> Shape:
-    """Return the description of a text or another value."""
+def text_or(some: Shape, text: Shape = TEXT) -> Shape:
+    """Return the description of a text, which is read by `text`, or another value."""
+    return Shape(
+        {"anyOf": [text.schema, some.schema]},
+        lambda value, at: (text if isinstance(value, str) else some).read(value, at),
+    )
 
-    def read(value: Any, at: str) -> Any:
-        return value if isinstance(value, str) else some.read(value, at)
 
-    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
+def texts(most: int, fact: str, ids: bool = True) -> Shape:
+    """Return the description of a text, or of an array of texts, which is read as a list.
+
+    Args:
+        most: Maximum number of texts.
+        fact: Error for another number, after their place.
+        ids: Whether arrays of token ids count as texts.
+    """
+    one: list[Any] = [TEXT, array_of(COUNT, least=1)] if ids else [TEXT]
+    forms = "a string, an array of token ids, or an array of these"
+    forms = forms if ids else "a string or an array of strings"
+
+    def is_ids(value: Any) -> bool:
+        return ids and isinstance(value, list) and all(map(is_count, value))
+
+    def read(value: Any, at: str) -> list[str | list[int]]:
+        given = [value] if (value and is_ids(value)) or not isinstance(value, list) else value
+        if not all(isinstance(text, str) or is_ids(text) for text in given):
+            raise invalid_value(at, f"must be {forms}.")
+        if not 0 < len(given) <= most:
+            raise invalid_value(at, fact)
+        return list(given)
+
+    some = [array_of(text, most, 1) for text in one]
+    return Shape({"anyOf": [*(_shape(text).schema for text in one), *some]}, read)
 
 
 def closed(fields: Fields) -> Shape:

@@ -73,13 +73,6 @@ class State(NamedTuple):
         """Whether the next text belongs to the answer, unless it is a tag."""
         return self.phase in ("start", "after", "text")
 
-    def after(
-        self, phase: Phase, held: str, said: Part | None = None, begun: bool = False
-    ) -> State:
-        """Return the next state, with the kind of the emitted part."""
-        spoke = self.spoke | {said.kind} if said and said.text else self.spoke
-        return State(phase, held, begun, spoke)
-
 
 @dataclass(frozen=True)
 class TagSyntax:
@@ -192,8 +185,11 @@ class ChannelSyntax:
         parts: list[Part] = []
         state = state._replace(held=state.held + text)
         while True:
+            kind: Literal["reasoning", "text"] = "reasoning" if state.is_reasoning else "text"
             after, said = (self._header if state.phase == "header" else self._body)(state)
-            parts += _parts(said.kind, said.text.replace(MARK, ""))
+            if said:
+                parts.append(Part(kind, said))
+                after = after._replace(spoke=after.spoke | {kind})
             if after == state:
                 return state, parts
             state = after
@@ -206,42 +202,43 @@ class ChannelSyntax:
         plain = state.phase == "header" and not state.spoke and MARK not in state.held
         return _parts("text", state.held if plain else "")
 
-    def _header(self, state: State) -> tuple[State, Part]:
+    def _header(self, state: State) -> tuple[State, str]:
+        """Return the state after a header, and the text of a call; the same state for a part."""
         words = state.held.partition(MARK)[0].split()
         if not all("assistant".startswith(one) or "to=".startswith(one[:3]) for one in words):
-            return state._replace(phase="text"), Part("text", "")
+            return state._replace(phase="text"), ""
         header, found, rest = state.held.partition(_MESSAGE)
         if not found:
-            return state, Part("text", "")
+            return state, ""
         channel = "".join(re.findall(r"<\|channel\|>\s*(\w+)", header)[:1])
         recipient = re.search(r"to=([\w.-]+)", header)
         if recipient and (recipient[1].startswith("functions.") or channel == "commentary"):
             call = f"<|channel|>commentary to={recipient[1]} <|constrain|>json<|message|>"
-            said = Part("text", _apart("text", state, call))
-            return state.after("call", rest, said), said
+            return state._replace(phase="call", held=rest, begun=False), _apart("text", state, call)
         phase: Phase = "reasoning" if channel == "analysis" else "text"
-        return state.after(phase, rest), Part("text", "")
+        return state._replace(phase=phase, held=rest, begun=False), ""
 
-    def _body(self, state: State) -> tuple[State, Part]:
-        kind: Literal["reasoning", "text"] = "reasoning" if state.is_reasoning else "text"
+    def _body(self, state: State) -> tuple[State, str]:
+        """Return the state after a text or a token, and the text."""
         begin, mark, rest = state.held.partition(MARK)
         if begin:
-            begin = begin if state.begun or not state.is_reasoning else begin.lstrip()
-            whole = begin.rstrip() if state.is_reasoning else begin
-            spoken = whole if state.phase == "call" else _apart(kind, state, whole)
-            said, held = Part(kind, spoken), begin[len(whole) :]
-            if mark:
-                held = mark + rest
-            begun = state.begun or bool(whole)
-            return state.after(state.phase, held, said, begun), said
+            whole = begin
+            if state.is_reasoning:
+                begin = begin if state.begun else begin.lstrip()
+                whole = begin.rstrip()
+            kind = "reasoning" if state.is_reasoning else "text"
+            said = whole if state.phase == "call" else _apart(kind, state, whole)
+            held = mark + rest if mark else begin[len(whole) :]
+            return state._replace(held=held, begun=state.begun or bool(whole)), said
         token = next((one for one in _TOKENS if state.held.startswith(one)), None)
         if token is None:
             hold = not mark or any(one.startswith(state.held) for one in _TOKENS)
-            return (state if hold else state._replace(held=rest)), Part("text", "")
+            return (state if hold else state._replace(held=rest)), ""
         rest = state.held[len(token) :]
         if token in _IGNORED:
-            return state._replace(held=rest), Part("text", "")
-        return state.after("header", token + rest if token == _CHANNEL else rest), Part("text", "")
+            return state._replace(held=rest), ""
+        held = token + rest if token == _CHANNEL else rest
+        return state._replace(phase="header", held=held, begun=False), ""
 
 
 Syntax = TagSyntax | ChannelSyntax

@@ -54,9 +54,9 @@ def stories():
         "rope.dimension_count": dim // n_heads, "attention.head_count": n_heads, "attention.head_count_kv": n_kv,
     }  # fmt: skip
     values = [
-        rewriting.Value("general.architecture", rewriting.string("llama")),
-        *(rewriting.Value(f"llama.{key}", rewriting.whole(n)) for key, n in numbers.items()),
-        rewriting.Value("llama.attention.layer_norm_rms_epsilon", rewriting.real(1e-5)),
+        rewriting.Value("general.architecture", rewriting.encoded("llama")),
+        *(rewriting.Value(f"llama.{key}", rewriting.encoded(n)) for key, n in numbers.items()),
+        rewriting.Value("llama.attention.layer_norm_rms_epsilon", rewriting.encoded(1e-5)),
         *tokenizer,
     ]
     kv = dim // n_heads * n_kv

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation
+from gguf_spec import Sampling, Speculation, quantize
 from gguf_spec.errors import (
     InvalidOptionError,
     ModelNotFoundError,
@@ -21,7 +21,6 @@ from gguf_spec.errors import (
 )
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
-from gguf_spec.quantize import quantizer as quantize
 from tests.support import children, zoo
 
 # How far the written numbers may be from those before, as a share of the largest in a block: half a step of each type, and a bit for its scale.

@@ -21,7 +21,7 @@ from gguf_spec.ray.ingress import (
 )
 from gguf_spec.server import Settings, make_app
 from gguf_spec.server.errors import ApiError, shutting_down
-from gguf_spec.server.wire import DATA_EVENTS
+from gguf_spec.server.replies import DATA_EVENTS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -16,7 +16,7 @@ import pytest
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
 from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.server import Settings, jobs, requests, serve_in_thread
-from gguf_spec.server.wire import BodyReader
+from gguf_spec.server.requests import BodyReader
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"

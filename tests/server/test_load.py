@@ -19,9 +19,8 @@ from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.events import ChunkEvent, Started
 from gguf_spec.server.jobs import Job
-from gguf_spec.server.replies import AnswerStream, ResponseBuilder
+from gguf_spec.server.replies import DATA_EVENTS, AnswerStream, ResponseBuilder
 from gguf_spec.server.requests import read_text
-from gguf_spec.server.wire import DATA_EVENTS
 from tests.server.conftest import ask, ask_text, metrics, threads_since, until
 
 START = "Once upon a time there was"

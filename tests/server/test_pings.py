@@ -13,15 +13,16 @@ from gguf_spec.runtime.generation import Generation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.events import ChoiceEnded, ChunkEvent, Finished, Ping, Started
 from gguf_spec.server.jobs import Job
-from gguf_spec.server.replies import AnswerStream, ResponseBuilder
-from gguf_spec.server.requests import read_text
-from gguf_spec.server.settings import Settings
-from gguf_spec.server.wire import (
+from gguf_spec.server.replies import (
     DATA_EVENTS,
     JSON_LINES,
     MESSAGE_EVENTS,
     NAMED_EVENTS,
+    AnswerStream,
+    ResponseBuilder,
 )
+from gguf_spec.server.requests import read_text
+from gguf_spec.server.settings import Settings
 from gguf_spec.tools.families import family_of
 from tests.server.conftest import ask
 

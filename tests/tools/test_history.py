@@ -7,8 +7,8 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import TemplateError
+from gguf_spec.text.chat_template import reads_tools, tool_history, with_text_arguments
 from gguf_spec.text.jinja_sandbox import render
-from gguf_spec.text.tool_history import reads_tools, tool_history, with_text_arguments
 from gguf_spec.tools.families import family_of
 from gguf_spec.tools.reader import read_answer
 from tests.support import callers, zoo

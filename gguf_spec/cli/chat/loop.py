@@ -152,8 +152,7 @@ class PipeUI:
             if not self._as_json and not result.text.endswith("\n"):
                 click.echo()
         if self._as_json:
-            k, with_logprobs = self.llm.speculation.k, bool(result.logprobs)
-            data = answer_json(self.llm, result, k, with_logprobs)
+            data = answer_json(self.llm, result, bool(result.logprobs))
             self._print(data | {"dropped": turn.dropped})
         elif result.logprobs:
             click.echo(logprob_lines(self.llm, result), err=True)
@@ -175,7 +174,7 @@ class ChatLoop:
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Load the models of the options; `begin` and `follow` hold the conversation."""
+        """Load the models of the options; `follow` holds the conversation."""
         self._options, self._loaded_with = options, to_speculation(options)
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
