@@ -38,6 +38,7 @@ _ITEMS_MAX, PATTERN_MAX = 64, 256
 # llama.cpp's largest number of layers
 LAYERS_MAX = 512
 _ATTENTION = ("auto", "on", "off")
+_SAME = "The same for the draft model.  [default: as the target]"
 
 
 class Rule(NamedTuple):
@@ -145,13 +146,11 @@ def _shown(limit: float | None) -> str:
 
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
-        "integer",
-        "Maximum number of tokens; -1 for as many as the context holds.",
+        "integer", "Maximum number of tokens; -1 for as many as the context holds.",
         1, optional=True, flags=("-n", "--max-tokens"),
     ),
     "temperature": Rule(
-        "number",
-        "Sampling temperature; 0 always takes the most likely token.",
+        "number", "Sampling temperature; 0 always takes the most likely token.",
         0, _MODERATE, flags=("-t", "--temperature"),
     ),
     "top_k": Rule("integer", "Keep this number of the most likely tokens; 0 keeps all.", 0),
@@ -159,99 +158,77 @@ SAMPLING: dict[str, Rule] = {
         "number", "Keep the most likely tokens up to this total probability.", 0, 1, above=True
     ),
     "min_p": Rule(
-        "number",
-        "Keep tokens with at least this fraction of the highest probability.",
-        0, 1,
+        "number", "Keep tokens with at least this fraction of the highest probability.", 0, 1
     ),
     "typical_p": Rule(
-        "number",
-        "Keep the tokens of most typical surprisal up to this total probability.",
+        "number", "Keep the tokens of most typical surprisal up to this total probability.",
         0, 1, above=True,
     ),
     "top_n_sigma": Rule(
-        "number",
-        "Keep logits within this number of standard deviations of the best; 0 keeps all.",
+        "number", "Keep logits within this number of standard deviations of the best; 0 keeps all.",
         0, _MODERATE,
     ),
     "xtc_probability": Rule("number", "Probability that XTC removes the most likely tokens.", 0, 1),
     "xtc_threshold": Rule("number", "Minimum probability of the tokens that XTC removes.", 0, 1),
     "repeat_penalty": Rule(
-        "number",
-        "Penalty factor for tokens that occurred before; 1 has no effect.",
-        0.001, 1000,
+        "number", "Penalty factor for tokens that occurred before; 1 has no effect.", 0.001, 1000
     ),
     "frequency_penalty": Rule(
-        "number",
-        "Subtracted from a logit for each time that its token occurred.",
+        "number", "Subtracted from a logit for each time that its token occurred.",
         -_MODERATE, _MODERATE,
     ),
     "presence_penalty": Rule(
         "number", "Subtracted from a logit once if its token occurred.", -_MODERATE, _MODERATE
     ),
     "penalty_last_n": Rule(
-        "integer",
-        "Number of recent tokens that the penalties consider; -1 for all.",
-        -1,
+        "integer", "Number of recent tokens that the penalties consider; -1 for all.", -1
     ),
     "dry_multiplier": Rule(
-        "number",
-        "Strength of the DRY penalty for repeated sequences; 0 disables DRY.",
+        "number", "Strength of the DRY penalty for repeated sequences; 0 disables DRY.",
         0, _MODERATE,
     ),
     "dry_base": Rule(
         "number", "Growth factor of the DRY penalty with each repeated token.", 1, _MODERATE
     ),
     "dry_allowed_length": Rule(
-        "integer",
-        "Length from which DRY penalises a repeated sequence.",
-        0,
+        "integer", "Length from which DRY penalises a repeated sequence.", 0
     ),
     "dry_penalty_last_n": Rule(
-        "integer",
-        "Number of recent tokens that DRY considers; -1 for all.",
-        -1,
+        "integer", "Number of recent tokens that DRY considers; -1 for all.", -1
     ),
     # llama.cpp searches every token of the vocabulary for each breaker.
     "dry_sequence_breakers": Rule(
-        "string",
-        'String that ends a repeated sequence for DRY. Repeatable.  [default: \\n : " *]',
+        "string", 'String that ends a repeated sequence for DRY. Repeatable.  [default: \\n : " *]',
         shape="sequence", items_max=50, flags=("--dry-breaker",), in_requests=False,
     ),
     "logit_bias": Rule(
-        "number",
-        "Value added to the logit of a token id; -inf forbids it. Repeatable.",
+        "number", "Value added to the logit of a token id; -inf forbids it. Repeatable.",
         -_MODERATE, _MODERATE, shape="mapping", in_requests=False,
     ),
     "grammar": Rule("string", "File with a GBNF grammar that the answer follows.", optional=True),
     "json_schema": Rule(
-        "any",
-        "JSON schema that the answer follows, or @FILE; {} allows any JSON.",
+        "any", "JSON schema that the answer follows, or @FILE; {} allows any JSON.",
         optional=True, in_requests=False,
     ),
     "seed": Rule(
-        "integer",
-        "Seed; the same seed gives the same text.  [default: random, see --stats]",
+        "integer", "Seed; the same seed gives the same text.  [default: random, see --stats]",
         0, 2**64 - 1, optional=True,
     ),
     "stop": Rule(
-        "string",
-        "End the text before this string. Repeatable.",
+        "string", "End the text before this string. Repeatable.",
         shape="sequence", in_requests=False,
     ),
     "stop_tokens": Rule(
-        "integer",
-        "End the text before this token id. Repeatable.",
+        "integer", "End the text before this token id. Repeatable.",
         0, shape="sequence", flags=("--stop-token",), in_requests=False,
     ),
     "ignore_eos": Rule("boolean", "Do not end at an end token."),
     "logprobs": Rule(
-        "integer",
-        "Show the probability of each token and N alternatives, on stderr or in --json.",
+        "integer", "Show the probability of each token and N alternatives, on stderr or in --json.",
         0, LOGPROBS_MAX, optional=True, in_requests=False,
     ),
     "think_budget": Rule(
-        "integer",
-        "Maximum number of reasoning tokens; then the model must answer.",
+        "integer", "Maximum number of reasoning tokens; then the model must answer.",
         0, optional=True,
     ),
     "overflow": Rule(
@@ -262,8 +239,7 @@ SAMPLING: dict[str, Rule] = {
 }  # fmt: skip
 SPECULATION: dict[str, Rule] = {
     "k": Rule(
-        "integer",
-        "Maximum number of draft tokens in a round; 0 for plain decoding.",
+        "integer", "Maximum number of draft tokens in a round; 0 for plain decoding.",
         0, K_MAX, flags=("-k",),
     ),
     "drafter": Rule(
@@ -273,23 +249,19 @@ SPECULATION: dict[str, Rule] = {
         choices=DRAFTERS,
     ),
     "adaptive": Rule(
-        "boolean",
-        "Draft -k tokens in every round, even if this is slower.",
+        "boolean", "Draft -k tokens in every round, even if this is slower.",
         flags=("--fixed",), inverted=True,
     ),
     "accept": Rule(
-        "string",
-        "Acceptance rule: coupled (same text with any draft), rejection or block.",
+        "string", "Acceptance rule: coupled (same text with any draft), rejection or block.",
         choices=ACCEPT,
     ),
     "exact": Rule(
-        "boolean",
-        "Also use wider passes; the text may differ at near ties, which are counted.",
+        "boolean", "Also use wider passes; the text may differ at near ties, which are counted.",
         flags=("--allow-near-ties",), inverted=True,
     ),
     "strict": Rule(
-        "boolean",
-        "Decide each near tie as plain decoding does, at the cost of one pass.",
+        "boolean", "Decide each near tie as plain decoding does, at the cost of one pass."
     ),
 }  # fmt: skip
 LOADING: dict[str, Rule] = {
@@ -297,49 +269,34 @@ LOADING: dict[str, Rule] = {
         "string", "Text file as an additional source of drafts.", flags=("--draft-text",)
     ),
     "n_ctx": Rule(
-        "integer",
-        "Context length in tokens.  [default: as trained, at most 4096]",
+        "integer", "Context length in tokens.  [default: as trained, at most 4096]",
         2, optional=True, flags=("--ctx",),
     ),
     "threads": Rule(
         "integer", "Number of threads.  [default: physical cores]", 1, 512, optional=True
     ),
     "flash_attention": Rule(
-        "string",
-        "Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
+        "string", "Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
         choices=_ATTENTION,
     ),
-    "draft_flash_attention": Rule(
-        "string",
-        "The same for the draft model.  [default: as the target]",
-        choices=_ATTENTION, optional=True,
-    ),
+    "draft_flash_attention": Rule("string", _SAME, choices=_ATTENTION, optional=True),
     "kv_type": Rule(
-        "string",
-        "Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+        "string", "Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0."
     ),
-    "draft_kv_type": Rule(
-        "string", "The same for the draft model.  [default: as the target]", optional=True
-    ),
+    "draft_kv_type": Rule("string", _SAME, optional=True),
     "gpu_layers": Rule(
         "any",
         "Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend; auto for as "
         "many as fit.",
     ),
-    "draft_gpu_layers": Rule(
-        "any", "The same for the draft model.  [default: as the target]", optional=True
-    ),
+    "draft_gpu_layers": Rule("any", _SAME, optional=True),
     "device": Rule(
         "string",
         "Device for the layers, as doctor names it, or none for the CPU alone. Repeatable.  "
         "[default: all GPUs]",
         shape="sequence", items_max=_ITEMS_MAX,
     ),
-    "draft_device": Rule(
-        "string",
-        "The same for the draft model.  [default: as the target]",
-        shape="sequence", items_max=_ITEMS_MAX,
-    ),
+    "draft_device": Rule("string", _SAME, shape="sequence", items_max=_ITEMS_MAX),
     "cpu_moe": Rule("boolean", "Keep the experts of all layers in main memory."),
     "n_cpu_moe": Rule(
         "integer", "Keep the experts of the first N layers in main memory.", 0, LAYERS_MAX
@@ -368,27 +325,22 @@ LOADING: dict[str, Rule] = {
         choices=("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni"),
     ),
     "draft_threads": Rule(
-        "integer",
-        "Threads of the draft model.  [default: as the target]",
-        1, 512, optional=True,
+        "integer", "Threads of the draft model.  [default: as the target]", 1, 512, optional=True
     ),
     "mmproj": Rule(
         "string", "Projector of a vision model, for prompts with images.", optional=True
     ),
     "lora": Rule(
-        "any",
-        "LoRA adapter of the target; the default of SCALE is 1. Repeatable.",
+        "any", "LoRA adapter of the target; the default of SCALE is 1. Repeatable.",
         shape="sequence",
     ),
     "draft_lora": Rule("any", "The same for the draft model.", shape="sequence"),
     "extra_bufts": Rule(
-        "boolean",
-        "Repack the weights for this CPU.  [default: if the self-test succeeds]",
+        "boolean", "Repack the weights for this CPU.  [default: if the self-test succeeds]",
         optional=True, flags=("--extra-bufts/--no-extra-bufts",),
     ),
     "rpc": Rule(
-        "string",
-        "Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
+        "string", "Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
         shape="sequence",
     ),
 }  # fmt: skip
@@ -410,13 +362,11 @@ REQUESTS: dict[str, Rule] = {
         "time of an answer can show that another one got a text like it.",
     ),
     "pooling": Rule(
-        "string",
-        "How embeddings are pooled; none gives a row for each token.  "
+        "string", "How embeddings are pooled; none gives a row for each token.  "
         "[default: as the file says, else mean]",
-        choices=POOLING,
-        optional=True,
+        choices=POOLING, optional=True,
     ),
-}
+}  # fmt: skip
 OPTIONS = LOADING | REQUESTS | SAMPLING | SPECULATION
 # Name in Python -> names on the command line, and parameter of the command.
 FLAGS = {name: rule.flags or (f"--{name.replace('_', '-')}",) for name, rule in OPTIONS.items()}
@@ -435,16 +385,16 @@ def checked(name: str, value: Any) -> Any:
     Raises:
         InvalidOptionError: The value is not allowed.
     """
-    rule = LOADING[name]
+    rule = OPTIONS[name]
     if rule.shape == "sequence":
         texts = (value,) if isinstance(value, str) else value
         value = tuple(texts) if isinstance(texts, Iterable) else value
-    if not rule.accepts(value):
-        raise InvalidOptionError(name, value, rule.allowed)
+    require(name, value, rule.allowed, rule.accepts(value))
     return value
 
 
-def _check(option: str, value: Any, allowed: str, ok: bool) -> None:
+def require(option: str, value: Any, allowed: str, ok: bool) -> None:
+    """Raise InvalidOptionError unless a value is allowed; `allowed` ends the sentence "must be"."""
     if not ok:
         raise InvalidOptionError(option, value, allowed)
 
@@ -455,20 +405,8 @@ def _check_rules(options: Any, rules: Mapping[str, Rule]) -> None:
     Raises:
         InvalidOptionError: A value is not allowed. The error names the first such field.
     """
-    for name, rule in rules.items():
-        value = getattr(options, name)
-        if rule.shape == "sequence":
-            value = _as_tuple(value)
-            object.__setattr__(options, name, value)
-        if not rule.accepts(value):
-            raise InvalidOptionError(name, value, rule.allowed)
-
-
-def _as_tuple(value: Any) -> Any:
-    """Return a text as a tuple of it, other iterables as tuples, and all else as it is."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, Iterable) else value
+    for name in rules:
+        object.__setattr__(options, name, checked(name, getattr(options, name)))
 
 
 @dataclass(frozen=True)
@@ -559,26 +497,15 @@ class Sampling:
     def __post_init__(self) -> None:
         _check_rules(self, SAMPLING)
         free = self.grammar is None and self.json_schema is None
-        _check(
-            "overflow",
-            self.overflow,
-            "stop if there is a grammar or a JSON schema",
-            self.overflow == "stop" or free,
-        )
-        _check(
-            "json_schema",
-            self.json_schema,
-            "omitted if there is a grammar",
-            self.json_schema is None or self.grammar is None,
-        )
+        stops = "stop if there is a grammar or a JSON schema"
+        require("overflow", self.overflow, stops, self.overflow == "stop" or free)
+        one = self.json_schema is None or self.grammar is None
+        require("json_schema", self.json_schema, "omitted if there is a grammar", one)
+        allowed = "token ids with numbers from minus a million to a million, or -inf"
         for token, bias in self.logit_bias.items():
-            _check(
-                "logit_bias",
-                {token: bias},
-                "token ids with numbers from minus a million to a million, or -inf",
-                SAMPLING["stop_tokens"].accepts_one(token)
-                and (SAMPLING["logit_bias"].accepts_one(bias) or bias == -math.inf),
-            )
+            is_bias = SAMPLING["logit_bias"].accepts_one(bias) or bias == -math.inf
+            ok = SAMPLING["stop_tokens"].accepts_one(token) and is_bias
+            require("logit_bias", {token: bias}, allowed, ok)
 
     @property
     def greedy(self) -> bool:
@@ -624,4 +551,4 @@ class Speculation:
     def __post_init__(self) -> None:
         _check_rules(self, SPECULATION)
         allowed = "False, or True with the acceptance rule coupled"
-        _check("strict", self.strict, allowed, self.accept == "coupled" or not self.strict)
+        require("strict", self.strict, allowed, self.accept == "coupled" or not self.strict)

@@ -846,7 +846,7 @@ class Llama:
             add_bos: Whether to begin with the BOS token.
             special: Whether to parse texts such as `<|im_end|>` as control tokens.
         """
-        return self._alive.vocabulary.tokenize_bytes(text, special=special, start=add_bos)
+        return self._alive.vocabulary.tokenize(text, special=special, start=add_bos)
 
     def detokenize(
         self,

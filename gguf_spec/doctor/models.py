@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from ..llama.options import ContextOptions
 from ..registry import hub as hub_module
 from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
-from ..system.machine import available_bytes, format_bytes, total_bytes
+from ..system.machine import format_bytes
 from .installation import REBUILD, Check, Status, file_sizes, has
 
 if TYPE_CHECKING:
@@ -185,12 +185,8 @@ class PairChecks:
             f"{format_bytes(wanted.added)}, "
             f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
         )
-        room = self._fits(
-            wanted,
-            found,
-            lambda free, total: largest_ctx(headers, features, free, total),
-            prefix_memory_in_room(headers, features),
-        )
+        longest = 0 if wanted.fits else largest_ctx(headers, features)
+        room = self._fits(wanted, found, longest, prefix_memory_in_room(headers, features))
         yield room
         if self._features is not None and room.status != "fail":
             yield from self._inside(entry.name, files, head)
@@ -267,7 +263,7 @@ class PairChecks:
         from ..llama.model import Model
 
         wanted = embedding_needs(file.header, self._options, self._features or {})
-        room = self._fits(wanted, format_bytes(wanted.added), lambda *_: 0)
+        room = self._fits(wanted, format_bytes(wanted.added))
         yield room
         if self._features is None or room.status == "fail":
             return
@@ -281,29 +277,22 @@ class PairChecks:
         found = f"llama.cpp loads it, for embeddings with the pooling {pooling}"
         yield Check("loading", "ok", found)
 
-    def _fits(
-        self,
-        wanted: MemoryEstimate,
-        found: str,
-        longest_of: Callable[[int | None, int | None], int],
-        kept: int = 0,
-    ) -> Check:
+    def _fits(self, wanted: MemoryEstimate, found: str, longest: int = 0, kept: int = 0) -> Check:
         """Return the check whether there is enough memory.
 
         Args:
             wanted: What is needed.
             found: The same in words.
-            longest_of: Returns the context that would fit in the free memory; 0 if none would.
+            longest: The context that would fit; 0 if none would.
             kept: Memory for texts of earlier requests, in bytes.
         """
-        free, total = available_bytes(), total_bytes()
+        free = wanted.free
         found += f"; {format_bytes(free)} are free" if free is not None else ""
         found += f", {format_bytes(kept)} of it for texts of earlier requests" if kept else ""
         if has(self._features or {}, "GPU"):
             return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
         todo = less_memory()
-        if not wanted.fits(free, total):
-            longest = longest_of(free, total)
+        if not wanted.fits:
             fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
             too_large = Text("the weights alone do not fit: {}", todo)
             return Check("room", "fail", found, fits if longest else too_large)

@@ -185,28 +185,17 @@ class Header:
             return value.n
         return len(value) if isinstance(value, tuple) else 0
 
-    def kv_bytes(self, n_ctx: int, bytes_per_value: float) -> int:
-        """Return the estimated size of the key-value cache for `n_ctx` positions, in bytes.
+    def head_lengths(self, kind: str = "") -> tuple[int, int]:
+        """Return the lengths of a head's keys and values; 0 if they are unknown.
 
-        The result is 0 if the architecture caches other data.
+        Args:
+            kind: `_swa` for the layers with a sliding window.
         """
-
-        def number(key: str, default: float) -> float:
-            value = self.of_architecture(key, default)
-            if isinstance(value, tuple) and value:  # one number per layer
-                value = sum(value) / len(value)
-            return value if isinstance(value, (int, float)) and 0 < value < math.inf else default
-
-        if self.of_architecture("attention.kv_lora_rank") or self.of_architecture("ssm.state_size"):
-            return 0
-
-        n_layer, n_head = number("block_count", 0), number("attention.head_count", 1)
-        width = number("embedding_length", 0) / n_head
-        n_kv = number("attention.head_count_kv", n_head)
-        values = n_kv * (
-            number("attention.key_length", width) + number("attention.value_length", width)
-        )
-        return int(n_layer * n_ctx * values * bytes_per_value)
+        heads = self.by_layer("attention.head_count", 0)
+        width = self.whole("embedding_length") // heads[0] if heads and heads[0] else 0
+        names = ("attention.key_length", "attention.value_length")
+        key, value = (self.whole(name + kind, self.whole(name, width)) for name in names)
+        return key, value
 
 
 def damaged(path: Path, why: str) -> NotAModelError:

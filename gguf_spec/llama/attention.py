@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,8 +42,8 @@ N_LAYERS = 2
 # three control tokens and one per byte, which llama.cpp's SPM vocabulary requires
 N_VOCAB = 3 + 256
 _F32, _Q8_0 = 0, 8  # ggml types
-# weights of a block of Q8_0, and its bytes: a 16-bit scale is before them
-_BLOCK, _BLOCK_BYTES = 32, 34
+# a block of Q8_0
+_BLOCK = np.dtype([("scale", "<f2"), ("weights", "i1", 32)])
 # channels and feed-forward units of the timed model: so few that attention dominates its passes
 _WIDTH, _N_FF = 64, 32
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # token types
@@ -72,71 +72,44 @@ def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
     are empty if the shape is unknown, if the measurement fails, and while other programs use the
     cores; a later load measures then.
     """
-    shape, n_layers = attention_shape(header), header.of_architecture("block_count", 0)
-    if shape is None or not isinstance(n_layers, int):
+    shape, n_layers = attention_shape(header), header.whole("block_count")
+    if shape is None:
         return {}
     flash = options.flash_attention if uses_gpu(options) else flash_on_cpu(header, options)
-    per_cached = _of_layer(shape, replace(options, flash_attention=flash))
-    return {width: seconds * n_layers for width, seconds in per_cached.items()}
+    # all cores, even if other programs run now
+    o = replace(options, flash_attention=flash, threads=options.threads or physical_cores())
+    parts = [
+        _VERSION,
+        *(*this_machine(), *library_parts(), *shape),
+        *(o.flash_attention, o.kv_type, o.threads, o.gpu_layers),
+        *replace(o.placement, n_cpu_moe=0, overrides=()).parts,
+    ]
+    file = cache_file("attention", parts)
+    costs = _parsed(read_json(file))
+    if not costs:
+        if cores_are_shared(o.threads or 1):
+            return {}
+        try:
+            costs = _measure(shape, o)
+        except (GgufSpecError, OSError, TimeoutError):
+            return {}
+        write_json(file, costs)
+    return {width: seconds * n_layers for width, seconds in costs.items()}
 
 
 def attention_shape(header: Header) -> AttentionShape | None:
     """Return the shape of a model's attention; None if the header lacks the usual keys."""
-    width, n_head = (
-        header.of_architecture("embedding_length", 0),
-        _most(header.of_architecture("attention.head_count", 0)),
-    )
+    n_head = max(header.by_layer("attention.head_count", 0), default=0)
+    n_head_kv = max(header.by_layer("attention.head_count_kv", n_head), default=0) or n_head
+    lengths = header.head_lengths()
     if (
         header.of_architecture("attention.key_length_mla")
-        or not isinstance(width, int)
         or not 0 < n_head <= 1024
-    ):
-        return None
-    n_head_kv = _most(header.of_architecture("attention.head_count_kv", n_head)) or n_head
-    key, value = (
-        header.of_architecture(f"attention.{name}_length", width // n_head)
-        for name in ("key", "value")
-    )
-    if (
-        not all(isinstance(n, int) and 0 < n <= 1024 and n % 32 == 0 for n in (key, value))
+        or not all(0 < n <= 1024 and n % 32 == 0 for n in lengths)
         or n_head % n_head_kv
     ):
         return None
-    return AttentionShape(n_head, n_head_kv, key, value)
-
-
-def _most(value: Any) -> int:
-    """Return an integer, or the largest of one per layer; 0 for anything else."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    return max((n for n in numbers if isinstance(n, int)), default=0)
-
-
-def _of_layer(shape: AttentionShape, options: ContextOptions) -> Mapping[int, float]:
-    """Return pass width -> extra seconds of one layer per cached token; empty if unknown."""
-    o, threads = options, options.threads or physical_cores()
-    parts = [
-        _VERSION,
-        *this_machine(),
-        *library_parts(),
-        *shape,
-        o.flash_attention,
-        o.kv_type,
-        threads,
-        o.gpu_layers,
-        *replace(o.placement, n_cpu_moe=0, overrides=()).parts,
-    ]
-    file = cache_file("attention", parts)
-    if kept := _parsed(read_json(file)):
-        return kept
-    if cores_are_shared(threads):
-        return {}
-    try:
-        # all cores, even if other programs run now
-        costs = _measure(shape, replace(options, threads=threads))
-    except (GgufSpecError, OSError, TimeoutError):
-        return {}
-    write_json(file, costs)
-    return costs
+    return AttentionShape(n_head, n_head_kv, *lengths)
 
 
 def _parsed(data: Any) -> dict[int, float]:
@@ -159,8 +132,13 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> dict[int, float]
         model = Model(path, replace(measured, placement=placement))
     try:
         text = [3 + i * 7 % (N_VOCAB - 3) for i in range(n_ctx)]
-        if model.slow_first_pass:
-            _warm_up(model, text)
+        if model.slow_first_pass:  # a driver compiles its kernels before the measurement
+            model.read(text[:_FAR])
+            for width in _WIDTHS:
+                model.rollback(_NEAR)
+                model.logits(text[_NEAR : _NEAR + width], width)
+            model.rollback(0)
+            model.busy_s = 0.0
         model.read(text[:_NEAR])
         near = _passes(model, text)
         model.read(text[_NEAR:_FAR])
@@ -170,16 +148,6 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> dict[int, float]
     return {
         width: max(0.0, far[width] - near[width]) / (_FAR - _NEAR) / N_LAYERS for width in _WIDTHS
     }
-
-
-def _warm_up(model: Model, text: list[int]) -> None:
-    """Make one pass of each kind, so that a driver compiles its kernels before the measurement."""
-    model.read(text[:_FAR])
-    for width in _WIDTHS:
-        model.rollback(_NEAR)
-        model.logits(text[_NEAR : _NEAR + width], width)
-    model.rollback(0)
-    model.busy_s = 0.0
 
 
 def _passes(model: Model, text: list[int]) -> dict[int, float]:
@@ -242,10 +210,9 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
 def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:
     """Yield descriptions and data of the tensors of the timed model."""
     rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
-    keys, values = shape.key_length, shape.value_length
-    sizes = {"attn_q": (shape.n_head * keys, width), "attn_k": (shape.n_head_kv * keys, width)}
-    sizes |= {"attn_v": (shape.n_head_kv * values, width)}
-    sizes |= {"attn_output": (width, shape.n_head * values)}
+    n, n_kv, keys, values = shape
+    sizes = {"attn_q": (n * keys, width), "attn_k": (n_kv * keys, width)}
+    sizes |= {"attn_v": (n_kv * values, width), "attn_output": (width, n * values)}
     sizes |= {"ffn_gate": (n_ff, width), "ffn_up": (n_ff, width), "ffn_down": (width, n_ff)}
     matrices = {"token_embd": (N_VOCAB, width), "output": (N_VOCAB, width)}
     norms = ["output_norm"]
@@ -253,11 +220,10 @@ def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:
         matrices |= {f"blk.{i}.{name}": size for name, size in sizes.items()}
         norms += [f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"]
     for name, (rows, columns) in matrices.items():
-        blocks = np.empty((rows * columns // _BLOCK, _BLOCK_BYTES), dtype=np.uint8)
+        blocks = np.empty(rows * columns // 32, _BLOCK)
         # scale for integers from -64 to 63: rows have a norm of about 1
-        blocks[:, :2] = np.array([1 / (64 * columns**0.5)], dtype="<f2").view(np.uint8)
-        integers = rng.integers(-64, 64, (len(blocks), _BLOCK)).astype(np.int8)
-        blocks[:, 2:] = integers.view(np.uint8)
+        blocks["scale"] = 1 / (64 * columns**0.5)
+        blocks["weights"] = rng.integers(-64, 64, (len(blocks), 32))
         info = TensorInfo(f"{name}.weight", (columns, rows), _Q8_0, blocks.nbytes)
         yield info, blocks.tobytes()
     for name in norms:

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
-from ..errors import LoadCancelledError, NotEnoughMemoryError
+from ..errors import NotEnoughMemoryError
 from . import own_kernels
 from .bindings import C, llama_parts
 from .devices import has_gpu, has_rpc
@@ -116,38 +115,3 @@ def apart(call: Callable[[], object]) -> None:
         if started:
             wait()
         raise
-
-
-class LoadProgress:
-    """Progress callback for llama.cpp.
-
-    Keeps exceptions, which llama.cpp would drop.
-    """
-
-    def __init__(self, progress: Callable[[float], object] | None) -> None:
-        """Set the callback.
-
-        Args:
-            progress: Called with the loaded share of the weights, 0 to 1; returning False cancels.
-        """
-        self._progress, self._cancelled = progress, False
-        self._raised: BaseException | None = None
-
-    def tell(self, share: float, _data: object) -> bool:
-        """Report progress to the caller; called by llama.cpp.
-
-        A result of False stops the loading.
-        """
-        try:
-            if self._progress:
-                self._cancelled = self._progress(share) is False
-        except BaseException as error:  # raised again by `check`
-            self._raised = error
-        return not (self._cancelled or self._raised)
-
-    def check(self, path: Path) -> None:
-        """Raise the exception of `progress`, or LoadCancelledError if it cancelled."""
-        if self._raised:
-            raise self._raised
-        if self._cancelled:
-            raise LoadCancelledError(path.name)

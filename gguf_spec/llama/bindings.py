@@ -16,17 +16,9 @@ from numpy.typing import NDArray
 from .openmp import spin_count_set
 
 with spin_count_set():
-    from llama_cpp import llama_cpp as C
+    from llama_cpp import llama_cpp
 
-__all__ = [
-    "LIBRARY_FOLDER",
-    "C",
-    "Tensors",
-    "attention",
-    "call",
-    "identities",
-    "llama_parts",
-]
+C = llama_cpp
 # the folder of llama.cpp's shared libraries
 LIBRARY_FOLDER = Path(C._base_path).absolute()
 

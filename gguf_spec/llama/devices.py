@@ -131,15 +131,28 @@ def apply_placement(placement: Placement, params: Any, names: Iterable[str]) -> 
     Returns:
         Objects that must live until the model is loaded.
     """
-    params.load_mode = placement.load_mode
+    mmap = placement.mmap
+    # llama.cpp's llama_load_mode
+    params.load_mode = 3 - (mmap is False) if placement.mlock else -1 if mmap is None else int(mmap)
     kept: list[Any] = []
     if placement.devices:
         found = [_pointer(name) for name in placement.devices if name != NONE]
         array = (ctypes.c_void_p * (len(found) + 1))(*found, None)
         params.devices = ctypes.cast(array, ctypes.c_void_p)
         kept.append(array)
+    # Names take the place of the user's patterns, because llama.cpp's expressions recurse for every
+    # character of a match.
     if places := placement.places(names):
-        overrides = _override_array(places)
+        entries = []
+        for device in dict.fromkeys(places.values()):
+            pattern = expression(name for name, place in places.items() if place == device)
+            buffer_type = (
+                call("ggml_backend_cpu_buffer_type")
+                if device == CPU
+                else call("ggml_backend_dev_buffer_type", _pointer(device))
+            )
+            entries.append(_Override(pattern.encode(), buffer_type))
+        overrides = (_Override * (len(entries) + 1))(*entries, _Override(None, None))
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         kept.append(overrides)
     return kept
@@ -149,24 +162,6 @@ class _Override(ctypes.Structure):
     """llama.cpp's `llama_model_tensor_buft_override`."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
-
-
-def _override_array(places: dict[str, str]) -> Any:
-    """Return the array for `llama_model_params.tensor_buft_overrides`, one entry for each device.
-
-    Names take the place of the user's patterns, because llama.cpp's expressions recurse for every
-    character of a match.
-    """
-    entries = []
-    for device in dict.fromkeys(places.values()):
-        names = [name for name, place in places.items() if place == device]
-        buffer_type = (
-            call("ggml_backend_cpu_buffer_type")
-            if device == CPU
-            else call("ggml_backend_dev_buffer_type", _pointer(device))
-        )
-        entries.append(_Override(expression(names).encode(), buffer_type))
-    return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
 
 
 def _pointer(name: str) -> int:
@@ -185,11 +180,8 @@ def start_numa(strategy: str | None) -> None:
     if strategy is None or _numa == [strategy]:
         return
     if _numa:
-        raise InvalidOptionError(
-            "numa",
-            strategy,
-            f"{_numa[0]} or omitted: llama.cpp takes one value per process",
-        )
+        allowed = f"{_numa[0]} or omitted: llama.cpp takes one value per process"
+        raise InvalidOptionError("numa", strategy, allowed)
     C.llama_numa_init(_NUMA[strategy])
     _numa.append(strategy)
 

@@ -134,9 +134,7 @@ class Embedder:
 
     def _pass(self, native: Native, group: Sequence[Sequence[int]]) -> Iterator[Rows]:
         native.cache(C.llama_memory_clear, True)
-        native.batch.fill_sequences(
-            [SequenceTokens(i, 0, ids, [True] * len(ids)) for i, ids in enumerate(group)]
-        )
+        native.batch.fill([SequenceTokens(i, 0, ids, len(ids)) for i, ids in enumerate(group)])
         n_tokens = sum(map(len, group))
         log.clear()
         code = native.decode()

@@ -35,10 +35,9 @@ from ..options import K_MAX
 from . import probe
 from .backend import library_parts
 from .bindings import C
-from .cache import Cache
 from .log import context_error, load_error, log
 from .memory import head_bytes as cache_bytes_of_head
-from .model import Model
+from .model import Cache, Model
 from .native import N_BATCH
 from .native_head import CONTEXT_OF_HEAD, MOST_ENCODED, NativeHead
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions
@@ -121,7 +120,7 @@ class Head(Cache):
             of_weights.n_gpu_layers = layers if isinstance(layers, int) else -1
             of_weights.use_extra_bufts = options.extra_bufts
             of_weights.load_mtp = True
-            if not self._target.native.load_head(os.fsencode(file.path), of_weights):
+            if not self._target.native.load(os.fsencode(file.path), of_weights):
                 raise load_error(file.header, log)
         target, params = self._target, C.llama_context_default_params()
         params.ctx_type = self.context_type
@@ -215,8 +214,9 @@ class Head(Cache):
         self._own, self._n_true = (self._own if n >= self.n_past else None), n
         return n
 
-    def _start_over(self, data: bool = False) -> None:
-        super()._start_over(data)
+    def forget(self, data: bool = False) -> None:
+        """Empty the cache, whatever is in it."""
+        super().forget(data)
         self._n_true, self._own = 0, None
         self._chain.clear()
 
@@ -297,7 +297,7 @@ class Head(Cache):
         code = native.decode(layer)
         self.busy_s += time.perf_counter() - started
         if code != 0:
-            self._start_over(data=True)
+            self.forget(data=True)
             raise DecodeError(code, first, len(tokens), log.last)
         self._cached = [*cached[:first], *tokens]
 

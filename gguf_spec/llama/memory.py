@@ -14,6 +14,7 @@ a layer for all.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -100,6 +101,8 @@ class MemoryEstimate:
             locked.
         idle: Part of `weights`: file pages that were copied and are not read again.
         n_ctx: Requested positions of the context.
+        free: Free memory; None if unknown.
+        machine: Memory of the machine; None if unknown.
     """
 
     weights: int
@@ -109,6 +112,8 @@ class MemoryEstimate:
     copies: int
     idle: int
     n_ctx: int
+    free: int | None
+    machine: int | None
 
     @property
     def total(self) -> int:
@@ -125,32 +130,29 @@ class MemoryEstimate:
         """Part of `added` without a file behind it: the kernel cannot drop it and read it again."""
         return self.copies + self.caches + self.compute
 
-    def fits(self, free: int | None, total: int | None) -> bool:
-        """Return whether there is enough memory.
+    @property
+    def fits(self) -> bool:
+        """Whether there is enough memory.
 
         `own` must be free. File pages may displace other pages, but the machine must hold them.
-
-        Args:
-            free: Free memory; None if unknown.
-            total: Memory of the machine; None if unknown.
         """
-        return not (
-            (free is not None and self.own > free) or (total and self.base + self.added > total)
-        )
+        is_free = self.free is None or self.own <= self.free
+        return is_free and not (self.machine and self.base + self.added > self.machine)
 
-    def room(self, free: int | None, total: int | None) -> str:
-        """Return the memory that is too small: the free one, or that of the machine."""
-        if free is not None and self.own > free:
-            return f"{format_bytes(free)} are free"
-        return f"this machine has {format_bytes(total or 0)}"
+    @property
+    def room(self) -> str:
+        """The memory that is too small: the free one, or that of the machine."""
+        if self.free is not None and self.own > self.free:
+            return f"{format_bytes(self.free)} are free"
+        return f"this machine has {format_bytes(self.machine or 0)}"
 
 
-def needs(models: Models, features: Mapping[str, str]) -> MemoryEstimate:
+def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEstimate:
     """Return the memory that models need if they are loaded together.
 
     Args:
         models: The models.
-        features: Features of the llama.cpp build, from `build_features`.
+        features: Features of the llama.cpp build; None to ask it.
     """
     header, options = models[0]
     n_ctx = options.positions(header.whole("context_length"))
@@ -176,54 +178,74 @@ def needs(models: Models, features: Mapping[str, str]) -> MemoryEstimate:
             # the rows that the target sends to the head
             n_rows = max(1, len(options.head_layers))
             cache += _FLOAT * n_rows * header.whole("embedding_length") * n_ctx
+        passes = _passes_bytes(header, options, n_ctx)
         if options.head == "own":
             cache += head_bytes(header, options, n_ctx)
-            compute += _compute_bytes(header, options, n_ctx)
+            passes *= 2
         if options.head != "self" and options.parallel == 1 and not options.rpc:
             cache += _CHECKPOINTS * state_bytes(header)
-        caches += cache
-        compute += _compute_bytes(header, options, n_ctx)
-    return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
+        caches, compute = caches + cache, compute + passes
+    return _estimate(weights + copies, caches, compute, copies, idle, n_ctx)
+
+
+def _estimate(
+    weights: int, caches: int, compute: int, copies: int, idle: int, n_ctx: int
+) -> MemoryEstimate:
+    base, room = resident_bytes(), (available_bytes(), total_bytes())
+    return MemoryEstimate(weights, caches, compute, base, copies, idle, n_ctx, *room)
 
 
 def _copies(
-    header: Header, options: ContextOptions, features: Mapping[str, str]
+    header: Header, options: ContextOptions, features: Mapping[str, str] | None
 ) -> tuple[int, int]:
     """Return the bytes of repacked weights and adapters, and those of pages not read again."""
-    copied, idle = repacked_bytes(header, features) if options.repacks else (0, 0)
-    return copied + sum(one.path.stat().st_size for one in options.lora if one.path.exists()), idle
+    copies = sum(one.path.stat().st_size for one in options.lora if one.path.exists())
+    if not options.repacks:
+        return copies, 0
+    features = build_features() if features is None else features
+    has = {name for name, value in features.items() if value != "0"}
+    rows: dict[int, int] = {}
+    if "REPACK" in has:
+        rows |= _AVX2 if "AVX2" in has else {}
+        rows |= _AVX512 if "AVX512" in has else {}
+        rows |= _DOTPROD if {"NEON", "DOTPROD"} <= has else {}
+    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
+    tied, idle = _is_tied(header), 0
+    for tensor in header.tensors:
+        # tied embeddings are multiplied, too, so they are both mapped and copied
+        is_output = tied and tensor.name == "token_embd.weight"
+        n_dims = len(tensor.shape)
+        if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
+            continue
+        columns, growth = amx.get(tensor.type, (0, 0.0))
+        if columns and n_dims == 2 and not (tensor.shape[1] % 32 or tensor.shape[0] % columns):
+            copies += int(tensor.n_bytes * growth)
+        elif tensor.type in rows and not tensor.shape[1] % rows[tensor.type]:
+            copies += tensor.n_bytes
+        else:
+            continue
+        idle += 0 if is_output else tensor.n_bytes
+    return copies, idle
 
 
-def largest_ctx(
-    models: Models, features: Mapping[str, str], free: int | None, total: int | None
-) -> int:
+def _is_tied(header: Header) -> bool:
+    """Return whether the token embeddings are the output matrix, too."""
+    return not any(tensor.name == "output.weight" for tensor in header.tensors)
+
+
+def largest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
     """Return the longest context that fits, at most the requested one; 0 if none fits."""
-
-    def fits(n_ctx: int) -> bool:
-        return needs(_with(models, n_ctx=n_ctx), features).fits(free, total)
-
-    requested = needs(models, features).n_ctx
-    if fits(requested):
-        return requested
-    low, high = 0, requested // PAD + 1  # in multiples of PAD
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * PAD) else (low, middle)
-    return low * PAD
+    wanted = needs(models, features)
+    if wanted.fits:
+        return wanted.n_ctx
+    return PAD * _most(wanted.n_ctx // PAD, lambda n: _with(models, n_ctx=n * PAD), features)
 
 
-def _most_parallel(
-    models: Models, most: int, features: Mapping[str, str], free: int | None, total: int | None
+def _most(
+    most: int, models: Callable[[int], Models], features: Mapping[str, str] | None = None
 ) -> int:
-    """Return how many requests fit at once with the whole context, at most `most`; 0 if none."""
-    return next(
-        (
-            n
-            for n in range(most, 0, -1)
-            if needs(_with(models, parallel=n), features).fits(free, total)
-        ),
-        0,
-    )
+    """Return the largest number up to `most` with which models fit; 0 if there is none."""
+    return bisect_left(range(1, most + 1), True, key=lambda n: not needs(models(n), features).fits)
 
 
 def _with(models: Models, **changes: Any) -> list[tuple[Header, ContextOptions]]:
@@ -243,13 +265,13 @@ def parallel_in_room(
     Returns:
         At least 1 and at most `most`; None if it is unknown, as for models that may use a GPU.
     """
-    free, total = available_bytes(), total_bytes()
-    if free is None or any(uses_gpu(options) for _, options in models):
+    if any(uses_gpu(options) for _, options in models):
         return None
-    features = build_features() if features is None else features
-    one = needs(_with(models, parallel=1), features).caches
-    n = min(most, int(_CACHES_SHARE * free / max(one, 1)))
-    return max(1, _most_parallel(models, max(1, n), features, free, total))
+    one = needs(_with(models, parallel=1), features)
+    if one.free is None:
+        return None
+    most = max(1, min(most, int(_CACHES_SHARE * one.free / max(one.caches, 1))))
+    return max(1, _most(most, lambda n: _with(models, parallel=n), features))
 
 
 def prefix_memory_in_room(models: Models, features: Mapping[str, str] | None = None) -> int:
@@ -258,11 +280,8 @@ def prefix_memory_in_room(models: Models, features: Mapping[str, str] | None = N
     It is an eighth of the memory that stays free beside the models, at most 8 GiB; 0 where that is
     little, or where the free memory is unknown.
     """
-    free = available_bytes()
-    if free is None:
-        return 0
-    needed = needs(models, build_features() if features is None else features)
-    share = int(_KEPT_SHARE * (free - needed.own))
+    needed = needs(models, features)
+    share = int(_KEPT_SHARE * (needed.free - needed.own)) if needed.free is not None else 0
     return min(share, _MOST_KEPT) if share >= _LEAST_KEPT else 0
 
 
@@ -284,11 +303,8 @@ def with_snapshots(models: Models, k: int) -> list[tuple[Header, ContextOptions]
         return [(header, replace(options, n_snapshots=n)), *others]
 
     if n and not uses_gpu(options):
-        free, total, state = available_bytes(), total_bytes(), state_bytes(header)
-        most = min(n, int(_CACHES_SHARE * free / state)) if state and free else 0
-        features = build_features()
-        fitting = (m for m in range(most, 0, -1) if needs(asked(m), features).fits(free, total))
-        n = next(fitting, 0)
+        free, state = available_bytes(), state_bytes(header)
+        n = _most(min(n, int(_CACHES_SHARE * free / state)), asked) if state and free else 0
     return asked(n)
 
 
@@ -316,9 +332,8 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
     """
     if any(uses_gpu(options) for _, options in models):
         return
-    features = build_features() if features is None else features
-    needed, free, total = needs(models, features), available_bytes(), total_bytes()
-    if needed.fits(free, total):
+    needed = needs(models, features)
+    if needed.fits:
         return
     names = " and ".join(header.path.name for header, _ in models)
     verb = "need" if len(models) > 1 else "needs"
@@ -328,26 +343,20 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
         f"{names} {verb} {format_bytes(needed.added)} of memory, "
         f"{format_bytes(needed.caches)} of it for a context of {needed.n_ctx:,}{each}"
     )
-    n_ctx = largest_ctx(models, features, free, total)
+    n_ctx = largest_ctx(models, features)
     would_fit: str = f"a context of {n_ctx:,} would fit"
     if not n_ctx:
         would_fit = "the weights alone do not fit"
-        mapped = _with(models, extra_bufts=False)
-        if without_copies := largest_ctx(mapped, features, free, total):
+        if without_copies := largest_ctx(_with(models, extra_bufts=False), features):
             would_fit = Text(
                 "{}; with {extra_bufts=False}, which does not copy them, a context of {} would fit",
                 would_fit,
                 f"{without_copies:,}",
             )
-    n = _most_parallel(models, parallel, features, free, total)
+    n = _most(parallel, lambda n: _with(models, parallel=n), features)
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
-    raise NotEnoughMemoryError(
-        Text("{}; {}: {}{}.", wants, needed.room(free, total), would_fit, with_all),
-        needed.added,
-        free,
-        n_ctx or None,
-        n or None,
-    )
+    what = Text("{}; {}: {}{}.", wants, needed.room, would_fit, with_all)
+    raise NotEnoughMemoryError(what, needed.added, needed.free, n_ctx or None, n or None)
 
 
 def check_room_to_embed(
@@ -368,26 +377,24 @@ def check_room_to_embed(
     """
     if uses_gpu(options):
         return
-    free, total, hint = available_bytes(), total_bytes(), _HINT
+    hint = _HINT
     if n_tokens is None:
-        estimate = embedding_needs(header, options, build_features())
-        if estimate.fits(free, total):
+        estimate = embedding_needs(header, options)
+        if estimate.fits:
             return
-        needed, has = estimate.added, estimate.room(free, total)
-        what = f"{header.path.name} needs {format_bytes(needed)} of memory; {has}."
+        needed, free = estimate.added, estimate.free
+        what = f"{header.path.name} needs {format_bytes(needed)} of memory; {estimate.room}."
     else:
-        needed = embedding_bytes(header, options, n_tokens)
+        needed, free = embedding_bytes(header, options, n_tokens), available_bytes()
         if free is None or needed <= free:
             return
         fits = n_tokens
         while fits >= LEAST and embedding_bytes(header, options, fits) > free:
             fits //= 2
-        would_fit = (
-            f"texts of {fits:,} tokens would fit" if fits >= LEAST else "not even short texts fit"
-        )
+        fit = f"texts of {fits:,} tokens would" if fits >= LEAST else "not even short texts"
         what = (
             f"embeddings of texts of {n_tokens:,} tokens need {format_bytes(needed)} of memory; "
-            f"{format_bytes(free)} are free: {would_fit}."
+            f"{format_bytes(free)} are free: {fit} fit."
         )
         hint = f"shorten the texts, {_HINT}"
     error = NotEnoughMemoryError(what, needed, free)
@@ -395,19 +402,12 @@ def check_room_to_embed(
     raise error
 
 
-def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
+def _passes_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     """Return the approximate bytes of the widest pass, the vocabulary and the logits."""
-    n_tokens, n_merges = (
-        header.n_values("tokenizer.ggml.tokens"),
-        header.n_values("tokenizer.ggml.merges"),
-    )
-    return (
-        _SMALL
-        + compute_bytes(header, options, n_ctx, cpu_batch(header, options, n_ctx))
-        + _FLOAT * _ROWS * n_tokens  # the output buffer
-        + _PER_TOKEN * n_tokens
-        + _PER_MERGE * n_merges
-    )
+    n_tokens, n_merges = header.n_values(TOKENS), header.n_values("tokenizer.ggml.merges")
+    of_vocabulary = (_FLOAT * _ROWS + _PER_TOKEN) * n_tokens + _PER_MERGE * n_merges
+    n_batch = cpu_batch(header, options, n_ctx)
+    return _SMALL + of_vocabulary + compute_bytes(header, options, n_ctx, n_batch)
 
 
 def compute_bytes(
@@ -415,7 +415,7 @@ def compute_bytes(
 ) -> int:
     """Return the approximate bytes of the activations of a pass over `n_batch` tokens."""
     of_row = row_values(header, n_ctx, flash_on_cpu(header, options) == "on")
-    logits = _ROWS * header.n_values("tokenizer.ggml.tokens") if with_logits else 0
+    logits = _ROWS * header.n_values(TOKENS) if with_logits else 0
     return _FLOAT * (n_batch * of_row + logits)
 
 
@@ -428,7 +428,6 @@ def row_values(header: Header, n_ctx: int, flash: bool) -> int:
         flash: Whether it is flash attention.
     """
     embedding = header.whole("embedding_length")
-    heads = max(header.by_layer("attention.head_count", 0), default=0)
     experts = header.whole("expert_used_count")
     ff = max(
         *header.by_layer("feed_forward_length", 0),
@@ -439,7 +438,11 @@ def row_values(header: Header, n_ctx: int, flash: bool) -> int:
     of_row = 4 * embedding + 3 * ff + experts * embedding
     # Attention mask of a row: 16 bits per position. Without flash attention 32 bits, and a score
     # for each head and position.
-    return of_row + (padded(n_ctx) // 2 if flash else padded(n_ctx) * (heads + 1))
+    return of_row + (padded(n_ctx) // 2 if flash else padded(n_ctx) * (_most_heads(header) + 1))
+
+
+def _most_heads(header: Header) -> int:
+    return max(header.by_layer("attention.head_count", 0), default=0)
 
 
 def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:
@@ -447,8 +450,7 @@ def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:
 
     It is smaller if the attention scores of a long context would need much memory.
     """
-    heads = max(header.by_layer("attention.head_count", 0), default=0)
-    scores = _FLOAT * padded(n_ctx) * max(heads, 1)
+    scores = _FLOAT * padded(n_ctx) * max(_most_heads(header), 1)
     batch = _BATCH
     if flash_on_cpu(header, options) == "off":
         while batch > _LEAST_BATCH and batch * scores > _MOST_SCORES:
@@ -463,8 +465,7 @@ def flash_attention(header: Header, options: ContextOptions, n_tokens: int) -> s
     """
     if options.flash_attention != "auto" or uses_gpu(options):
         return options.flash_attention
-    heads = max(header.by_layer("attention.head_count", 0), default=0)
-    scores = _FLOAT * n_tokens * padded(n_tokens) * heads
+    scores = _FLOAT * n_tokens * padded(n_tokens) * _most_heads(header)
     return "on" if options.needs_flash_attention or scores > _MOST_SCORES else "off"
 
 
@@ -483,14 +484,12 @@ def embedding_bytes(header: Header, options: ContextOptions, n_tokens: int) -> i
 
 
 def embedding_needs(
-    header: Header, options: ContextOptions, features: Mapping[str, str]
+    header: Header, options: ContextOptions, features: Mapping[str, str] | None = None
 ) -> MemoryEstimate:
     """Return the memory of an embedding model, with the context for its first texts."""
     copies, idle = _copies(header, options, features)
-    compute = embedding_bytes(header, options, LEAST)
-    return MemoryEstimate(
-        header.file_bytes + copies, 0, compute, resident_bytes(), copies, idle, LEAST
-    )
+    weights, compute = header.file_bytes + copies, embedding_bytes(header, options, LEAST)
+    return _estimate(weights, 0, compute, copies, idle, LEAST)
 
 
 def fit_layers(
@@ -565,59 +564,51 @@ def _fitted(
 
 def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     """Return the size of llama.cpp's cache for `n_ctx` positions, in bytes."""
-    of, facts = header.of_architecture, header.facts
-    n_layers = header.whole("block_count")
-    heads = header.by_layer("attention.head_count", 0)
-    n_trunk = n_layers - header.whole("nextn_predict_layers")
-    recurrent = [_is_recurrent(header, i) for i in range(n_trunk)]
-    n_snapshots = options.n_snapshots if facts.has_snapshots else 0
-    total = (1 + n_snapshots) * state_bytes(header)
-    if facts.cache == "recurrent":
-        return total
+    n_snapshots = options.n_snapshots if header.facts.has_snapshots else 0
+    states = (1 + n_snapshots) * state_bytes(header)
+    return states + int(padded(n_ctx) * bytes_of_position(header, options))
 
-    kv_heads = header.by_layer("attention.head_count_kv", heads)
-    width = header.whole("embedding_length") // heads[0] if heads and heads[0] else 0
-    key, value = (
-        header.whole("attention.key_length", width),
-        header.whole("attention.value_length", width),
-    )
-    short_key, short_value = (
-        header.whole("attention.key_length_swa", key),
-        header.whole("attention.value_length_swa", value),
-    )
-    if of("attention.key_length_mla") and of("attention.value_length_mla"):
-        value = short_value = 0  # values are a view of the keys
+
+def bytes_of_position(header: Header, options: ContextOptions) -> float:
+    """Return the size of the keys and values of one position in the cache, in bytes."""
+    of, facts = header.of_architecture, header.facts
+    if facts.cache == "recurrent":
+        return 0.0
+    n_layers = header.whole("block_count")
+    n_trunk = n_layers - header.whole("nextn_predict_layers")
     # the other layers use the cache of the first ones
     n_own = facts.own_kv_layers or n_layers - header.whole("attention.shared_kv_layers")
     slides = of("attention.sliding_window_pattern")
-    short = [
-        isinstance(slides, tuple) and i < len(slides) and bool(slides[i]) for i in range(n_layers)
-    ]
-    values = [
-        n * (short_value if slide else value) for n, slide in zip(kv_heads, short, strict=True)
-    ]
+    keys, values = [], []
+    for i, n in enumerate(_kv_heads(header)):
+        slide = isinstance(slides, tuple) and i < len(slides) and bool(slides[i])
+        key, value = header.head_lengths("_swa" if slide else "")
+        keys.append(n * key)
+        values.append(n * value)
+    if of("attention.key_length_mla") and of("attention.value_length_mla"):
+        values = [0] * n_layers  # values are a view of the keys
     if flash_on_cpu(header, options) == "off" and values:
         # values are transposed, and all layers are as wide as the widest
         values = [max(values)] * n_layers
-    keys = [n * (short_key if slide else key) for n, slide in zip(kv_heads, short, strict=True)]
-    a_position = sum(
+    n_values = sum(
         keys[i] + values[i]
         for i in range(min(n_trunk, n_own))
-        if facts.caches_both or not recurrent[i]
+        if facts.caches_both or not _is_recurrent(header, i)
     )
-    return total + int(padded(n_ctx) * a_position * KV_TYPES[options.kv_type][1])
+    return n_values * KV_TYPES[options.kv_type][1]
+
+
+def _kv_heads(header: Header) -> list[int]:
+    return header.by_layer("attention.head_count_kv", header.by_layer("attention.head_count", 0))
 
 
 def head_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     """Return the size of the cache of prediction heads for `n_ctx` positions, in bytes."""
     if shares_cache(header):
         return 0
-    n_layers, n = header.whole("block_count"), n_heads(header)
-    heads = header.by_layer("attention.head_count", 0)
-    kv_heads = header.by_layer("attention.head_count_kv", heads)[n_layers - n :]
-    width = header.whole("embedding_length") // heads[0] if heads and heads[0] else 0
-    values = sum(header.whole(f"attention.{name}_length", width) for name in ("key", "value"))
-    return int(padded(n_ctx) * sum(kv_heads) * values * KV_TYPES[options.kv_type][1])
+    kv_heads = _kv_heads(header)[header.whole("block_count") - n_heads(header) :]
+    n_values = sum(kv_heads) * sum(header.head_lengths())
+    return int(padded(n_ctx) * n_values * KV_TYPES[options.kv_type][1])
 
 
 def state_bytes(header: Header) -> int:
@@ -651,55 +642,20 @@ def _state(header: Header, n_heads: int) -> int:
         return embedding * (header.whole("token_shift_count", 2) + wkv)
     if kernel := header.whole("shortconv.l_cache"):
         return embedding * (kernel - 1)
-    inner, state, convolution = (
-        header.whole("ssm.inner_size"),
-        header.whole("ssm.state_size"),
-        header.whole("ssm.conv_kernel"),
-    )
+    names = ("inner_size", "state_size", "conv_kernel")
+    inner, state, convolution = (header.whole(f"ssm.{name}") for name in names)
     if head := header.whole("kda.head_dim"):
         return 3 * (convolution - 1 if convolution else 3) * n_heads * head + head * head * n_heads
     if header.facts.linear_attention:
         head = header.whole("attention.key_length", embedding // max(n_heads, 1))
         return head * head * n_heads
-    return (
-        max(convolution - 1, 0) * (inner + 2 * header.whole("ssm.group_count") * state)
-        + state * inner
-    )
+    width = inner + 2 * header.whole("ssm.group_count") * state
+    return max(convolution - 1, 0) * width + state * inner
 
 
 def padded(n_ctx: int) -> int:
     """Return a context length as llama.cpp rounds it up."""
     return -(-n_ctx // PAD) * PAD
-
-
-def repacked_bytes(header: Header, features: Mapping[str, str]) -> tuple[int, int]:
-    """Return the bytes of repacked copies and the bytes of the file that are not read again."""
-    has = {name for name, value in features.items() if value != "0"}
-    rows: dict[int, int] = {}
-    if "REPACK" in has:
-        rows = (
-            (_AVX2 if "AVX2" in has else {})
-            | (_AVX512 if "AVX512" in has else {})
-            | (_DOTPROD if {"NEON", "DOTPROD"} <= has else {})
-        )
-    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
-    copies = idle = 0
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
-    for tensor in header.tensors:
-        # tied embeddings are multiplied, too, so they are both mapped and copied
-        is_output = tied and tensor.name == "token_embd.weight"
-        n_dims = len(tensor.shape)
-        if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
-            continue
-        columns, growth = amx.get(tensor.type, (0, 0.0))
-        if columns and n_dims == 2 and not (tensor.shape[1] % 32 or tensor.shape[0] % columns):
-            copies += int(tensor.n_bytes * growth)
-        elif tensor.type in rows and not tensor.shape[1] % rows[tensor.type]:
-            copies += tensor.n_bytes
-        else:
-            continue
-        idle += 0 if is_output else tensor.n_bytes
-    return copies, idle
 
 
 class Offloaded(NamedTuple):
@@ -727,7 +683,7 @@ def offloaded(header: Header, options: ContextOptions) -> Offloaded:
     n_there = n if isinstance(n, int) and 0 <= n <= n_layers else n_layers + 1
     first = n_layers + 1 - n_there
     places = options.placement.places(tensor.name for tensor in header.tensors)
-    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    tied = _is_tied(header)
     n_bytes = 0
     for tensor in header.tensors:
         kind, _, rest = tensor.name.partition(".")

@@ -1,6 +1,21 @@
-"""A llama.cpp model with one context: decode tokens, read logits, roll the cache back.
+"""A llama.cpp model with its context: decode tokens, read logits, roll a cache back.
 
 llama.cpp aborts the process on a batch that is too long, so batch sizes are checked here first.
+
+A context has one sequence, or several (`Slots`), each with a cache of its own. A row then has the
+same bits whatever the other slots do, wherever the bits do not depend on the width of a pass.
+llama.cpp decodes neighbouring sequences with equal numbers of tokens in one pass over the weights,
+and all others in several. Therefore shorter parts and empty places are filled with tokens that are
+removed after the pass.
+
+A state is the cache of a sequence as bytes in host memory. It has the bits of the cache, so a
+sequence that is put back continues as if it had stayed. Two things need care:
+
+- llama.cpp copies one sequence to another with the next pass. A state that is taken earlier would
+  have the old contents, and a state that is put back earlier would be overwritten. A pass over one
+  token is run first where a copy is pending.
+- Of layers with sliding-window attention a state has only the tokens in the window of the last one.
+  A shorter prefix would miss tokens there, so such a cache is cut to nothing or not at all.
 """
 
 from __future__ import annotations
@@ -10,25 +25,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Logits
-from ..errors import DecodeError, InvalidOptionError, UnsupportedModelError
+from ..errors import DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
 from ..gguf.adapters import check_adapter
 from ..gguf.heads import is_head_alone
 from ..gguf.validation import Header, ModelFile
-from ..options import K_MAX
+from ..options import K_MAX, require
 from ..results import PassCounts
 from . import own_kernels
 from .backend import build_features, offloads, start_backend, uses_gpu
 from .bindings import C
-from .cache import Cache
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
-from .memory import cpu_batch, fit_layers, padded
-from .native import N_BATCH, Native, SequenceTokens
+from .memory import bytes_of_position, cpu_batch, fit_layers, padded
+from .native import N_BATCH, SequenceTokens
 from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import (
@@ -39,13 +54,239 @@ from .own_kernels import (
     has_own_attention,
     most_exact_rows,
 )
-from .recurrent_state import RecurrentState
+from .recurrent_state import RecurrentState, bytes_of
 from .threads import PassKind, shared_governor
+from .weights import Weights
 
 # cached tokens; a shallower cache adds little to the time of a pass
 _SHALLOW = 256
 # ids of models, for the thread governor
 _OWNERS = itertools.count()
+
+
+class Cache(Weights):
+    """A model with one sequence of its context, which is the slot of a request.
+
+    Attributes:
+        index: Id of the sequence in llama.cpp.
+        run: Decodes a `Part` in a pass with other sequences; None if passes are of this one only.
+        most_read: Most prompt tokens that one prefill pass may decode, because other sequences are
+            decoded meanwhile; 0 without a limit.
+        n_ctx: Capacity, in positions; that of each sequence if there are several.
+        n_read: Length of the prefix that was decoded by prefill passes, on the grid.
+        least_cut: Shortest prefix, above 0, to which the cache can be cut.
+        threads: Threads of the last pass.
+        busy_s: Seconds spent inside llama.cpp since loading.
+        recurrent: State of the recurrent layers; None without such layers, or with several
+            sequences.
+        hidden: Rows for a prediction head; None without one.
+        why_untrusted: Why nothing is drafted any more; empty unless a test of the rollback failed.
+    """
+
+    n_ctx: int
+    grid: int
+    threads: int
+    index = 0
+    run: Callable[[Any], Logits] | None = None
+    most_read = 0
+    n_read = least_cut = 0
+    busy_s = 0.0
+    recurrent: RecurrentState | None = None
+    hidden: HiddenRows | None = None
+    why_untrusted = ""
+    # None while the contents are unknown
+    _cached: list[int] | None = None
+
+    @property
+    def why_plain(self) -> str:
+        """Reason why nothing can be drafted for this model or by it; empty if it can."""
+        if self.can_roll_back or self.recurrent:
+            return self.why_untrusted
+        needs = "on workers" if self.options.rpc else "with parallel requests"
+        return f"{self.path.name} is recurrent or hybrid, and its state is not restored {needs}"
+
+    @property
+    def free_rollback(self) -> int:
+        """Most tokens that a rollback drops without dropping others, to be decoded again."""
+        return self.recurrent.n_snapshots if self.recurrent else self.n_ctx
+
+    @property
+    def cached(self) -> list[int]:
+        """Ids of the tokens in the cache, position by position."""
+        if self._cached is None:
+            self.forget()
+        assert self._cached is not None
+        return self._cached
+
+    @property
+    def n_past(self) -> int:
+        """Number of tokens in the cache."""
+        return len(self.cached)
+
+    @property
+    def n_cached(self) -> int:
+        """Number of tokens in the cache; 0 during a pass. For other threads: it changes nothing."""
+        return len(self._cached or ())
+
+    def position(self, n: int) -> int:
+        """Return llama.cpp's position of the token after the first `n` cached ones."""
+        return n
+
+    def adopt(self, cached: Sequence[int], n_read: int, least_cut: int) -> None:
+        """Take over the sequence, which other code has changed.
+
+        Args:
+            cached: Ids of its cached tokens.
+            n_read: Length of the prefix that prefill passes decoded, on the grid.
+            least_cut: Shortest prefix, above 0, to which the cache can be cut.
+        """
+        self._cached, self.n_read, self.least_cut = [*cached], n_read, least_cut
+
+    def _in_doubt(self) -> list[int]:
+        """Return the cached tokens and mark the cache as unknown until `_cached` is set."""
+        cached, self._cached = self.cached, None
+        return cached
+
+    def forget(self, data: bool = False) -> None:
+        """Empty the sequence, whatever is in it.
+
+        Args:
+            data: Whether to erase the memory of the cache, too.
+        """
+        native = self.native
+        native.context(C.llama_synchronize)
+        self._clear(data)
+        native.context(C.llama_set_n_threads, self.threads, self.threads)
+        self.n_read = self.least_cut = 0
+        self._cached = []
+
+    def _clear(self, data: bool) -> None:
+        """Empty the sequence, or the whole cache if it is the only one."""
+        if self.recurrent:
+            self.recurrent.reset(0)
+        if self.hidden:
+            self.hidden.cut(0)
+        if self.options.parallel > 1:
+            self.native.cache(C.llama_memory_seq_rm, self.index, -1, -1)
+        else:
+            self.native.cache(C.llama_memory_clear, data)
+
+    def rollback(self, to: int) -> None:
+        """Drop all cached tokens after the first `to`.
+
+        A shorter cache does not change. A model with recurrent layers may drop more tokens, which
+        must then be decoded again.
+
+        Raises:
+            RollbackError: The model cannot drop part of its cache. The cache is unchanged.
+        """
+        if to >= self.n_past:
+            return
+        recurrent = self.recurrent
+        n = recurrent.nearest(to) if recurrent and to else to
+        if n is None:
+            raise RollbackError(self.path.name, self.n_past, to)
+        native, at, cached = self.native, self.position(n), self._in_doubt()
+        if self.hidden:
+            self.hidden.cut(to)
+        if n == 0:
+            self._clear(data=False)
+            self.least_cut = 0
+        elif n < self.least_cut or not (
+            recurrent or native.cache(C.llama_memory_seq_rm, self.index, at, -1)
+        ):
+            self._cached = cached
+            raise RollbackError(self.path.name, len(cached), n)
+        self.n_read = min(self.n_read, n)
+        del cached[n:]
+        self._cached = cached
+
+    def copy_from(self, other: Cache) -> None:
+        """Replace the cache by a copy of another sequence's."""
+        self.rollback(0)
+        self.native.has_copies = True  # until the next pass
+        self.native.cache(C.llama_memory_seq_cp, other.index, self.index, -1, -1)
+        self.adopt(other.cached, other.n_read, other.least_cut)
+
+    def hold(self, lasting: bool = False) -> None:
+        """Make it possible to roll back to the present number of tokens.
+
+        Models that can roll back to any number do nothing.
+
+        Args:
+            lasting: Until the next call with `lasting`; else until the next pass with several rows,
+                or the next call.
+        """
+        if self.recurrent:
+            started, cached = time.perf_counter(), self._in_doubt()
+            self.recurrent.settle(len(cached))
+            self.recurrent.hold(lasting)
+            self._cached = cached
+            self.busy_s += time.perf_counter() - started
+
+    # ---- states
+
+    def finish_copies(self) -> bool:
+        """Carry out postponed copies of sequences; return False if that is not possible now."""
+        return True
+
+    def least_cut_of_state(self, n_tokens: int) -> int:
+        """Return the shortest prefix, above 0, to which a state of `n_tokens` can be cut.
+
+        It is 0 where a state has all its tokens in all layers.
+        """
+        n_window = self.native.model(C.llama_model_n_swa)
+        return n_tokens if 0 < n_window < n_tokens else 0
+
+    def state_bytes(self) -> int:
+        """Return the approximate size of `state`, in bytes; 0 if there is none."""
+        if self.recurrent and self.n_past:  # a rollback may be postponed
+            cached = self._in_doubt()
+            self.recurrent.settle(len(cached))
+            self._cached = cached
+        if not self.cached or not self.finish_copies():
+            return 0
+        return int(self.native.context(C.llama_state_seq_get_size, self.index))
+
+    def state(self) -> NDArray[np.uint8]:
+        """Return the serialised cache of llama.cpp; an empty array if there is none.
+
+        Raises:
+            MemoryError: There is not enough memory for it.
+        """
+        state: NDArray[np.uint8] = np.empty(self.state_bytes(), dtype=np.uint8)
+        if len(state):
+            pointer, get = bytes_of(state), C.llama_state_seq_get_data
+            state = state[: self.native.context(get, pointer, len(state), self.index)]
+        return state
+
+    def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
+        """Restore the cache from a serialised state.
+
+        Args:
+            tokens: The token ids that were in the cache when `state` was called.
+            n_read: Number of tokens at the start that were decoded by prefill passes.
+            state: The result of `state`, or its bytes.
+
+        Returns:
+            Whether llama.cpp accepted the state. If not, the cache is empty.
+        """
+        self.rollback(0)
+        if not tokens or len(tokens) > self.n_ctx:
+            return not tokens
+        self._in_doubt()
+        n = 0
+        if self.finish_copies():
+            buffer, put = np.frombuffer(state, dtype=np.uint8), C.llama_state_seq_set_data
+            n = self.native.context(put, bytes_of(buffer), len(buffer), self.index)
+        end = self.position(len(tokens)) - 1
+        if not n or self.native.cache(C.llama_memory_seq_pos_max, self.index) != end:
+            self.forget(data=True)
+            return False
+        if self.recurrent:
+            self.recurrent.reset(len(tokens))
+        self.adopt(tokens, n_read, self.least_cut_of_state(len(tokens)))
+        return True
 
 
 class Part(NamedTuple):
@@ -75,6 +316,7 @@ class Model(Cache):
             all depths.
         most_exact_rows: The largest number of tokens of a pass that can have the bits of
             single-token passes. Wider passes do not have them, even if a few measured rows agree.
+        parallel: Number of sequences of the context.
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
             measurement.
         counts: Passes that returned rows, and their rows, since the model was loaded.
@@ -119,16 +361,7 @@ class Model(Cache):
         self._cached = []
         self.depth_costs: Mapping[int, float] = MappingProxyType({})
         self.counts = PassCounts()
-        self._owner = next(_OWNERS)
-        self.flash_attention = (
-            options.flash_attention if uses_gpu(options) else flash_on_cpu(header, options)
-        )
-        self.threads: int = options.threads or physical_cores()
-        may_vary = options.threads is None and not (uses_gpu(options) or options.rpc)
-        self.follows_machine = may_vary and (
-            options.drafts or self.flash_attention == "off" or has_own_attention(header, options)
-        )
-        self._governor = shared_governor(self.threads) if self.follows_machine else None
+        self._owner, self.parallel = next(_OWNERS), options.parallel
         if is_head_alone(header):
             what = f"{self.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(self.path, what, "use it as the draft of that model.")
@@ -137,49 +370,49 @@ class Model(Cache):
             check_adapter(adapter.path, header)
         start_backend()
         start_numa(options.placement.numa)
-        self._know_exactness(header)
+        self._know_passes(header)
         options.check_backend(offloads() or bool(options.rpc))
         verbose.set() if options.verbose else verbose.clear()
         keep_lines()
         try:
             self._load(header, progress)
-            self._check_kind(header)
-            self._adapt()
             self.weight_bytes = header.file_bytes + sum(
                 adapter.path.stat().st_size for adapter in options.lora
             )
-            if self.file.embeds_only:
-                self._open_nothing()
-            else:
-                self._open(header)
+            self._open(header)
         except BaseException:
             self.close()
             raise
         finally:
             keep_last()
 
-    def _know_exactness(self, header: Header) -> None:
-        """Know in which passes rows have the same bits; on a GPU only a measurement shows it."""
-        options, features = self.options, build_features()
-        self.slow_first_pass = uses_gpu(options)
-        self.exact_attention = not self.slow_first_pass and has_exact_attention(
+    def _know_passes(self, header: Header) -> None:
+        """Know how passes run, and which have the same bits; on a GPU a measurement shows that."""
+        options, features, on_gpu = self.options, build_features(), uses_gpu(self.options)
+        self.flash_attention = options.flash_attention if on_gpu else flash_on_cpu(header, options)
+        self.threads: int = options.threads or physical_cores()
+        may_vary = options.threads is None and not (on_gpu or options.rpc)
+        self.follows_machine = may_vary and (
+            options.drafts or self.flash_attention == "off" or has_own_attention(header, options)
+        )
+        self._governor = shared_governor(self.threads) if self.follows_machine else None
+        self.slow_first_pass = on_gpu
+        self.exact_attention = not on_gpu and has_exact_attention(
             header, options, self.flash_attention, features
         )
         self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
         is_exact = self.exact_attention and has_exact_products(header, options, features)
         self.grid = 0 if options.drafts or is_exact else GRID
 
-    def _open_nothing(self) -> None:
-        """Know the sizes of a model that generates no text; its passes are the `Embedder`'s."""
-        n_ctx = self.options.positions(self.n_ctx_train)
-        # An encoder has no embeddings of later positions, and llama.cpp would abort.
-        self.n_ctx = min(n_ctx, self.n_ctx_train or n_ctx)
-        self.reads_at_once = self._n_batch = N_BATCH
-        self.cached_bytes = 0.0
-
     def _open(self, header: Header) -> None:
+        """Create the context; the passes of a model that generates no text are the `Embedder`'s."""
         params, options, native = C.llama_context_default_params(), self.options, self.native
         params.n_ctx = options.positions(self.n_ctx_train)
+        if self.file.embeds_only:
+            # An encoder has no embeddings of later positions, and llama.cpp would abort.
+            self.n_ctx = min(params.n_ctx, self.n_ctx_train or params.n_ctx)
+            self.reads_at_once, self.cached_bytes = N_BATCH, 0.0
+            return
         self.reads_at_once = params.n_ubatch = (
             N_BATCH if uses_gpu(options) else cpu_batch(header, options, params.n_ctx)
         )
@@ -191,7 +424,7 @@ class Model(Cache):
         else:
             params.n_rs_seq = options.n_snapshots
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
-        params.n_threads = params.n_threads_batch = options.threads or physical_cores()
+        params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
@@ -207,7 +440,7 @@ class Model(Cache):
             self._rows.send(native)
         if options.lora:
             native.use_adapters([adapter.scale for adapter in options.lora])
-        self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
+        self.cached_bytes = bytes_of_position(header, options)
 
     def without_head(self) -> None:
         """Send no rows to a prediction head any more."""
@@ -221,22 +454,12 @@ class Model(Cache):
         return round(self.weight_bytes + self.parallel * self.cached_bytes * self.n_ctx)
 
     def close(self) -> None:
-        """Release the native memory.
-
-        Further calls do nothing.
-
-        The memory is freed as soon as no call of another thread uses it.
-        """
+        """Release the native memory, and forget the times of passes; further calls do nothing."""
         super().close()
         if self._governor:
             self._governor.forget(self._owner)
 
     # ---- the cache
-
-    @property
-    def parallel(self) -> int:
-        """Number of sequences of the context."""
-        return self.options.parallel
 
     def check_room(self, tokens: Sequence[int]) -> None:
         """Reject tokens on which llama.cpp would abort.
@@ -299,10 +522,10 @@ class Model(Cache):
             DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
                 the cache is empty.
         """
-        if not 0 < n_rows <= min(len(tokens), K_MAX + 1):
-            allowed = f"from 1 to {len(tokens)}, the number of tokens, and at most {K_MAX + 1}"
-            raise InvalidOptionError("n_rows", n_rows, allowed)
-        if len(tokens) > (K_MAX + 1 if self.run else self._n_batch):
+        n, most = len(tokens), K_MAX + 1
+        allowed = f"from 1 to {n}, the number of tokens, and at most {most}"
+        require("n_rows", n_rows, allowed, 0 < n_rows <= min(n, most))
+        if n > (most if self.run else self._n_batch):
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
         return self._decode(tokens, n_rows)
@@ -310,66 +533,47 @@ class Model(Cache):
     def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
         if self.run:
             return self.run(Part(self, tokens, n_rows))
-        native, n_past = self.native, self.n_past
+        native, n_past, recurrent = self.native, self.n_past, self.recurrent
         self.check_room(tokens)
-        native.batch.fill(tokens, n_rows, self.position(n_past))
-        cached = self._in_doubt()
-        if self.recurrent:
-            self._prepare(self.recurrent, n_past, n_rows)
-        kind = self._follow_machine(native, n_past, len(tokens), n_rows)
-        started = time.perf_counter()
-        code = self._observed_pass(native, kind)
+        part = SequenceTokens(0, self.position(n_past), tokens, n_rows)
+        cached, started = self._in_doubt(), time.perf_counter()
+        if recurrent:  # carry out a postponed rollback, and prepare one of all rows but the first
+            recurrent.settle(n_past)
+            recurrent.prepare(n_rows - 1)
+        code = self.decode_sequences([part])
         self.busy_s += time.perf_counter() - started
         if code != 0:
-            self._start_over(data=True)
+            self.forget(data=True)
             raise DecodeError(code, n_past, len(tokens), log.last)
-        if self.recurrent:
-            self.recurrent.passed(len(tokens))
+        if recurrent:
+            recurrent.passed(len(tokens))
         if self.hidden and self._rows:
             self.hidden.put(n_past, self._rows.sent(native, len(tokens)))
         cached.extend(tokens)
         self._cached = cached
         self.counts = self.counts.plus(n_rows)
-        if not n_rows:
-            return np.empty((0, self.n_vocab), np.float32)
         return native.rows(len(tokens) - n_rows, n_rows, self.n_vocab)
 
-    def _prepare(self, recurrent: RecurrentState, n_past: int, n_rows: int) -> None:
-        """Carry out a postponed rollback, and prepare one that drops all but the first row.
-
-        The time counts as that of the pass.
-        """
-        started = time.perf_counter()
-        recurrent.settle(n_past)
-        recurrent.prepare(n_rows - 1)
-        self.busy_s += time.perf_counter() - started
-
     def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
-        """Decode tokens of several sequences in one batch, and return llama.cpp's code."""
-        native = self.native
-        native.batch.fill_sequences(parts)
-        n = sum(len(part.tokens) for part in parts)
-        n_rows = sum(sum(part.outputs) for part in parts)
-        kind = self._follow_machine(native, sum(part.n_past for part in parts), n, n_rows)
-        return self._observed_pass(native, kind)
+        """Decode tokens of several sequences in one batch, and return llama.cpp's code.
 
-    def _observed_pass(self, native: Native, kind: PassKind) -> int:
-        """Decode the batch, tell the governor the time, and return llama.cpp's code."""
+        Each pass may have another number of threads, which the governor chooses.
+        """
+        native, model = self.native, self.model
+        native.batch.fill(parts)
+        n, n_rows = sum(len(part.tokens) for part in parts), sum(part.n_rows for part in parts)
+        n_past = sum(part.n_past for part in parts)
+        kind = PassKind(model._owner, n, n_rows, max(n_past, _SHALLOW).bit_length())
+        threads = model._governor.choose(kind) if model._governor else model.threads
+        if threads != model.threads:
+            native.context(C.llama_set_n_threads, threads, threads)
+            model.threads = threads
         started = time.perf_counter()
         code = native.decode()
         seconds = time.perf_counter() - started
-        if self._governor and code == 0:
-            self._governor.observe(kind, self.threads, seconds)
+        if model._governor and code == 0:
+            model._governor.observe(kind, threads, seconds)
         return code
-
-    def _follow_machine(self, native: Native, n_past: int, n: int, n_rows: int) -> PassKind:
-        """Set the thread count for a pass of `n` tokens and return the kind of the pass."""
-        kind = PassKind(self._owner, n, n_rows, max(n_past, _SHALLOW).bit_length())
-        threads = self._governor.choose(kind) if self._governor else self.threads
-        if threads != self.threads:
-            native.context(C.llama_set_n_threads, threads, threads)
-            self.threads = threads
-        return kind
 
     def finish_copies(self) -> bool:
         """Let llama.cpp do the copies that wait for a pass; return False without room for a token.
@@ -384,6 +588,156 @@ class Model(Cache):
         if n_past >= self.n_ctx:
             return False
         sequence = last.index(n_past - 1)
-        code = self.decode_sequences([SequenceTokens(sequence, n_past, [self.start], [False])])
+        code = self.decode_sequences([SequenceTokens(sequence, n_past, [self.start], 0)])
         native.cache(C.llama_memory_seq_rm, sequence, n_past or -1, -1)
         return code == 0
+
+
+class Slot(Model):
+    """A further sequence of a loaded model, with a cache of its own.
+
+    Weights, vocabulary, sizes and context are those of the model.
+    """
+
+    def __init__(self, model: Model, index: int) -> None:
+        self._model, self.index = model, index
+        self._cached = []
+        self.busy_s = 0.0
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self._model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class Slots:
+    """The slots of a model, and common passes over several of them.
+
+    Attributes:
+        model: The model.
+        widest: Largest number of tokens of a pass that returns rows.
+        all: Its slots, by their ids.
+        n_decoded: Number of sequences of the last pass.
+    """
+
+    def __init__(self, model: Model, widest: int = K_MAX + 1) -> None:
+        self.model, self.widest = model, widest
+        self.n_decoded = 0
+        model.index = 0
+        self.all = [model, *(Slot(model, i) for i in range(1, model.options.parallel))]
+        for slot in self.all:
+            slot.run = self.decode_one
+
+    def decode_one(self, part: Part) -> Logits:
+        """Decode one part in a pass of its own, and return its rows."""
+        return self.decode([part])[0]
+
+    def decode(self, parts: Sequence[Part], n_sequences: int = 0) -> list[Logits]:
+        """Decode parts of different slots, and return the rows of each.
+
+        Args:
+            parts: The parts; together at most as many tokens as a batch holds.
+            n_sequences: Number of sequences to decode; other slots fill the pass up to it, because
+                kernels are faster with whole blocks of rows.
+
+        Returns:
+            Views of shape `(n_rows, V)`, in the order of the parts. The next pass overwrites them.
+
+        Raises:
+            DecodeError: llama.cpp rejected the batch; the caches of these slots are then empty.
+        """
+        for part in parts:
+            part.slot.check_room(part.tokens)
+        filled = sorted(self._filled(parts, n_sequences), key=lambda one: one.sequence)
+        first, firsts = 0, {}
+        for one in filled:
+            firsts[one.sequence] = first
+            first += len(one.tokens)
+        self.n_decoded = len(filled)
+        started, slots = time.perf_counter(), [self.all[one.sequence] for one in filled]
+        try:
+            code = self.model.decode_sequences(filled)
+            seconds = time.perf_counter() - started
+            if code != 0:
+                raise DecodeError(code, max(one.n_past for one in filled), first, log.last)
+            for part in parts:
+                part.slot.cached.extend(part.tokens)
+                part.slot.busy_s += seconds
+            for one, slot in zip(filled, slots, strict=True):
+                if one.n_past + len(one.tokens) > slot.n_past:
+                    self._remove(slot)
+        except BaseException:  # Ctrl-C, too, where the thread of the caller decodes
+            for slot in slots:  # those of gaps keep their tokens
+                self._remove(slot)
+            for part in parts:
+                part.slot.forget()
+            raise
+        self.model.counts = self.model.counts.plus(sum(part.n_rows for part in parts))
+        ends = [firsts[part.slot.index] + len(part.tokens) for part in parts]
+        rows, n_vocab = self.model.native.rows, self.model.n_vocab
+        return [
+            rows(end - one.n_rows, one.n_rows, n_vocab)
+            for one, end in zip(parts, ends, strict=True)
+        ]
+
+    def move(self, slot: Model, free: Model) -> None:
+        """Move a sequence to the place of a free one, whose cache is lost."""
+        free.copy_from(slot)
+        slot.index, free.index = free.index, slot.index
+        self.all[slot.index], self.all[free.index] = slot, free
+        free.forget()
+
+    def refill(self, slot: Model, tokens: Sequence[int], n_read: int) -> None:
+        """Decode the tokens of a lost cache again, in passes that give them the same bits.
+
+        Args:
+            slot: The slot, whose cache is empty.
+            tokens: The tokens.
+            n_read: Length of the prefix that prefill passes decoded, on the grid.
+
+        Raises:
+            DecodeError: llama.cpp rejected a pass; the cache is then empty.
+        """
+        reads_at_once = self.model.reads_at_once
+        n_read, wide = (n_read, self.widest) if slot.grid else (len(tokens), reads_at_once)
+        for start, end, at_once in ((0, n_read, reads_at_once), (n_read, len(tokens), wide)):
+            for i in range(start, end, at_once):
+                self.decode([Part(slot, tokens[i : min(i + at_once, end)], 0)])
+        slot.n_read = n_read
+
+    def _filled(self, parts: Sequence[Part], n_sequences: int) -> list[SequenceTokens]:
+        """Return what llama.cpp decodes: the parts, made equally long, and without gaps."""
+        width = max(len(part.tokens) for part in parts)
+        equal = self.model.can_roll_back and len(parts) > 1 and width <= K_MAX + 1
+        found = [self._tokens(part, width if equal else 0) for part in parts]
+        if equal:
+            taken = {one.sequence for one in found}
+            low, high = min(taken), max(taken) + 1
+            n_more = max(0, n_sequences - (high - low))
+            high = min(len(self.all), high + n_more)
+            low = max(0, min(low, high - n_sequences))
+            more = [i for i in range(low, high) if i not in taken]
+            if not self._can_fill(more, width):
+                more = [i for i in range(min(taken), max(taken)) if i not in taken]
+            fits = width * (len(taken) + len(more)) <= self.widest
+            if fits and 2 * len(more) <= len(taken) and self._can_fill(more, width):
+                found += [self._tokens(Part(self.all[i], [], 0), width) for i in more]
+        return found
+
+    def _can_fill(self, indices: Sequence[int], width: int) -> bool:
+        """Return whether slots have room for `width` tokens that are removed after the pass."""
+        return all(self.all[i].n_past + width <= self.model.n_ctx for i in indices)
+
+    def _tokens(self, part: Part, width: int) -> SequenceTokens:
+        """Return the tokens of a part, filled up to `width` where the context has room."""
+        slot, n = part.slot, len(part.tokens)
+        n_more = max(0, min(width, slot.n_ctx - slot.n_past) - n)
+        tokens = [*part.tokens, *[self.model.start] * n_more]
+        return SequenceTokens(slot.index, slot.n_past, tokens, part.n_rows, n_more)
+
+    def _remove(self, slot: Model) -> None:
+        """Remove the tokens that only filled the pass."""
+        self.model.native.cache(C.llama_memory_seq_rm, slot.index, slot.n_past or -1, -1)

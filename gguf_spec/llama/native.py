@@ -82,7 +82,7 @@ class Native:
     def load(
         self, path: bytes, params: Any, placement: Placement | None = None, names: Names = ()
     ) -> bool:
-        """Load the weights and return whether llama.cpp succeeded.
+        """Load the weights, or those of a prediction head, and return whether llama.cpp succeeded.
 
         Args:
             path: The file.
@@ -96,7 +96,7 @@ class Native:
         if self._models[0]:
             self._vocab = C.llama_model_get_vocab(self._models[0])
         del arrays
-        return bool(self._models[0])
+        return bool(self._models[-1])
 
     def adapt(self, path: bytes) -> bool:
         """Load an adapter and return whether llama.cpp succeeded."""
@@ -117,11 +117,6 @@ class Native:
         _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
         self.batch = Batch(self._batches[0], n_batch)
         return True
-
-    def load_head(self, path: bytes, params: Any) -> bool:
-        """Load the weights of a prediction head and return whether llama.cpp succeeded."""
-        _keep(self._models, C.llama_model_load_from_file, path, params)
-        return bool(self._models[-1])
 
     def open_head(self, params: Any) -> tuple[Any, Any, Any] | None:
         """Create the context of a prediction head beside this one's.
@@ -165,11 +160,6 @@ class Native:
         """Call a llama.cpp function with the context's cache as the first argument."""
         return function(self._memory, *arguments)
 
-    def copy_sequence(self, source: int, to: int) -> None:
-        """Copy a sequence to another one; llama.cpp copies the data with the next pass."""
-        self.has_copies = True
-        self.cache(C.llama_memory_seq_cp, source, to, -1, -1)
-
     def decode(self) -> int:
         """Decode the batch, wait until it is done, and return llama.cpp's code."""
         self.has_copies = False
@@ -183,6 +173,8 @@ class Native:
 
         The view keeps this object alive.
         """
+        if not n_rows:
+            return np.empty((0, n_vocab), np.float32)
         return self.view(C.llama_get_logits_ith(self._contexts[0], first), n_rows, n_vocab)
 
     def view(self, first: Any, n_rows: int, width: int) -> NDArray[np.float32]:
@@ -219,13 +211,15 @@ class SequenceTokens(NamedTuple):
         sequence: Its id in llama.cpp.
         n_past: Number of its cached tokens.
         tokens: Token ids.
-        outputs: For each token, whether its logits are computed.
+        n_rows: Number of last tokens whose logits are computed.
+        n_more: Number of further tokens at the end, without logits.
     """
 
     sequence: int
     n_past: int
     tokens: Sequence[int]
-    outputs: Sequence[bool]
+    n_rows: int
+    n_more: int = 0
 
 
 class Batch:
@@ -233,44 +227,24 @@ class Batch:
 
     def __init__(self, batch: Any, size: int = N_BATCH) -> None:
         """Wrap a `llama_batch` with room for `size` tokens."""
-        self._batch, self._size = batch, size
+        self._batch = batch
         self._tokens = np.ctypeslib.as_array(batch.token, (size,))
         self._positions = np.ctypeslib.as_array(batch.pos, (size,))
         self._outputs = np.ctypeslib.as_array(batch.logits, (size,))
         np.ctypeslib.as_array(batch.n_seq_id, (size,))[:] = 1
-        # whether tokens may belong to sequences other than the first
-        self._has_others = True
+        self._sequences = [batch.seq_id[i] for i in range(size)]
 
-    def fill(self, tokens: Sequence[int], n_rows: int, n_past: int) -> None:
-        """Write tokens that follow `n_past` cached tokens.
-
-        Args:
-            tokens: Token ids.
-            n_rows: Number of last tokens whose logits are computed.
-            n_past: Number of cached tokens.
-        """
-        if self._has_others:
-            for i in range(self._size):
-                self._batch.seq_id[i][0] = 0
-            self._has_others = False
-        n = len(tokens)
-        self._tokens[:n] = tokens
-        self._positions[:n] = np.arange(n_past, n_past + n)
-        self._outputs[: n - n_rows] = 0
-        self._outputs[n - n_rows : n] = 1
-        self._batch.n_tokens = n
-
-    def fill_sequences(self, parts: Sequence[SequenceTokens]) -> None:
-        """Write tokens of several sequences; those of a sequence follow its cached tokens."""
-        self._has_others = True
+    def fill(self, parts: Sequence[SequenceTokens]) -> None:
+        """Write tokens of sequences; those of a sequence follow its cached tokens."""
         row = 0
         for part in parts:
             end = row + len(part.tokens)
             self._tokens[row:end] = part.tokens
             self._positions[row:end] = np.arange(part.n_past, part.n_past + end - row)
-            self._outputs[row:end] = [int(one) for one in part.outputs]
-            for i in range(row, end):
-                self._batch.seq_id[i][0] = part.sequence
+            self._outputs[row:end] = 0
+            self._outputs[end - part.n_more - part.n_rows : end - part.n_more] = 1
+            for ids in self._sequences[row:end]:
+                ids[0] = part.sequence
             row = end
         self._batch.n_tokens = row
 
@@ -278,8 +252,7 @@ class Batch:
         """Return the tokens of the pass as plain data, for `unpack` in another process."""
         n = self._batch.n_tokens
         arrays = (self._tokens, self._positions, self._outputs)
-        sequences = [self._batch.seq_id[i][0] for i in range(n)]
-        return [array[:n].tobytes() for array in arrays], sequences
+        return [array[:n].tobytes() for array in arrays], [ids[0] for ids in self._sequences[:n]]
 
     def unpack(self, packed: Any) -> None:
         """Write the tokens of a pass from the result of `packed`."""
@@ -288,6 +261,5 @@ class Batch:
         arrays = (self._tokens, self._positions, self._outputs)
         for array, text in zip(arrays, texts, strict=True):
             array[:n] = np.frombuffer(text, array.dtype)
-        for i, sequence in enumerate(sequences):
-            self._batch.seq_id[i][0] = sequence
-        self._has_others = True
+        for ids, sequence in zip(self._sequences, sequences, strict=False):
+            ids[0] = sequence

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..options import K_MAX
 from .bindings import C
-from .native import N_BATCH, Batch, Native
+from .native import N_BATCH, Batch, Native, SequenceTokens
 
 # llama.cpp's LLAMA_CONTEXT_TYPE_MTP
 CONTEXT_OF_HEAD = 1
@@ -86,7 +86,7 @@ class NativeHead:
             n_rows: Number of last tokens whose logits and rows are computed.
         """
         self._rows[: len(tokens)] = rows
-        self._filled.fill(tokens, n_rows, first)
+        self._filled.fill([SequenceTokens(0, first, tokens, n_rows)])
 
     def decode(self, layer: int = 0) -> int:
         """Decode the batch with one of the head's layers, wait, and return llama.cpp's code."""

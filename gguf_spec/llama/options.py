@@ -12,19 +12,10 @@ from typing import Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
-from ..options import LAYERS_MAX, PATTERN_MAX, POOLING, checked
+from ..options import LAYERS_MAX, PATTERN_MAX, checked, require
 
 # value of `device` for no GPU, and the name of the CPU for `override_tensor`
 NONE, CPU = "none", "CPU"
-# llama.cpp's llama_load_mode by (mapped, locked)
-_LOAD_MODES = {
-    (None, False): -1,
-    (False, False): 0,
-    (True, False): 1,
-    (False, True): 2,
-    (True, True): 3,
-    (None, True): 3,
-}
 # Matrices of experts, as llama.cpp's `--cpu-moe` selects them; the group is the layer.
 _EXPERTS = re.compile(r"^blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch|)exps")
 # start of the name of a tensor of a layer
@@ -92,24 +83,16 @@ class Placement:
         names = [tensor.name for tensor in header.tensors]
         for pattern, device in self.overrides:
             if not any(_compiled(pattern).search(name) for name in names):
-                raise InvalidOptionError(
-                    "override_tensor",
-                    f"{pattern}={device}",
-                    f"a pattern that matches a tensor of {header.path.name}, such as "
-                    f"{names[len(names) // 2] if names else 'output'}",
-                )
+                such = names[len(names) // 2] if names else "output"
+                allowed = f"a pattern that matches a tensor of {header.path.name}, such as {such}"
+                raise InvalidOptionError("override_tensor", f"{pattern}={device}", allowed)
         if self.n_cpu_moe and not any(map(_EXPERTS.match, names)):
             of_all = self.n_cpu_moe == LAYERS_MAX
-            raise InvalidOptionError(
-                "cpu_moe" if of_all else "n_cpu_moe",
-                True if of_all else self.n_cpu_moe,
-                f"{'False' if of_all else '0'}: {header.path.name} is no mixture of experts",
+            name, value, other = (
+                ("cpu_moe", True, False) if of_all else ("n_cpu_moe", self.n_cpu_moe, 0)
             )
-
-    @property
-    def load_mode(self) -> int:
-        """llama.cpp's `llama_load_mode`."""
-        return _LOAD_MODES[self.mmap, self.mlock]
+            what = f"{other}: {header.path.name} is no mixture of experts"
+            raise InvalidOptionError(name, value, what)
 
 
 def expression(names: Iterable[str]) -> str:
@@ -120,11 +103,10 @@ def expression(names: Iterable[str]) -> str:
     layers: dict[str, list[str]] = {}
     for name in names:
         layer = _LAYER.match(name)
-        layers.setdefault(name[layer.end() :] if layer else name, []).append(
-            layer[1] if layer else ""
-        )
+        rest, number = (name[layer.end() :], layer[1]) if layer else (name, "")
+        layers.setdefault(re.escape(rest), []).append(number)
     parts = [
-        (rf"blk\.(?:{'|'.join(numbers)})" if numbers[0] else "") + re.escape(rest)
+        rf"blk\.(?:{'|'.join(numbers)}){rest}" if numbers[0] else rest
         for rest, numbers in layers.items()
     ]
     return f"^(?:{'|'.join(parts)})$"
@@ -148,15 +130,11 @@ def read_placement(
         InvalidOptionError: An argument is not allowed.
     """
     n_experts = checked("n_cpu_moe", n_cpu_moe)
-    return Placement(
-        checked("device", device),
-        LAYERS_MAX if checked("cpu_moe", cpu_moe) else n_experts,
-        tuple(_override(one) for one in checked("override_tensor", override_tensor)),
-        checked("mmap", mmap),
-        checked("mlock", mlock),
-        checked("numa", numa),
-        checked("kernels", kernels),
-    )
+    devices = checked("device", device)
+    n_experts = LAYERS_MAX if checked("cpu_moe", cpu_moe) else n_experts
+    overrides = tuple(_override(one) for one in checked("override_tensor", override_tensor))
+    others = (("mmap", mmap), ("mlock", mlock), ("numa", numa), ("kernels", kernels))
+    return Placement(devices, n_experts, overrides, *(checked(*one) for one in others))
 
 
 def _override(given: str) -> tuple[str, str]:
@@ -170,17 +148,13 @@ def _override(given: str) -> tuple[str, str]:
     if not pattern or not device:
         raise InvalidOptionError("override_tensor", given[:80], "PATTERN=DEVICE, as in exps=CPU")
     if len(pattern) > PATTERN_MAX:
-        raise InvalidOptionError(
-            "override_tensor",
-            f"{pattern[:40]}...={device[:40]}",
-            f"a pattern of at most {PATTERN_MAX} characters",
-        )
+        allowed = f"a pattern of at most {PATTERN_MAX} characters"
+        raise InvalidOptionError("override_tensor", f"{pattern[:40]}...={device[:40]}", allowed)
     try:
         _compiled(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidOptionError(
-            "override_tensor", given, f"a regular expression and a device ({error})"
-        ) from None
+        allowed = f"a regular expression and a device ({error})"
+        raise InvalidOptionError("override_tensor", given, allowed) from None
     return pattern, device
 
 
@@ -250,9 +224,8 @@ def adapters(
         if not isinstance(file, (str, Path)):
             raise InvalidOptionError(option, one, "a file, or a pair of a file and a scale")
         if not (isinstance(scale, (int, float)) and abs(scale) <= _MAX_SCALE):
-            raise InvalidOptionError(
-                option, f"{file}:{scale}", f"a file and a scale from -{_MAX_SCALE} to {_MAX_SCALE}"
-            )
+            allowed = f"a file and a scale from -{_MAX_SCALE} to {_MAX_SCALE}"
+            raise InvalidOptionError(option, f"{file}:{scale}", allowed)
         found.append(Adapter(Path(file), float(scale)))
     return tuple(found)
 
@@ -304,54 +277,31 @@ class ContextOptions:
     head_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.pooling is not None and self.pooling not in POOLING:
-            raise InvalidOptionError("pooling", self.pooling, "one of " + ", ".join(POOLING))
-        if not (isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX):
-            raise InvalidOptionError(
-                "parallel", self.parallel, f"a whole number from 1 to {PARALLEL_MAX}, or auto"
-            )
-        if self.n_ctx is not None and not (isinstance(self.n_ctx, int) and 1 < self.n_ctx < 2**31):
-            raise InvalidOptionError("n_ctx", self.n_ctx, "a whole number above 1")
-        if self.threads is not None and not (
-            isinstance(self.threads, int) and 0 < self.threads <= 512
-        ):
-            raise InvalidOptionError("threads", self.threads, "a whole number from 1 to 512")
-        if self.flash_attention not in FLASH_ATTENTION:
-            raise InvalidOptionError(
-                self._named("flash_attention"),
-                self.flash_attention,
-                "one of " + ", ".join(FLASH_ATTENTION),
-            )
-        if self.kv_type not in KV_TYPES:
-            raise InvalidOptionError(
-                self._named("kv_type"), self.kv_type, "one of " + ", ".join(KV_TYPES)
-            )
-        n = self.gpu_layers
-        if not (n == "auto" or (isinstance(n, int) and n >= -1)):
-            raise InvalidOptionError(
-                self._named("gpu_layers"), n, "a whole number, -1 for all layers, or auto"
-            )
-        if self.rpc and (n == "auto" or self.placement.devices):
-            option = "gpu_layers" if n == "auto" else "device"
-            raise InvalidOptionError(
-                option, n if n == "auto" else ", ".join(self.placement.devices), "omitted with rpc"
-            )
-        if self.wants_gpu and not self.placement.uses_gpu:
-            raise InvalidOptionError(
-                self._named("gpu_layers"), n, f"0, -1 or auto with {self._named('device')} none"
-            )
+        n, n_ctx, named = self.gpu_layers, self.n_ctx, self._named
+        is_length = n_ctx is None or (isinstance(n_ctx, int) and 1 < n_ctx < 2**31)
+        if self.pooling is not None:
+            checked("pooling", self.pooling)
+        is_count = isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX
+        allowed = f"a whole number from 1 to {PARALLEL_MAX}, or auto"
+        require("parallel", self.parallel, allowed, is_count)
+        require("n_ctx", n_ctx, "a whole number above 1", is_length)
+        checked("threads", self.threads)
+        for option, known in (("flash_attention", FLASH_ATTENTION), ("kv_type", KV_TYPES)):
+            value = getattr(self, option)
+            require(named(option), value, "one of " + ", ".join(known), value in known)
+        name, is_layers = named("gpu_layers"), n == "auto" or (isinstance(n, int) and n >= -1)
+        require(name, n, "a whole number, -1 for all layers, or auto", is_layers)
+        if self.rpc:
+            require("gpu_layers", n, "omitted with rpc", n != "auto")
+            devices = self.placement.devices
+            require("device", ", ".join(devices), "omitted with rpc", not devices)
+        fits_device = not self.wants_gpu or self.placement.uses_gpu
+        require(name, n, f"0, -1 or auto with {named('device')} none", fits_device)
         if self.flash_attention == "off" and self.needs_flash_attention:
-            hint = Text(
-                "set {} | set {}.",
-                Option(self._named("flash_attention"), "auto"),
-                Option(self._named("kv_type"), "f16"),
-            )
-            raise InvalidOptionError(
-                self._named("kv_type"),
-                self.kv_type,
-                "f16, bf16 or f32 when flash attention is off",
-                hint,
-            )
+            flash, usual = Option(named("flash_attention"), "auto"), Option(named("kv_type"), "f16")
+            hint = Text("set {} | set {}.", flash, usual)
+            allowed = "f16, bf16 or f32 when flash attention is off"
+            raise InvalidOptionError(named("kv_type"), self.kv_type, allowed, hint)
 
     def for_draft(
         self,
@@ -366,12 +316,8 @@ class ContextOptions:
 
         Tensors with a device of their own are those of the target alone.
         """
-        placement = replace(
-            self.placement,
-            devices=devices or self.placement.devices,
-            n_cpu_moe=0,
-            overrides=(),
-        )
+        devices = devices or self.placement.devices
+        placement = replace(self.placement, devices=devices, n_cpu_moe=0, overrides=())
         # a draft without a GPU has no number of layers there
         own_layers = self.gpu_layers if placement.uses_gpu else -1
         return replace(
@@ -408,10 +354,6 @@ class ContextOptions:
         """Return the context length to request, for a model trained for `n_ctx_train` positions."""
         return self.n_ctx or min(n_ctx_train or DEFAULT_CTX, DEFAULT_CTX)
 
-    def kv_bytes(self, header: Header, n_ctx_train: int) -> int:
-        """Return the approximate size of the cache, in bytes."""
-        return header.kv_bytes(self.positions(n_ctx_train), KV_TYPES[self.kv_type][1])
-
     def check_backend(self, has_gpu: bool) -> None:
         """Reject GPU layers if the build of llama.cpp has no GPU backend.
 
@@ -421,19 +363,16 @@ class ContextOptions:
             InvalidOptionError: There is no GPU backend. The hint explains how to get a build with
                 one.
         """
+        name = self._named("gpu_layers")
         if self.wants_gpu and not has_gpu:
             hint = Text(
                 "omit {}, or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install "
                 "--force-reinstall --no-cache-dir llama-cpp-python (or -DGGML_VULKAN=on, "
                 "-DGGML_METAL=on).",
-                Option(self._named("gpu_layers")),
+                Option(name),
             )
-            raise InvalidOptionError(
-                self._named("gpu_layers"),
-                self.gpu_layers,
-                "0 or -1: this build of llama.cpp has no GPU backend",
-                hint,
-            )
+            allowed = "0 or -1: this build of llama.cpp has no GPU backend"
+            raise InvalidOptionError(name, self.gpu_layers, allowed, hint)
 
     def check_heads(self, header: Header) -> None:
         """Reject a cache type whose blocks of 32 values do not divide the heads of a model.
@@ -447,38 +386,17 @@ class ContextOptions:
                 f"f16, bf16 or f32: heads of {header.path.name} have {uneven[0]} values, "
                 f"which is not a multiple of {_KV_BLOCK}"
             )
-            hint = Text("set {}.", Option(self._named("kv_type"), "f16"))
-            raise InvalidOptionError(self._named("kv_type"), self.kv_type, allowed, hint)
+            name = self._named("kv_type")
+            hint = Text("set {}.", Option(name, "f16"))
+            raise InvalidOptionError(name, self.kv_type, allowed, hint)
 
     def _named(self, option: str) -> str:
         return f"draft_{option}" if self.drafts else option
 
 
 def head_sizes(header: Header) -> list[tuple[int, int]]:
-    """Return the lengths of a head's keys and values, also those of sliding windows.
-
-    Unknown lengths are 0.
-    """
-    n_heads = header.of_architecture("attention.head_count", 0)
-    n_heads = n_heads[0] if isinstance(n_heads, tuple) and n_heads else n_heads
-    width = header.of_architecture("embedding_length", 0)
-    known = isinstance(n_heads, int) and isinstance(width, int) and n_heads > 0
-    usual = width // n_heads if known else 0
-    sizes = []
-    for kind in ("", "_swa"):
-        key, value = (
-            header.of_architecture(
-                f"attention.{name}_length{kind}",
-                header.of_architecture(f"attention.{name}_length", usual),
-            )
-            for name in ("key", "value")
-        )
-        sizes.append((_positive(key), _positive(value)))
-    return [*dict.fromkeys(sizes)]
-
-
-def _positive(length: object) -> int:
-    return max(0, length) if isinstance(length, int) else 0
+    """Return the lengths of a head's keys and values, also those of sliding windows."""
+    return [*dict.fromkeys(header.head_lengths(kind) for kind in ("", "_swa"))]
 
 
 def physical_cores() -> int:

@@ -25,14 +25,14 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError
-from ..gguf.validation import Header
+from ..gguf.validation import Header, Tensor
 from ..options import checked
 from ..system.files import this_machine
 from . import probe
@@ -136,7 +136,7 @@ def path_of_library() -> Path:
 def _start(wanted: str) -> Kernels:
     if wanted == "stock":
         return Kernels("", "switched off")
-    if platform.machine().lower() not in ("x86_64", "amd64") or sys.platform != "linux":
+    if not _is_x86() or sys.platform != "linux":
         return Kernels("", "they are for Linux on x86-64 processors")
     if not path_of_library().is_file():
         return Kernels("", "the library was not compiled", _SET_UP)
@@ -305,12 +305,8 @@ def has_exact_products(
 
     This is a prediction without a measurement.
     """
-    matrices = {
-        tensor.type
-        for tensor in header.tensors
-        if len(tensor.shape) > 1 and not _ONLY_FOR_LOGITS.match(tensor.name)
-    }
-    return _is_x86() and matrices <= _exact_types(options, features)
+    cached = [one for one in header.tensors if not _ONLY_FOR_LOGITS.match(one.name)]
+    return _is_x86() and not _inexact_types(cached, options, features)
 
 
 def most_exact_rows(
@@ -324,21 +320,23 @@ def most_exact_rows(
     Returns:
         The number of rows; None if no limit is known.
     """
-    types = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
-    types -= _exact_types(options, features)
+    types = _inexact_types(header.tensors, options, features)
     if not _is_x86() or not types:
         return None
     return (_ROWS_OF_A_BLOCK if options.repacks and types & _REPACKED else _ROWS_OF_A_TILE) - 1
 
 
-def _exact_types(options: ContextOptions, features: Mapping[str, str]) -> frozenset[int]:
-    """Return the ggml types with exact products on this CPU.
+def _inexact_types(
+    tensors: Iterable[Tensor], options: ContextOptions, features: Mapping[str, str]
+) -> set[int]:
+    """Return the ggml types of matrices whose products are not exact on this CPU.
 
     llama.cpp's AMX kernels and workers keep their own products.
     """
     has_amx = options.repacks and features.get("AMX_INT8", "0") != "0"
     is_own = in_use().name and not has_amx and not options.rpc
-    return TYPES if is_own else _SAME_IN_ANY_WIDTH
+    types = {tensor.type for tensor in tensors if len(tensor.shape) > 1}
+    return types - (TYPES if is_own else _SAME_IN_ANY_WIDTH)
 
 
 def _is_x86() -> bool:

@@ -86,7 +86,7 @@ class RecurrentState:
         else:
             state = next(one.state for one in self._saved.values() if one.n == n)
             if len(state) and not self._native.context(
-                C.llama_state_seq_set_data_ext, _bytes_of(state), len(state), 0, _PARTIAL_ONLY
+                C.llama_state_seq_set_data_ext, bytes_of(state), len(state), 0, _PARTIAL_ONLY
             ):
                 raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
             self.counts = counts._replace(checkpoints=counts.checkpoints + 1)
@@ -114,7 +114,7 @@ class RecurrentState:
                 size = native.context(C.llama_state_seq_get_size_ext, 0, _PARTIAL_ONLY)
                 state = np.empty(size, dtype=np.uint8)
                 get = C.llama_state_seq_get_data_ext
-                n = native.context(get, _bytes_of(state), size, 0, _PARTIAL_ONLY)
+                n = native.context(get, bytes_of(state), size, 0, _PARTIAL_ONLY)
                 state = state[:n]
             self.counts = self.counts._replace(copies=self.counts.copies + 1)
             saved = _Checkpoint(self._n, state)
@@ -126,5 +126,6 @@ class RecurrentState:
         self._least = max(before + 1, self._n - self.n_snapshots)
 
 
-def _bytes_of(values: NDArray[np.uint8]) -> object:
+def bytes_of(values: NDArray[np.uint8]) -> object:
+    """Return a pointer to the first of some bytes, for llama.cpp."""
     return values.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -51,9 +51,8 @@ def xtc(
     Its random decision is seeded by `seed` (32 bit).
     """
     seed %= C.LLAMA_DEFAULT_SEED  # llama.cpp treats this value as "random seed"
-    return _survivors(
-        C.llama_sampler_init_xtc(probability, threshold, 1, seed), ids, logits, lowest=-np.inf
-    )
+    sampler = C.llama_sampler_init_xtc(probability, threshold, 1, seed)
+    return _survivors(sampler, ids, logits, lowest=-np.inf)
 
 
 def _survivors(
@@ -81,9 +80,8 @@ def _apply(
     candidates = np.empty(len(ids), _CANDIDATE)
     candidates["id"], candidates["logit"], candidates["p"] = ids, logits, 0
     address = candidates.ctypes.data
-    array = C.llama_token_data_array(
-        ctypes.cast(address, C.llama_token_data_p), len(ids), -1, False
-    )
+    pointer = ctypes.cast(address, C.llama_token_data_p)
+    array = C.llama_token_data_array(pointer, len(ids), -1, False)
     C.llama_sampler_apply(sampler, ctypes.byref(array))
     # XTC moves the pointer
     first = (ctypes.addressof(array.data.contents) - address) // _CANDIDATE.itemsize
@@ -129,11 +127,8 @@ def distribution(
     finally:
         C.llama_sampler_free(chain)
     weights = np.exp(left["logit"].astype(np.float64) - left["logit"].max())
-    return {
-        int(token): float(weight / weights.sum())
-        for token, weight in zip(left["id"], weights, strict=True)
-        if weight > 0
-    }
+    chances = zip(left["id"].tolist(), (weights / weights.sum()).tolist(), strict=True)
+    return {token: chance for token, chance in chances if chance > 0}
 
 
 class _Fed:
@@ -173,10 +168,8 @@ def _blank(model: Model, *options: Any) -> _Fed:
     if known is None or known[0] != options:
         *numbers, breakers = options
         array = (ctypes.c_char_p * len(breakers))(*breakers)
-        known = _blanks[model] = (
-            options,
-            _Fed(native.vocab(C.llama_sampler_init_dry, *numbers, array, len(breakers)), []),
-        )
+        sampler = native.vocab(C.llama_sampler_init_dry, *numbers, array, len(breakers))
+        known = _blanks[model] = (options, _Fed(sampler, []))
     return known[1]
 
 
@@ -206,20 +199,13 @@ class Dry:
             allowed_length: Longest repetition without a penalty, in tokens.
             last_n: Number of last tokens that are searched; -1 for all.
             breakers: Texts that end a repetition.
-
         """
         # llama.cpp allocates memory for the whole range
         self._last_n = min(last_n, model.n_ctx) if last_n >= 0 else model.n_ctx
         # llama.cpp cuts breakers in the same way
         texts = (text.encode("utf-8", errors="replace").split(b"\0")[0][:40] for text in breakers)
-        self._blank = _blank(
-            model,
-            multiplier,
-            base,
-            min(allowed_length, 2**31 - 1),
-            self._last_n,
-            tuple(filter(None, texts)),
-        )
+        numbers = (multiplier, base, min(allowed_length, 2**31 - 1), self._last_n)
+        self._blank = _blank(model, *numbers, tuple(filter(None, texts)))
         self._behind, self._ahead = self._blank.clone(), self._blank.clone()
 
     def penalties(self, history: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -227,25 +213,22 @@ class Dry:
 
         A penalty is at most 1e30; llama.cpp's goes up to infinity.
         """
-        self._follow([*history])
-        # a token outside this range cannot continue a repetition
-        window = {*history[max(0, len(history) - self._last_n) :]}
-        lowered = _apply(self._ahead.sampler, np.fromiter(window, np.int64, len(window)), 0.0)
-        lowered = np.sort(lowered[lowered["logit"] != 0], order="id")
-        return lowered["id"].astype(np.int64), np.clip(
-            -lowered["logit"].astype(np.float64), -_MOST, _MOST
-        )
-
-    def _follow(self, history: list[int]) -> None:
+        tokens, n_old = [*history], len(history) - K_MAX - 1
         if not self._ahead.free.alive:
             raise ClosedError
-        if not self._behind.leads_to(history):
+        if not self._behind.leads_to(tokens):
             self._behind = self._blank.clone()
-        if len(history) - K_MAX - 1 > len(self._behind.tokens):
-            self._behind.feed(history[: -K_MAX - 1], self._last_n)
-        if len(self._ahead.tokens) < len(self._behind.tokens) or not self._ahead.leads_to(history):
+        if n_old > len(self._behind.tokens):
+            self._behind.feed(tokens[:n_old], self._last_n)
+        if len(self._ahead.tokens) < len(self._behind.tokens) or not self._ahead.leads_to(tokens):
             self._ahead = self._behind.clone()
-        self._ahead.feed(history, self._last_n)
+        self._ahead.feed(tokens, self._last_n)
+        # a token outside this range cannot continue a repetition
+        window = {*tokens[max(0, len(tokens) - self._last_n) :]}
+        lowered = _apply(self._ahead.sampler, np.fromiter(window, np.int64, len(window)), 0.0)
+        lowered = np.sort(lowered[lowered["logit"] != 0], order="id")
+        penalties = np.clip(-lowered["logit"].astype(np.float64), -_MOST, _MOST)
+        return lowered["id"].astype(np.int64), penalties
 
     def close(self) -> None:
         """Free the native memory.

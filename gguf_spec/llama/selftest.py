@@ -116,9 +116,8 @@ def _products(
     inputs = scales * random.standard_normal((_MOST, length), dtype=np.float32)
     shape, data = (length, n_columns), _weights(random, kind, _EXPERTS * n_columns, length)
     first = data[: len(data) // _EXPERTS]
-    plain = tensors.new(kind, shape, first)
+    plain, experts = tensors.new(kind, shape, first), tensors.new(kind, (*shape, _EXPERTS), data)
     yield _product(f"a product with {name}", plain, n_columns, inputs)
-    experts = tensors.new(kind, (*shape, _EXPERTS), data)
     yield _product(f"a product with experts of {name}", experts, n_columns, inputs, _USED)
     without_memory = Tensors(1 << 12, no_alloc=True)
     packed = without_memory.new(kind, shape)
@@ -281,19 +280,16 @@ def projector(path: str, model: str) -> str:
         return "its model cannot be loaded"
     try:
         loaded = Projector(read_projector(Path(path)), native, threads=1, gpu=False)
-        for chunk in loaded.tokenize(check_image(_grey_image())):
+        # a grey BMP image
+        pixels = bytes([128]) * (3 * _SIDE * _SIDE)
+        about = (40, _SIDE, _SIDE, 1, 24, 0, len(pixels), 2835, 2835, 0, 0)
+        head = struct.pack("<IHHIIiiHHIIiiII", 54 + len(pixels), 0, 0, 54, *about)
+        for chunk in loaded.tokenize(check_image(b"BM" + head + pixels)):
             if isinstance(chunk, Chunk):
                 loaded.compute(chunk)
     except GgufSpecError as error:
         return error.message.partition(": ")[2] or error.message
     return ""
-
-
-def _grey_image() -> bytes:
-    """Return a BMP image."""
-    pixels = bytes([128]) * (3 * _SIDE * _SIDE)
-    head = struct.pack("<IiiHHIIiiII", 40, _SIDE, _SIDE, 1, 24, 0, len(pixels), 2835, 2835, 0, 0)
-    return b"BM" + struct.pack("<IHHI", 54 + len(pixels), 0, 0, 54) + head + pixels
 
 
 if __name__ == "__main__":

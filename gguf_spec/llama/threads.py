@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
 from statistics import fmean, pstdev
@@ -107,7 +108,9 @@ class ThreadGovernor:
         # read once: models in other threads share this object
         trial = self._trial
         if trial and threads == trial.threads and expected_s is not None:
-            trial.add(seconds, expected_s, slowness)
+            trial.seconds.append(seconds)
+            trial.slowness.append(slowness)
+            trial.expected_s += expected_s
             self._judge(trial)
         elif threads == self.threads:
             self._n_passes += 1
@@ -134,11 +137,8 @@ class ThreadGovernor:
 
         The slowest recent pass is excluded.
         """
-        return (
-            fmean(sorted(self._slowness)[: max(1, len(self._slowness) - 1)])
-            if self._slowness
-            else 1.0
-        )
+        recent = sorted(self._slowness)
+        return fmean(recent[:-1] or recent) if recent else 1.0
 
     @property
     def _is_slow(self) -> bool:
@@ -157,7 +157,12 @@ class ThreadGovernor:
     def _new_trial(self, kind: PassKind) -> _Trial | None:
         if self._n_waited < _FEWEST or not self._can_compare(kind):
             return None
-        counts = [*self._more(), *self._fewer()]
+        n, most = self.threads, self.most
+        # all threads come first, because most programs that end leave an idle machine
+        more = (most, (n + most + 1) // 2, n + 1)
+        fewer = [n // 2, n // 4, n * 3 // 4]
+        fewer = [*fewer, n - 1] if self._level > _VERY_SLOW else [n - 1, *fewer]
+        counts = [*dict.fromkeys(i for i in (*more, *fewer) if 0 < i <= most and i != n)]
         threads = counts[self._turn % len(counts)]
         price_s = 0.0 if self._is_slow else self._price.get(threads, _PRICE) * fmean(self._seconds)
         if self._budget_s < price_s:
@@ -166,42 +171,24 @@ class ThreadGovernor:
         self._n_waited = 0
         return _Trial(threads)
 
-    def _more(self) -> list[int]:
-        """Return larger counts to try.
-
-        All threads come first, because most programs that end leave an idle machine.
-        """
-        return _distinct(
-            (self.most, (self.threads + self.most + 1) // 2, self.threads + 1),
-            self.threads,
-            self.most,
-        )
-
-    def _fewer(self) -> list[int]:
-        """Return smaller counts to try; half of the threads first if passes are very slow."""
-        n = self.threads
-        counts = (
-            (n // 2, n // 4, n * 3 // 4, n - 1)
-            if self._level > _VERY_SLOW
-            else (n - 1, n // 2, n // 4, n * 3 // 4)
-        )
-        return _distinct(counts, 0, n - 1)
-
     def _judge(self, trial: _Trial) -> None:
         """End a trial as soon as its result is clear."""
-        enough_s = _GAIN * trial.expected_s
-        noise_s, n = self._noise(trial), trial.n_passes
-        if trial.gain_s < (-noise_s if n < _FEWEST else 0.0) or (
-            n >= _MOST_PASSES and trial.gain_s <= enough_s
+        enough_s, noise_s, n = _GAIN * trial.expected_s, 0.0, len(trial.seconds)
+        gain_s = trial.expected_s - sum(trial.seconds)
+        if n < _MOST_PASSES:  # the uncertainty of the gain, in seconds
+            slowness = [*self._slowness]
+            noise_s = pstdev(slowness) / fmean(slowness) * trial.expected_s / sqrt(n)
+        if gain_s < (-noise_s if n < _FEWEST else 0.0) or (
+            n >= _MOST_PASSES and gain_s <= enough_s
         ):
-            mean_s, loss_s = fmean(self._seconds), max(0.0, -trial.gain_s)
+            mean_s, loss_s = fmean(self._seconds), max(0.0, -gain_s)
             price = (self._price.get(trial.threads, _PRICE) + loss_s / mean_s) / 2
             self._price[trial.threads] = min(max(price, _LEAST_PRICE), _HIGHEST_PRICE)
             self._budget_s -= loss_s
             self._trial = None
         elif (
             n >= (_PASSES if trial.threads > self.threads else _PASSES_FEWER)
-            and trial.gain_s > enough_s + noise_s
+            and gain_s > enough_s + noise_s
         ):
             if self._n_passes < _HASTY:
                 hasty = min(2 * self._price.get(self.threads, _PRICE), _HIGHEST_PRICE)
@@ -209,20 +196,12 @@ class ThreadGovernor:
             self.threads, self._trial = trial.threads, None
             # replaced, so that the deques are never empty
             self._slowness, self._seconds = (
-                deque(trial.slowness, maxlen=_WINDOW),
-                deque(trial.seconds, maxlen=_WINDOW),
+                deque(some, maxlen=_WINDOW) for some in (trial.slowness, trial.seconds)
             )
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
 
-    def _noise(self, trial: _Trial) -> float:
-        """Return the uncertainty of a trial's gain in seconds; 0 after its last pass."""
-        if trial.n_passes >= _MOST_PASSES:
-            return 0.0
-        slowness = [*self._slowness]
-        spread = pstdev(slowness) / fmean(slowness)
-        return spread * trial.expected_s / sqrt(trial.n_passes)
 
-
+@dataclass
 class _Trial:
     """A few passes with another thread count.
 
@@ -233,36 +212,12 @@ class _Trial:
         expected_s: Expected total time with the current count, in seconds.
     """
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.seconds: list[float] = []
-        self.slowness: list[float] = []
-        self.expected_s = 0.0
-
-    def add(self, seconds: float, expected_s: float, slowness: float) -> None:
-        self.seconds.append(seconds)
-        self.slowness.append(slowness)
-        self.expected_s += expected_s
-
-    @property
-    def n_passes(self) -> int:
-        return len(self.seconds)
-
-    @property
-    def gain_s(self) -> float:
-        """Seconds saved so far."""
-        return self.expected_s - sum(self.seconds)
+    threads: int
+    seconds: list[float] = field(default_factory=list)
+    slowness: list[float] = field(default_factory=list)
+    expected_s: float = 0.0
 
 
-def _distinct(counts: tuple[int, ...], above: int, at_most: int) -> list[int]:
-    """Return the distinct counts with `above` < count <= `at_most`, in order."""
-    return list(dict.fromkeys(count for count in counts if above < count <= at_most))
-
-
-@cache
-def shared_governor(most: int) -> ThreadGovernor:
-    """Return the governor of this process.
-
-    All models share it, because they use the same cores.
-    """
-    return ThreadGovernor(most)
+# The governor of this process by its number of threads. All models share it, because they use the
+# same cores.
+shared_governor = cache(ThreadGovernor)

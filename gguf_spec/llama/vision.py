@@ -602,7 +602,7 @@ class VisionModel(Model):
             code = self.pictures.projector.decode(chunk, at, self.reads_at_once)
             self.busy_s += time.perf_counter() - started
             if code != 0:
-                self._start_over(data=True)
+                self.forget(data=True)
                 raise DecodeError(code, n_past, span.n_tokens, log.last)
         cached.extend(span.ids)
         self._cached = cached

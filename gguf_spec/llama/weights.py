@@ -11,9 +11,9 @@ from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
-from ..errors import ClosedError, UnsupportedModelError
+from ..errors import ClosedError, LoadCancelledError, UnsupportedModelError
 from ..gguf.validation import Header, ModelFile
-from .backend import LoadProgress, apart, run_with_large_stack, start_backend
+from .backend import apart, run_with_large_stack, start_backend
 from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
 from .native import Native
@@ -50,7 +50,13 @@ class Weights:
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:
         self.file, self.path, self.options = file, file.path, options
-        self._native: Native | None = _native(options)
+        self._native: Native | None = None
+        if options.rpc:
+            from .remote import Child, RemoteNative
+
+            self._native = RemoteNative(Child(options.rpc, options.verbose))
+        else:
+            self._native = Native()
         self._pieces: dict[int, bytes] = {}
 
     @property
@@ -80,31 +86,47 @@ class Weights:
 
     # ---- loading
 
-    def _load(
-        self,
-        header: Header,
-        progress: Callable[[float], object] | None,
-        vocab_only: bool = False,
-    ) -> None:
+    def _load(self, header: Header, progress: Callable[[float], object] | None = None) -> None:
+        """Load weights, vocabulary and adapters, or the vocabulary alone for a `Tokenizer`."""
+        options, raised = self.options, list[BaseException]()
         params = C.llama_model_default_params()
-        params.vocab_only = vocab_only
-        layers = self.options.gpu_layers
-        params.n_gpu_layers = layers if isinstance(layers, int) else -1
-        params.use_extra_bufts = self.options.extra_bufts
-        params.load_mtp = self.options.head == "own"
-        placement = self.options.placement
-        names = [tensor.name for tensor in header.tensors]
-        watch = LoadProgress(progress)
-        params.progress_callback = callback = C.llama_progress_callback(watch.tell)
+        params.vocab_only = isinstance(self, Tokenizer)
+        params.n_gpu_layers = options.gpu_layers if isinstance(options.gpu_layers, int) else -1
+        params.use_extra_bufts, params.load_mtp = options.extra_bufts, options.head == "own"
+
+        def tell(share: float, _data: object) -> bool:
+            try:  # llama.cpp would drop an exception
+                if progress and progress(share) is False:
+                    raised.append(LoadCancelledError(self.path.name))
+            except BaseException as error:
+                raised.append(error)
+            return not raised
+
+        params.progress_callback = callback = C.llama_progress_callback(tell)
         log.clear()
-        loaded = self.native.load(os.fsencode(self.path), params, placement, names)
+        names = [tensor.name for tensor in header.tensors]
+        loaded = self.native.load(os.fsencode(self.path), params, options.placement, names)
         del callback  # llama.cpp kept only its address
-        watch.check(self.path)
+        if raised:
+            raise raised.pop()
         if not loaded:
             raise load_error(header, log)
-        if placement.mlock and (lines := [line for line in log if "mlock" in line]):
+        if options.placement.mlock and (lines := [line for line in log if "mlock" in line]):
             raise not_locked(header, lines)
         self._know_vocabulary()
+        ask = self.native.model
+        is_diffusion = not params.vocab_only and ask(C.llama_model_is_diffusion)
+        if not params.vocab_only and (
+            ask(C.llama_model_has_encoder) or not ask(C.llama_model_has_decoder) or is_diffusion
+        ):
+            what = "a diffusion model" if is_diffusion else "an encoder"
+            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
+            raise UnsupportedModelError(self.path, message, "use a chat or base model.")
+        # before the context, which reserves memory for their part of a pass
+        for adapter in options.lora:
+            log.clear()
+            if not self.native.adapt(os.fsencode(adapter.path)):
+                raise adapter_error(adapter, log)
 
     def _know_vocabulary(self) -> None:
         """Read the properties that are needed often, or after `close`."""
@@ -132,43 +154,18 @@ class Weights:
             template.decode("utf-8", errors="replace") if template else None
         )
 
-    def _check_kind(self, header: Header) -> None:
-        ask = self.native.model
-        if (
-            ask(C.llama_model_has_encoder)
-            or not ask(C.llama_model_has_decoder)
-            or ask(C.llama_model_is_diffusion)
-        ):
-            what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
-            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
-            raise UnsupportedModelError(self.path, message, "use a chat or base model.")
-
-    def _adapt(self) -> None:
-        """Load the adapters.
-
-        They come before the context, which reserves memory for their part of a pass.
-        """
-        for adapter in self.options.lora:
-            log.clear()
-            if not self.native.adapt(os.fsencode(adapter.path)):
-                raise adapter_error(adapter, log)
-
     # ---- the vocabulary
 
-    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
+    def tokenize(self, text: str | bytes, *, special: bool, start: bool = True) -> list[int]:
         """Return the token ids of a text.
 
         Args:
-            text: Any string. Characters without a UTF-8 form become `?`.
+            text: Any string, whose characters without a UTF-8 form become `?`; or bytes, which are
+                passed on to llama.cpp.
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
             start: Whether to add the model's tokens for the start of a text (BOS).
         """
-        return self.tokenize_bytes(
-            text.encode("utf-8", errors="replace"), special=special, start=start
-        )
-
-    def tokenize_bytes(self, text: bytes, *, special: bool, start: bool = True) -> list[int]:
-        """Return the token ids of a text; bytes that are not UTF-8 are passed on to llama.cpp."""
+        text = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
         # The time of one call grows with the square of the number of special tokens in it.
         cuts = [0, *self._cuts(text, special), len(text)]
         ids: list[int] = []
@@ -205,19 +202,8 @@ class Weights:
         n = len(text) + 8
         while True:
             ids = (C.llama_token * n)()
-            n = run_with_large_stack(
-                len(text),
-                partial(
-                    self.native.vocab,
-                    C.llama_tokenize,
-                    text,
-                    len(text),
-                    ids,
-                    len(ids),
-                    start,
-                    special,
-                ),
-            )
+            arguments = (C.llama_tokenize, text, len(text), ids, len(ids), start, special)
+            n = run_with_large_stack(len(text), partial(self.native.vocab, *arguments))
             if n >= 0:
                 return list(ids[:n])
             # only for a vocabulary whose normalisation makes a text longer
@@ -227,12 +213,11 @@ class Weights:
         """Return the bytes of a token; empty for control tokens."""
         piece = self._pieces.get(token)
         if piece is None:
-            ask, n = self.native.vocab, 256
-            buffer = ctypes.create_string_buffer(n)
-            n = ask(C.llama_token_to_piece, token, buffer, n, 0, False)
-            if n < 0:
-                buffer = ctypes.create_string_buffer(-n)
-                n = ask(C.llama_token_to_piece, token, buffer, -n, 0, False)
+            size, n = 0, -256
+            while n < -size:
+                size = -n
+                buffer = ctypes.create_string_buffer(size)
+                n = self.native.vocab(C.llama_token_to_piece, token, buffer, size, 0, False)
             piece = self._pieces[token] = buffer.raw[:n]
         return piece
 
@@ -264,7 +249,7 @@ class Tokenizer(Weights):
         super().__init__(file, ContextOptions())
         start_backend()
         try:
-            self._load(file.header, None, vocab_only=True)
+            self._load(file.header)
         except BaseException:
             self.close()
             raise
@@ -333,11 +318,3 @@ def _pattern(names: Iterable[bytes]) -> re.Pattern[bytes]:
         return common + (b"(?:" + parts + b")" + optional if parts else b"")
 
     return re.compile(tree(sorted(names)), re.DOTALL)
-
-
-def _native(options: ContextOptions) -> Native:
-    if not options.rpc:
-        return Native()
-    from .remote import Child, RemoteNative
-
-    return RemoteNative(Child(options.rpc, options.verbose))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RollbackError
-from ..llama.cache import Cache
+from ..llama.model import Cache
 from ..results import PrefixMemory
 from ..speculative.interfaces import common, reusable, same_bits
 from ..speculative.scheduler import SlotPair
@@ -222,7 +222,7 @@ class PrefixStore:
             _state(target),
             _state(draft, caches.first.offset) if draft else None,
             target.grid,
-            not target.can_roll_back or target.least_cut_of_state > 0,
+            not target.can_roll_back or target.least_cut_of_state(len(target.cached)) > 0,
         )
         self._save.learn(kept.n_bytes, self._now() - started)
         if len(kept.target.data):

@@ -23,9 +23,8 @@ from typing import Any, BinaryIO
 
 from ..errors import RollbackError, SessionError
 from ..llama.backend import library_parts
-from ..llama.cache import Cache
 from ..llama.head import Head
-from ..llama.model import Model
+from ..llama.model import Cache, Model
 from ..options import IMAGE_IDS
 from ..system.files import atomic_write, cache_folder, content_id, this_machine
 from ..system.machine import format_bytes

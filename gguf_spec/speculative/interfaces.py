@@ -14,7 +14,7 @@ from ..arrays import Logits
 from ..errors import RollbackError
 
 if TYPE_CHECKING:
-    from ..llama.cache import Cache
+    from ..llama.model import Cache
 
 
 class LanguageModel(Protocol):

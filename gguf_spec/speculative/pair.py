@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import ClosedError, InvalidOptionError, NoSpeculationError, Text
 from ..llama.head import Head
-from ..llama.model import Model
-from ..llama.slots import Slots
+from ..llama.model import Model, Slots
 from ..options import HEADS, K_MAX, Speculation
 from ..sampling.chain import Sampler
 from .controller import DraftController
@@ -164,7 +163,7 @@ class ModelPair:
             self.target.grid = 0
         if not profile.restores:
             name = self.target.path.name
-            self.target.distrust(f"llama.cpp did not restore the state of {name} in a test")
+            self.target.why_untrusted = f"llama.cpp did not restore the state of {name} in a test"
         self._measure = None if profile is not DEFAULT_PROFILE else self._measure
 
     def snapshot(self) -> Snapshot:

@@ -10,7 +10,7 @@ grammars may compute long between two passes. They rest again and again, and all
 share of the time of the passes, so that they delay the others by that share only.
 
 The text of a request does not depend on its neighbours: the seed and the position decide each
-random number, and a row has the same bits in any pass (`llama.slots`). Where the machine has no
+random number, and a row has the same bits in any pass (`llama.model`). Where the machine has no
 exact passes, near ties are counted, as for a request alone.
 
 llama.cpp decodes sequences with consecutive ids in one pass, and others in several. Requests end in
@@ -31,8 +31,7 @@ import numpy as np
 from ..arrays import Logits
 from ..errors import DecodeError
 from ..llama.head import Head
-from ..llama.model import Model, Part
-from ..llama.slots import Slots
+from ..llama.model import Model, Part, Slots
 from .cost_model import ALONE, Batch, BatchCosts, Batches, CostModel, Offer, common_rows
 from .drafters import FirstRead
 

@@ -128,7 +128,7 @@ def _tokenizer(draft: Model) -> Callable[[bytes], list[int]]:
     """Return a function that tokenises a word of a text, without a space in front of it."""
 
     def tokenize(text: bytes) -> list[int]:
-        return draft.tokenize_bytes(text, special=False, start=False)
+        return draft.tokenize(text, special=False, start=False)
 
     with_mark = tokenize(_MARK + b"a")
     if draft.piece(with_mark[0])[:1] != b" ":

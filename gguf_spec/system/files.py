@@ -14,6 +14,7 @@ import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,32 +27,18 @@ CacheFolder = Literal["attention", "experience", "pairs", "probe", "profiles", "
 CACHE_FOLDERS: tuple[CacheFolder, ...] = get_args(CacheFolder)
 
 
-def cache_folder() -> Path:
-    """Return the folder for measurements and other files that can be made again."""
-    from platformdirs import user_cache_path
+def _folder(kind: str, program: str | None = _NAME) -> Path:
+    import platformdirs
 
-    return user_cache_path(_NAME, appauthor=False)
-
-
-def config_folder() -> Path:
-    """Return the folder for the user's own settings."""
-    from platformdirs import user_config_path
-
-    return user_config_path(_NAME, appauthor=False)
+    path: Path = getattr(platformdirs, f"user_{kind}_path")(program, appauthor=False)
+    return path
 
 
-def state_folder() -> Path:
-    """Return the folder for histories."""
-    from platformdirs import user_state_path
-
-    return user_state_path(_NAME, appauthor=False)
-
-
-def caches_of_others() -> Path:
-    """Return the folder in which other programs keep their cache folders."""
-    from platformdirs import user_cache_path
-
-    return user_cache_path()
+# Measurements and other files that can be made again; the user's own settings; histories.
+cache_folder, config_folder = partial(_folder, "cache"), partial(_folder, "config")
+state_folder = partial(_folder, "state")
+# where other programs keep their cache folders
+caches_of_others = partial(_folder, "cache", None)
 
 
 # ---- locks
@@ -72,17 +59,12 @@ def exclusive(path: Path, waiting: Callable[[], object]) -> Iterator[tuple[int, 
         OSError: The file cannot be created.
     """
     with path.open("ab") as file:
-        if not _HAS_LOCKS:
-            yield ()
-            return
-        import fcntl
+        if not try_lock(file.fileno()):
+            import fcntl
 
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
             waiting()
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield (file.fileno(),)
+        yield (file.fileno(),) if _HAS_LOCKS else ()
 
 
 def try_lock(handle: int) -> bool:
@@ -139,17 +121,16 @@ def _begin(path: Path, mode: int) -> tuple[Path, int]:
     while True:
         part = path.with_name(f"{path.name[:100]}.{secrets.token_hex(4)}.part")
         handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
-        if not _HAS_LOCKS or (try_lock(handle) and part.exists()):
+        if try_lock(handle) and part.exists():
             return part, handle
         # another process removed it as a leftover before it was locked
         os.close(handle)
 
 
 def _remove_leftovers(path: Path) -> None:
+    pattern = glob.escape(path.name[:100]) + "." + "[0-9a-f]" * 8 + ".part"
     with contextlib.suppress(OSError):
-        for leftover in path.parent.glob(
-            glob.escape(path.name[:100]) + "." + "[0-9a-f]" * 8 + ".part"
-        ):
+        for leftover in path.parent.glob(pattern):
             handle = os.open(leftover, os.O_WRONLY)
             try:
                 if _HAS_LOCKS and try_lock(handle):

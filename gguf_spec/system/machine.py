@@ -30,15 +30,16 @@ def others_running() -> int:
 
     The result is 0 if it is unknown (not Linux).
     """
-    fewest = None
+    counts: list[int] = []
     for i in range(_SAMPLES):
         if i:
             time.sleep(_PAUSE_S)
-        n = _running()
-        if n is None:
+        try:
+            lines = _STAT.read_text(encoding="ascii").splitlines()
+            counts += [int(line.split()[1]) for line in lines if line.startswith("procs_running ")]
+        except (OSError, ValueError, IndexError):
             return 0
-        fewest = n if fewest is None else min(fewest, n)
-    return max(0, (fewest or 0) - 1)  # except this thread
+    return max(0, min(counts, default=0) - 1)  # except this thread
 
 
 def cores_are_shared(threads: int) -> bool:
@@ -46,29 +47,18 @@ def cores_are_shared(threads: int) -> bool:
     return others_running() + threads > max(threads, os.cpu_count() or threads)
 
 
-def _running() -> int | None:
-    try:
-        for line in _STAT.read_text(encoding="ascii").splitlines():
-            if line.startswith("procs_running "):
-                return int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
 def total_bytes() -> int | None:
     """Return the memory of the machine, or of the container if it is less; None if unknown."""
-    known = [n for n in (_of_machine("total"), _cgroup("memory.max")) if n]
-    return min(known) if known else None
+    return min(filter(None, (_of_machine("total"), _cgroup("memory.max"))), default=None)
 
 
 def available_bytes() -> int | None:
     """Return the memory that is available without swapping, in bytes; None if unknown."""
-    known = [n for n in (_of_machine("available"),) if n is not None]
+    known = [_of_machine("available")]
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit and used is not None:
         known.append(max(limit - max(used - _cgroup_files(), 0), 0))
-    return min(known) if known else None
+    return min((n for n in known if n is not None), default=None)
 
 
 def resident_bytes() -> int:

@@ -120,7 +120,6 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
             "runtime/request_queue.py",
             "speculative/pair.py",
             "llama/model.py",
-            "llama/cache.py",
             "llama/weights.py",
             "runtime/stream.py",
             "runtime/generation.py",
@@ -206,7 +205,6 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
         [
             "llama/native.py",
             "llama/model.py",
-            "llama/cache.py",
             "llama/weights.py",
             "runtime/load.py",
         ]

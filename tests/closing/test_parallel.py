@@ -14,7 +14,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import BusyError, ClosedError, DecodeError
-from gguf_spec.llama.slots import Slots
+from gguf_spec.llama.model import Slots
 from gguf_spec.runtime import request_queue
 from gguf_spec.speculative.scheduler import Scheduler
 from tests.closing.interrupted import in_another_thread

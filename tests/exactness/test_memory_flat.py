@@ -65,7 +65,7 @@ def test_memory_stays_flat_over_a_thousand_requests(folder, name, record_propert
         before = ask(100)
         growth = ask(900) - before
         with llm.models() as (model, _):
-            counts = model.rollback_counts
+            counts = model.recurrent.counts if model.recurrent else ()
     record_property("growth_bytes", growth)
     print(f"{name}: {growth / 1024:+,.0f} KiB")
     assert n_drafted > 1000

@@ -10,8 +10,7 @@ import gguf_spec
 from gguf_spec.cli import cli
 from gguf_spec.cli import verify as command
 from gguf_spec.errors import DecodeError, InvalidOptionError, NotEnoughMemoryError
-from gguf_spec.llama.cache import Cache
-from gguf_spec.llama.slots import Slots
+from gguf_spec.llama.model import Cache, Slots
 from gguf_spec.verify import verify
 
 SAID = "Running requests together changes this model's output: "

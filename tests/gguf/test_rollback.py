@@ -74,7 +74,7 @@ def test_passes_with_wrong_tokens_leave_nothing_behind(files, name, n_snapshots)
         assert model.cached == TEXT[: model.n_past]
         assert model.n_past in (n, n + right)
         assert n_snapshots < wrong or model.n_past == n + right
-    counts = model.rollback_counts
+    counts = model.recurrent.counts
     assert counts.snapshots + counts.checkpoints >= n_wrong * 0.8 > 5
     assert bool(counts.snapshots) == bool(n_snapshots)
     assert counts.checkpoints > 0

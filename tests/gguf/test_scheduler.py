@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from gguf_spec.errors import DecodeError
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.model import Model, Slots
 from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.cost_model import ALONE, BatchCosts
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
@@ -104,7 +103,7 @@ def passes(monkeypatch):
     seen, failing, decode = [], {}, Model.decode_sequences
 
     def decode_some(self, parts, *more):
-        if self.options.parallel > 1 and any(any(part.outputs) for part in parts):
+        if self.options.parallel > 1 and any(part.n_rows for part in parts):
             seen.append(Counter({part.sequence: len(part.tokens) for part in parts}))
             if len(seen) in failing:
                 decode(self, parts, *more)
@@ -226,8 +225,10 @@ def test_an_error_of_one_task_ends_only_that_task(models, passes, monkeypatch):
     monkeypatch.setattr(
         Model,
         "decode_sequences",
-        lambda self, parts: (
-            -1 if any(p.sequence == 2 and p.tokens[0] == 77 for p in parts) else decode(self, parts)
+        lambda self, parts, *more: (
+            -1
+            if any(p.sequence == 2 and p.tokens[0] == 77 for p in parts)
+            else decode(self, parts, *more)
         ),
     )
     scheduler = scheduler_of(models[0])
@@ -363,7 +364,7 @@ def test_rows_that_wait_are_held_before_another_pass(models):
     assert not task.answer.flags.owndata
     wanted = np.array(task.answer)
     scheduler.hold_rows()
-    scheduler.pairs[1].target.model.decode_sequences([SequenceTokens(1, 0, [9], [True])])
+    scheduler.pairs[1].target.model.decode_sequences([SequenceTokens(1, 0, [9], 1)])
     run(scheduler)
     assert np.array_equal(rows[0], wanted)
 

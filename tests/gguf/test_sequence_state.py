@@ -7,9 +7,8 @@ import pytest
 
 from gguf_spec.errors import RollbackError
 from gguf_spec.llama.head import SharedHead
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.slots import Part, Slots
 from tests.support import zoo
 
 N_CTX, WINDOW = 256, 32

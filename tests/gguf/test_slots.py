@@ -8,9 +8,8 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 from gguf_spec.errors import DecodeError, InvalidOptionError
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.slots import Part, Slots
 from tests.support import zoo
 
 N_CTX, N_SLOTS = 256, 6

@@ -89,6 +89,7 @@ def of_llama_cpp(
 
     from gguf_spec.llama.bindings import C
     from gguf_spec.llama.model import Model
+    from gguf_spec.llama.native import SequenceTokens
     from gguf_spec.llama.options import ContextOptions
 
     model = Model(files / f"{model}.gguf", ContextOptions(threads=1))
@@ -113,7 +114,7 @@ def of_llama_cpp(
     row = native.context(C.llama_get_logits_ith, -1)
     for at in range(n):
         found.append(int(np.argmax(np.ctypeslib.as_array(row, (model.n_vocab,)))))
-        native.batch.fill(found[-1:], 1, past.value + at)
+        native.batch.fill([SequenceTokens(0, past.value + at, found[-1:], 1)])
         assert native.decode() == 0
         row = native.context(C.llama_get_logits_ith, -1)
     M.mtmd_free(projector)

@@ -11,7 +11,7 @@ import numpy as np
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import GgufSpecError, NoTokenLeftError
-from gguf_spec.llama.slots import Slots
+from gguf_spec.llama.model import Slots
 
 STARTS = (
     "Once upon a time there was a fox who met a king, and the king said",

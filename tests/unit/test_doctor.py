@@ -17,9 +17,8 @@ import llama_cpp
 import pytest
 
 from gguf_spec.doctor import Check, Diagnosis, doctor, installation
-from gguf_spec.doctor import models as models_module
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import openmp, own_kernels
+from gguf_spec.llama import memory, openmp, own_kernels
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions, Placement
 from gguf_spec.registry import hub as hub_module
@@ -56,7 +55,7 @@ def machine(monkeypatch, tmp_path):
         lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ",
     )
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
-    for where in (installation, models_module):
+    for where in (installation, memory):
         monkeypatch.setattr(where, "available_bytes", lambda: 4 * GB)
         monkeypatch.setattr(where, "total_bytes", lambda: 8 * GB)
 
@@ -339,7 +338,7 @@ def test_little_memory(monkeypatch):
 
 
 def test_memory_that_is_not_known(monkeypatch):
-    for where in (installation, models_module):
+    for where in (installation, memory):
         monkeypatch.setattr(where, "available_bytes", lambda: None)
         monkeypatch.setattr(where, "total_bytes", lambda: None)
     assert check("memory").status == check("room").status == "ok"
@@ -624,7 +623,7 @@ def test_a_file_that_is_no_model(files, role, file, said):
 )
 def test_models_that_are_too_large(monkeypatch, of, more, status):
     wanted = bundled()
-    monkeypatch.setattr(models_module, "available_bytes", lambda: getattr(wanted, of) + more)
+    monkeypatch.setattr(memory, "available_bytes", lambda: getattr(wanted, of) + more)
     diagnosis = doctor(options=OPTIONS)
     room = found("room", diagnosis)
     assert room.status == status
@@ -637,14 +636,14 @@ def test_models_that_are_too_large(monkeypatch, of, more, status):
 
 
 def test_a_machine_that_is_too_small(monkeypatch):
-    monkeypatch.setattr(models_module, "total_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(memory, "total_bytes", lambda: 1_000_000)
     assert check("room").status == "fail"
     assert check("room").todo.startswith("the weights alone do not fit: ")
 
 
 def test_a_context_that_is_too_long(monkeypatch):
     wanted = bundled(ContextOptions(n_ctx=200_000, threads=1))
-    monkeypatch.setattr(models_module, "available_bytes", lambda: wanted.own // 2)
+    monkeypatch.setattr(memory, "available_bytes", lambda: wanted.own // 2)
     room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
     assert room.status == "fail"
     n_ctx = int(re.fullmatch(r"set n_ctx=(\d+), which would fit\.", room.todo)[1])

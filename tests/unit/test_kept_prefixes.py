@@ -28,9 +28,8 @@ class Cache:
         self.cached, self.grid, self.can_roll_back = [*tokens], grid, can_roll_back
         self.n_read, self.fails, self.clock, self.window = len(self.cached), False, clock, 0
 
-    @property
-    def least_cut_of_state(self):
-        return len(self.cached) if self.window else 0
+    def least_cut_of_state(self, n_tokens):
+        return n_tokens if self.window else 0
 
     def rollback(self, to):
         if to < len(self.cached):
