@@ -80,6 +80,8 @@ _PART_ACCEPTANCE = 0.87
 _SPARE_SHARE = 0.007
 # Factor on the counts of a request's throughput at each round.
 _RATE_MEMORY = 0.95
+# Acceptance rate of tokens from the text, for a check of the costs without a draft model.
+_TEXT_CHANCE = 0.5
 # Weight of the throughput of earlier requests at the start of a request.
 _RATE_PRIOR = 0.25
 
@@ -115,6 +117,7 @@ class RoundState:
         search_s: Python's seconds to look for a draft; 0 if the round did not.
         n_kept: Number of draft tokens that are checked.
         is_skipped: The round does not look for a draft.
+        is_forced: The draft is as long as possible, whatever it costs.
         explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
             tried.
         returned_s: Clock when the draft was ready, in seconds.
@@ -130,6 +133,7 @@ class RoundState:
     search_s: float = 0.0
     n_kept: int = 0
     is_skipped: bool = False
+    is_forced: bool = False
     explored_s: float | None = None
     returned_s: float = 0.0
     busy_s: float = 0.0
@@ -325,7 +329,7 @@ class DraftModelUse:
             k: Largest length of the draft, in tokens.
         """
         mean = self.mean_chance()
-        if self.fixed:
+        if one.is_forced:
             return by_text < mean
         n, n_past = len(one.steps), self.model.n_cached
         pending = one.start + n - self.model.n_past
@@ -368,6 +372,14 @@ class DraftModelUse:
         self.since_used = 0
         self.known.drafted(proposal.kind[1])
         return Step(proposal, reach * self.chances.of(proposal.kind), text)
+
+    def is_far_behind(self, n_tokens: int) -> bool:
+        """Return whether the model has to read much before it can draft."""
+        return n_tokens - self.model.n_past > _LAST_PART
+
+    def token_s(self) -> float:
+        """Return the seconds of a proposal behind the text that the model has read."""
+        return self._propose_s(1, self.model.n_cached)
 
     def _propose_s(self, n: int, n_past: int) -> float:
         """Return the seconds of a proposal if the draft model has `n` unread tokens."""
@@ -600,7 +612,12 @@ class DraftController(DraftTeam):
         """Propose as many tokens as pay, at most `k`."""
         k = max(0, min(k, self.widest - (len(tokens) - self.target.n_past)))
         if not k or self.fixed:
-            return self._search(tokens, k)
+            return self._search(tokens, k, self.fixed)
+        if width := self._width_to_check(len(tokens), k):
+            draft = self._search(tokens, width - (len(tokens) - self.target.n_past), True)
+            if self._round.n_rows != width:
+                self.known.target.skip_check(width)
+            return draft
         self._round = self._plain_round(len(tokens))
         if not self._budget.allows(self.known.per_search.seconds, self._round.plain_s):
             return Draft([], [])
@@ -648,17 +665,26 @@ class DraftController(DraftTeam):
         prices = Prices(1.0, [pass_s], self.known.per_token.seconds)
         return RoundState(start, n_past, prices, prices, is_skipped=True)
 
-    def _search(self, tokens: Sequence[int], k: int) -> Draft:
-        """Begin a round and return its draft."""
+    def _width_to_check(self, n_tokens: int, k: int) -> int:
+        """Return the width of the pass of a round that checks the cost model, or 0 for none."""
+        pending, use = n_tokens - self.target.n_past, self.model_use
+        if not self.batches.target.is_alone or (use and use.is_far_behind(n_tokens)):
+            return 0
+        chance, draft_s = (use.mean_chance(), use.token_s()) if use else (_TEXT_CHANCE, 0.0)
+        return self.known.target.width_to_check(pending, pending + k, chance, draft_s)
+
+    def _search(self, tokens: Sequence[int], k: int, is_forced: bool = False) -> Draft:
+        """Begin a round and return its draft; it has `k` tokens, if there are any, if forced."""
         self._mean_chance = None
         one = self._round = self._begin_round(len(tokens), k)
+        one.is_forced = is_forced
         use = self.model_use
-        if use and not self.fixed:
+        if use and not is_forced:
             self.attempt(use.model, use.probe, tokens, one.prices.rate)
         alone = self.batches.target.is_alone
-        if k and (self.fixed or not alone or not self._exploration.is_plain_due(one.prices)):
+        if k and (is_forced or not alone or not self._exploration.is_plain_due(one.prices)):
             self._propose(tokens, k)
-        one.n_kept = len(one.steps) if self.fixed else self._length()
+        one.n_kept = len(one.steps) if is_forced else self._length()
         kept = [step.proposal for step in one.steps[: one.n_kept]]
         q = [proposal.q or _surely(proposal.token) for proposal in kept]
         draft = Draft([proposal.token for proposal in kept], q)
@@ -698,7 +724,7 @@ class DraftController(DraftTeam):
         for drafter in self.active:
             self.attempt(drafter, drafter.begin, tokens)
         one, reach, can_model = self._round, 1.0, True
-        while len(one.steps) < k and (self.fixed or reach > LEAST_REACH):
+        while len(one.steps) < k and (one.is_forced or reach > LEAST_REACH):
             text, chance = self._best_text()
             step = None
             use = self.model_use

@@ -76,8 +76,14 @@ _BASE_DOUBT = 0.15
 _NEGLIGIBLE = 0.01
 # Number of corrections after which measured entries that no pass has used follow the used ones.
 _CONTRADICTED = 3
+# Number of corrections after which the table is checked again.
+_REFUTED = 2
 # Factor by which an unconfirmed entry may be too high.
 _UNTRIED = 4.0
+# Widths that a check of the table decodes, in tokens, in this order.
+_CHECKED = (1, 2, 4, 8, 16)
+# Number of passes of a width before a large error can be that of the machine and not of the entry.
+_ESTABLISHED = 4
 
 
 class Pace:
@@ -123,6 +129,7 @@ class CostModel:
     Attributes:
         base: Seconds of a pass over n tokens with an empty cache, at index n; index 0 is 0.
         depth: Extra seconds of the whole pass for each cached token, at index n; index 0 is 0.
+        n_checks: Number of checks of the table that have ended.
     """
 
     def __init__(
@@ -132,6 +139,7 @@ class CostModel:
         n_most: int,
         pace: Pace,
         guesses_depth: bool = False,
+        trusted: bool = True,
     ) -> None:
         """Make the table from a measurement.
 
@@ -143,6 +151,8 @@ class CostModel:
             pace: Machine speed.
             guesses_depth: `depth` is an estimate: what a pass shows holds for all widths that no
                 pass corrected.
+            trusted: The measurement is right: an error is that of the machine. Otherwise the first
+                errors of an entry are its own.
         """
         measured = repaired(measured)
         self.base = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
@@ -162,6 +172,9 @@ class CostModel:
         # never used.
         self._caps = [math.inf] * (n_most + 1)
         self._n_corrected = 0
+        # Widths that the next rounds decode, in tokens.
+        self._to_check: list[int] = []
+        self.n_checks, self._is_trusted = 0, trusted
         self._has_read = False
         # Last log error of each width; the last index stands for all wider passes.
         self._last_errors = [0.0] * (n_most + 2)
@@ -253,7 +266,8 @@ class CostModel:
                 )
                 self._set_depth(n, max(self._depth_of(n) + took, 0.5 * self._depth_of(n)))
             self.scale(n, _TABLE_STEP * (1 - by_depth) * clipped)
-            self._pace.learn((1 - by_depth) * clipped)
+            if self._shows_machine(n, _CONFIRMED):
+                self._pace.learn((1 - by_depth) * clipped)
         if in_table:
             self._n_passes[n] += 1
             if self._n_passes[n] == _CONFIRMED:
@@ -262,6 +276,55 @@ class CostModel:
             self._has_read = True
         if size or not in_table or self._n_passes[n] == _CONFIRMED:
             self.set_caps()
+
+    def check(self) -> None:
+        """Let the next rounds decode a few widths each, whatever the table says about them."""
+        self._to_check, self._is_trusted = [n for n in _CHECKED if n < len(self.base)], False
+
+    def width_to_check(self, least: int, most: int, chance: float, draft_s: float) -> int:
+        """Return the width that the next round decodes to check the table, or 0.
+
+        Each width is decoded once, and again after a large error. The check ends at a width that
+        even the best drafts cannot make pay, by the width before it.
+
+        Args:
+            least: Smallest possible width, in tokens.
+            most: Largest possible width, in tokens.
+            chance: Acceptance rate of a draft token.
+            draft_s: Seconds to draft a token.
+        """
+        while self._to_check:
+            n = self._to_check[0]
+            if n > most or (n > least and self._cannot_pay(n, chance, draft_s)):
+                self._to_check = []
+            elif n < least or self._n_passes[n] > self.is_doubtful(n):
+                del self._to_check[0]
+            else:
+                return n
+            if not self._to_check:
+                self._end_check()
+        return 0
+
+    def skip_check(self, n: int) -> None:
+        """Give up a width for which there was no draft."""
+        self._to_check = [width for width in self._to_check if width != n]
+        if not self._to_check:
+            self._end_check()
+
+    def _end_check(self) -> None:
+        """Let all other widths follow those that were decoded, if the measurement was wrong."""
+        self.n_checks += 1
+        if self._n_corrected and self._n_passes[1]:
+            known = {n: self.base[n] for n in range(1, len(self.base)) if self._n_passes[n]}
+            self.base[1:] = [interpolate(known, n) for n in range(1, len(self.base))]
+            self._anchors = set(known)
+            self.set_caps()
+
+    def _cannot_pay(self, n: int, chance: float, draft_s: float) -> bool:
+        """Return whether passes of width `n` and above cost more than their tokens, at best."""
+        before = max((width for width in _CHECKED if width < n), default=1)
+        cost_s = self.seconds(before, 0) + (before - 1) * draft_s
+        return cost_s * (1 - chance) > self.seconds(1, 0)
 
     def is_doubtful(self, n: int) -> bool:
         """Return whether the last pass of this width had a large error that is not applied yet."""
@@ -311,7 +374,14 @@ class CostModel:
         self._n_corrected += 1
         if self._n_corrected == _CONTRADICTED:
             self._anchors = {width for width in self._anchors if self._n_passes[width]}
-        self._pace.jumped(self, n, log_base)
+        if self._shows_machine(n, _ESTABLISHED):
+            self._pace.jumped(self, n, log_base)
+        if self._n_corrected == _REFUTED:
+            self.check()
+
+    def _shows_machine(self, n: int, n_passes: int) -> bool:
+        """Return whether an error of a pass may be that of the machine, and not of the entry."""
+        return self._is_trusted or n >= len(self.base) or self._n_passes[n] >= n_passes
 
     def _unpaced(self, n: int, n_past: int) -> float:
         """Return the seconds of a pass at the machine speed of the measurement."""

@@ -27,7 +27,13 @@ from .drafters import (
     name_of,
 )  # fmt: skip
 from .pair_statistics import PairStatistics
-from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
+from .profile import (
+    DEFAULT_PROFILE,
+    Profile,
+    read_statistics,
+    write_profile,
+    write_statistics,
+)
 from .scheduler import Scheduler, Side, SlotPair
 from .translation import Translation, in_target_ids
 
@@ -132,6 +138,9 @@ class ModelPair:
         try:
             if self.profile is not DEFAULT_PROFILE:
                 write_statistics(self.target, self.draft, self.experiences)
+                known = self.experiences["greedy"]
+                if known.target.n_checks and not self.slots[0].first.failed:
+                    write_profile(self.target, self.draft, self.profile.checked_by(known))
                 self.use_profile(DEFAULT_PROFILE)
         finally:
             try:

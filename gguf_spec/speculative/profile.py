@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from .drafters import (
 from .pair_statistics import AcceptanceRates, PairStatistics, fitted, shifted
 
 # Version of the stored files; files of another version are ignored.
-VERSION = 10
+VERSION = 11
 # Smallest speed-up that counts as one.
 WORTH_SAYING = 1.05
 # Shift of the acceptance rate of text proposals if the target is sampled, in log odds. Sampled
@@ -66,6 +66,7 @@ class Profile:
         measured_at: Time of the measurement, in seconds since 1970.
         restores: A rollback restores the state of recurrent layers; True without such layers.
         guesses_depth: For target and draft model: the depth cost is an estimate.
+        checked: The costs are sure: their timings agree, or rounds of requests confirmed them.
     """
 
     target: dict[int, float]
@@ -82,6 +83,7 @@ class Profile:
     measured_at: float = 0.0
     restores: bool = True
     guesses_depth: tuple[bool, bool] = (False, False)
+    checked: bool = True
 
     def widest(self, exact: bool) -> int:
         """Return the largest number of rows of a verify pass.
@@ -177,9 +179,11 @@ class Profile:
         """
         n, pace, (guess, draft_guess) = K_MAX + 1, Pace(), self.guesses_depth
         target = CostModel(self.target, self.target_depth, n, pace, guess)
+        if not self.checked:
+            target.check()
         draft = None
         if self.draft:
-            draft = CostModel(self.draft, self.draft_depth, n, pace, draft_guess)
+            draft = CostModel(self.draft, self.draft_depth, n, pace, draft_guess, self.checked)
         texts = {one.name: list(one.priors) for one in (NgramDrafter, RetryDrafter)}
         sampled = texts | {
             NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]
@@ -205,6 +209,16 @@ class Profile:
             for way, priors in guesses.items()
         }
 
+    def checked_by(self, known: PairStatistics) -> Profile:
+        """Return the profile with the costs that a check of its tables found."""
+
+        def checked(costs: CostModel | None, table: dict[int, float]) -> dict[int, float]:
+            base = costs.base if costs else []
+            return {n: base[n] if n < len(base) else seconds for n, seconds in table.items()}
+
+        target, draft = checked(known.target, self.target), checked(known.draft, self.draft)
+        return replace(self, target=target, draft=draft, checked=True)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
         return asdict(self)
@@ -227,8 +241,8 @@ class Profile:
         fields["exact_width"] = width = data["exact_width"]
         is_valid &= isinstance(width, int) and 1 <= width <= K_MAX + 1
         guess, draft_guess = fields["guesses_depth"] = tuple(data["guesses_depth"])
-        fields |= {name: data[name] for name in ("steady", "restores")}
-        flags = (fields["steady"], fields["restores"], guess, draft_guess)
+        fields |= {name: data[name] for name in ("steady", "restores", "checked")}
+        flags = (*(fields[name] for name in ("steady", "restores", "checked")), guess, draft_guess)
         if not (is_valid and all(isinstance(flag, bool) for flag in flags)):
             raise ValueError(data)
         return cls(**fields)

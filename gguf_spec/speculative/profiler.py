@@ -115,9 +115,10 @@ def measure(
     step = _counter(on_step, total)
     generated = _generate(target, n_emitted, half_s / 3, step)
     rows = PassRows(target, generated)
-    target_s = {1: generated.single_s} | _time(
+    target_s, checked = _time(
         target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
+    target_s[1] = generated.single_s
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
     target_s = _with_copies(target, target_s, generated.tokens)
@@ -128,8 +129,9 @@ def measure(
     if draft:
         right, proposal_s = _ask(target, draft, generated.tokens)
         text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
-        draft_s[1] = _generate(draft, n_draft, half_s / 4, step).single_s
-        draft_s |= _time(draft, text, draft_passes, half_s / 4, step, n_rows=1)
+        draft_single_s = _generate(draft, n_draft, half_s / 4, step).single_s
+        draft_s, is_sure = _time(draft, text, draft_passes, half_s / 4, step, n_rows=1)
+        draft_s[1], checked = draft_single_s, checked and is_sure
         draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, step)
         draft.rollback(0)
     target.rollback(0)
@@ -147,6 +149,7 @@ def measure(
         steady=generated.steady,
         restores=restores,
         guesses_depth=(guess, draft_guess),
+        checked=checked and generated.steady,
     )
 
 
@@ -249,11 +252,15 @@ def _time(
     step: Callable[..., object],
     n_rows: int | None = None,
     judge: Callable[[int, Logits], object] | None = None,
-) -> dict[int, float]:
-    """Time passes over the first tokens and return the lower quartile for each width.
+) -> tuple[dict[int, float], bool]:
+    """Time passes over the first tokens.
 
     The first few passes are made whatever the budget. `judge` is called with each width and its
     rows.
+
+    Returns:
+        The lower quartile for each width, and whether the first widths are sure: each was timed
+            twice or more, with about the same result.
     """
     took: dict[int, list[float]] = {}
     if model.slow_first_pass:
@@ -272,7 +279,9 @@ def _time(
             if judge:
                 judge(width, logits)
         step()
-    return {width: _low(seconds) for width, seconds in took.items()}
+    first = [sorted(took.get(width, [0.0])) for width in widths[:_NEEDED]]
+    is_sure = all(len(one) > 1 and one[1] <= _STEADY * one[0] for one in first)
+    return {width: _low(seconds) for width, seconds in took.items()}, is_sure
 
 
 def _warm_up(
@@ -313,7 +322,7 @@ def _depth(
         reading_s = single_s * model.cached_bytes / max(1, model.weight_bytes)
         return {width: more * reading_s for width, more in _MORE_THAN_MEMORY.items()}, True
     text = repeated(generated, deep + max(_DEEP_WIDTHS))
-    near = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, lambda *_: None, n_rows=1)
+    near, _ = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, lambda *_: None, n_rows=1)
     model.rollback(0)
     for i in range(_DEEP_PARTS):
         model.read(text[deep * i // _DEEP_PARTS : deep * (i + 1) // _DEEP_PARTS])

@@ -33,6 +33,7 @@ def load(**options):
     return gguf_spec.load("tales", threads=1, n_ctx=256, **options)
 
 
+@pytest.mark.full
 def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured, monkeypatch):
     monkeypatch.setattr(profiler, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
@@ -46,6 +47,26 @@ def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured
     assert {2, 8} <= set(first.noise)
     assert first.draft
     assert sum(places for _, places in first.right) > 8
+
+
+@pytest.mark.full
+def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measured, monkeypatch):
+    count = profiler.measure
+    monkeypatch.setattr(profiler, "cores_are_shared", lambda _: False)
+    monkeypatch.setattr(
+        profiler, "measure", lambda *args: replace(count(*args), steady=True, checked=False)
+    )
+    with load() as llm:
+        assert not llm.profile.checked
+        llm.generate("Once upon a time", Sampling(max_tokens=60, temperature=0))
+        learned = llm._pair.experiences["greedy"].target
+        assert learned.n_checks == 1
+        costs = list(learned.base)
+    with load() as llm:
+        assert llm.profile.checked
+        assert [llm.profile.target[n] for n in (1, 2, 4)] == [costs[n] for n in (1, 2, 4)]
+        assert not llm._pair.experiences["greedy"].target.width_to_check(1, 33, 0.9, 0.0)
+    assert len(measured) == 1
 
 
 def test_plain_decoding_measures_nothing(cache, measured):

@@ -3,6 +3,7 @@
 A pair is measured by the real `measure`, so the controller knows of it what it would know of a real one.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,7 +51,7 @@ DRAFTS = {"good": 1.3 * TABLE + 0.25 * OTHER, "fair": 1.3 * TABLE + 0.8 * OTHER,
 class Scene:
     """A pair of fake models whose clock is the only one."""
 
-    def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000):
+    def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000, checked=True):
         self.clock = Clock()
         for module in (controller_module, profiler):
             monkeypatch.setattr(
@@ -59,7 +60,8 @@ class Scene:
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
         self.pair = ModelPair(self.target, self.draft)
-        self.pair.use_profile(profiler.measure(self.target, self.draft))
+        measured = profiler.measure(self.target, self.draft)
+        self.pair.use_profile(replace(measured, checked=checked))
 
     @property
     def known(self):

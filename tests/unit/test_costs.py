@@ -85,6 +85,48 @@ def test_a_machine_of_another_pace_is_followed_at_all_widths_at_once(factor):
     )  # another model, the same machine
 
 
+def test_first_errors_of_a_doubtful_table_are_its_own():
+    """Two widths that were measured too high are not a faster machine."""
+    wrong = {n: 2 * seconds for n, seconds in STAIRS.items()}
+    for trusted in (False, True):
+        pace = Pace()
+        costs = CostModel(wrong, {}, 33, pace, trusted=trusted)
+        for n in (1, 1, 4, 4):
+            costs.learn(n, 0, STAIRS[n])
+        assert (pace.factor == pytest.approx(1, rel=0.1)) is not trusted
+
+
+def test_a_check_decodes_each_width_twice_where_it_is_wrong_and_else_once():
+    costs = CostModel(STAIRS | {8: 2 * STAIRS[8]}, {}, 33, Pace())
+    costs.check()
+    widths = []
+    while width := costs.width_to_check(1, 33, 0.9, 0.0):
+        widths.append(width)
+        costs.learn(width, 0, STAIRS[width])
+    assert widths == [1, 2, 4, 8, 8, 16]
+    assert costs.seconds(8, 0) == pytest.approx(STAIRS[8], rel=0.1)
+    assert costs.n_checks == 1
+
+
+def test_a_check_ends_where_no_draft_can_pay():
+    costs = CostModel({n: 40.0 * n for n in (1, 2, 4, 8, 16, 33)}, {}, 33, Pace())
+    costs.check()
+    widths = []
+    while width := costs.width_to_check(1, 33, 0.4, 4.0):
+        widths.append(width)
+        costs.learn(width, 0, 40.0 * width)
+    assert widths == [1, 2]
+
+
+def test_a_table_that_is_refuted_is_checked_again():
+    costs = CostModel(STAIRS, {}, 33, Pace())
+    assert not costs.width_to_check(1, 33, 0.9, 0.0)
+    for _ in range(40):
+        for n in (2, 4):
+            costs.learn(n, 0, 4 * STAIRS[n] if n == 2 else STAIRS[n] / 4)
+    assert costs.width_to_check(1, 33, 0.9, 0.0)
+
+
 def test_a_width_that_was_measured_wrong_is_corrected_and_leaves_the_others_alone():
     true = STAIRS | {4: 174.0}
     costs = after(400, CostModel(STAIRS, {}, 33, Pace()), true.get)
