@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support import children
 
@@ -26,6 +27,8 @@ def pytest_addoption(parser):
 
 def _left_out(config):
     """Return the marks of the tests that this run leaves out."""
+    if hasattr(config, "workerinput"):
+        return set(config.workerinput["left_out"])
     if config.getoption("--slow"):
         return set()
     is_all = config.getoption("--all") or config.args_source is not config.ArgsSource.TESTPATHS
@@ -38,16 +41,18 @@ def pytest_configure_node(node):
     node.workerinput["left_out"] = sorted(_left_out(node.config))
 
 
-def pytest_configure():
+def pytest_configure(config):
     children.handle_ignored_signals()
+    settings.register_profile("quick", max_examples=25)
+    if "full" in _left_out(config):
+        settings.load_profile("quick")
     if "PYTEST_XDIST_WORKER" in os.environ:
         # each core has a worker, so a thread that waits for another must not spin on its core
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def pytest_collection_modifyitems(config, items):
-    found = getattr(config, "workerinput", {}).get("left_out")
-    left_out = _left_out(config) if found is None else set(found)
+    left_out = _left_out(config)
     unwanted = [item for item in items if left_out & {mark.name for mark in item.iter_markers()}]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)

@@ -112,6 +112,7 @@ def test_errors(batch, tmp_path, args, code, said):
     assert not out.exists() or out.read_bytes() == b""
 
 
+@pytest.mark.full
 def test_many_bad_lines_are_not_all_named(batch, tmp_path):
     write(tmp_path / "in.jsonl", [b"x"] * 100)
     done = batch("in.jsonl", "out.jsonl", *TALES)

@@ -41,6 +41,7 @@ def test_json(cli):
     )
 
 
+@pytest.mark.full
 def test_the_table_and_the_useless_draft():
 
     run = invoke("--useless", "tales-draft")  # not useless, but another file is not at hand

@@ -65,6 +65,7 @@ def test_the_parts_of_a_text_are_those_of_the_whole():
     assert n_cuts > 3000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["BPE", "BPE, EOS added", "SPM", "SPM with a space before"])
 def test_llama_cpp_finds_the_same_tokens(kind, tmp_path, monkeypatch):
     if "BPE" in kind:

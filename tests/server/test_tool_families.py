@@ -61,6 +61,7 @@ def spoken(family, tmp_path):
     return callers.saying(tmp_path / "says.gguf", family.name, said), before
 
 
+@pytest.mark.full
 def test_a_call_in_special_tokens(family, tmp_path):
     path, before = spoken(family, tmp_path)
     fields = {"tools": TOOLS, "messages": [{"role": "user", "content": "x"}], "temperature": 0,

@@ -50,6 +50,7 @@ def test_results_are_those_of_the_llm(encoder):
         assert scores == encoder.rerank("moon", TEXTS)
 
 
+@pytest.mark.full
 def test_beside_requests_that_run_together():
     sampling = Sampling(seed=3, max_tokens=30)
     with gguf_spec.load("tales", threads=1, parallel=2) as llm:

@@ -392,6 +392,7 @@ def test_killed_between_download_and_copy(folder, tmp_path, monkeypatch):
 THREE = [BODY[:1_000_000], BODY[1_000_000:1_500_000], BODY[1_500_000:]]
 
 
+@pytest.mark.full
 def test_a_file_of_several_packages(folder, tmp_path):
     entry, steps = wheels.pieces(folder, THREE), []
     pulled = download.pull(entry, progress=steps.append)

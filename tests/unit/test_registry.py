@@ -882,6 +882,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files(tmp_path, parser, name):
     path = tmp_path / "m.yaml"

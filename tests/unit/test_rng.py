@@ -64,6 +64,7 @@ def test_marginals_over_positions_follow_the_distribution(options):
     assert deviations(counts, probs, 10_000) < 4
 
 
+@pytest.mark.full
 def test_marginals_over_seeds_follow_the_distribution():
     row = np.random.default_rng(4).normal(size=40).astype(np.float32)
     distribution = sampler(None).distribution(row, [])

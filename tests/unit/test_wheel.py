@@ -129,6 +129,7 @@ def test_a_damaged_wheel(tmp_path, i):
     assert caught.value.what == "wheel"
 
 
+@pytest.mark.full
 def test_a_list_of_a_million_files_is_not_read(tmp_path, monkeypatch):
     path = wheels.wheel(tmp_path)
     with zipfile.ZipFile(path, "a") as out:
