@@ -137,7 +137,7 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
     rule = OPTIONS[name]
     how: dict[str, Any] = {"type": _TYPES.get(rule.type), "help": rule.help}
     if rule.type == "boolean":
-        how["is_flag"] = True
+        how |= {"default": None} if rule.optional else {"is_flag": True}
     elif rule.shape != "one":
         how["multiple"] = True
     elif name in SAMPLING or name in SPECULATION:
