@@ -432,9 +432,8 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
         work.mkdir()
     if not joined.is_file() or joined.stat().st_size < n_bytes:
         done, n_bytes = [], 0
-    most, room, total = size, size, None if entry.zip_at else size
-    if entry.zip_at is not None:  # the joined pieces, and the file in them
-        most, room = 2 * size, 3 * size
+    is_zip = entry.zip_at is not None  # room for the joined pieces, and for the file in them
+    most, room, total = (2 * size, 3 * size, None) if is_zip else (size, size, size)
     needed = room + size // len(pieces) - n_bytes
     _check_room(entry.name, needed, work.parent, "XDG_CACHE_HOME")
     came = shown = 0
