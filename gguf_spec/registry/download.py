@@ -83,11 +83,11 @@ def find(model: ModelName, models_file: str | Path | None = None) -> Path | None
     if entry.path is not None:
         return None if entry.size_bytes is None else entry.path
     paths = _cached(entry)
-    whole = bool(paths) and all(
+    is_complete = bool(paths) and all(
         path and part.size_bytes in (None, path.stat().st_size)
         for path, part in zip(paths, entry.parts, strict=True)
     )
-    return paths[0] if whole else None
+    return paths[0] if is_complete else None
 
 
 def path(model: ModelName, models_file: str | Path | None = None) -> Path:
@@ -432,9 +432,8 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
         work.mkdir()
     if not joined.is_file() or joined.stat().st_size < n_bytes:
         done, n_bytes = [], 0
-    most, room, total = size, size, None if entry.zip_at else size
-    if entry.zip_at is not None:  # the joined pieces, and the file in them
-        most, room = 2 * size, 3 * size
+    is_zip = entry.zip_at is not None  # room for the joined pieces, and for the file in them
+    most, room, total = (2 * size, 3 * size, None) if is_zip else (size, size, size)
     needed = room + size // len(pieces) - n_bytes
     _check_room(entry.name, needed, work.parent, "XDG_CACHE_HOME")
     came = shown = 0
@@ -470,8 +469,8 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
                 show("unpack", n_written, size)
             out.flush()
             n_bytes += n_written
+            archive.unlink()  # first: a killed process must not leave it for the next piece
             write_json(work / "joined.json", [pieces[:i], n_bytes])
-            archive.unlink()
     return came
 
 

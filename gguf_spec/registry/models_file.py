@@ -134,8 +134,9 @@ class Entry:
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The file in packages, one piece or several; empty if it is in no package."""
-        whole = (Piece(self.package, self.parts[0].file),) if self.package else ()
-        return self.packages or whole
+        if self.package:
+            return (Piece(self.package, self.parts[0].file),)
+        return self.packages
 
     @property
     def size_bytes(self) -> int | None:
@@ -476,6 +477,8 @@ def _files(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
         if len(names) > 1:
             hint = "a split model cannot come from a package: join its files."
             raise given["file"].wrong("one whole model", hint)
+    else:
+        _leave_out(given, ("zip_at",), "without packages", "list the packages, or remove it.")
     if part.file != names[0]:
         raise given["file"].wrong("the first part of a split model", f"write {names[0]}.")
     if len(names) == 1:

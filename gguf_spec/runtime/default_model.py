@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from ..llama.memory import check_room
 from ..llama.options import ContextOptions
 from ..registry import download
 from ..registry.models_file import BUNDLED
-from ..registry.resolve import Entry, entries, local_models, split_names
+from ..registry.resolve import Entry, entries, local_models, quant_of, split_names
 from ..system.machine import format_bytes
 
 DEFAULT = "smollm2-135m-instruct"  # the model of new users, and the least that is worth a choice
 _FIXTURE = "tales"
+_FEW_BITS = re.compile("I?Q[12]")  # quantisations of one or two bits a weight
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,9 @@ def default_model(models_file: str | Path | None = None) -> DefaultModel:
 
     It is the largest chat model on this disk that fits into memory: of the named models, and of
     those in the caches of the hub, llama.cpp, LM Studio and Ollama. Without one that is larger, it
-    is `smollm2-135m-instruct`, which need not be on this disk. The bundled models do not count.
-    Reads only headers, of the largest files first. Makes no request.
+    is `smollm2-135m-instruct`, which need not be on this disk. The bundled models do not count. A
+    file with one or two bits a weight counts as a quarter of its size. Reads only headers, of the
+    largest files first. Makes no request.
 
     Args:
         models_file: As for `list_models`.
@@ -60,9 +63,9 @@ def default_model(models_file: str | Path | None = None) -> DefaultModel:
             found.append((Entry(one.name, None, None, (), one.path), one.path))
     sized = [(entry, path, _size(path)) for entry, path in found]
     seen: set[Path] = set()
-    for entry, path, size in sorted(sized, key=lambda one: -one[2]):
+    for entry, path, size in sorted(sized, key=lambda one: -_rank(*one[1:])):
         real = path.resolve()
-        if size <= least or real in seen:
+        if _rank(path, size) <= least or real in seen:
             continue
         seen.add(real)
         if _is_usable(ModelFile(path)):
@@ -108,6 +111,11 @@ def chosen_model(
 def _least_bytes(default: Entry) -> int:
     """Return the size that a better model exceeds."""
     return default.size_bytes or 0
+
+
+def _rank(path: Path, size: int) -> int:
+    """Return the size that is compared: a quarter for a file with one or two bits a weight."""
+    return size // 4 if _FEW_BITS.match(quant_of(path.name)) else size
 
 
 def _size(path: Path) -> int:

@@ -128,9 +128,8 @@ class Source:
         """Skip white space, or what another pattern matches."""
         while True:
             match = pattern.match(self.text, self.at)
-            end = match.end() if match else self.at
-            if end < len(self.text) or self.ended:
-                self.at = end
+            self.at = match.end() if match else self.at
+            if self.at < len(self.text) or self.ended:
                 return
             yield
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gguf_spec import Sampling, Speculation
+from gguf_spec.cli.chat import loop
+from gguf_spec.errors import GgufSpecError
 from tests.support import children, zoo
 
 SAYS = "abcdefghijkl"
@@ -632,3 +635,23 @@ def test_hints_never_remove_anything(chat, typed, hint):
     code, _, err = seen(chat([typed]))
     assert code == 1
     assert f"Hint: {hint}" in err
+
+
+def test_models_are_closed_if_the_chat_cannot_begin(monkeypatch):
+    class LLM:
+        speculation, closed = Speculation(), False
+
+        def chat(self, **_):
+            raise GgufSpecError("no chat template.", "use another model.")
+
+        def close(self):
+            self.closed = True
+
+    llm = LLM()
+    monkeypatch.setattr(loop, "load_models", lambda *_: llm)
+    monkeypatch.setattr(loop, "to_sampling", lambda _: Sampling())
+    monkeypatch.setattr(loop, "to_speculation", lambda _: llm.speculation)
+    options = {"image": (), "save": None, "load": None, "overflow": "error", "think": None}
+    with pytest.raises(GgufSpecError, match="no chat template"):
+        loop.ChatLoop(options)
+    assert llm.closed

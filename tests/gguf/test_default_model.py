@@ -75,6 +75,15 @@ def test_the_largest_chat_model_that_fits(home, monkeypatch):
         assert llm.prompt == "chat"
 
 
+def test_a_file_with_two_bits_a_weight_counts_as_a_quarter(home):
+    best = llama_cpp(home, "best-Q4_0.gguf", zoo.llama(n_layer=2))
+    few = llama_cpp(home, "larger-IQ2_XXS.gguf", zoo.llama(n_layer=5))
+    assert best.stat().st_size < few.stat().st_size < 4 * best.stat().st_size
+    assert models.default_model().path == best
+    best.unlink()
+    assert models.default_model().path == few
+
+
 def test_a_named_model_has_priority_over_the_same_file(home, tmp_path):
     path = put(tmp_path / "mine.gguf", zoo.llama())
     file = tmp_path / "models.yaml"

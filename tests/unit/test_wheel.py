@@ -178,6 +178,13 @@ def test_other_files_of_npm_are_not_unpacked_without_end(tmp_path, monkeypatch):
         from_npm(path)
 
 
+def test_empty_files_of_npm_are_not_read_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(package, "MOST_OTHER_BYTES", 1 << 14)
+    members = [*((f"package/{i}", b"") for i in range(40)), (INSIDE, BODY)]
+    with pytest.raises(errors.PackageError, match="of other files"):
+        from_npm(wheels.tarball(tmp_path / "a.tgz", members))
+
+
 @pytest.mark.parametrize("i", range(5))
 def test_a_damaged_archive_of_npm(tmp_path, i):
     path = wheels.tarball(tmp_path / "a.tgz", [("package/x", b"x"), (INSIDE, BODY)])

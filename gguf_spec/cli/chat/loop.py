@@ -184,9 +184,13 @@ class ChatLoop:
         self.llm = load_models(options, self._loaded_with)
         self._settings = Settings(sampling, self.llm.speculation)
         self._set = self._settings.set
-        self.chat = self.llm.chat(
-            sampling=sampling, overflow=options["overflow"], think=options["think"]
-        )
+        try:
+            self.chat = self.llm.chat(
+                sampling=sampling, overflow=options["overflow"], think=options["think"]
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the models."""
