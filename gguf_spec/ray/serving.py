@@ -41,7 +41,7 @@ class Replica:
     def check_health(self) -> None:
         """Raise if no request can be answered; Ray then replaces the replica."""
         if not self._app.worker.is_alive:
-            raise RuntimeError("the worker thread of the server has ended")
+            raise RuntimeError("the worker threads of the server have ended")
 
     def __del__(self) -> None:
         """Free the memory. Ray calls this after the running requests."""

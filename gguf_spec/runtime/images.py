@@ -318,11 +318,11 @@ def are_parts(value: object) -> bool:
     for part in value if isinstance(value, list) else [None]:
         match part:  # a pattern allows further keys, the comparison does not
             case {"type": "text", "text": str(text)}:
-                whole: Part = {"type": "text", "text": text}
+                expected: Part = {"type": "text", "text": text}
             case {"type": "image_url", "image_url": {"url": str(url)}}:
-                whole = {"type": "image_url", "image_url": {"url": url}}
+                expected = {"type": "image_url", "image_url": {"url": url}}
             case _:
                 return False
-        if part != whole:
+        if part != expected:
             return False
     return True

@@ -301,7 +301,7 @@ class MessageReply(PartsReply):
         super().__init__(asked, started)
         self._kind: str | None = None  # of the open block
         self._text = ""
-        self.whole = {
+        self.response = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
@@ -315,7 +315,7 @@ class MessageReply(PartsReply):
     def first(self) -> list[dict[str, Any]]:
         """Return the events before the first text."""
         return [
-            {"type": "message_start", "message": self.whole | {"content": []}},
+            {"type": "message_start", "message": self.response | {"content": []}},
             {"type": "ping"},
         ]
 
@@ -337,7 +337,7 @@ class MessageReply(PartsReply):
         }
         used = _counts(result.stats.n_prompt, result.stats.n_cached, result.stats.n_generated)
         used |= {"speculation": usage([result])["speculation"]}
-        self.whole |= stop | {"usage": used, "seed": result.seed}
+        self.response |= stop | {"usage": used, "seed": result.seed}
         return [*events, {"type": "message_delta", "delta": stop, "usage": used}]
 
     def finished(self) -> list[dict[str, Any]]:
@@ -348,12 +348,12 @@ class MessageReply(PartsReply):
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Return an event of the open block."""
-        return {"type": f"content_block_{kind}", "index": len(self.whole["content"]), **fields}
+        return {"type": f"content_block_{kind}", "index": len(self.response["content"]), **fields}
 
     def _end(self, block: dict[str, Any]) -> dict[str, Any]:
         """Return the last event of the open block, and keep the block."""
         event = self._event("stop")
-        self.whole["content"].append(block)
+        self.response["content"].append(block)
         return event
 
     def _add(self, part: Part) -> list[dict[str, Any]]:

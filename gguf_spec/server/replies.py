@@ -102,7 +102,7 @@ class Reply(ABC):
     return the objects to send, in the order of the events; each list may be empty.
     """
 
-    whole: dict[str, Any]  # complete after the last event
+    response: dict[str, Any]  # complete after the last event
     _error = staticmethod(openai_error)  # form of an error
 
     def complete(
@@ -123,7 +123,7 @@ class Reply(ABC):
         for last in ended:
             self.ended(last)
         self.finished()
-        return self.whole
+        return self.response
 
     def first(self) -> list[dict[str, Any]]:
         """Return the objects before the first text."""
@@ -180,12 +180,12 @@ class ResponseBuilder(Reply):
         named: dict[int, list[TokenInfo]] = {}
         for event in chunks:
             named.setdefault(event.index, []).extend(event.logprobs)
-        choices = [self._whole(one, named.get(one.index, [])) for one in ended]
+        choices = [self._complete_choice(one, named.get(one.index, [])) for one in ended]
         results = [one.result for one in ended]
         counts = usage(results, self._asked.n)
         return self._head | {"choices": choices, "usage": counts, "seed": results[0].seed}
 
-    def _whole(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
+    def _complete_choice(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
         """Return a complete choice."""
         finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
         choice: dict[str, Any] = {"index": ended.index}

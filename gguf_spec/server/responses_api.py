@@ -723,7 +723,7 @@ class ResponseReply(PartsReply):
         self._numbers = itertools.count()  # of the events
         self._open: str | None = None  # kind of the open item
         self._logprobs: list[TokenInfo] = []  # of text that is not sent yet
-        self.whole = {
+        self.response = {
             "id": new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -753,29 +753,29 @@ class ResponseReply(PartsReply):
         if finish_reason(result.finish_reason, ended.why) != "stop":
             status = "incomplete"
         events = [made for part in self._parts() for made in self._add(part)]
-        if not (self.calls or self._open or self.whole["output"]):
+        if not (self.calls or self._open or self.response["output"]):
             events += self._begin("text")
         events += self._close("completed" if self.calls else status)
         for call in self.calls:
             events += self._call(call["id"], **call["function"])
-        self.whole |= {"status": status, "seed": result.seed, "usage": _usage(result)}
+        self.response |= {"status": status, "seed": result.seed, "usage": _usage(result)}
         if status == "completed":
-            self.whole["completed_at"] = int(time.time())
+            self.response["completed_at"] = int(time.time())
         else:
-            self.whole["incomplete_details"] = {"reason": "max_output_tokens"}
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         return events
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the last event; from now on the response is stored."""
         if self._store:
-            self._store.add(self.whole, self._items)
-        return [self._state(self.whole["status"])]
+            self._store.add(self.response, self._items)
+        return [self._state(self.response["status"])]
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the events for an error that ends the stream."""
         events = self._close("incomplete")
         error = {"code": "server_error", "message": refusal.error["message"]}
-        self.whole |= {"status": "failed", "error": error}
+        self.response |= {"status": "failed", "error": error}
         return [*events, self._state("failed")]
 
     # ---- events
@@ -785,7 +785,7 @@ class ResponseReply(PartsReply):
 
     def _state(self, kind: str) -> dict[str, Any]:
         """Return an event with the response."""
-        return self._event(kind, response=self.whole | {"output": list(self.whole["output"])})
+        return self._event(kind, response=self.response | {"output": list(self.response["output"])})
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
         """Return the events for a piece of text."""
@@ -802,7 +802,7 @@ class ResponseReply(PartsReply):
     def _begin(self, kind: str) -> list[dict[str, Any]]:
         """Return the events of the beginning of an item, which ends the one before it."""
         closed, (prefix, part_type, item, part) = self._close("completed"), _FORMS[kind]
-        index, self._open = len(self.whole["output"]), kind
+        index, self._open = len(self.response["output"]), kind
         self._item = item | {"id": new_id(prefix), "status": "in_progress", "content": []}
         self._part = copy.deepcopy({"type": part_type, "text": ""} | part)
         self._place = {"item_id": self._item["id"], "output_index": index, "content_index": 0}
@@ -817,8 +817,9 @@ class ResponseReply(PartsReply):
         if self._open is None:
             return []
         self._open, part = None, self._part
-        item, index = self._item | {"status": status, "content": [part]}, len(self.whole["output"])
-        self.whole["output"].append(item)
+        item = self._item | {"status": status, "content": [part]}
+        index = len(self.response["output"])
+        self.response["output"].append(item)
         more = {name: part[name] for name in ("text", "logprobs") if name in part}
         return [
             self._event(f"{part['type']}.done", **self._place, **more),
@@ -828,16 +829,16 @@ class ResponseReply(PartsReply):
 
     def _call(self, call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
         """Return the events of a call, and keep it."""
-        id_, place = new_id("fc"), {"output_index": len(self.whole["output"])}
+        id_, place = new_id("fc"), {"output_index": len(self.response["output"])}
         call = {"type": "function_call", "call_id": call_id, "name": name}
         begun = call | {"id": id_, "status": "in_progress", "arguments": ""}
         item = begun | {"status": "completed", "arguments": arguments}
-        self.whole["output"].append(item)
-        kind, whole = "function_call_arguments", {"name": name, "arguments": arguments}
+        self.response["output"].append(item)
+        kind, done = "function_call_arguments", {"name": name, "arguments": arguments}
         return [
             self._event("output_item.added", **place, item=begun),
             self._event(f"{kind}.delta", **place, item_id=id_, delta=arguments),
-            self._event(f"{kind}.done", **place, item_id=id_, **whole),
+            self._event(f"{kind}.done", **place, item_id=id_, **done),
             self._event("output_item.done", **place, item=item),
         ]
 
