@@ -121,6 +121,7 @@ def test_no_common_pass_is_wider_than_the_exact_ones(quantized, monkeypatch, n_d
         assert one == right, request
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("draft", [DRAFT, "none"])
 def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, stock_kernels):
     """Also where no request drafts: common passes have several rows."""

@@ -130,6 +130,7 @@ def test_block_verification_accepts_at_least_as_much(tables):
     assert accepted(block) > accepted(rejection) + 1e-3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", wrong_rules.ALL, ids=lambda rule: rule.__name__)
 def test_a_wrong_rule_is_caught(tables, rule):
     target, draft = tables
@@ -162,6 +163,7 @@ def test_a_wrong_coupling_is_caught(tables, rule):
     assert distance(right, exact_distribution(target, {}, 2)) < 1e-12
 
 
+@pytest.mark.full
 def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
     target, draft = tables
     monkeypatch.setattr(
@@ -170,6 +172,7 @@ def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
     assert distance(engine_law(target, draft, 2, {})[0], exact_distribution(target, {})) < 1e-12
 
 
+@pytest.mark.full
 def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
     """The rows of a pass must depend on the tokens drafted before them; here they depend on the prompt only."""
     target, draft = tables

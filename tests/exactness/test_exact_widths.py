@@ -111,6 +111,7 @@ def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(
     assert model.grid == 0
 
 
+@pytest.mark.full
 def test_flash_attention_on_f16_is_not_taken_for_exact(stock_kernels):
     """With several threads it splits a long cache for a single token."""
     with gguf_spec.load("tales", threads=THREADS, n_ctx=2048, flash_attention="on") as llm:
@@ -121,6 +122,7 @@ def test_flash_attention_on_f16_is_not_taken_for_exact(stock_kernels):
         assert llm.profile.exact_width == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", TYPES)
 def test_the_passes_that_verify_are_exact(files, name, kernels, capsys):
     with gguf_spec.load(
@@ -155,6 +157,7 @@ print([(one.tokens, [token.logprob for token in one.logprobs]) for one in texts]
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kernels", ["auto", "stock"])
 def test_a_model_loaded_before_changes_no_text(files, monkeypatch, kernels):
     """In processes of their own: the first load must decide nothing for the models after it."""
@@ -201,6 +204,7 @@ def test_texts_are_those_of_plain_decoding(files, name, n_prompts, kernels, prom
     assert (same, n_ties) == (n, 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K", "Q8_0"])
 def test_a_cache_that_is_used_again_gives_the_text_of_a_fresh_one(files, name, kernels):
     """The text is the same after any earlier request: prompts with a common prefix, other answers, a chat's last turn."""
@@ -235,6 +239,7 @@ def test_a_cache_that_is_used_again_gives_the_text_of_a_fresh_one(files, name, k
             assert again == text(turn, Speculation(0))
 
 
+@pytest.mark.full
 def test_long_texts_are_the_plain_ones_with_two_threads():
     """A prompt of 1,500 tokens and 300 more: any drafter, any length."""
     start = "Once upon a time there was a fox who met a king. " * 130

@@ -84,6 +84,7 @@ def check_same_texts(folder, name, prompts, lengths, max_tokens):
     assert counts[1].checkpoints > 10
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", families.NAMES)
 def test_any_drafter_gives_the_plain_text(folder, name):
     """A draft of 3 tokens is dropped by a snapshot where there are some, one of 12 by a checkpoint."""
@@ -105,6 +106,7 @@ def test_a_recurrent_model_drafts_for_another_kind(folder, name):
         assert sum(one.stats.n_accepted for one in results) > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FEW)
 def test_conversations(folder, name):
     """Whatever is kept of a cache, the answers are those of new models: next turns, edits, repeated questions."""

@@ -56,6 +56,7 @@ def loaded(folder, name="trained", draft="auto", **options):
     return gguf_spec.load(folder / f"{name}.gguf", draft, **options)
 
 
+@pytest.mark.full
 def test_a_trained_head_drafts_well_and_changes_nothing(folder):
     """Chance would be one token in about 64, the number of tokens of the model's texts."""
     with loaded(folder) as llm:
@@ -79,6 +80,7 @@ def test_a_trained_head_drafts_well_and_changes_nothing(folder):
             assert head.recurrent is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["random", "moe", "next", "chain"])
 def test_untrained_heads_change_nothing(folder, name):
     with loaded(folder, name) as llm:
@@ -105,6 +107,7 @@ def test_a_head_in_a_file_of_its_own(folder):
         assert abs(n_accepted[0] - n_accepted[1]) <= 0.1 * n_accepted[1]
 
 
+@pytest.mark.full
 def test_a_head_that_reads_the_cache_of_its_target(folder, tmp_path):
     with loaded(folder, "gemma4", folder / "assistant.gguf") as llm:
         assert llm.notes == ()

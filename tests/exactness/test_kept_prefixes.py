@@ -64,6 +64,7 @@ def afresh(llm, requests):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["exact", "grid"])
 def test_one_request_at_a_time(files, kind):
     requests = conversations(6)
@@ -81,6 +82,7 @@ def test_one_request_at_a_time(files, kind):
         assert llm.prefix_memory.n_bytes == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["exact", "grid"])
 def test_requests_that_share_passes(files, kind):
     """Three slots for four texts."""

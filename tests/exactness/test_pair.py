@@ -152,6 +152,7 @@ def compare(llm, prompts, ks, n_tokens):
     return n_texts, near_ties
 
 
+@pytest.mark.full
 def test_greedy_text_is_the_same_with_any_k(tales, prompts, capsys):
     n_texts, near_ties = compare(tales, prompts[::7], [1, 2, 4, 8], 40)
     with capsys.disabled():

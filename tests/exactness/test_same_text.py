@@ -71,6 +71,7 @@ def compare(llm, prompts, sampling, ks=(1, 3, 7)):
     return n, ties, rounds, plain_rounds
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", CHAINS.values(), ids=CHAINS)
 def test_the_text_is_the_plain_one(tales, prompts, options):
     _, _, rounds, plain_rounds = compare(tales, prompts[:3], Sampling(**options, max_tokens=40))
@@ -132,6 +133,7 @@ def schema_run(llm, prompts):
     return n_valid
 
 
+@pytest.mark.full
 def test_answers_follow_a_schema(tales, prompts):
     assert schema_run(tales, prompts[:8]) == 8
 

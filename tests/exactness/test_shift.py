@@ -31,6 +31,7 @@ def sampling(n, **more):
     return Sampling(seed=5, max_tokens=n, ignore_eos=True, overflow="shift", **more)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "more",
     [{"temperature": 0.0}, {"temperature": 0.9}, {"repeat_penalty": 1.2, "dry_multiplier": 0.8}],

@@ -22,6 +22,7 @@ def llm():
         yield one
 
 
+@pytest.mark.full
 def test_it_passes_on_the_bundled_pair(llm, prompts):
     steps = []
     report = verify(llm, prompts[:3], n_tokens=20, under_load=True, progress=steps.append)
@@ -83,6 +84,7 @@ BUGS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 @pytest.mark.failing_drafts
 def test_a_planted_bug_is_caught(llm, prompts, monkeypatch, bug):
@@ -129,6 +131,7 @@ def test_it_stops_when_the_time_is_up(llm, prompts):
     assert report.ok
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("draft", ["auto", "none"])
 def test_the_command(draft):
     args = ["verify", "--under-load", "-d", draft, "--count", "2", "-n", "12", "--threads", "1"]

@@ -36,6 +36,7 @@ def kernels_row():
     return ["kernels"] if own_kernels.in_use().name else []
 
 
+@pytest.mark.full
 def test_it_passes_on_the_bundled_pair(tales, prompts):
     steps = []
     report = verify(
@@ -95,6 +96,7 @@ PARTS = {  # the check of single features that says it
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
     """By the check that is made for it; all checks run in `test_a_planted_bug_ends_the_command_with_1`."""
@@ -108,6 +110,7 @@ def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
     assert BUGS[bug] in report.sentence
 
 
+@pytest.mark.full
 def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
     accept_always(monkeypatch)
     args = ["verify", "--count", "1", "-n", "16", "--draws", "60", "--threads", "1"]
@@ -128,6 +131,7 @@ def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
     assert not any(d["near_tie"] for d in report["differences"])
 
 
+@pytest.mark.full
 def test_the_command_passes(tmp_path, monkeypatch):
     keep_checks(monkeypatch, {"grammars", "stop strings"}, {"coupled", "block"})
     file = tmp_path / "prompts.txt"
@@ -147,6 +151,7 @@ def test_the_command_passes(tmp_path, monkeypatch):
     assert run.stderr == ""
 
 
+@pytest.mark.full
 def test_it_stops_when_the_time_is_up(tales, prompts):
     report = verify(tales, prompts, n_tokens=8, n_draws=100_000, limit_s=0.0)
     assert report.n_prompts == 1
@@ -159,6 +164,7 @@ def test_it_stops_when_the_time_is_up(tales, prompts):
     assert report.ok
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flash_attention", ["off", "on"])
 def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_attention):
     """It is there when the profile is measured, too: no pass is exact then, the noise is large, and nearly everything is a near tie."""
@@ -172,6 +178,7 @@ def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_at
     assert "there are too many near ties" in report.sentence
 
 
+@pytest.mark.full
 def test_rounding_noise_is_no_broken_batch_path(prompts, stock_kernels):
     """Flash attention over a long cache rounds otherwise for a single token, on any processor."""
     with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention="on") as llm:
@@ -228,6 +235,7 @@ def test_an_empty_prompt(tales):
         verify(tales, ["Once", ""])
 
 
+@pytest.mark.full
 def test_the_largest_seed(tales, monkeypatch):
     keep_checks(monkeypatch, {"sessions", "stop strings"}, {"coupled", "block"})
     assert verify(tales, ["Once", "Twice"], n_tokens=4, n_draws=50, seed=2**64 - 1).ok

@@ -87,6 +87,7 @@ def on_one_processor():
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
 
+@pytest.mark.full
 def test_the_program():
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = children.run(

@@ -124,6 +124,7 @@ def test_generations_do_not_change(animals, kind):
         np.testing.assert_array_equal(found[0], vectors)
 
 
+@pytest.mark.full
 def test_beside_parallel_requests(animals):
     prompts = ["abc ab " * (3 + i) for i in range(6)]
     samplings = [Sampling(seed=i, max_tokens=20, ignore_eos=True) for i in range(6)]

@@ -777,6 +777,7 @@ def test_no_text_is_of_another_schema(schema, good, bad):
         json.loads(text)
 
 
+@pytest.mark.full
 def test_ranges_of_integers():
     rng = random.Random(0)
     for _ in range(150):

@@ -270,6 +270,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("shape", "n_vocab", "why"),
     [

@@ -50,6 +50,7 @@ def half(tmp_path_factory):
     return path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("source", "kept"), [("model", "small"), (None, "half")])
 def test_kept_rows_are_those_of_the_model(source, kept, request):
     source = DRAFT if source is None else request.getfixturevalue(source)

@@ -90,6 +90,7 @@ def test_fast_sampling_is_the_old_one(kind, n_vocab, row_seed, seed, position, o
     assert row.tobytes() == before.tobytes()
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=100)
 @given(
     st.sampled_from(["bell", "peaks", "open", "sharp"]),

@@ -295,6 +295,7 @@ def test_options_of_one_model(files):
         assert child.process.wait(30) == 1
 
 
+@pytest.mark.full
 def test_a_model_in_use_stays(files):
     """An answer is being generated while other models are requested and the time limit passes."""
     clock = Clock()

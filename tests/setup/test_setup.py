@@ -271,12 +271,13 @@ def test_checks_are_added_to_what_is_there(machine):
     machine.run()
     before = len(machine.calls())
     machine.check()
-    added, fetched = machine.calls()[before:]
+    (added,) = machine.calls()[before:]
     assert added.endswith(f"{machine.clone}[dev]")
-    assert "fetch_test_models.py" in fetched
+    machine.check("--all")
+    assert "fetch_test_models.py" in machine.calls()[-1]
     machine.check()
     machine.run()
-    assert len(machine.calls()) == before + 3  # only the models of the tests are looked for again
+    assert len(machine.calls()) == before + 2  # the quick tests look for no models
 
 
 @pytest.mark.full

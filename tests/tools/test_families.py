@@ -253,6 +253,7 @@ def deep(n, part, end):
 INTEGER = {"type": "integer"}
 
 
+@pytest.mark.full
 @each()
 def test_definitions_with_two_references_are_converted_once(family):
     """25 levels: 2^25 paths."""

@@ -40,6 +40,7 @@ def drawn(chain, row, n, history_of):
     return np.bincount([chain.token(row, history_of(i)) for i in range(n)], minlength=len(row))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS)
 def test_marginals_over_positions_follow_the_distribution(options):
     row = np.random.default_rng(3).normal(size=40).astype(np.float32) * 1.5
