@@ -143,6 +143,7 @@ def test_edited_prompts(folder):
     assert kept == new
 
 
+@pytest.mark.full
 def test_costs_decide_whether_the_head_drafts(folder, monkeypatch):
     with loaded(folder) as llm:
         check_costs_decide(llm, "eagle3", 50, monkeypatch)

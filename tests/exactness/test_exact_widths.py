@@ -82,6 +82,7 @@ def most_moved(model, width):
     return most
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "options",
     [{}, {"kv_type": "q8_0"}, {"kv_type": "bf16"}, {"flash_attention": "on", "kv_type": "bf16"}],
@@ -192,6 +193,7 @@ def kept_apart(llm, prompts, n_tokens):
     return same, n, n_ties
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n_prompts", [2, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TYPES)
 def test_texts_are_those_of_plain_decoding(files, name, n_prompts, kernels, prompts, capsys):

@@ -215,6 +215,7 @@ def test_a_kept_prefix_is_put_back_beside_a_head(folder, files, monkeypatch):
         assert kept.n_saved and kept.n_restored
 
 
+@pytest.mark.full
 def test_costs_decide_whether_the_head_drafts(folder, monkeypatch):
     with loaded(folder) as llm:
         check_costs_decide(llm, "mtp", 100, monkeypatch)

@@ -96,6 +96,7 @@ def test_the_law_depends_on_earlier_tokens(opening):
     assert any(a.keys() != b.keys() for a, b in itertools.combinations(given, 2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("k", "n"), [(0, 1_000), (K, 2_000), pytest.param(K, 10_000, marks=pytest.mark.slow)]
 )
@@ -104,6 +105,7 @@ def test_chi_square_over_thousands_of_sequences(tales, opening, k, n):
     assert excess(sampled(tales, prompt, rejection, n, k), distribution, n) < 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(  # the first needs thousands of sequences; `verify` catches it too (test_verify.py)
     "rule",
     [

@@ -128,6 +128,7 @@ def pair_of(folder, kind):
     return folder / "Q4_K_M.gguf", TALES / "tales-draft-Q4_0.gguf"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["tiny", "grid"])
 @pytest.mark.parametrize("n_examples", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, kind, n_examples):

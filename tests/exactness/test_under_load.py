@@ -149,6 +149,7 @@ def test_the_command(draft):
     assert json.loads(run.stdout)["n_parallel"] == 8
 
 
+@pytest.mark.full
 def test_as_many_requests_as_fit_into_memory(monkeypatch):
     tried, load = [], command.load_models
 

@@ -38,6 +38,7 @@ def test_commands(server, command):
     assert "error" not in json.loads(done.stdout) or json.loads(done.stdout)["error"] is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "program", PROGRAMS, ids=[f"{one.split()[1]}-{i}" for i, one in enumerate(PROGRAMS)]
 )

@@ -20,7 +20,7 @@ PAGES = sorted(
 )
 GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.md", "CHANGELOG.md"}
 # Options of other programs: docker, xcode-select, scripts/test, llama.cpp.
-OTHER_OPTIONS = {"--build-arg", "--install", "--slow", "--spec-type"}
+OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type"}
 OTHER_OPTIONS |= {"--behind", "--grow", "--rounds", "--widths"}  # of scripts
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
