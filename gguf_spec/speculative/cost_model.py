@@ -29,8 +29,8 @@ is the price of each. With N sequences of r rows each, a pass emits on average
 
 where R_i is the reach of draft token i (`speculative.draft_length`). The common number of rows is
 the one with the most tokens per second: rows of equal number cost least, because llama.cpp decodes
-sequences with unequal numbers in several passes. With many sequences a row is dear and the best r
-is 1; alone it is what one request would choose.
+sequences with unequal numbers in several passes. With many sequences a row is expensive and the
+best r is 1; alone it is what one request would choose.
 
 V(N, r) is the cost of N r rows of one sequence, and of reading the caches of the N - 1 others: a
 pass over one token behind d cached ones takes V(1, d) - V(1, 0) longer than with an empty cache.
@@ -536,11 +536,11 @@ def interpolate_depth(depth: Mapping[int, float], n: int) -> float:
     return depth[a] + (depth[b] - depth[a]) * (n - a) / (b - a)
 
 
-# Weight of one pass's log error in the update of a factor, and in its first value.
+# Weight of a common pass's log error in the update of its factor, and in its first value.
 _STEP, _FIRST_STEP = 0.2, 0.7
 # Weight of a round in the share of drafting sequences, and of a round without drafts.
 _SHARE_STEP, _RECOVERY = 0.2, 0.02
-# Limit of one error, as a natural logarithm: other programs make single passes slow.
+# Limit of one error of a common pass, as a natural logarithm: other programs make some slow.
 _CLIP = 0.7
 
 

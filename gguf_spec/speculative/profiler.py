@@ -49,7 +49,7 @@ _WARMED, _WARM_UP_S = (6, 10.0)
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 # Time of attention relative to reading the cached bytes as fast as the weights, by pass width:
 # factors of 0.7 to 2 were measured for one token, and 3 to 5 times as many for 8. Rather too small
-# than too large: a width that seems too dear is not used, and an error of it is not noticed.
+# than too large: a width that seems too expensive is not used, and an error of it is not noticed.
 _MORE_THAN_MEMORY = {1: 1.2, 8: 4.8}
 # Number of passes over one token, budget permitting.
 _N_SINGLES = 64
@@ -74,7 +74,7 @@ _SAID = Sampling(temperature=0.8, ignore_eos=True)
 _N_COPIES = 5
 # Bounds of a plausible cost: at least this multiple of any narrower pass, and at most this multiple
 # of as many single-token passes.
-_CHEAPER, _DEARER = (0.5, 3.0)
+_LOWEST, _HIGHEST = (0.5, 3.0)
 # Largest ratio of the median to the shortest single-token pass without another program running.
 _STEADY = 1.5
 
@@ -195,8 +195,8 @@ def plausible(table: Mapping[int, float]) -> dict[int, float]:
     kept: dict[int, float] = {}
     for width in sorted(table):
         if (
-            all(table[width] >= _CHEAPER * other for other in kept.values())
-            and table[width] <= _DEARER * width * table[1]
+            all(table[width] >= _LOWEST * other for other in kept.values())
+            and table[width] <= _HIGHEST * width * table[1]
         ):
             kept[width] = table[width]
     # Most entries contradict the narrowest passes, so the narrowest ones are wrong.

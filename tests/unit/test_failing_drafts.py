@@ -1,6 +1,7 @@
 """A drafter that fails, in whatever call, is switched off for the request: the text stays the plain one, and the next request tries it again."""
 
 import logging
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDraf
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
-from tests.support.pairs import pairwise
 
 pytestmark = pytest.mark.failing_drafts
 V, PROMPT = 6, "abcdabcdabcdabcd"
@@ -92,6 +92,28 @@ def answers(draft, chain, mode, monkeypatch=None, n=1):
 def chains_of(mode):
     """Texts drawn under the other rules depend on the draft; greedy ones do not."""
     return [CHAINS["greedy"]] if mode.get("accept") else list(CHAINS.values())
+
+
+def pairwise(*factors):
+    """Return combinations of one value of each factor that have all pairs of values.
+
+    Most faults need one value or two together. The full product has them too, with many more cases.
+
+    Source: Kuhn, Wallace and Gallo 2004, Software fault interactions and implications for software
+    testing.
+    """
+    indices = list(product(*(range(len(one)) for one in factors)))
+    missing = {pair for one in indices for pair in _pairs(one)}
+    chosen = []
+    while missing:
+        best = max(indices, key=lambda one: sum(pair in missing for pair in _pairs(one)))
+        missing.difference_update(_pairs(best))
+        chosen.append(tuple(factor[i] for factor, i in zip(factors, best, strict=True)))
+    return chosen
+
+
+def _pairs(one):
+    return list(combinations(enumerate(one), 2))
 
 
 FAILURES = [("logits", how) for how in ("raise", "nan", "inf", "-inf", "one nan")] + [
