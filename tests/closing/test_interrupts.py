@@ -16,7 +16,7 @@ from llama_cpp import llama_cpp as C
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.errors import ClosedError, UnsupportedModelError
+from gguf_spec.errors import ClosedError
 from gguf_spec.llama.threads import ThreadGovernor
 from tests.closing.children import run_child
 from tests.support.bytecodes import PACKAGE, Bytecodes, described
@@ -210,9 +210,10 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
         ]
     )
     load()
-    for place in way.places(load)[::step]:
-        # ctypes drops an interrupt between the bytecodes of a callback; the load is cancelled then
-        with contextlib.suppress(KeyboardInterrupt, UnsupportedModelError):
+    # Between the bytecodes of the callback `tell` ctypes drops an exception, and the load is cancelled.
+    places = [one for one in way.places(load) if one[0][0].co_name != "tell"]
+    for place in places[::step]:
+        with contextlib.suppress(KeyboardInterrupt):
             way.run(load, place)
         gc.collect()
         assert all(counts[made] == counts[freed] for made, freed in MADE.items()), (
