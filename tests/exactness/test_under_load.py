@@ -153,11 +153,11 @@ def test_the_command(draft):
 def test_as_many_requests_as_fit_into_memory(monkeypatch):
     tried, load = [], command.load_models
 
-    def small(options, draft, speculation):
+    def small(options, speculation):
         tried.append(options["parallel"])
         if options["parallel"] > most:
             raise NotEnoughMemoryError("too large")
-        return load(options, draft, speculation)
+        return load(options, speculation)
 
     monkeypatch.setattr(command, "load_models", small)
     args = ["verify", "--under-load", "-c", "1", "-n", "4", "--threads", "1", "--json"]
