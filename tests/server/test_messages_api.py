@@ -8,6 +8,7 @@ import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.messages_api import read_request
+from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, until
 from tests.server.test_reasoning import CHAIN
 from tests.support import thinkers
@@ -248,6 +249,16 @@ def test_structured_outputs(server):
     chat = ask_chat(server, response_format=wanted, max_tokens=200, seed=5).json()
     assert text_of(message) == chat["choices"][0]["message"]["content"]
     assert isinstance(json.loads(text_of(message))["age"], int)
+
+
+@pytest.mark.parametrize("effort", ["low", "high"])
+def test_the_effort_is_that_of_the_chat(effort):
+    body, default = {"messages": [USER], "max_tokens": 16}, gguf_spec.Speculation()
+    asked = read_request(body | {"output_config": {"effort": effort}}, default, None)
+    assert asked.reasoning.effort == effort
+    assert (
+        asked.reasoning == read_chat(body | {"reasoning_effort": effort}, default, None).reasoning
+    )
 
 
 # ---- errors and limits

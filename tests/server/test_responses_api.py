@@ -12,7 +12,8 @@ import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.jobs import newest_that_fit
-from gguf_spec.server.responses_api import ResponseStore, read_response
+from gguf_spec.server.requests import REASONING
+from gguf_spec.server.responses_api import ResponseStore, messages_of, read_response
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
 from tests.server.test_tools import ARGUMENTS, TEMPLATE, TOOL, saying
@@ -374,6 +375,16 @@ def test_reasoning(tmp_path):
 
 
 # ---- files and long conversations
+
+
+def test_the_whole_reasoning_is_given_back_not_its_summary():
+    summary, content = ([{"type": "x", "text": text}] for text in ("Short.", "All of it."))
+    for item, text in (
+        ({"content": content, "summary": summary}, "All of it."),
+        ({"content": None, "summary": summary}, "Short."),
+    ):
+        [message] = messages_of(None, [{"type": "reasoning"} | item])
+        assert message == {"role": "assistant", "content": "", REASONING: text}
 
 
 def data_url(data, kind="text/plain"):
