@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import threading
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,6 +17,7 @@ from gguf_spec.options import Speculation
 from gguf_spec.server import running_servers, serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
+from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.server.schema_checks import SETTINGS, check, schema_of
 from tests.support import thinkers
@@ -158,6 +160,42 @@ def test_the_server_refuses_fields(server, path, fields, words):
     assert reply.status == 400, reply.body
     error = reply.json()
     assert list(error) == ["error"] and words in error["error"], error
+
+
+# The smallest image whose header is right, in base64.
+GIF = "R0lGODlhAQABAA=="
+URL = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{GIF}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({"options": {"seed": -1, "num_predict": -2}}, {"max_tokens": -1}),
+        ({"format": "json"}, {"response_format": {"type": "json_object"}}),
+        ({"think": False}, {"reasoning_effort": "none"}),
+        ({"think": True}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        (
+            {"messages": [{"role": "user", "content": "What?", "images": [GIF]}]},
+            {"messages": [{"role": "user", "content": [URL, {"type": "text", "text": "What?"}]}]},
+        ),
+    ],
+)
+def test_a_chat_is_read_as_the_chat_that_it_becomes(fields, others):
+    body = {"messages": HELLO, "stream": False}
+    asked = read_ollama_chat(body | fields, Speculation(), None)
+    expected = read_chat(body | others, Speculation(), None)
+    assert replace(asked, names={}) == replace(expected, names={})
+    assert asked != read_ollama_chat(body, Speculation(), None) or fields.keys() == {"options"}
+
+
+def test_a_raw_prompt_has_no_limit():
+    asked = read_ollama_generate({"prompt": "x", "raw": True}, Speculation(), None)
+    assert (
+        asked.sampling.max_tokens
+        == read_ollama_chat(
+            {"messages": HELLO, "options": {"num_predict": -1}}, Speculation(), None
+        ).sampling.max_tokens
+    )
 
 
 def test_limits_of_the_server(tales):
