@@ -358,6 +358,9 @@ class DraftModelUse:
             return False
         if is_far and (one.explores or self._reading_offset(one.start + n) is None):
             return False
+        agreed = self.batches.target.drafts_on(one.reaches, mean)
+        if agreed is not None:
+            return agreed
         outlook = Outlook(*self._confidences(), first_s, each_s)
         return drafting_gain(one.reaches, k, outlook, one.hopeful) > 0
 
