@@ -15,7 +15,7 @@ from tests.support.talkers import answering
 
 ROOT = Path(__file__).resolve().parents[2]
 CALL = ["<tool_call>", '\n{"name": "weather", "arguments": {"city": "Rome"}}', "\n</tool_call>"]
-BROKEN = ["<tool_call>", "\n{no call"]
+BROKEN = ["<tool_call>", '\n{"name": "weather", "arguments": {"city": ', "oops"]
 ANSWERS = {"\n": ["Let me see.", *CALL], "Q": ["It is ", "sunny in", " Rome."]}
 
 
@@ -123,8 +123,9 @@ def test_a_broken_call_is_text(plugin, tmp_path):
 
 
 def test_a_tool_with_asyncio(plugin, caller):
+    model = plugin.AsyncGgufSpec(caller)
+
     async def ask():
-        model = plugin.AsyncGgufSpec(caller)
         chain = model.chain("Weather?", tools=[weather], options={"temperature": 0})
         return [await one.text() async for one in chain.responses()]
 
