@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,12 @@ from ..errors import BindingError
 from .openmp import spin_count_set
 from .structures import TESTED, misfit
 
-with spin_count_set():
-    from llama_cpp import __version__, llama_cpp
+try:
+    with spin_count_set():
+        from llama_cpp import __version__, llama_cpp
+except AttributeError as error:  # the library lacks a function that is declared
+    _why = f"it does not fit its library ({error})"
+    raise BindingError(version("llama-cpp-python"), _why, TESTED) from error
 
 if _misfit := misfit(llama_cpp):
     raise BindingError(__version__, _misfit, TESTED)

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import sys
 import types
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_it_is_refused_when_it_is_imported(monkeypatch):
     assert str(caught.value) == "llama-cpp-python 9.9.9 cannot be used: it lacks llama_n_rs_seq."
     assert f"install {structures.TESTED}," in caught.value.hint
     assert (caught.value.version, caught.value.reason) == ("9.9.9", "it lacks llama_n_rs_seq")
+
+
+def test_a_library_that_lacks_a_function_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "llama_cpp.py").write_text("raise AttributeError('undefined symbol: llama_new')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llama_cpp")
+    spec = importlib.util.find_spec(bindings.__name__)
+    with pytest.raises(BindingError, match=r"fit its library \(undefined symbol: llama_new\)\.$"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_the_tested_version_is_the_installed_one():
