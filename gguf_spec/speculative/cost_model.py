@@ -283,6 +283,11 @@ class CostModel:
         if size or not in_table or self._n_passes[n] == _CONFIRMED:
             self.set_caps()
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether the next rounds check the table."""
+        return bool(self._to_check)
+
     def check(self) -> None:
         """Let the next rounds decode a few widths each, whatever the table says about them."""
         self._to_check, self._is_trusted = [n for n in _CHECKED if n < len(self.base)], False

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import sys
 
@@ -199,6 +200,21 @@ def test_at_a_terminal_it_asks(edit, cage, environment, file, typed, written):
     assert "\x1b[32m+abcXefgh" in shown
     assert "Write notes.txt? [y/N]" in shown
     assert file.read_text() == ("abcXefgh\n" if written else "abcdefgh\n")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("show", [True, False])
+def test_accepted_draft_tokens_are_green_on_request(cage, environment, tmp_path, show):
+    path = tmp_path / "same.txt"
+    path.write_text("abcdefgh\n", encoding="utf-8")
+    editor(cage / "copy.gguf", "abcdefgh")
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "x", "-m", "copy.gguf", "--threads", "1", "--ctx", "2048", "--diff"]  # fmt: skip
+    code, seen = children.at_terminal(
+        [*line, *(["--show-draft"] if show else [])], cwd=cage, env=environment
+    )
+    assert code == 0
+    green = re.search(rb"\x1b\[32m[a-h]+\x1b\[0m", seen)
+    assert bool(green) == show, seen
 
 
 def test_ctrl_c_writes_nothing(cage, environment, file):
