@@ -199,6 +199,7 @@ def _diff(source: TextFile, new: str) -> list[str]:
 # The text comes first: small models follow an instruction better that stands next to their answer.
 _ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
+_LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
 
 
@@ -235,7 +236,10 @@ class EditPrompt:
         self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": asked}]
         if not llm.has_chat_template:
             self.request, self.prefill = f"{asked}\n\nThe new text:\n\n{self._fence}\n", ""
-        self.n_text = len(llm.tokenize(text, special=False))
+        plain = llm.tokenize(text, special=False)
+        self.n_text = len(plain)
+        # A model that copies the name of an end token writes that token, and would end there.
+        self._ignore_eos = llm.tokenize(text, special=True) != plain
         n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
         needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
         if needed > llm.n_ctx:
@@ -246,7 +250,9 @@ class EditPrompt:
     def limited(self, sampling: Sampling, max_tokens: int | None) -> Sampling:
         """Return sampling options that end with the new text."""
         most = max_tokens or 2 * self.n_text + 4 * _SPARE
-        return replace(sampling, max_tokens=min(most, self._n_room), stop=[f"\n{self._fence}"])
+        most = min(most, self._n_room)
+        stop = [f"\n{self._fence}"]
+        return replace(sampling, max_tokens=most, stop=stop, ignore_eos=self._ignore_eos)
 
     def text_of(self, result: Completion) -> str:
         """Return the new text of an answer.
@@ -265,11 +271,19 @@ class EditPrompt:
         fenced = _FENCED.fullmatch(text.strip())
         if fenced and not _FENCED.fullmatch(self._old.strip()):
             text = fenced[2]
+        elif _is_open(text) and not _is_open(self._old):
+            # three backquotes as the end of a text in longer fences
+            text = _LAST_FENCE.sub("", text)
         if not text.strip():
             hint = "use a larger model or a clearer instruction."
             raise GgufSpecError("the model wrote no text; nothing was written.", hint)
         ending = "\n" if self._old.endswith("\n") else ""
         return text.removesuffix("\n") + ending
+
+
+def _is_open(text: str) -> bool:
+    """Return whether a text has an odd number of lines that begin or end a block of code."""
+    return len(re.findall(r"^ *`{3,}", text, re.MULTILINE)) % 2 == 1
 
 
 # Speed-up from which drafts are mentioned.
