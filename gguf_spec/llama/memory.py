@@ -182,8 +182,9 @@ def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEs
         if options.head == "own":
             cache += head_bytes(header, options, n_ctx)
             passes *= 2
-        if options.head != "self" and options.parallel == 1 and not options.rpc:
-            cache += _CHECKPOINTS * state_bytes(header)
+        restores = options.parallel == 1 or options.n_snapshots
+        if options.head != "self" and restores and not options.rpc:
+            cache += options.parallel * _CHECKPOINTS * state_bytes(header)
         caches, compute = caches + cache, compute + passes
     return _estimate(weights + copies, caches, compute, copies, idle, n_ctx)
 
@@ -297,13 +298,15 @@ def with_snapshots(models: Models, k: int) -> list[tuple[Header, ContextOptions]
         k: Longest draft that is wanted, in tokens.
     """
     (header, options), *others = models
-    n = min(k, _SNAPSHOTS) if options.parallel == 1 and header.facts.has_snapshots else 0
+    # Requests that run at once have as many together as two alone, and shorter drafts.
+    most = min(_SNAPSHOTS, max(1, 2 * _SNAPSHOTS // options.parallel))
+    n = min(k, most) if header.facts.has_snapshots else 0
 
     def asked(n: int) -> list[tuple[Header, ContextOptions]]:
         return [(header, replace(options, n_snapshots=n)), *others]
 
     if n and not uses_gpu(options):
-        free, state = available_bytes(), state_bytes(header)
+        free, state = available_bytes(), options.parallel * state_bytes(header)
         n = _most(min(n, int(_CACHES_SHARE * free / state)), asked) if state and free else 0
     return asked(n)
 

@@ -78,7 +78,7 @@ class Cache(Weights):
         threads: Threads of the last pass.
         busy_s: Seconds spent inside llama.cpp since loading.
         recurrent: State of the recurrent layers; None without such layers, or with several
-            sequences.
+            sequences and no snapshots.
         hidden: Rows for a prediction head; None without one.
         why_untrusted: Why nothing is drafted any more; empty unless a test of the rollback failed.
     """
@@ -421,8 +421,7 @@ class Model(Cache):
         if options.parallel > 1:  # each sequence has a cache of its own, so none changes another
             params.n_ctx, params.kv_unified = options.parallel * padded(params.n_ctx), False
             params.n_seq_max = options.parallel
-        else:
-            params.n_rs_seq = options.n_snapshots
+        params.n_rs_seq = options.n_snapshots
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
@@ -430,8 +429,11 @@ class Model(Cache):
         log.clear()
         if not native.open(params):
             raise context_error(options, params.n_ctx, log)
-        if not (self.can_roll_back or options.parallel > 1 or options.rpc):
-            self.recurrent = RecurrentState(native, native.context(C.llama_n_rs_seq))
+        n_snapshots = native.context(C.llama_n_rs_seq)
+        # Sequences that share passes are filled up, and only snapshots drop what fills them.
+        restores = n_snapshots or options.parallel == 1
+        if restores and not (self.can_roll_back or options.rpc):
+            self.recurrent = RecurrentState(native, n_snapshots)
         # llama.cpp rounds the number up
         self.n_ctx = min(options.positions(self.n_ctx_train), native.context(C.llama_n_ctx_seq))
         if options.head:
@@ -603,6 +605,8 @@ class Slot(Model):
         self._model, self.index = model, index
         self._cached = []
         self.busy_s = 0.0
+        if state := model.recurrent:
+            self.recurrent = RecurrentState(model.native, state.n_snapshots, index)
 
     @property
     def model(self) -> Model:
@@ -659,6 +663,7 @@ class Slots:
         self.n_decoded = len(filled)
         started, slots = time.perf_counter(), [self.all[one.sequence] for one in filled]
         try:
+            self._settle(filled)
             code = self.model.decode_sequences(filled)
             seconds = time.perf_counter() - started
             if code != 0:
@@ -667,7 +672,9 @@ class Slots:
                 part.slot.cached.extend(part.tokens)
                 part.slot.busy_s += seconds
             for one, slot in zip(filled, slots, strict=True):
-                if one.n_past + len(one.tokens) > slot.n_past:
+                if slot.recurrent:  # what filled the pass is dropped before the next one
+                    slot.recurrent.passed(len(one.tokens))
+                elif one.n_past + len(one.tokens) > slot.n_past:
                     self._remove(slot)
         except BaseException:  # Ctrl-C, too, where the thread of the caller decodes
             for slot in slots:  # those of gaps keep their tokens
@@ -682,6 +689,19 @@ class Slots:
             rows(end - one.n_rows, one.n_rows, n_vocab)
             for one, end in zip(parts, ends, strict=True)
         ]
+
+    def _settle(self, parts: Sequence[SequenceTokens]) -> None:
+        """Carry out the postponed rollbacks of all slots, because a pass may move any state."""
+        if not self.model.recurrent:
+            return
+        decoded = {part.sequence: part for part in parts}
+        for slot in self.all:
+            if slot.recurrent:
+                slot.recurrent.settle(slot.n_past)
+                if part := decoded.get(slot.index):
+                    slot.recurrent.prepare(part.n_rows + part.n_more - 1)
+                else:
+                    slot.recurrent.pass_of_others()
 
     def move(self, slot: Model, free: Model) -> None:
         """Move a sequence to the place of a free one, whose cache is lost."""
@@ -711,9 +731,11 @@ class Slots:
     def _filled(self, parts: Sequence[Part], n_sequences: int) -> list[SequenceTokens]:
         """Return what llama.cpp decodes: the parts, made equally long, and without gaps."""
         width = max(len(part.tokens) for part in parts)
-        equal = self.model.can_roll_back and len(parts) > 1 and width <= K_MAX + 1
+        state = self.model.recurrent
+        most = state.n_snapshots + 1 if state else K_MAX + 1 if self.model.can_roll_back else 0
+        equal = len(parts) > 1 and width <= most
         found = [self._tokens(part, width if equal else 0) for part in parts]
-        if equal:
+        if equal and not state:
             taken = {one.sequence for one in found}
             low, high = min(taken), max(taken) + 1
             n_more = max(0, n_sequences - (high - low))

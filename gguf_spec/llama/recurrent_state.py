@@ -48,15 +48,15 @@ class _Checkpoint(NamedTuple):
 
 
 class RecurrentState:
-    """The state of the only sequence of a context.
+    """The state of one sequence of a context.
 
     Attributes:
         n_snapshots: Number of tokens that a snapshot can drop.
         counts: How often the state was restored.
     """
 
-    def __init__(self, native: Native, n_snapshots: int) -> None:
-        self._native, self.n_snapshots = native, n_snapshots
+    def __init__(self, native: Native, n_snapshots: int, sequence: int = 0) -> None:
+        self._native, self.n_snapshots, self._sequence = native, n_snapshots, sequence
         self.counts = RollbackCounts()
         self.reset(0)
 
@@ -86,11 +86,15 @@ class RecurrentState:
         else:
             state = next(one.state for one in self._saved.values() if one.n == n)
             if len(state) and not self._native.context(
-                C.llama_state_seq_set_data_ext, bytes_of(state), len(state), 0, _PARTIAL_ONLY
+                C.llama_state_seq_set_data_ext,
+                bytes_of(state),
+                len(state),
+                self._sequence,
+                _PARTIAL_ONLY,
             ):
                 raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
             self.counts = counts._replace(checkpoints=counts.checkpoints + 1)
-        if not self._native.cache(C.llama_memory_seq_rm, 0, n or -1, -1):
+        if not self._native.cache(C.llama_memory_seq_rm, self._sequence, n or -1, -1):
             raise DecodeError(-1, n, 0, "it cannot restore a state")
         self._n = self._least = n
         # without those whose text is no longer in the cache
@@ -111,14 +115,19 @@ class RecurrentState:
         if not saved:
             native, state = self._native, np.empty(0, dtype=np.uint8)
             if self._n:
-                size = native.context(C.llama_state_seq_get_size_ext, 0, _PARTIAL_ONLY)
+                at = self._sequence
+                size = native.context(C.llama_state_seq_get_size_ext, at, _PARTIAL_ONLY)
                 state = np.empty(size, dtype=np.uint8)
                 get = C.llama_state_seq_get_data_ext
-                n = native.context(get, bytes_of(state), size, 0, _PARTIAL_ONLY)
+                n = native.context(get, bytes_of(state), size, at, _PARTIAL_ONLY)
                 state = state[:n]
             self.counts = self.counts._replace(copies=self.counts.copies + 1)
             saved = _Checkpoint(self._n, state)
         self._saved[lasting] = saved
+
+    def pass_of_others(self) -> None:
+        """Forget the snapshots: a pass of other sequences may have moved the state."""
+        self._least = self._n
 
     def passed(self, n: int) -> None:
         """Count the tokens of a pass; its last tokens have snapshots."""

@@ -37,6 +37,10 @@ from .profile import (
 from .scheduler import Scheduler, Side, SlotPair
 from .translation import Translation, in_target_ids
 
+# Why a request with a grammar drafts nothing beside others if its target has recurrent layers:
+# others have passes while it computes, after which its own pass cannot be rolled back.
+_RESTS = "a recurrent or hybrid model drafts nothing for a grammar with parallel requests"
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -198,7 +202,7 @@ class ModelPair:
             return before
         # A model that cannot roll back is not measured.
         widest = self.profile.widest(exact=True)
-        if not self.target.can_roll_back:
+        if self.target.why_plain:
             widest = min(widest, self.target.most_exact_rows)
         targets, *drafts = self._common
         targets.widest = max(1, widest)
@@ -282,6 +286,8 @@ class ModelPair:
             return NoDrafter()
         if self.target.why_plain:
             return NoDrafter(self.target.why_plain)
+        if slots.task and slots.task.rests and slots.target.recurrent:
+            return NoDrafter(_RESTS)
         coupled, name = speculation.accept == "coupled", speculation.drafter
         if name == "auto":
             name = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
@@ -313,7 +319,10 @@ class ModelPair:
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            widest=self.profile.widest(speculation.exact),
+            widest=min(
+                self.profile.widest(speculation.exact),
+                slots.target.free_rollback + 1 if self.target.parallel > 1 else K_MAX + 1,
+            ),
             batches=slots.batches,
         )
         if isinstance(before, DraftController):

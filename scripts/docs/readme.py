@@ -98,8 +98,8 @@ def speculation():
     """How models of each architecture drop rejected tokens, and what they do without."""
     kinds = {
         "removes them from the cache": ([], "text, model", "parallel requests included"),
-        "snapshots; longer drafts by a copy": ([], "text, model", "plain with parallel requests and on workers"),
-        "a copy of the state": ([], "text, model", "as above; accepted tokens are decoded again after a rejection"),
+        "snapshots; longer drafts by a copy": ([], "text, model", "shorter drafts, none with grammars, with parallel requests; plain on workers"),
+        "a copy of the state": ([], "text, model", "plain with parallel requests and on workers; accepted tokens are decoded again after a rejection"),
     }  # fmt: skip
     removes, snapshots, copies = kinds.values()
     for name in sorted({*NAMES, *TRIED}):

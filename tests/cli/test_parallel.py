@@ -80,7 +80,7 @@ def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
     ("model", "note"),
     [
         (
-            families.family("qwen35"),
+            families.family("qwen3next"),
             "Note: m.gguf is recurrent or hybrid, and its state is not restored with parallel "
             "requests: plain decoding is used. To use drafts, set --parallel 1.",
         ),

@@ -1,6 +1,7 @@
 """The same text with any drafter, for a small file of each architecture, and what was rolled back for it."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from gguf_spec.speculative import profiler
 from tests.support import families
 
 RECURRENT = [name for name in families.NAMES if architecture(name).cache != "attention"]
+WITH_SNAPSHOTS = [name for name in RECURRENT if architecture(name).has_snapshots]
 # one with snapshots and attention, one with neither, one with attention and without snapshots
 FEW = ("qwen35", "mamba2", "granitehybrid")
 PROMPTS = (
@@ -168,7 +170,7 @@ def test_sessions(folder, name, tmp_path):
         assert chat.send("and the?").text == expected
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", sorted(set(RECURRENT) - set(WITH_SNAPSHOTS)))
 def test_parallel_requests_are_plain_and_the_same(folder, name):
     with loaded(folder, name) as llm:
         alone = [llm.generate(prompt, SAMPLED).tokens for prompt in PROMPTS]
@@ -186,6 +188,62 @@ def test_parallel_requests_are_plain_and_the_same(folder, name):
             one.join()
     assert [found[prompt].tokens for prompt in PROMPTS] == alone
     assert all("with parallel requests" in one.stats.why_none for one in found.values())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
+def test_parallel_requests_draft_where_llama_cpp_keeps_snapshots(folder, name):
+    """Drafts of other lengths, ends at other times, grammars and plain requests in the same passes."""
+    ways = [
+        {"speculation": Speculation(k=5, drafter="ngram", adaptive=False)},
+        {"speculation": Speculation(k=2, drafter="model", adaptive=False)},
+        {"speculation": Speculation(k=7, adaptive=False)},
+        {"speculation": Speculation()},
+        {"speculation": Speculation(k=0)},
+        {"speculation": Speculation(k=4, adaptive=False)},
+    ]
+    grammar = 'root ::= ("the " | "of ")+'
+    asked = [
+        (
+            prompt,
+            {
+                **way,
+                "sampling": replace(
+                    sampling,
+                    max_tokens=20 + 7 * i,
+                    seed=i,
+                    grammar=grammar if i == len(ways) - 1 else None,
+                ),
+            },
+        )
+        for i, way in enumerate(ways)
+        for prompt in PROMPTS[:2]
+        for sampling in (GREEDY, SAMPLED)
+    ]
+    draft = folder / "llama-cousin.gguf"
+    with loaded(folder, name, draft) as llm:
+        alone = [llm.generate(prompt, **options).tokens for prompt, options in asked]
+    with loaded(folder, name, draft, parallel=4) as llm:
+        assert llm.notes == ()
+        found = {}
+
+        def ask(i):
+            prompt, options = asked[i]
+            found[i] = llm.generate(prompt, **options)
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(asked))]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        with llm.models() as (target, _):
+            assert target.recurrent.n_snapshots == 4
+            assert target.recurrent.counts.snapshots > 10
+    for i, right in enumerate(alone):
+        assert found[i].tokens == right, asked[i]
+    assert sum(found[i].stats.n_drafted for i in range(8)) > 40
+    assert not any(found[i].stats.n_drafted for i in range(20, 24))
+    assert "for a grammar with parallel requests" in found[20].stats.why_none
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -156,7 +156,7 @@ def test_snapshots_reach_into_the_last_pass_only(files, name):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_several_sequences_cannot_roll_back(files, name):
+def test_several_sequences_cannot_roll_back_without_snapshots(files, name):
     model = Model(files[name], ContextOptions(n_ctx=64, threads=1, extra_bufts=False, parallel=2))
     assert "with parallel requests" in model.why_plain
     model.close()

@@ -30,6 +30,10 @@ def chosen(monkeypatch, target=None, room=16, speculation=None, **profile):
 AMX = {1: 40, 2: 78, 3: 82, 4: 87, 5: 91, 6: 97, 8: 110, 12: 168, 16: 192, 32: 324}
 TABLES = {
     "amx": ({n: ms / 1000 for n, ms in AMX.items()}, 8),
+    "blocks of eight": (
+        {1: 0.039, 2: 0.041, 4: 0.051, 8: 0.0624, 16: 0.121, 32: 0.242, 65: 0.49},
+        8,
+    ),
     "free rows": ({1: 0.04, 65: 0.04}, 16),
     "each row as dear as a pass": ({1: 0.04, 65: 65 * 0.04}, 1),
     "up to a block of four": ({1: 0.04, 4: 0.08, 8: 0.16, 16: 0.32, 65: 1.3}, 4),
