@@ -168,10 +168,10 @@ def test_qwen_calls_a_tool_through_every_api(qwen, path):
 
 @pytest.mark.full
 @qwen_only
-def test_qwen_edits_a_text_with_the_name_of_its_end_token(qwen):
+def test_qwen_edits_a_text_with_names_of_its_special_tokens(qwen):
     from gguf_spec.cli.edit import EditPrompt
 
-    old = 'END = "<|im_end|>"\nSTART = "<|im_start|>"\nport = 8080\n'
+    old = 'END = "<|im_end|>"\nCALL = "<tool_call>"\nport = 8080\n'
     prompt = EditPrompt(qwen, old, "change the port to 9090", "settings.py")
     sampling = prompt.limited(Sampling(temperature=0), None)
     for speculation in (FIXED, Speculation(k=0)):
