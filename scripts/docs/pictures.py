@@ -1,9 +1,9 @@
-"""Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and edit.svg, show-draft.svg
-and page.png from real runs. Without the name of a picture all are made.
+"""Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and edit.svg and
+page.png from real runs. Without the name of a picture all are made.
 
 edit.svg needs qwen2.5-coder-1.5b (`gguf-spec models pull`), page.png chromium and chromedriver. MODEL is the one that answers on the page.
 
-PYTHONPATH=. .venv/bin/python scripts/docs/pictures.py [--model MODEL] [bench | edit | show-draft | page ...]
+PYTHONPATH=. .venv/bin/python scripts/docs/pictures.py [--model MODEL] [bench | edit | page ...]
 """
 
 import argparse
@@ -36,17 +36,7 @@ ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 100
 QUESTION = "Write a Python function that checks whether a number is prime."
-# Command, and title of its picture.
-COMMANDS = {
-    "show-draft": (
-        "generate -m tales 'Once upon a time' --seed 4 -n 110 -k 4 --fixed --show-draft --threads 1 --stats",
-        "green: what the draft proposed and the target kept",
-    ),
-    "edit": (
-        "edit -m qwen2.5-coder-1.5b scripts/examples/service.yaml 'change the port to 9090' --show-draft --diff",
-        "green: drafted from the old text, and kept by the model",
-    ),
-}
+EDIT = "edit -m qwen2.5-coder-1.5b scripts/examples/service.yaml 'change the port to 9090' --show-draft --diff"
 
 
 def bench():
@@ -81,25 +71,24 @@ def settled(shown):
     return "\n".join(lines)
 
 
-def terminal(name):
-    """Write what a command shows at a terminal, as SVG."""
-    command, title = COMMANDS[name]
+def edit():
+    """What the command shows at a terminal, as SVG."""
     here, there = pty.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 60, WIDTH, 0, 0))
     environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
-    line = [sys.executable, "-m", "gguf_spec", *shlex.split(command)]
+    line = [sys.executable, "-m", "gguf_spec", *shlex.split(EDIT)]
     with subprocess.Popen(line, stdin=there, stdout=there, stderr=there, env=environment, cwd=ROOT):
         os.close(there)
         shown = settled(read_all(here).decode().replace("\r\n", "\n"))
     console = Console(record=True, width=WIDTH, file=io.StringIO())
-    typed = command.replace("'", '"')
+    typed = EDIT.replace("'", '"')
     console.print(Text.from_ansi(f"$ gguf-spec {typed}\n{shown.rstrip()}"))
-    svg = console.export_svg(title=title)
+    svg = console.export_svg(title="green: drafted from the old text, and kept by the model")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
     svg = svg.replace("Fira Code, monospace", "monospace").replace(
         "<!-- Generated with Rich https://www.textualize.io -->", ""
     )
-    (IMAGES / f"{name}.svg").write_text(svg, encoding="utf-8")
+    (IMAGES / "edit.svg").write_text(svg, encoding="utf-8")
 
 
 def page(model):
@@ -126,8 +115,7 @@ def main():
     parser.add_argument("--model", default="tales")
     parser.add_argument("pictures", nargs="*", metavar="PICTURE")
     args = parser.parse_args()
-    make = {"bench": bench, "page": partial(page, args.model)}
-    make |= {name: partial(terminal, name) for name in COMMANDS}
+    make = {"bench": bench, "edit": edit, "page": partial(page, args.model)}
     for name in args.pictures or make:
         make[name]()
 

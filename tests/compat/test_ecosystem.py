@@ -19,7 +19,7 @@ FILES = {
     "langchain": ["tests/compat/with_langchain.py", "tests/compat/with_langchain_server.py"],
     "llama_index": ["tests/compat/with_llama_index.py", "tests/compat/with_llama_index_server.py"],
     "agents": ["tests/compat/with_agents.py"],
-    "llm": ["tests/compat/with_llm.py"],
+    "llm": ["tests/compat/with_llm.py", "tests/compat/with_llm_server.py"],
     "examples": ["tests/examples/test_fastapi_app.py", "tests/examples/test_textual_app.py"],
 }
 

@@ -20,9 +20,10 @@ PAGES = sorted(
 )
 GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.md", "CHANGELOG.md"}
 # Options of other programs: docker, xcode-select, scripts/test, llama.cpp, aider, llm.
-OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type"}
+OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type", "--tier"}
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--grow", "--rounds", "--widths"}  # of scripts
+OTHER_OPTIONS |= {"--onefile"}  # of PyInstaller
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
 ]
