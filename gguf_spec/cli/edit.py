@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,10 +238,8 @@ class EditPrompt:
             self.request, self.prefill = f"{asked}\n\nThe new text:\n\n{self._fence}\n", ""
         plain = llm.tokenize(text, special=False)
         self.n_text = len(plain)
-        # A model that copies the name of a special token writes that token, which has no text and
-        # may end the answer.
-        special = set(llm.tokenize(text, special=True)) - set(plain)
-        self._forbidden = {token: -inf for token in special if not llm.token_bytes(token)}
+        # A model that copies the name of an end token writes that token, and would end there.
+        self._ignore_eos = llm.tokenize(text, special=True) != plain
         n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
         needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
         if needed > llm.n_ctx:
@@ -255,7 +252,7 @@ class EditPrompt:
         most = max_tokens or 2 * self.n_text + 4 * _SPARE
         most = min(most, self._n_room)
         stop = [f"\n{self._fence}"]
-        return replace(sampling, max_tokens=most, stop=stop, logit_bias=self._forbidden)
+        return replace(sampling, max_tokens=most, stop=stop, ignore_eos=self._ignore_eos)
 
     def text_of(self, result: Completion) -> str:
         """Return the new text of an answer.

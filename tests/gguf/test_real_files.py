@@ -168,10 +168,10 @@ def test_qwen_calls_a_tool_through_every_api(qwen, path):
 
 @pytest.mark.full
 @qwen_only
-def test_qwen_edits_a_text_with_names_of_its_special_tokens(qwen):
+def test_qwen_edits_a_text_with_the_name_of_its_end_token(qwen):
     from gguf_spec.cli.edit import EditPrompt
 
-    old = 'END = "<|im_end|>"\nCALL = "<tool_call>"\nport = 8080\n'
+    old = 'END = "<|im_end|>"\nSTART = "<|im_start|>"\nport = 8080\n'
     prompt = EditPrompt(qwen, old, "change the port to 9090", "settings.py")
     sampling = prompt.limited(Sampling(temperature=0), None)
     for speculation in (FIXED, Speculation(k=0)):
@@ -179,19 +179,6 @@ def test_qwen_edits_a_text_with_names_of_its_special_tokens(qwen):
             prompt.request, sampling, prefill=prompt.prefill, speculation=speculation
         )
         assert prompt.text_of(answer) == old.replace("8080", "9090")
-
-
-@pytest.mark.full
-@qwen_only
-@smollm2_only
-def test_smollm2_drafts_for_qwen_with_another_tokenizer(qwen):
-    sampling = Sampling(temperature=0, max_tokens=24)
-    asked = [{"role": "user", "content": "Count from one to twenty in words."}]
-    expected = qwen.generate(asked, sampling, speculation=Speculation(k=0)).text
-    with gguf_spec.load(QWEN, SMOLLM2, n_ctx=512, threads=2) as pair:
-        found = pair.generate(asked, sampling, speculation=FIXED)
-    assert found.text == expected
-    assert found.stats.n_accepted > 5
 
 
 @pytest.mark.full
