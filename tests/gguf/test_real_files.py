@@ -1,4 +1,4 @@
-"""Models as people have them: SmolLM2-135M-Instruct, and Gemma 3 270M (base) as a second architecture.
+"""Models as people have them: SmolLM2-135M-Instruct, Gemma 3 270M (base), and with --all Qwen2.5-Coder 1.5B, TinyLlama and nomic-embed.
 
 scripts/models/fetch_test_models.py puts them into the user's cache; tests of a model that is not there are skipped.
 """
@@ -8,24 +8,33 @@ import os
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.registry.resolve import resolve
-from gguf_spec.server import serve_in_thread
+from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from tests.gguf.test_needs import peak_and_needs
 
 # Read before the tests take a cache of their own.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec"
 _TEST_MODELS = Path(__file__).parents[2] / "scripts/models/test_models.yaml"
-SMOLLM2, GEMMA = (
+_NAMES = (
+    *("smollm2-135m-instruct", "gemma3-270m-base"),
+    *("qwen2.5-coder-1.5b", "tinyllama-1.1b", "nomic-embed-text-v1.5"),
+)
+SMOLLM2, GEMMA, QWEN, TINYLLAMA, NOMIC = (
     _CACHE / "models" / part.sha256[:32] / part.file.rpartition("/")[2]
-    for name in ("smollm2-135m-instruct", "gemma3-270m-base")
+    for name in _NAMES
     for part in resolve(name, _TEST_MODELS).parts
 )
 FETCH = "run scripts/models/fetch_test_models.py, which needs a network"
 smollm2_only = pytest.mark.skipif(not SMOLLM2.exists(), reason=FETCH)
+qwen_only, tinyllama_only, nomic_only = (
+    pytest.mark.skipif(not path.exists(), reason=f"{FETCH}, with --all")
+    for path in (QWEN, TINYLLAMA, NOMIC)
+)
 BOTH = [
     pytest.param(SMOLLM2, marks=smollm2_only, id="smollm2"),
     pytest.param(GEMMA, marks=pytest.mark.skipif(not GEMMA.exists(), reason=FETCH), id="gemma3"),
@@ -84,20 +93,121 @@ def test_a_conversation_is_saved_and_continued(smollm2, tmp_path):
     assert second.send("What is my name?").text == asked
 
 
+def ask(server, path, body):
+    """Return the answer to a POST request."""
+    data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(server.url + path, data, kind)
+    with urllib.request.urlopen(request, timeout=200) as answer:
+        return json.load(answer)
+
+
 @smollm2_only
 def test_it_is_served(smollm2):
     with serve_in_thread(smollm2, port=0) as server:
-        body = {
-            "messages": [{"role": "user", "content": "What is 2+2?"}],
-            "max_tokens": 24,
-            "temperature": 0,
-        }
-        request = urllib.request.Request(
-            f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text = json.load(answer)["choices"][0]["message"]["content"]
-    assert "4" in text
+        messages = [{"role": "user", "content": "What is 2+2?"}]
+        body = {"messages": messages, "max_tokens": 24, "temperature": 0}
+        answer = ask(server, "/v1/chat/completions", body)
+    assert "4" in answer["choices"][0]["message"]["content"]
+
+
+# Qwen2.5-Coder 1.5B, TinyLlama and nomic-embed
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    with gguf_spec.load(QWEN, "ngram", n_ctx=2048, threads=2) as llm:
+        yield llm
+
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the current weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+ASKED = [{"role": "user", "content": "What is the weather in Paris now?"}]
+_TOOLS = [{"type": "function", "function": WEATHER}]
+_INPUT = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
+# API -> request with a tool, and the called name and arguments of the answer
+CALLS = {
+    "/v1/chat/completions": (
+        {"messages": ASKED, "tools": _TOOLS, "temperature": 0, "max_tokens": 80},
+        lambda one: [
+            (call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for call in one["choices"][0]["message"]["tool_calls"]
+        ],
+    ),
+    "/v1/responses": (
+        {"input": ASKED, "tools": [{"type": "function", **WEATHER}], "temperature": 0},
+        lambda one: [(call["name"], json.loads(call["arguments"])) for call in one["output"]],
+    ),
+    "/v1/messages": (
+        {"model": "q", "messages": ASKED, "tools": [_INPUT], "temperature": 0, "max_tokens": 80},
+        lambda one: [(call["name"], call["input"]) for call in one["content"]],
+    ),
+    "/api/chat": (
+        {"model": "q", "messages": ASKED, "tools": _TOOLS, "stream": False, "options": {"temperature": 0}},
+        lambda one: [tuple(call["function"].values()) for call in one["message"]["tool_calls"]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.full
+@qwen_only
+@pytest.mark.parametrize("path", CALLS)
+def test_qwen_calls_a_tool_through_every_api(qwen, path):
+    """It writes the call as a block of code, not with the markers of its template."""
+    body, calls_of = CALLS[path]
+    with serve_in_thread(qwen, port=0) as server:
+        answer = ask(server, path, body)
+    assert calls_of(answer) == [("get_weather", {"city": "Paris"})]
+
+
+@pytest.mark.full
+@qwen_only
+def test_qwen_edits_a_text_with_the_name_of_its_end_token(qwen):
+    from gguf_spec.cli.edit import EditPrompt
+
+    old = 'END = "<|im_end|>"\nSTART = "<|im_start|>"\nport = 8080\n'
+    prompt = EditPrompt(qwen, old, "change the port to 9090", "settings.py")
+    sampling = prompt.limited(Sampling(temperature=0), None)
+    for speculation in (FIXED, Speculation(k=0)):
+        answer = qwen.generate(
+            prompt.request, sampling, prefill=prompt.prefill, speculation=speculation
+        )
+        assert prompt.text_of(answer) == old.replace("8080", "9090")
+
+
+@pytest.mark.full
+@tinyllama_only
+def test_tinyllama_with_two_bits_a_weight():
+    sampling = Sampling(temperature=0, max_tokens=16)
+    asked = [{"role": "user", "content": "What is the capital of France?"}]
+    with gguf_spec.load(TINYLLAMA, "ngram", n_ctx=512, threads=2) as llm:
+        drafted = llm.generate(asked, sampling, speculation=FIXED)
+        assert drafted.text == llm.generate(asked, sampling, speculation=Speculation(k=0)).text
+    assert "France" in drafted.text
+
+
+@pytest.mark.full
+@nomic_only
+def test_nomic_gives_the_embeddings_of_llama_cpp():
+    from llama_cpp import Llama
+
+    texts = [f"search_document: {text}" for text in ("The cat sat on the mat.", "Bonds fell.")]
+    with gguf_spec.load(NOMIC, "none", n_ctx=512, threads=2) as llm:
+        found = llm.embed(texts)
+    with (
+        ModelPool([served_model(NOMIC, n_ctx=512)]) as pool,
+        serve_in_thread(pool, port=0) as server,
+    ):
+        served = ask(server, "/v1/embeddings", {"input": texts})["data"]
+    theirs = Llama(str(NOMIC), embedding=True, n_ctx=512, verbose=False).embed(texts, True)
+    np.testing.assert_allclose(found, theirs, atol=1e-6)
+    np.testing.assert_allclose([one["embedding"] for one in served], theirs, atol=1e-6)
 
 
 # slow
