@@ -63,7 +63,8 @@ _UNLIMITED = float(1 << 60)
 _SNAPSHOTS = 8
 # positions; llama.cpp rounds contexts up to a multiple
 PAD = 256
-# copies of a state that `llama.recurrent_state` keeps
+# copies of a state that `llama.recurrent_state` keeps without memory for more: before the last
+# draft, and after the last prompt
 _CHECKPOINTS = 2
 # Repacked ggml types -> divisor of the number of rows of a matrix. For AMX: divisor of the number
 # of columns, and size of the copy relative to the original.
@@ -182,8 +183,9 @@ def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEs
         if options.head == "own":
             cache += head_bytes(header, options, n_ctx)
             passes *= 2
-        if options.head != "self" and options.parallel == 1 and not options.rpc:
-            cache += _CHECKPOINTS * state_bytes(header)
+        if options.head != "self" and not options.rpc:
+            # several requests are decoded without drafts
+            cache += max(_CHECKPOINTS, options.parallel) * state_bytes(header)
         caches, compute = caches + cache, compute + passes
     return _estimate(weights + copies, caches, compute, copies, idle, n_ctx)
 

@@ -77,8 +77,7 @@ class Cache(Weights):
         least_cut: Shortest prefix, above 0, to which the cache can be cut.
         threads: Threads of the last pass.
         busy_s: Seconds spent inside llama.cpp since loading.
-        recurrent: State of the recurrent layers; None without such layers, or with several
-            sequences.
+        recurrent: State of the recurrent layers; None without such layers, or on workers.
         hidden: Rows for a prediction head; None without one.
         why_untrusted: Why nothing is drafted any more; empty unless a test of the rollback failed.
     """
@@ -100,7 +99,7 @@ class Cache(Weights):
     @property
     def why_plain(self) -> str:
         """Reason why nothing can be drafted for this model or by it; empty if it can."""
-        if self.can_roll_back or self.recurrent:
+        if self.can_roll_back or (self.recurrent and self.options.parallel == 1):
             return self.why_untrusted
         needs = "on workers" if self.options.rpc else "with parallel requests"
         return f"{self.path.name} is recurrent or hybrid, and its state is not restored {needs}"
@@ -218,11 +217,35 @@ class Cache(Weights):
                 or the next call.
         """
         if self.recurrent:
-            started, cached = time.perf_counter(), self._in_doubt()
-            self.recurrent.settle(len(cached))
+            started = time.perf_counter()
+            self.settle()
             self.recurrent.hold(lasting)
-            self._cached = cached
             self.busy_s += time.perf_counter() - started
+
+    def keep_state(self) -> None:
+        """Keep a checkpoint of recurrent layers here while there is memory for it.
+
+        No prompt returns to a place off the grid.
+        """
+        off_grid = self.grid and self.n_past % self.grid
+        if self.recurrent and not (off_grid or self.why_untrusted):
+            started = time.perf_counter()
+            self.settle()
+            self.recurrent.keep()
+            self.busy_s += time.perf_counter() - started
+
+    def settle(self) -> None:
+        """Carry out a postponed rollback of recurrent layers."""
+        if self.recurrent:
+            cached = self._in_doubt()
+            self.recurrent.settle(len(cached))
+            self._cached = cached
+
+    def decoded(self, tokens: Sequence[int]) -> None:
+        """Count tokens that a common pass has decoded as cached."""
+        if self.recurrent:
+            self.recurrent.passed(len(tokens))
+        self.cached.extend(tokens)
 
     # ---- states
 
@@ -240,10 +263,8 @@ class Cache(Weights):
 
     def state_bytes(self) -> int:
         """Return the approximate size of `state`, in bytes; 0 if there is none."""
-        if self.recurrent and self.n_past:  # a rollback may be postponed
-            cached = self._in_doubt()
-            self.recurrent.settle(len(cached))
-            self._cached = cached
+        if self.cached:
+            self.settle()
         if not self.cached or not self.finish_copies():
             return 0
         return int(self.native.context(C.llama_state_seq_get_size, self.index))
@@ -501,6 +522,7 @@ class Model(Cache):
         on_grid = self.n_past == self.n_read
         at = 0
         while at < len(tokens):  # other requests change `reads_at_once`
+            self.keep_state()
             end = at + self.reads_at_once
             self._decode(tokens[at:end], 0)
             at = end
@@ -630,6 +652,8 @@ class Slots:
         self.all = [model, *(Slot(model, i) for i in range(1, model.options.parallel))]
         for slot in self.all:
             slot.run = self.decode_one
+            if not (model.can_roll_back or model.options.rpc):
+                slot.recurrent = RecurrentState(model.native, 0, slot.index)
 
     def decode_one(self, part: Part) -> Logits:
         """Decode one part in a pass of its own, and return its rows."""
@@ -664,7 +688,7 @@ class Slots:
             if code != 0:
                 raise DecodeError(code, max(one.n_past for one in filled), first, log.last)
             for part in parts:
-                part.slot.cached.extend(part.tokens)
+                part.slot.decoded(part.tokens)
                 part.slot.busy_s += seconds
             for one, slot in zip(filled, slots, strict=True):
                 if one.n_past + len(one.tokens) > slot.n_past:
@@ -734,6 +758,7 @@ class Slots:
     def _tokens(self, part: Part, width: int) -> SequenceTokens:
         """Return the tokens of a part, filled up to `width` where the context has room."""
         slot, n = part.slot, len(part.tokens)
+        slot.settle()
         n_more = max(0, min(width, slot.n_ctx - slot.n_past) - n)
         tokens = [*part.tokens, *[self.model.start] * n_more]
         return SequenceTokens(slot.index, slot.n_past, tokens, part.n_rows, n_more)
