@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .runtime.llm import LLM, Chat, Turn
     from .runtime.load import load
     from .runtime.stream import Stream
+    from .system.subprogram import freeze_support
 
 __version__ = "0.2.0"
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Turn",
     "__version__",
     "errors",
+    "freeze_support",
     "load",
     "pull",
 ]
@@ -58,6 +60,7 @@ _HOME = (
         "LLM": "runtime.llm",
         "load": "runtime.load",
         "pull": "models",
+        "freeze_support": "system.subprogram",
         "Chat": "runtime.llm",
         "Turn": "runtime.llm",
         "Stream": "runtime.stream",

@@ -729,6 +729,23 @@ class NotInstalledError(GgufSpecError, ImportError):
         self.package, self.extra = package, extra
 
 
+class BindingError(GgufSpecError, ImportError):
+    """This llama-cpp-python cannot be used.
+
+    Attributes:
+        version: Its version.
+        reason: What does not fit, without a full stop.
+    """
+
+    def __init__(self, version: str, reason: str, tested: str) -> None:
+        super().__init__(
+            f"llama-cpp-python {version} cannot be used: {reason}.",
+            f"install {tested}, the version that is tested, and its own library "
+            "(LLAMA_CPP_LIB_PATH names another one).",
+        )
+        self.version, self.reason = version, reason
+
+
 class WorkerError(GgufSpecError):
     """Workers that hold layers of a model (`rpc`) cannot be reached, or were lost.
 
@@ -739,6 +756,14 @@ class WorkerError(GgufSpecError):
     def __init__(self, workers: Iterable[str], message: str) -> None:
         super().__init__(message, "start it there with: gguf-spec worker.")
         self.workers = tuple(workers)
+
+
+class FrozenAppError(GgufSpecError):
+    """A frozen app cannot start a child process of this package, which would be the app again."""
+
+    def __init__(self, message: str) -> None:
+        hint = "call gguf_spec.freeze_support() first in the app's main script."
+        super().__init__(message, hint)
 
 
 class LoadCancelledError(GgufSpecError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -277,6 +278,7 @@ class Completion:
         reasoning: The text of the reasoning, without its tags; empty for a model without reasoning
             parts.
         stop_string: The stop string that ended the text; None if another reason did.
+        accepted_text: Segments of `text` with their origin, as of `Chunk`, and not in `to_dict`.
     """
 
     text: str
@@ -287,11 +289,22 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     stop_string: str | None = None
+    accepted_text: tuple[tuple[str, bool], ...] = field(default=(), compare=False, repr=False)
+
+    def _repr_html_(self) -> str:
+        """Return the text for a notebook; accepted draft tokens are green."""
+        pieces = [
+            f'<span style="color: green">{escape(text)}</span>' if accepted else escape(text)
+            for text, accepted in self.accepted_text or ((self.text, False),)
+        ]
+        return f'<pre style="white-space: pre-wrap">{"".join(pieces)}</pre>'
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        return asdict(self) | {
+        fields = asdict(self) | {
             "tokens": list(self.tokens),
             "stats": self.stats.to_dict(),
             "logprobs": [one.to_dict() for one in self.logprobs],
         }
+        del fields["accepted_text"]
+        return fields

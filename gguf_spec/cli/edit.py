@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from .output import (
     print_json,
     speed,
     stats_lines,
+    styled,
 )
 from .text_file import TextFile
 
@@ -38,7 +39,7 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 @click.command(
     cls=Command,
-    usual="yes diff_only output model draft max_tokens temperature ctx stats as_json",
+    usual="yes diff_only output model draft max_tokens temperature ctx stats show_draft as_json",
     own_defaults=("temperature", "draft", "max_tokens"),
     context_settings={"default_map": {"draft": "ngram"}},
 )
@@ -65,6 +66,7 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 @offline_option
 @table_option("k")
 @flag("--stats", "Show speed and acceptance, on stderr.")
+@flag("--show-draft", "Show accepted draft tokens in green.")
 @json_option("instead of the changes")
 def edit(file: Path, instruction: str, **options: Any) -> int:
     """Change a text file as an instruction says.
@@ -94,7 +96,9 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     with load_models(options, speculation) as llm:
         prompt = EditPrompt(llm, source.text, instruction, source.path.name)
         sampling = prompt.limited(sampling, options["max_tokens"])
-        result = _write(llm, prompt, sampling, quiet=options["as_json"])
+        result = _write(
+            llm, prompt, sampling, quiet=options["as_json"], show_draft=options["show_draft"]
+        )
         if options["stats"]:
             click.echo(stats_lines(result.stats, result.seed), err=True)
         if result.finish_reason == "cancelled":
@@ -105,7 +109,9 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     return _finish(source, new, facts, options)
 
 
-def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> Completion:
+def _write(
+    llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool, show_draft: bool
+) -> Completion:
     """Generate the new text, and show it while it is written."""
     bar = LateBar()
     with (
@@ -116,7 +122,7 @@ def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> 
             with _shown(prompt.n_text, quiet=quiet) as show:
                 for chunk in stream:
                     bar.remove()
-                    show(chunk.text, stream.stats)
+                    show(styled(chunk, show_draft), stream.stats)
         finally:
             bar.remove()
     result = stream.result
@@ -193,6 +199,7 @@ def _diff(source: TextFile, new: str) -> list[str]:
 # The text comes first: small models follow an instruction better that stands next to their answer.
 _ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
+_LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
 
 
@@ -229,7 +236,10 @@ class EditPrompt:
         self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": asked}]
         if not llm.has_chat_template:
             self.request, self.prefill = f"{asked}\n\nThe new text:\n\n{self._fence}\n", ""
-        self.n_text = len(llm.tokenize(text, special=False))
+        plain = llm.tokenize(text, special=False)
+        self.n_text = len(plain)
+        # A model that copies the name of an end token writes that token, and would end there.
+        self._ignore_eos = llm.tokenize(text, special=True) != plain
         n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
         needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
         if needed > llm.n_ctx:
@@ -240,7 +250,9 @@ class EditPrompt:
     def limited(self, sampling: Sampling, max_tokens: int | None) -> Sampling:
         """Return sampling options that end with the new text."""
         most = max_tokens or 2 * self.n_text + 4 * _SPARE
-        return replace(sampling, max_tokens=min(most, self._n_room), stop=[f"\n{self._fence}"])
+        most = min(most, self._n_room)
+        stop = [f"\n{self._fence}"]
+        return replace(sampling, max_tokens=most, stop=stop, ignore_eos=self._ignore_eos)
 
     def text_of(self, result: Completion) -> str:
         """Return the new text of an answer.
@@ -259,11 +271,19 @@ class EditPrompt:
         fenced = _FENCED.fullmatch(text.strip())
         if fenced and not _FENCED.fullmatch(self._old.strip()):
             text = fenced[2]
+        elif _is_open(text) and not _is_open(self._old):
+            # three backquotes as the end of a text in longer fences
+            text = _LAST_FENCE.sub("", text)
         if not text.strip():
             hint = "use a larger model or a clearer instruction."
             raise GgufSpecError("the model wrote no text; nothing was written.", hint)
         ending = "\n" if self._old.endswith("\n") else ""
         return text.removesuffix("\n") + ending
+
+
+def _is_open(text: str) -> bool:
+    """Return whether a text has an odd number of lines that begin or end a block of code."""
+    return len(re.findall(r"^ *`{3,}", text, re.MULTILINE)) % 2 == 1
 
 
 # Speed-up from which drafts are mentioned.
@@ -277,8 +297,10 @@ def _console() -> Console:
 
 
 @contextlib.contextmanager
-def _shown(n_expected: int, *, quiet: bool) -> Iterator[Callable[[str, Stats], None]]:
-    """Yield a function that shows new text and a status line, on stderr, if that is a terminal.
+def _shown(
+    n_expected: int, *, quiet: bool
+) -> Iterator[Callable[[Iterable[tuple[str, str]], Stats], None]]:
+    """Yield a function that shows styled text and a status line, on stderr, if that is a terminal.
 
     Args:
         n_expected: Length of the old text in tokens.
@@ -288,24 +310,25 @@ def _shown(n_expected: int, *, quiet: bool) -> Iterator[Callable[[str, Stats], N
     from rich.live import Live
     from rich.text import Text
 
-    out, rest = _console(), ""
+    out, rest = _console(), Text()
     if quiet or not out.is_terminal or out.is_dumb_terminal:
-        yield lambda _text, _stats: None
+        yield lambda _pieces, _stats: None
         return
 
-    def show(text: str, stats: Stats) -> None:
+    def show(pieces: Iterable[tuple[str, str]], stats: Stats) -> None:
         nonlocal rest
-        *lines, rest = (rest + text.translate(CONTROL)).split("\n")
+        new = ((text.translate(CONTROL), style or "dim") for text, style in pieces)
+        *lines, rest = Text.assemble(rest, *new).split("\n", allow_blank=True)
         for line in lines:
-            out.print(Text(line, style="dim"))
+            out.print(line)
         status = f"{stats.n_generated:,} of about {n_expected:,} tokens, {speed(stats)}"
-        live.update(Group(Text(rest), Text(status, style="dim")))
+        live.update(Group(rest, Text(status, style="dim")))
 
     with Live(console=out, transient=True, refresh_per_second=12) as live:
         try:
             yield show
         finally:
-            out.print(Text(rest, style="dim"))
+            out.print(rest)
             live.update("")
 
 

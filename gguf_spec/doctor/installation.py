@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ..errors import InvalidOptionError, Text
+from ..errors import BindingError, InvalidOptionError, Text
 from ..llama import openmp as openmp_module
+from ..llama import structures
 from ..llama.backend import features_of
 from ..llama.options import ContextOptions, physical_cores
 from ..system.files import CACHE_FOLDERS, cache_file, cache_folder, read_json, write_json
@@ -26,14 +27,6 @@ from ..system.machine import available_bytes, format_bytes, total_bytes
 
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
-# functions of llama.cpp that this package needs
-_NEEDED = (
-    "llama_memory_seq_rm",
-    "llama_model_is_hybrid",
-    "llama_model_is_diffusion",
-    "llama_synchronize",
-    "llama_log_set",
-)
 # exists if an NVIDIA driver is loaded
 _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
@@ -115,7 +108,7 @@ def package(version: str) -> Check:
 
 
 def library() -> Check:
-    """Check that llama.cpp can be imported and is new enough."""
+    """Check that llama.cpp can be imported, and that its functions and structures fit."""
     name = "llama.cpp"
     try:
         with openmp_module.spin_count_set():
@@ -125,10 +118,9 @@ def library() -> Check:
     except (ImportError, OSError, RuntimeError) as error:
         todo = "reinstall it: pip install --force-reinstall llama-cpp-python."
         return Check(name, "fail", f"llama-cpp-python cannot be imported: {error}", todo)
-    missing = [one for one in _NEEDED if not hasattr(llama_cpp, one)]
-    if missing:
-        found = f"llama-cpp-python {llama_cpp.__version__} lacks {', '.join(missing)}"
-        return Check(name, "fail", found, "upgrade it: pip install --upgrade llama-cpp-python.")
+    if reason := structures.misfit(llama_cpp):
+        misfit = BindingError(llama_cpp.__version__, reason, structures.TESTED)
+        return Check(name, "fail", misfit.message, misfit.hint)
     return Check(name, "ok", f"llama-cpp-python {llama_cpp.__version__}")
 
 

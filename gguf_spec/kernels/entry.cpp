@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <atomic>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -189,7 +190,9 @@ void * loaded(const char * folder, const char * name) {
     dl_iterate_phdr([](dl_phdr_info * info, size_t, void * data) {
         Search * s = (Search *) data;
         const size_t n = strlen(s->folder);
-        if (strncmp(info->dlpi_name, s->folder, n) || info->dlpi_name[n] != '/' || strncmp(info->dlpi_name + n + 1, s->name, strlen(s->name))) return 0;
+        const auto is_at = [&](const char * path) { return !strncmp(path, s->folder, n) && path[n] == '/' && !strncmp(path + n + 1, s->name, strlen(s->name)); };
+        char real[PATH_MAX];  // in an app by PyInstaller the loader finds links in another folder first
+        if (!is_at(info->dlpi_name) && !(realpath(info->dlpi_name, real) && is_at(real))) return 0;
         s->found = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
         return s->found != nullptr ? 1 : 0;
     }, &search);

@@ -1,6 +1,7 @@
 """llama.cpp's C functions, as `C`, those of ggml that it does not wrap, and its files.
 
-Importing them from here sets the spin count first.
+Importing them from here sets the spin count first, and refuses a llama-cpp-python that does not fit
+its library.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import BindingError
 from .openmp import spin_count_set
+from .structures import TESTED, misfit
 
 with spin_count_set():
-    from llama_cpp import llama_cpp
+    from llama_cpp import __version__, llama_cpp
 
+if _misfit := misfit(llama_cpp):
+    raise BindingError(__version__, _misfit, TESTED)
 C = llama_cpp
 # the folder of llama.cpp's shared libraries
 LIBRARY_FOLDER = Path(C._base_path).absolute()

@@ -32,6 +32,7 @@ from ..errors import DecodeError, InvalidOptionError
 from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
 from ..gguf.validation import ModelFile
 from ..options import K_MAX
+from ..system import subprogram
 from . import probe
 from .backend import library_parts
 from .bindings import C
@@ -448,5 +449,4 @@ def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
         return "" if works else f"llama.cpp cannot use the prediction head of {name}"
 
     file = probe.result_file("head", *library_parts(), *(one.content_id for one in files))
-    packed = "a packed program cannot test prediction heads"
-    return probe.remembered(file, find, packed=packed)
+    return probe.remembered(file, find, alone=subprogram.refusal())

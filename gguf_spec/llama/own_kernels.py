@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 from ..errors import InvalidOptionError
 from ..gguf.validation import Header, Tensor
 from ..options import checked
+from ..system import subprogram
 from ..system.files import this_machine
 from . import probe
 from .bindings import LIBRARY_FOLDER, Tensors, attention, identities
@@ -76,7 +77,6 @@ _LONGEST_HEAD = 1024
 _TOLERANCE = 0.5
 # Time limit of a self-test in seconds.
 _PATIENCE_S = 300
-_PACKED = "a packed program cannot run the self-test"
 
 # tokens; passes of at least this width use the same kernels for all their rows
 GRID = 64
@@ -157,8 +157,8 @@ def library_problem(wanted: str) -> str:
     Args:
         wanted: An instruction set, or `auto` for the best one.
     """
-    if probe.is_packed():
-        return _PACKED
+    if reason := subprogram.refusal():
+        return reason
 
     def find() -> str:
         try:
@@ -189,8 +189,8 @@ def repacking_result() -> Path:
 
 def repacking_problem() -> str:
     """Test repacked weights in a child process; return a description of the failure, or nothing."""
-    if probe.is_packed():  # skip repacking only on machines with AMX
-        return _PACKED if "amx" in "".join(this_machine()) else ""
+    if reason := subprogram.refusal():  # skip repacking only on machines with AMX
+        return reason if "amx" in "".join(this_machine()) else ""
     try:
         difference = float(probe.run("repacking", timeout_s=_PATIENCE_S))
     except probe.ProbeError as error:

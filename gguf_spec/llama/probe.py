@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..system import subprogram
 from ..system.files import cache_file, read_json, this_machine, write_json
 from .bindings import llama_parts
 
@@ -39,7 +39,7 @@ def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
         ProbeError: The process cannot be started, exceeds the time limit or ends without a value.
     """
     try:
-        child = subprocess.run(
+        done = subprocess.run(
             command(test, *map(str, arguments)),
             capture_output=True,
             encoding="utf-8",
@@ -50,22 +50,17 @@ def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProbeError(f"did not run: {error}") from None
-    if child.returncode < 0:
-        raise ProbeError(f"was ended by signal {-child.returncode}")
+    if done.returncode < 0:
+        raise ProbeError(f"was ended by signal {-done.returncode}")
     try:
-        return json.loads(child.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        raise ProbeError(f"ended with code {child.returncode}") from None
+        raise ProbeError(f"ended with code {done.returncode}") from None
 
 
 def command(*arguments: str) -> list[str]:
     """Return the command of a child process."""
-    return [sys.executable, "-m", "gguf_spec.llama.selftest", *arguments]
-
-
-def is_packed() -> bool:
-    """Return whether this is a packed program, which cannot start itself as Python."""
-    return bool(getattr(sys, "frozen", False))
+    return subprogram.command("gguf_spec.llama.selftest", *arguments)
 
 
 def result_file(test: str, *key: object) -> Path:
@@ -83,7 +78,7 @@ def remembered(
     find: Callable[[], str],
     warning: str = "",
     keep: bool = True,
-    packed: str | None = None,
+    alone: str | None = None,
 ) -> str:
     """Return the problem in a result file, or the one that is found now; empty if there is none.
 
@@ -94,15 +89,15 @@ def remembered(
         find: Runs the test and returns the problem.
         warning: What to log when a problem is found, with a place for it; empty to log nothing.
         keep: Whether a problem is kept. A success is kept in any case.
-        packed: The problem in a packed program without a result; None to ask `find`.
+        alone: The problem where no child can be started, without a result; None to ask `find`.
     """
     match read_json(file):
         case {"ok": True}:
             return ""
         case {"ok": False, "problem": str(problem)} if keep:
             return problem
-    if packed is not None and is_packed():
-        return packed
+    if alone is not None and subprogram.refusal():
+        return alone
     problem = find()
     if problem and warning:
         _LOG.warning(warning, problem)

@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from ..errors import InvalidOptionError, WorkerError
+from ..system import subprogram
 from .backend import apart
 from .bindings import C, call
 from .devices import CPU_KIND, GPU_KIND, first_device, has_rpc
@@ -214,6 +215,7 @@ class Child:
 
         Raises:
             WorkerError: The workers do not answer.
+            FrozenAppError: This process cannot start a child.
         """
         self._workers, self._lock = tuple(workers), threading.Lock()
         self.unused: list[int] = []
@@ -221,10 +223,11 @@ class Child:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- `end` closes it
         self._last_line = ""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gguf_spec.llama.remote", str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                [*command, str(int(shows_log)), *workers],
+                subprogram.command(
+                    "gguf_spec.llama.remote", str(theirs.fileno()), str(int(shows_log)), *workers
+                ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

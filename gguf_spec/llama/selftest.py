@@ -292,12 +292,17 @@ def projector(path: str, model: str) -> str:
     return ""
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        tests: dict[str, Callable[..., object]] = {
-            test.__name__: test for test in (kernels, repacking, head, projector)
-        }
-        sys.stdout.write(f"{json.dumps(tests[sys.argv[1]](*sys.argv[2:]))}\n")
-    else:
+def main(test: str = "", *arguments: str) -> int:
+    """Run a test and print its result; without a test, test all kernels. Return the exit code."""
+    if not test:
         own_kernels.start()
-        sys.exit(0 if own_kernels.extra_bufts_work() else 1)
+        return 0 if own_kernels.extra_bufts_work() else 1
+    tests: dict[str, Callable[..., object]] = {
+        one.__name__: one for one in (kernels, repacking, head, projector)
+    }
+    sys.stdout.write(f"{json.dumps(tests[test](*arguments))}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

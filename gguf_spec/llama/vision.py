@@ -299,7 +299,7 @@ def check_projector(projector: Path, model: Path) -> None:
 
     ids = [content_id(path) for path in (projector, model)]
     file = probe.result_file("projector", *library_parts(), *ids)
-    if problem := probe.remembered(file, find, keep=False, packed=""):
+    if problem := probe.remembered(file, find, keep=False, alone=""):
         raise UnsupportedModelError(
             projector,
             f"llama.cpp cannot use the projector {projector.name}: {problem}.",

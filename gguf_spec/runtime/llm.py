@@ -402,10 +402,17 @@ class LLM:
         options = read_options(prefill, tools, think, chat_template_kwargs)
         return encode(self.vocabulary, prompt, options, special=special, images=images)
 
-    def tokenize_infill(self, prefix: str, suffix: str) -> list[int]:
+    def tokenize_infill(
+        self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = ()
+    ) -> list[int]:
         """Return the prompt for the text between `prefix` and `suffix`.
 
-        The order is prefix, suffix, middle. Special tokens in the texts are not parsed.
+        The order is files, prefix, suffix, middle. Special tokens in the texts are not parsed.
+
+        Args:
+            prefix: Text before the answer.
+            suffix: Text after the answer.
+            files: Names and texts of other files, in the form of llama-server's `/infill`.
 
         Raises:
             NoInfillError: The vocabulary has no tokens for it.
@@ -415,8 +422,16 @@ class LLM:
             raise NoInfillError(model.path.name)
         before, after, middle = model.infill_marks
         start = [model.vocabulary["bos"]] if model.vocabulary["add_bos"] else []
-        parts = [model.tokenize(text, special=False, start=False) for text in (prefix, suffix)]
-        return [*start, before, *parts[0], after, *parts[1], middle]
+        ids = partial(model.tokenize, special=False, start=False)
+        repository, file = model.file_marks
+        if files and file >= 0:
+            start += [repository, *ids("myproject\n")] if repository >= 0 else []
+            for name, text in files:
+                start += [file, *ids(f"{name}\n"), *ids(text)]
+            start += [file, *ids("filename\n")]
+        else:
+            start += [id_ for _, text in files for id_ in ids(f"\n\n--- snippet ---\n\n{text}")]
+        return [*start, before, *ids(prefix), after, *ids(suffix), middle]
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""

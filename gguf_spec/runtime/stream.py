@@ -58,6 +58,7 @@ class Stream:
             tuple(g.logprobs),
             "".join(g.reasoning),
             g.stop_string,
+            tuple(g.accepted_text),
         )
 
     def cancel(self) -> None:

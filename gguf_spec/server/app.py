@@ -33,6 +33,7 @@ from ..options import Speculation
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
+from .infill import INFILL_EVENTS, InfillReply, read_infill
 from .jobs import JOB, Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
@@ -135,6 +136,7 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
     return (
         ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
+        ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
         ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
         ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),

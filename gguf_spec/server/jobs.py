@@ -108,7 +108,7 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[Choice]:
 
     def begin(prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None) -> Stream:
         if asked.suffix is not None:
-            prompt = llm.tokenize_infill(prompt, asked.suffix)
+            prompt = llm.tokenize_infill(prompt, asked.suffix, asked.files)
         return llm.stream(
             prompt,
             sampling,

@@ -14,6 +14,8 @@ from starlette.routing import Route
 from .. import __version__
 from ..errors import ClosedError
 from ..options import SAMPLING
+from ..text.chat_template import reads_tools
+from ..tools.families import family_of
 from .errors import ApiError, in_request, invalid_value
 from .events import Done, ErrorEvent
 from .jobs import Job
@@ -128,6 +130,10 @@ class ModelRoutes:
             "max_tokens": self._settings.max_tokens,
             "draft": llm.draft_name,
             "speculation": llm.speculation.k > 0,
+            "architecture": {
+                "input_modalities": ["text", *(["image"] if llm.can_see else [])],
+                "output_modalities": ["text"],
+            },
             "notes": [text for note in llm.notes if (text := in_request(note))],
         }
 
@@ -203,6 +209,7 @@ class ModelRoutes:
             "model_path": llm.path.name,
             "modalities": {"vision": llm.can_see, "audio": False},
             "chat_template": llm.chat_template or "",
+            "chat_template_caps": template_caps(llm),
             **texts,
             "build_info": f"gguf-spec {__version__}",
         }
@@ -266,6 +273,22 @@ class ModelRoutes:
             raise event.refusal
         assert isinstance(event, Done)
         return JSONResponse(event.value)
+
+
+def template_caps(llm: LLM) -> dict[str, bool]:
+    """Return what chats may have, with llama-server's names; empty without a chat template."""
+    template = llm.chat_template or ""
+    has_tools = reads_tools(template)
+    if not template:
+        return {}
+    return {
+        "supports_string_content": True,
+        "supports_typed_content": llm.can_see,
+        "supports_tools": has_tools,
+        "supports_tool_calls": has_tools,
+        "supports_parallel_tool_calls": has_tools and family_of(template).is_parallel,
+        "supports_reasoning_effort": "reasoning_effort" in llm.template_variables,
+    }
 
 
 def _piece(llm: LLM, token: int) -> bytes:

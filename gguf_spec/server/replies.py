@@ -324,8 +324,9 @@ class PartsReply(Reply):
             started: The first event of its job.
         """
         use = asked.tools
-        most = None if use.parallel else 1
-        self._tools = ToolReader(started.family, use.schemas, most) if use.tools else None
+        most, fenced = None if use.parallel else 1, not use.strict
+        reader = ToolReader(started.family, use.schemas, most, fenced=fenced)
+        self._tools = reader if use.tools else None
         self._family, self._has_logprobs = started.family, asked.sampling.logprobs is not None
         self._name, self._arguments = "", ""
         self.calls: list[dict[str, Any]] = []

@@ -101,6 +101,7 @@ class CompletionRequest:
         names: Option name -> field name, for options whose field has another name.
         echo: Whether the answer begins with the prompt.
         suffix: Text after the answer, for filling in the middle; None to continue the prompt.
+        files: Names and texts of other files, for filling in the middle.
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
         more: What only the reply of its API needs.
@@ -117,6 +118,7 @@ class CompletionRequest:
     names: dict[str, str]
     echo: bool = False
     suffix: str | None = None
+    files: tuple[tuple[str, str], ...] = ()
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
     more: Any = field(default=None, compare=False)

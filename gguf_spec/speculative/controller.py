@@ -7,6 +7,8 @@ token is always checked, so its value does not affect the decision.
 
 Draft model: it reads a prompt only if it is expected to save more time than the prompt takes. It
 proposes a token only while that is expected to pay. An unused draft model is probed on known text.
+It may begin with the last part of a long text. If its proposals are then accepted less often than
+usual, or the answer becomes long, it reads the whole text in pieces between the next rounds.
 
 Exploration: some rounds measure the cost of an untried pass width, or of a single token. That costs
 time, which is paid from spare time, a small share of the generation time.
@@ -75,6 +77,9 @@ _LAST_PART = 128
 # Acceptance rate after the last part alone, relative to that after the whole text; measured on
 # prompts of 1,000 tokens.
 _PART_ACCEPTANCE = 0.87
+# Number of emitted tokens after which reading the whole text instead is considered again, and the
+# most tokens of it that are read before one pass of the target.
+_RECONSIDERED, _PIECE = 32, 128
 
 # Share of the generation time for probes of an unused draft model and for passes of untried widths.
 _SPARE_SHARE = 0.007
@@ -299,6 +304,8 @@ class DraftModelUse:
         batches: The requests that share passes with this one.
         n_emitted: Number of tokens of the answer so far.
         since_used: Number of tokens since the draft model was used or probed.
+        reconsider_at: Number of tokens of the answer at which reading the whole text is considered.
+        is_rereading: It reads the whole text, in pieces, and proposes nothing until it has.
     """
 
     model: ModelDrafter
@@ -311,6 +318,14 @@ class DraftModelUse:
     batches: Batches
     n_emitted: int = 0
     since_used: int = 0
+    reconsider_at: int = _RECONSIDERED
+    is_rereading: bool = False
+    # Frequency and acceptance rate of each confidence bucket in this round; None before a use.
+    _table: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    def begin_round(self) -> None:
+        """Compute acceptance rates again when they are needed."""
+        self._table = None
 
     def mean_chance(self) -> float:
         """Return the acceptance rate of a token whose confidence is not known."""
@@ -329,6 +344,8 @@ class DraftModelUse:
             k: Largest length of the draft, in tokens.
         """
         mean = self.mean_chance()
+        if self.is_rereading:
+            return False
         if one.is_forced:
             return by_text < mean
         n, n_past = len(one.steps), self.model.n_cached
@@ -341,6 +358,9 @@ class DraftModelUse:
             return False
         if is_far and (one.explores or self._reading_offset(one.start + n) is None):
             return False
+        agreed = self.batches.target.drafts_on(one.reaches, mean)
+        if agreed is not None:
+            return agreed
         outlook = Outlook(*self._confidences(), first_s, each_s)
         return drafting_gain(one.reaches, k, outlook, one.hopeful) > 0
 
@@ -388,10 +408,12 @@ class DraftModelUse:
 
     def _confidences(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return frequency and acceptance rate of each confidence bucket, shape `(n,)` each."""
-        counts = np.array(self.known.confidences)
-        return counts / counts.sum(), np.array(
-            [self.chances.of((self.model.name, i)) for i in range(N_CONFIDENCE_BUCKETS)]
-        )
+        if self._table is None:
+            counts = np.array(self.known.confidences)
+            name, of = self.model.name, self.chances.of
+            chances = np.array([of((name, i)) for i in range(N_CONFIDENCE_BUCKETS)])
+            self._table = counts / counts.sum(), chances
+        return self._table
 
     # ---- reading
 
@@ -407,8 +429,7 @@ class DraftModelUse:
         Return None if reading costs more than it saves. Each request of a batch waits until all of
         them have read.
         """
-        usual = max(self.known.answer - self.n_emitted, self.n_emitted, _PROBE)
-        left = min(self.n_left - self.n_emitted, usual)
+        left = self._tokens_left()
         pass_s = self.batches.target.seconds(self.known.target, 1, n_tokens)
         plain_s = pass_s + self.known.per_token.seconds
         best_s, best = left * plain_s, None
@@ -423,6 +444,11 @@ class DraftModelUse:
                 best_s, best = seconds, offset
         return best
 
+    def _tokens_left(self) -> float:
+        """Return the expected number of further tokens of the answer."""
+        usual = max(self.known.answer - self.n_emitted, self.n_emitted, _PROBE)
+        return min(self.n_left - self.n_emitted, usual)
+
     def _ways_to_read(self, n_tokens: int) -> list[tuple[int, int, int, float]]:
         """Return the options to catch up with a text of `n_tokens` tokens.
 
@@ -436,6 +462,40 @@ class DraftModelUse:
         if n_tokens > 2 * _LAST_PART and n_unread > _LAST_PART:
             ways.append((n_tokens - _LAST_PART, _LAST_PART, 0, _PART_ACCEPTANCE))
         return ways
+
+    def read_whole(self, tokens: Sequence[int]) -> None:
+        """Read a piece of the whole text in place of its last part, if that is expected to pay.
+
+        Called once for each round, with the text before it.
+        """
+        is_part = self.model.n_past > self.model.n_cached and self.model.can_reread
+        if is_part and not self.is_rereading and self.n_emitted >= self.reconsider_at:
+            self.reconsider_at = self.n_emitted + _RECONSIDERED
+            self.is_rereading = self.batches.draft.is_alone and self._whole_pays(len(tokens))
+            if self.is_rereading:
+                self.model.begin_at(0)
+        if self.is_rereading:
+            to = min(self.model.n_past + _PIECE, len(tokens) - 1)
+            self._read(tokens[:to], 0, lambda: False)
+            self.is_rereading = to < len(tokens) - 1
+
+    def _whole_pays(self, n_tokens: int) -> bool:
+        """Return whether reading the whole text saves more time than it takes.
+
+        The proposals are then expected to be accepted as often as those for other texts are.
+        """
+        shares, chances = self._confidences()
+        usual = sum(
+            share * self.known.chances.of((self.model.name, i)) for i, share in enumerate(shares)
+        )
+        now = float(shares @ chances)
+        whole = min(max(usual, now / _PART_ACCEPTANCE), _GOOD)
+        left = self._tokens_left() - n_tokens / _PIECE  # in the meantime it proposes nothing
+        saved_s = self._token_s(now, n_tokens, self.model.n_cached) - self._token_s(
+            whole, n_tokens, n_tokens
+        )
+        reading_s = self.costs.reading_s(n_tokens, 0, self.model.reads_at_once)
+        return left * saved_s > _READING_MARGIN * reading_s
 
     def _read(self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]) -> None:
         """Read the text from `offset` on, and update the costs."""
@@ -473,7 +533,7 @@ class DraftModelUse:
         """
         if self.since_used < _PROBE or not self.batches.draft.is_alone:
             return
-        if not self.model.can_review:
+        if self.is_rereading or not self.model.can_review:
             return
         pending = len(tokens) - 1 - self.model.n_past
         # The draft model was used in a long round.
@@ -486,6 +546,7 @@ class DraftModelUse:
         for kind, right in self.model.review(tokens, n_read, _PROBE):
             self.known.drafted(kind[1])
             self.chances.learn(kind, right)
+        self.begin_round()
         passed_s = self.model.busy_s - busy_s
         self.costs.learn(n_read, n_past, passed_s)
         if not self.costs.is_confirmed(1) and self.model.n_past == len(tokens) - 1:
@@ -554,8 +615,6 @@ class DraftController(DraftTeam):
         # State of the target before it read the prompt: cached tokens, and busy time in seconds.
         self._kept_at, self._kept_busy_s = 0, target.busy_s
         self._round = RoundState(0, 0, Prices(1.0, [0.0]), Prices(1.0, [0.0]))
-        # Mean acceptance rate of the draft model; None if it has to be computed again.
-        self._mean_chance: float | None = None
 
     @property
     def model_use(self) -> DraftModelUse | None:
@@ -576,10 +635,8 @@ class DraftController(DraftTeam):
             )
         if not self.model_use:
             return "there is no draft model, and no repetition of the text was worth drafting"
-        if self._mean_chance is None:
-            self._mean_chance = self.model_use.mean_chance()
         return (
-            f"{self._mean_chance:.0%} of the draft tokens are expected to be accepted, "
+            f"{self.model_use.mean_chance():.0%} of the draft tokens are expected to be accepted, "
             "too few for a gain (see `gguf-spec tune`)"
         )
 
@@ -668,19 +725,22 @@ class DraftController(DraftTeam):
     def _width_to_check(self, n_tokens: int, k: int) -> int:
         """Return the width of the pass of a round that checks the cost model, or 0 for none."""
         pending, use = n_tokens - self.target.n_past, self.model_use
-        if not self.batches.target.is_alone or (use and use.is_far_behind(n_tokens)):
+        if not self.known.target.is_checked or not self.batches.target.is_alone:
+            return 0
+        if use and use.is_far_behind(n_tokens):
             return 0
         chance, draft_s = (use.mean_chance(), use.token_s()) if use else (_TEXT_CHANCE, 0.0)
         return self.known.target.width_to_check(pending, pending + k, chance, draft_s)
 
     def _search(self, tokens: Sequence[int], k: int, is_forced: bool = False) -> Draft:
         """Begin a round and return its draft; it has `k` tokens, if there are any, if forced."""
-        self._mean_chance = None
         one = self._round = self._begin_round(len(tokens), k)
         one.is_forced = is_forced
-        use = self.model_use
-        if use and not is_forced:
-            self.attempt(use.model, use.probe, tokens, one.prices.rate)
+        if use := self.model_use:
+            use.begin_round()
+            if not is_forced:
+                self.attempt(use.model, use.read_whole, tokens)
+                self.attempt(use.model, use.probe, tokens, one.prices.rate)
         alone = self.batches.target.is_alone
         if k and (is_forced or not alone or not self._exploration.is_plain_due(one.prices)):
             self._propose(tokens, k)

@@ -27,10 +27,13 @@ is the price of each. With N sequences of r rows each, a pass emits on average
 
     sum over the sequences of 1 + R_1 + ... + R_(r-1) tokens in V(N, r) seconds,
 
-where R_i is the reach of draft token i (`speculative.draft_length`). The common number of rows is
-the one with the most tokens per second: rows of equal number cost least, because llama.cpp decodes
-sequences with unequal numbers in several passes. With many sequences a row is expensive and the
-best r is 1; alone it is what one request would choose.
+where R_i is the reach of draft token i (`speculative.draft_length`). The rows are equally many for
+all sequences, because llama.cpp decodes unequal numbers in several passes. Their number is the one
+with the largest value: these tokens, less the price of the seconds. The price is the throughput of
+all sequences in recent passes, drafting included. Draft models propose tokens in common passes,
+too. Before each of these the scheduler decides which sequences propose another token, for all at
+once: a request that decides for itself drafts tokens that the common pass then leaves out. With
+many sequences a row is expensive and the best r is 1; alone it is what one request would choose.
 
 V(N, r) is the cost of N r rows of one sequence, and of reading the caches of the N - 1 others: a
 pass over one token behind d cached ones takes V(1, d) - V(1, 0) longer than with an empty cache.
@@ -46,6 +49,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 # Weight of one pass's log error in the update of its table entry.
 _TABLE_STEP = 0.08
@@ -276,6 +282,11 @@ class CostModel:
             self._has_read = True
         if size or not in_table or self._n_passes[n] == _CONFIRMED:
             self.set_caps()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the next rounds check the table."""
+        return bool(self._to_check)
 
     def check(self) -> None:
         """Let the next rounds decode a few widths each, whatever the table says about them."""
@@ -540,6 +551,8 @@ def interpolate_depth(depth: Mapping[int, float], n: int) -> float:
 _STEP, _FIRST_STEP = 0.2, 0.7
 # Weight of a round in the share of drafting sequences, and of a round without drafts.
 _SHARE_STEP, _RECOVERY = 0.2, 0.02
+# Number of further tokens of draft models that a decision looks ahead.
+_AHEAD = 8
 # Limit of one error of a common pass, as a natural logarithm: other programs make some slow.
 _CLIP = 0.7
 
@@ -563,6 +576,16 @@ class Batch:
     def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
         """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values."""
         return costs.passes_s(first, n, n_past)
+
+    def drafts_on(self, reaches: Sequence[float], chance: float) -> bool | None:
+        """Return whether the requests of the batch draft another token; None if each decides.
+
+        Args:
+            reaches: Reach of each token drafted.
+            chance: Mean acceptance rate of further tokens.
+        """
+        del reaches, chance
+        return None
 
     def agreed(self, reaches: Sequence[float], n: int) -> int:
         """Return the draft length of this round.
@@ -676,25 +699,74 @@ class Offer(NamedTuple):
     Attributes:
         reaches: Reach of each of its draft tokens.
         n_pending: Number of its tokens that must be decoded.
+        chance: Mean acceptance rate of further tokens that its draft model can propose; 0 for none.
     """
 
     reaches: Sequence[float]
     n_pending: int = 1
+    chance: float = 0.0
+
+    @property
+    def next_reach(self) -> float:
+        """Expected reach of the next token of its draft model."""
+        return self.chance * (self.reaches[-1] if self.reaches else 1.0)
+
+    def tokens(self, n_rows: int) -> NDArray[np.float64]:
+        """Return the expected tokens that each of `n_rows` rows emits, shape `(n_rows,)`."""
+        emitted, rows = np.zeros(n_rows), self.reaches[: n_rows - self.n_pending]
+        emitted[self.n_pending - 1] = 1.0
+        emitted[self.n_pending : self.n_pending + len(rows)] = rows
+        return emitted
 
 
-def common_rows(offers: Sequence[Offer], pass_s: Callable[[int], float]) -> int:
-    """Return the number of rows of each sequence with the most tokens per second.
+def common_rows(offers: Sequence[Offer], pass_s: Callable[[int], float], rate: float) -> int:
+    """Return the best number of rows of each sequence.
 
     Args:
         offers: The sequences.
         pass_s: Returns the seconds of a pass over that many rows of each sequence.
+        rate: Tokens per second of all sequences that can be reached, the price of a second.
     """
     least = max(one.n_pending for one in offers)
     most = max(one.n_pending + len(one.reaches) for one in offers)
-    best, best_rate = least, 0.0
-    for rows in range(least, most + 1):
-        tokens = sum(1 + sum(one.reaches[: rows - one.n_pending]) for one in offers)
-        rate = tokens / pass_s(rows)
-        if rate > best_rate:
-            best, best_rate = rows, rate
-    return best
+    tokens = np.cumsum(np.sum([one.tokens(most) for one in offers], axis=0))[least - 1 :]
+    passes_s = np.array([pass_s(rows) for rows in range(least, most + 1)])
+    return least + int(np.argmax(tokens - rate * passes_s))
+
+
+def best_drafting(
+    offers: Sequence[Offer],
+    pass_s: Callable[[int], float],
+    draft_s: Callable[[int], float],
+    rate: float,
+) -> list[int]:
+    """Return the sequences whose draft models propose another token, the best choice for all.
+
+    Sequences that go on propose equally many tokens in common passes. Those whose next token is the
+    likeliest to be right come first.
+
+    Args:
+        offers: The sequences.
+        pass_s: Returns the seconds of a pass over that many rows of each sequence.
+        draft_s: Returns the seconds of a pass of the draft model over that many sequences.
+        rate: Tokens per second of all sequences that can be reached, the price of a second.
+    """
+    able = [i for i, one in enumerate(offers) if one.chance]
+    order = sorted(able, key=lambda i: -offers[i].next_reach)
+    least = max(one.n_pending for one in offers)
+    ready = max(one.n_pending + len(one.reaches) for one in offers)
+    rows = range(least, ready + _AHEAD + 1)
+    passes_s = rate * np.array([pass_s(width) for width in rows])
+    # expected tokens of each row: now, and after 1, 2, ... further tokens of draft models
+    emitted = np.sum([one.tokens(rows[-1]) for one in offers], axis=0)
+    further = np.tile(emitted, (_AHEAD, 1))
+    best, n_best = (np.cumsum(emitted)[least - 1 : ready] - passes_s[: ready - least + 1]).max(), 0
+    for n, one in enumerate((offers[i] for i in order), 1):
+        first = one.n_pending + len(one.reaches)
+        reaches = one.next_reach * one.chance ** np.arange(_AHEAD)
+        further[:, first : first + _AHEAD] += np.tri(_AHEAD) * reaches
+        values = (np.cumsum(further, axis=1)[:, least - 1 :] - passes_s).max(axis=1)
+        value = (values - rate * draft_s(n) * np.arange(1, _AHEAD + 1)).max()
+        if value > best:
+            best, n_best = value, n
+    return order[:n_best]

@@ -4,10 +4,11 @@ Each request is a task: a greenlet that runs the same code as a request alone, w
 of each model. A slot hands its pass to the scheduler and is resumed when the pass is done. All of
 it is one thread, so there are no locks.
 
-One step runs, in this order: passes of draft models, until no task wants one; the choice of the
-draft lengths; one pass of the target for all tasks that decode; one piece of a prompt. Tasks with
-grammars may compute long between two passes. They rest again and again, and all together get a
-share of the time of the passes, so that they delay the others by that share only.
+One step runs, in this order: passes of draft models, each over the tasks whose next token is
+expected to pay for all, until there is none; the choice of the draft lengths; one pass of the
+target for all tasks that decode; one piece of a prompt. Tasks with grammars may compute long
+between two passes. They rest again and again, and all together get a share of the time of the
+passes, so that they delay the others by that share only.
 
 The text of a request does not depend on its neighbours: the seed and the position decide each
 random number, and a row has the same bits in any pass (`llama.model`). Where the machine has no
@@ -23,6 +24,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +34,23 @@ from ..arrays import Logits
 from ..errors import DecodeError
 from ..llama.head import Head
 from ..llama.model import Model, Part, Slots
-from .cost_model import ALONE, Batch, BatchCosts, Batches, CostModel, Offer, common_rows
+from .cost_model import (
+    ALONE,
+    Batch,
+    BatchCosts,
+    Batches,
+    CostModel,
+    Offer,
+    best_drafting,
+    common_rows,
+)
 from .drafters import FirstRead
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
+# Factor on the counts of the throughput of common passes at each of them.
+_RATE_MEMORY = 0.95
 # Number of passes whose saved time must pay for the moves.
 _PASSES = 16
 
@@ -267,10 +280,14 @@ class _SharedBatch(Batch):
         share = self._costs.drafting_share
         return [passes_s[0] + (one - passes_s[0]) / share for one in passes_s]
 
+    def drafts_on(self, reaches: Sequence[float], chance: float) -> bool:
+        """Return whether the running task drafts another token; the scheduler decides for all."""
+        return bool(self._scheduler.agree(Offer(reaches, chance=chance)))
+
     def agreed(self, reaches: Sequence[float], n: int) -> int:
         """Return the draft length on which the scheduler decides for all tasks."""
         del n
-        return self._scheduler.agree(reaches)
+        return self._scheduler.agree(Offer(reaches))
 
 
 class Scheduler:
@@ -301,6 +318,9 @@ class Scheduler:
         self._n_started = self._n_turns = 0
         self._running: Task | None = None
         self._computing_s = _COMPUTING_S  # that are left; below 0 after a turn that took longer
+        # Expected tokens of recent common passes, and those of plain decoding in the same time;
+        # and seconds of drafting since the last such pass.
+        self._emitted = self._plainly = self._drafting_s = 0.0
 
     # ---- tasks
 
@@ -355,10 +375,13 @@ class Scheduler:
         task.suspend()
         task.is_resting = False
 
-    def agree(self, reaches: Sequence[float]) -> int:
-        """Return the draft length of the running task; called by its drafter."""
+    def agree(self, offer: Offer) -> int:
+        """Return the draft length of the running task; called by its drafter.
+
+        If the draft model can go on, return whether it drafts another token.
+        """
         task = self._the_running
-        task.waits_for = Offer(reaches)
+        task.waits_for = offer
         return int(task.suspend())
 
     def _wait_for(self, part: Part) -> Logits:
@@ -427,8 +450,8 @@ class Scheduler:
         drafting = self._waiting(self._draft, rows=True)
         if self._draft and drafting:
             self._draft.run(drafting)
-        elif any(isinstance(task.waits_for, Offer) for task in self.tasks):
-            self._choose_lengths()
+        elif offering := [task for task in self.tasks if isinstance(task.waits_for, Offer)]:
+            self._choose_lengths(offering)
         else:
             decoding, reader = self._waiting(self._target, rows=True), self._reader()
             # Before the pass with rows, because each pass may overwrite the rows of the last one.
@@ -509,13 +532,27 @@ class Scheduler:
         ]
         return min(found, key=lambda one: one[0])[1:] if found else None
 
-    def _choose_lengths(self) -> None:
-        """Resume the tasks that have drafted with the length of their drafts."""
-        offering = [task for task in self.tasks if isinstance(task.waits_for, Offer)]
+    def _choose_lengths(self, offering: Sequence[Task]) -> None:
+        """Resume tasks that draft: those whose draft model goes on, or all with their lengths."""
         tasks = [*offering, *self._waiting(self._target, rows=True)]
-        n, depth = len(tasks), mean_depth(tasks)
-        offers = [task.offer for task in tasks]
-        rows = common_rows(offers, lambda rows: self._target.seconds(n, rows, depth))
+        n, depth, offers = len(tasks), mean_depth(tasks), [task.offer for task in tasks]
+        pass_s = cache(lambda rows: self._target.seconds(n, rows, depth))
+        plain = n / pass_s(1)
+        rate = plain * max(1.0, self._emitted / self._plainly if self._plainly else 0.0)
+        if self._draft and any(one.chance for one in offers):
+            n_read = sum(task.pair.draft.n_past for task in offering if task.pair.draft) // n
+            draft_s = partial(self._draft.seconds, rows=1, n_past=n_read)
+            going = best_drafting(offers, pass_s, draft_s, rate)
+            self._drafting_s += draft_s(len(going)) if going else 0.0
+            for i, (task, offer) in enumerate(zip(offering, offers, strict=False)):
+                if offer.chance:
+                    task.set_answer(i in going)
+            return
+        rows = common_rows(offers, pass_s, rate)
+        emitted = sum(float(one.tokens(rows).sum()) for one in offers)
+        self._emitted = _RATE_MEMORY * self._emitted + emitted
+        self._plainly = _RATE_MEMORY * self._plainly + plain * (pass_s(rows) + self._drafting_s)
+        self._drafting_s = 0.0
         self._target.costs.drafted(sum(bool(one.reaches) for one in offers), n)
         for task, offer in zip(offering, offers, strict=False):
             task.set_answer(max(0, min(len(offer.reaches), rows - offer.n_pending)))

@@ -123,7 +123,8 @@ def _limit(cpu_seconds: int, memory: int) -> None:
             resource.setrlimit(what, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))
 
 
-def _main() -> None:
+def main() -> None:
+    """Read a task from stdin, render its template and write the answer to stdout, as JSON."""
     task = json.loads(sys.stdin.read())
     _limit(task["cpu"], task["memory"])
     try:
@@ -137,4 +138,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -24,6 +24,7 @@ from jinja2 import nodes, pass_context
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..system import subprogram
 from . import jinja_child
 from .jinja_child import MEMORY, TemplateFailure, make_environment, now, refuse, write_text
 
@@ -249,17 +250,17 @@ def render(source: str, values: Mapping[str, Any]) -> str:
 
 
 def _render_apart(source: str, values: str, most: int) -> str:
-    if not sys.executable or getattr(sys, "frozen", False):
-        raise TemplateFailure(
-            "it is too complex to run inside this program, "
-            "and there is no Python interpreter for a separate process"
-        )
+    if reason := subprogram.refusal():
+        raise TemplateFailure(f"it is too complex to run inside this program, and {reason}")
     places = {str(Path(str(module.__file__)).parents[1]) for module in (jinja2, markupsafe)}
+    command = [sys.executable, "-I", "-S", "-c", _START, jinja_child.__file__, *places]
+    if subprogram.is_frozen():
+        command = subprogram.command(jinja_child.__name__)
     task = {"source": source, "values": values, "most": most}
     limits = {"cpu": CPU_SECONDS, "memory": MEMORY + 20 * len(values)}
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _START, jinja_child.__file__, *places],
+            command,
             input=json.dumps(task | limits),
             capture_output=True,
             encoding="ascii",

@@ -23,15 +23,20 @@ class ToolReader:
     dropped. Text that looks like a call but is not one stays text.
     """
 
-    def __init__(self, family: Family, schemas: Schemas, most: int | None = None) -> None:
+    def __init__(
+        self, family: Family, schemas: Schemas, most: int | None = None, *, fenced: bool = True
+    ) -> None:
         """Create a parser.
 
         Args:
             family: Family of the model.
             schemas: Names of the tools, with the JSON schemas of their arguments.
             most: Maximum number of calls; further ones are dropped. None for no limit.
+            fenced: Whether calls may be in a block of code. No grammar checks these, so they do not
+                count where a tool is strict.
         """
         self._family, self._schemas, self._most = family, schemas, most
+        self._fence = family.fence if fenced else ""
         self._source = Source(family.prompted)
         self._n_calls = 0
         self._n_read = 0  # calls since the last text
@@ -73,6 +78,8 @@ class ToolReader:
                 yield from self._section()
             else:
                 source.at = 0
+        elif self._fence and (yield from source.optional(self._fence)):
+            yield from self._fenced()
         while not source.is_over:
             yield from self._text()
             if not source.is_over:
@@ -99,9 +106,27 @@ class ToolReader:
 
     def _section(self) -> Steps[None]:
         """Read calls up to the end of their section."""
+        yield from self._read_or_give_up(self._calls())
+
+    def _fenced(self) -> Steps[None]:
+        """Read calls in a block of code up to its end, after its first line."""
+        source, end = self._source, "`" * 3
+
+        def calls() -> Steps[None]:
+            while True:
+                yield from self._family.call.read(source, self._schemas)
+                self._n_read += 1
+                source.drop()
+                if (yield from source.optional(end)) or source.is_over:
+                    source.drop()
+                    return
+
+        yield from self._read_or_give_up(calls())
+
+    def _read_or_give_up(self, calls: Steps[None]) -> Steps[None]:
         source = self._source
         try:
-            yield from self._calls()
+            yield from calls
         except NotACallError:
             if source.at == 0:
                 source.at = min(1, len(source.text))
@@ -148,7 +173,12 @@ class ToolReader:
 
 
 def read_answer(
-    text: str, family: Family, schemas: Schemas, most: int | None = None
+    text: str,
+    family: Family,
+    schemas: Schemas,
+    most: int | None = None,
+    *,
+    fenced: bool = True,
 ) -> tuple[str, list[tuple[str, str]]]:
     """Separate a whole answer into text and tool calls; a broken call is text.
 
@@ -157,11 +187,12 @@ def read_answer(
         family: Family of the model.
         schemas: Names of the tools, with the JSON schemas of their arguments.
         most: Maximum number of calls; further ones are dropped. None for no limit.
+        fenced: As in `ToolReader`.
 
     Returns:
         The text, and the names of the called tools with the arguments as JSON text.
     """
-    reader = ToolReader(family, schemas, most)
+    reader = ToolReader(family, schemas, most, fenced=fenced)
     said, calls = "", list[tuple[str, str]]()
     for kind, piece, _ in [*reader.push(text), *reader.finish()]:
         if kind == "call":
@@ -185,7 +216,8 @@ def call_of(family: Family, name: str, arguments: str) -> Delta:
 
 def whole_answer(text: str, family: Family, use: ToolUse) -> tuple[str, list[Delta]]:
     """Separate a complete answer into its text and its tool calls."""
-    said, calls = read_answer(text, family, use.schemas, None if use.parallel else 1)
+    most, fenced = None if use.parallel else 1, not use.strict
+    said, calls = read_answer(text, family, use.schemas, most, fenced=fenced)
     return said, [call_of(family, name, arguments) for name, arguments in calls]
 
 
@@ -199,7 +231,8 @@ class ToolDeltas:
     """
 
     def __init__(self, family: Family, use: ToolUse) -> None:
-        self._reader = ToolReader(family, use.schemas, None if use.parallel else 1)
+        most, fenced = None if use.parallel else 1, not use.strict
+        self._reader = ToolReader(family, use.schemas, most, fenced=fenced)
         self._family, self._index = family, -1
         self.has_call = False
 

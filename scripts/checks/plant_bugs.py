@@ -47,6 +47,8 @@ PARTS = ("gguf_spec", "tests", "scripts", "models.yaml", "pyproject.toml", "READ
 LIBRARIES = ("numpy", "llama_cpp", "jinja2", "yaml", "click", "rich.console")
 VERIFY = ("verify", "--count", "3", "--max-tokens", "48", "--draws", "400", "--threads", "1")
 SEED = 15
+# options of pytest; files that are named leave out the slow tests only
+TIERS = {"quick": ["-m", "not full and not slow"], "all": [], "slow": ["--slow"]}
 ENUMERATION = "exactness/test_enumeration.py::test_all_paths_together_give_the_targets_distribution"
 TESTS = {  # of mutants of a module: those that are asked first, and those that are asked about survivors
     name: (quick.split(), slow.split())
@@ -126,6 +128,31 @@ BUGS = (
     Bug("a profile is kept whatever the type of the cache", "speculative/profile.py",
         "o.kv_type", '"any"',
         ("unit/test_kept_under.py", "gguf/test_profile.py")),
+    # slots
+    Bug("rows of a common pass are given in the order of the slots", "llama/model.py",
+        "firsts[part.slot.index] + len(part.tokens) for part in parts", "one + len(part.tokens) for one, part in zip(firsts.values(), parts, strict=False)",
+        ("gguf/test_slots.py",)),
+    Bug("tokens that only filled a pass stay in the cache", "llama/model.py",
+        "if one.n_past + len(one.tokens) > slot.n_past:", "if False:",
+        ("gguf/test_slots.py",)),
+    Bug("a slot whose place was taken still lists its tokens", "llama/model.py",
+        "slot, free\n        free.forget()", "slot, free",
+        ("gguf/test_slots.py", "gguf/test_scheduler.py")),
+    Bug("a part is made longer than its context", "llama/model.py",
+        "max(0, min(width, slot.n_ctx - slot.n_past) - n)", "max(0, width - n)",
+        ("gguf/test_slots.py",)),
+    Bug("an interrupted pass keeps what its caches list", "llama/model.py",
+        "            for part in parts:\n                part.slot.forget()\n            raise", "            raise",
+        ("gguf/test_slots.py", "gguf/test_scheduler.py")),
+    Bug("rows of a pass are overwritten by the next pass of the same step", "speculative/scheduler.py",
+        "for task in group if group is not groups[-1] else ():", "for task in ():",
+        ("gguf/test_scheduler.py",)),
+    Bug("one request that fails takes its neighbours with it", "speculative/scheduler.py",
+        "error if len(tasks) == 1 else None)", "error)",
+        ("gguf/test_scheduler.py",)),
+    Bug("a request that is stopped is part of common passes", "speculative/scheduler.py",
+        "active = [task for task in self.tasks if not task.is_parked]\n        decoding", "active = self.tasks\n        decoding",
+        ("gguf/test_scheduler.py",)),
     # prediction heads
     Bug("a row of a rejected draft stays", "llama/model.py",
         "self.hidden.cut(to)", "self.hidden.cut(to + 1)",
@@ -150,7 +177,7 @@ BUGS = (
         ("exactness/test_heads.py", "gguf/test_heads.py")),
     Bug("all tokens of a draft follow the row of its first one", "llama/head.py",
         "self._own = native.last_row()", "self._own = native.last_row() if self._own is None else self._own",
-        ("exactness/test_heads.py",)),
+        ("gguf/test_heads.py", "exactness/test_heads.py")),
     Bug("the cache of a head is never cut", "llama/head.py",
         "        super().rollback(self._kept(to))\n", "        self._kept(to)\n",
         ("gguf/test_heads.py",)),
@@ -247,7 +274,7 @@ BUGS = (
         ("server/test_model_pool.py",)),
     Bug("the token of ps opens all routes", "server/app.py",
         "if path == _STATUS else [key]", "if True else [key]",
-        ("server/test_model_pool.py",)),
+        ("server/test_limits.py",)),
     Bug("only errors of the exact path have the format of their API", "server/replies.py",
         "path == start or path.startswith(f\"{start}/\")", "path == start",
         ("server/test_api_formats.py",)),
@@ -269,6 +296,58 @@ BUGS = (
     Bug("the result of a failed tool is that of one that worked", "server/messages_api.py",
         "f\"Error: {text}\" if block.get(\"is_error\") else text", "text",
         ("server/test_messages_api.py",)),
+    # bodies of other APIs
+    Bug("a text behind the result of a tool is part of the result", "server/messages_api.py",
+        "if not read or read[-1][\"role\"] != role:", "if not read:",
+        ("server/test_messages_api.py",)),
+    Bug("calls at once are allowed where they are forbidden", "server/messages_api.py",
+        "parallel = not choice.get(\"disable_parallel_tool_use\")", "parallel = True",
+        ("server/test_messages_api.py",)),
+    Bug("the reasoning of an earlier turn is text", "server/messages_api.py",
+        "read[chat.REASONING] = read.get(chat.REASONING, \"\") + block[\"thinking\"]", "read[\"content\"] += block[\"thinking\"]",
+        ("server/test_messages_api.py",)),
+    Bug("the effort of reasoning is lost", "server/messages_api.py",
+        "EFFORTS.get(config.get(\"effort\"))", "None",
+        ("server/test_messages_api.py",)),
+    Bug("the limit of reasoning is lost", "server/messages_api.py",
+        "thinking.get(\"budget_tokens\")", "None",
+        ("server/test_messages_api.py",)),
+    Bug("a call begins a turn of its own behind its text", "server/responses_api.py",
+        "_turn(messages).setdefault", "_turn(messages, \"content\").setdefault",
+        ("server/test_responses_api.py",)),
+    Bug("the summary of reasoning is taken for the reasoning", "server/responses_api.py",
+        "item[\"content\"] or item[\"summary\"]", "item[\"summary\"] or item[\"content\"]",
+        ("server/test_responses_api.py",)),
+    Bug("the role of a developer reaches the template", "server/responses_api.py",
+        "\"system\" if item[\"role\"] == \"developer\" else item[\"role\"]", "item[\"role\"]",
+        ("server/test_responses_api.py",)),
+    Bug("files of a message run into each other", "server/responses_api.py",
+        "if text and piece and (is_file or is_after_file):", "if False:",
+        ("server/test_responses_api.py",)),
+    Bug("two fields may name two limits of the answer", "server/responses_api.py",
+        "if not chat.same(data.setdefault(\"max_tokens\", limit), limit):", "if data.setdefault(\"max_tokens\", limit) is None:",
+        ("server/test_responses_api.py",)),
+    Bug("both results of tools belong to the first call", "server/ollama.py",
+        "open_ = [call for call in open_ if call != found[0]]", "open_ = [*open_]",
+        ("server/test_ollama.py",)),
+    Bug("a negative seed is refused", "server/ollama.py",
+        "if isinstance(found.get(\"seed\"), int) and found[\"seed\"] < 0:", "if False:",
+        ("server/test_ollama.py",)),
+    Bug("images come behind the text", "server/ollama.py",
+        "return [*parts, {\"type\": \"text\", \"text\": text}]", "return [{\"type\": \"text\", \"text\": text}, *parts]",
+        ("server/test_ollama.py", "server/test_images.py")),
+    Bug("json as a format binds nothing", "server/ollama.py",
+        "return {\"response_format\": {\"type\": \"json_object\"}}", "return {}",
+        ("server/test_ollama.py",)),
+    Bug("think false is not heard", "server/ollama.py",
+        "return {\"reasoning_effort\": \"none\"}", "return {}",
+        ("server/test_ollama.py",)),
+    Bug("a raw prompt has the limit of completions", "server/ollama.py",
+        "body.get(\"max_tokens\", -1)", "body.get(\"max_tokens\", 16)",
+        ("server/test_ollama.py",)),
+    Bug("a length of -2 ends the answer", "server/ollama.py",
+        "found[\"max_tokens\"] = -1", "found[\"max_tokens\"] = 2",
+        ("server/test_ollama.py",)),
     # images
     Bug("images of one size are one image", "llama/image_file.py",
         "hashlib.sha256(data).digest()", "hashlib.sha256(b'%d %d' % size).digest()",
@@ -422,7 +501,7 @@ class Copy:
             path.write_bytes(right)
             compiled.unlink(missing_ok=True)
 
-    def test(self, tests: Sequence[str], limit_s: float) -> str:
+    def test(self, tests: Sequence[str], tier: str, limit_s: float) -> str:
         """Return the first of the tests that fails, or that the time was up; nothing where all pass."""
         shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
         output = self.folder / "output"
@@ -430,7 +509,7 @@ class Copy:
         if not child:
             code = 99
             try:
-                code = self._pytest(tests, output)
+                code = self._pytest(tests, tier, output)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -443,14 +522,14 @@ class Copy:
         if os.WIFSIGNALED(status):
             return f"signal {os.WTERMSIG(status)}"
         code, text = os.WEXITSTATUS(status), output.read_text(errors="replace")
-        if code == 0:
+        if code in (0, 5):  # 5: no test of these files is in the tier
             return ""
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
         if code not in (1, 2) or not failed:
             raise RuntimeError(f"pytest ended with {code}:\n{text[-3000:]}")
         return failed[1]
 
-    def _pytest(self, tests: Sequence[str], output: Path) -> int:
+    def _pytest(self, tests: Sequence[str], tier: str, output: Path) -> int:
         os.setsid()
         out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(out, 1)
@@ -468,6 +547,7 @@ class Copy:
         import pytest
 
         options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", f"--hypothesis-seed={SEED}"]
+        options += TIERS[tier]
         return int(pytest.main([*options, *(f"tests/{test}" for test in tests)], [Once()]))
 
     @staticmethod
@@ -503,7 +583,9 @@ class Copy:
         return f"{done.returncode}: {''.join(last)}" if done.returncode else ""
 
 
-def noticed(job: Job, verify: bool, limit_s: float, until: float) -> tuple[str, float] | None:
+def noticed(
+    job: Job, verify: bool, tier: str, limit_s: float, until: float
+) -> tuple[str, float] | None:
     """Return what notices a change, "" where nothing does, and the seconds; None where the time is over."""
     started = time.monotonic()
     if started > until:
@@ -512,7 +594,7 @@ def noticed(job: Job, verify: bool, limit_s: float, until: float) -> tuple[str, 
         copy = Copy(Path(folder))
         change = copy.changed(f"gguf_spec/{job.file}", job.text) if job.file else None
         with change or contextlib.nullcontext():
-            found = copy.verify(limit_s) if verify else copy.test(job.tests, limit_s)
+            found = copy.verify(limit_s) if verify else copy.test(job.tests, tier, limit_s)
     return found, time.monotonic() - started
 
 
@@ -523,7 +605,8 @@ def run(jobs: Sequence[Job], args: argparse.Namespace) -> Iterator[tuple[str, fl
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     n, until = len(jobs), time.monotonic() + args.seconds
     with ProcessPoolExecutor(args.workers, mp_context=get_context("fork")) as pool:
-        yield from pool.map(noticed, jobs, [args.verify] * n, [args.limit] * n, [until] * n)
+        both = [args.verify] * n, [args.tier] * n
+        yield from pool.map(noticed, jobs, *both, [args.limit] * n, [until] * n)
 
 
 # ---- the commands
@@ -605,6 +688,9 @@ def main() -> int:
         command = commands.add_parser(run_command.__name__.removeprefix("run_"))
         command.set_defaults(run=run_command)
         command.add_argument("--verify", action="store_true", help="ask `gguf-spec verify`")
+        command.add_argument(
+            "--tier", choices=TIERS, default="all", help="run the tests of it only"
+        )
         command.add_argument("--limit", type=float, default=120, help="seconds for each")
         command.add_argument("--seconds", type=float, default=1e9, help="begin none after so long")
         command.add_argument("--workers", type=int, default=2)

@@ -1,19 +1,27 @@
-"""Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and show-draft.svg and page.png
-from real runs. Needs chromium and chromedriver. MODEL is the one that answers on the page.
+"""Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and edit.svg and
+page.png from real runs. Without the name of a picture all are made.
 
-PYTHONPATH=. .venv/bin/python scripts/docs/pictures.py [MODEL]
+edit.svg needs qwen2.5-coder-1.5b (`gguf-spec models pull`), page.png chromium and chromedriver. MODEL is the one that answers on the page.
+
+PYTHONPATH=. .venv/bin/python scripts/docs/pictures.py [--model MODEL] [bench | edit | page ...]
 """
 
+import argparse
 import contextlib
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+from functools import partial
 from pathlib import Path
 
 from plot_bench import chart
@@ -28,23 +36,7 @@ ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 100
 QUESTION = "Write a Python function that checks whether a number is prime."
-COMMAND = [
-    "generate",
-    "-m",
-    "tales",
-    "Once upon a time",
-    "--seed",
-    "4",
-    "-n",
-    "110",
-    "-k",
-    "4",
-    "--fixed",
-    "--show-draft",
-    "--threads",
-    "1",
-    "--stats",
-]
+EDIT = "edit -m qwen2.5-coder-1.5b scripts/examples/service.yaml 'change the port to 9090' --show-draft --diff"
 
 
 def bench():
@@ -63,32 +55,40 @@ def read_all(here):
     return seen
 
 
-def terminal():
+def settled(shown):
+    """Return what stays on a screen: lines that rich shows for a while and erases are left out."""
+    lines, row = [""], 0
+    for part in re.split(r"(\n|\r|\x1b\[1A|\x1b\[2K|\x1b\[\?25[lh])", shown):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part != "\r" and not part.startswith("\x1b[?25"):
+            lines[row] += part
+    return "\n".join(lines)
+
+
+def edit():
     """What the command shows at a terminal, as SVG."""
     here, there = pty.openpty()
-    environment = os.environ | {
-        "TERM": "xterm-256color",
-        "COLUMNS": str(WIDTH),
-        "PYTHONPATH": str(ROOT),
-    }
-    with subprocess.Popen(
-        [sys.executable, "-m", "gguf_spec", *COMMAND],
-        stdin=there,
-        stdout=there,
-        stderr=there,
-        env=environment,
-    ):
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 60, WIDTH, 0, 0))
+    environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-m", "gguf_spec", *shlex.split(EDIT)]
+    with subprocess.Popen(line, stdin=there, stdout=there, stderr=there, env=environment, cwd=ROOT):
         os.close(there)
-        shown = read_all(here).decode().replace("\r\n", "\n")
+        shown = settled(read_all(here).decode().replace("\r\n", "\n"))
     console = Console(record=True, width=WIDTH, file=io.StringIO())
-    typed = " ".join(f'"{word}"' if " " in word else word for word in COMMAND)
+    typed = EDIT.replace("'", '"')
     console.print(Text.from_ansi(f"$ gguf-spec {typed}\n{shown.rstrip()}"))
-    svg = console.export_svg(title="green: what the draft proposed and the target kept")
+    svg = console.export_svg(title="green: drafted from the old text, and kept by the model")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
     svg = svg.replace("Fira Code, monospace", "monospace").replace(
         "<!-- Generated with Rich https://www.textualize.io -->", ""
     )
-    (IMAGES / "show-draft.svg").write_text(svg, encoding="utf-8")
+    (IMAGES / "edit.svg").write_text(svg, encoding="utf-8")
 
 
 def page(model):
@@ -110,7 +110,15 @@ def page(model):
             driver.quit()
 
 
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="tales")
+    parser.add_argument("pictures", nargs="*", metavar="PICTURE")
+    args = parser.parse_args()
+    make = {"bench": bench, "edit": edit, "page": partial(page, args.model)}
+    for name in args.pictures or make:
+        make[name]()
+
+
 if __name__ == "__main__":
-    bench()
-    terminal()
-    page(sys.argv[1] if len(sys.argv) > 1 else "tales")
+    main()

@@ -2,9 +2,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from gguf_spec import cli as program
 from tests.support import children, zoo
 
 
@@ -56,24 +59,39 @@ def cli(cage, environment):
     return run
 
 
+# One thread and greedily, which arguments that come later override.
+GENERATE = ["generate", "--threads", "1", "--raw", "-t", "0", "-m", "abc.gguf", "-d", "none"]
+
+
 @pytest.fixture(scope="session")
 def generate(cli):
-    """Run `generate` with one thread and greedily, which arguments that come later override."""
+    """Run `generate` in the cage."""
+    return lambda *args, **options: cli(*GENERATE, *args, **options)
 
-    def run(*args, **options):
-        return cli(
-            "generate",
-            "--threads",
-            "1",
-            "--raw",
-            "-t",
-            "0",
-            "-m",
-            "abc.gguf",
-            "-d",
-            "none",
-            *args,
-            **options,
+
+@pytest.fixture
+def here(cage, environment, monkeypatch):
+    """Run the command line in the cage as `cli` does, but in this process: signals and logs stay those of the tests."""
+    monkeypatch.chdir(cage)
+    for name in {name for name in os.environ if name.startswith(("GGUF_SPEC_", "COLUMNS"))}:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "GGUF_SPEC_MODEL", "TERM"):
+        monkeypatch.setenv(name, environment[name])
+
+    monkeypatch.setattr(program, "_set_up", lambda: None)
+
+    def run(*args, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["gguf-spec", *map(str, args)])
+        with CliRunner().isolation(input=stdin) as (out, err, _), pytest.raises(SystemExit) as end:
+            program.main()
+        return SimpleNamespace(
+            returncode=end.value.code, stdout=out.getvalue(), stderr=err.getvalue()
         )
 
     return run
+
+
+@pytest.fixture
+def generate_here(here):
+    """Run `generate` in this process."""
+    return lambda *args, **options: here(*GENERATE, *args, **options)

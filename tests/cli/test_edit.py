@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import sys
 
@@ -112,6 +113,9 @@ def test_a_fence_around_the_whole_answer_goes():
     assert text("a", "```\nb\nc\n```\n") == "b\nc"
     assert text("a\n", "b\n```\nc\n```") == "b\n```\nc\n```\n"
     assert text("```\na\n```\n", "```\nb\n```") == "```\nb\n```\n"
+    # seen with Qwen2.5-Coder: a text in four backquotes ended with three
+    assert text("a\n```\nb\n```\nc\n", "A\n```\nb\n```\nc\n```") == "A\n```\nb\n```\nc\n"
+    assert text("a\n```\nb\n", "A\n```\nb\n```") == "A\n```\nb\n```\n"
     for answer, reason in ((" \n", "stop"), ("b", "length")):
         with pytest.raises(Exception, match="nothing was written"):
             text("a\n", answer, reason)
@@ -201,6 +205,21 @@ def test_at_a_terminal_it_asks(edit, cage, environment, file, typed, written):
     assert file.read_text() == ("abcXefgh\n" if written else "abcdefgh\n")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("show", [True, False])
+def test_accepted_draft_tokens_are_green_on_request(cage, environment, tmp_path, show):
+    path = tmp_path / "same.txt"
+    path.write_text("abcdefgh\n", encoding="utf-8")
+    editor(cage / "copy.gguf", "abcdefgh")
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "x", "-m", "copy.gguf", "--threads", "1", "--ctx", "2048", "--diff"]  # fmt: skip
+    code, seen = children.at_terminal(
+        [*line, *(["--show-draft"] if show else [])], cwd=cage, env=environment
+    )
+    assert code == 0
+    green = re.search(rb"\x1b\[32m[a-h]+\x1b\[0m", seen)
+    assert bool(green) == show, seen
+
+
 def test_ctrl_c_writes_nothing(cage, environment, file):
     zoo.write(cage / "long.gguf", zoo.parrot("\nabcdefgh", for_ever=True), metadata={"llama.context_length": 100_000})  # fmt: skip
     line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "x", "-m", "long.gguf", "--yes", "-n", "90000", "--ctx", "99000", "-d", "none", "--threads", "1"]  # fmt: skip
@@ -226,3 +245,16 @@ def test_a_gain_is_shown_only_where_it_is_one(monkeypatch, capsys):
     assert "times" not in summary(None)
     assert "times" not in summary(8 / 99)
     assert "2.0 times plain decoding" in summary(8 / 25, rounds=50), "no more than tokens a round"
+
+
+@pytest.mark.parametrize(("old", "has_one"), [("abc\n", False), ("a<|endoftext|>b\n", True)])
+def test_a_text_with_the_name_of_an_end_token_does_not_end_there(tmp_path, old, has_one):
+    """Seen with Qwen2.5-Coder: it copied `<|im_end|>` as the token, and half of the file was gone."""
+    import gguf_spec
+    from gguf_spec import Sampling
+    from gguf_spec.cli.edit import EditPrompt
+
+    path = zoo.write(tmp_path / "one.gguf", zoo.llama(), metadata={"llama.context_length": 2048})
+    with gguf_spec.load(path, "none", n_ctx=2048, threads=1) as llm:
+        sampling = EditPrompt(llm, old, "x", "one.txt").limited(Sampling(seed=1), None)
+    assert sampling.ignore_eos is has_one

@@ -49,21 +49,19 @@ MODELS = {
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("name", "said"), MODELS.items(), ids=lambda value: str(value)[:20])
-def test_target(generate, bad, name, said):
-    check(generate("a", "-m", bad / name), 1, *said)
+def test_target(generate_here, bad, name, said):
+    check(generate_here("a", "-m", bad / name), 1, *said)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["gone.gguf", "picture.gguf", "weights.gguf", "mute.gguf"])
-def test_draft(generate, bad, name):
-    check(generate("a", "-d", bad / name), 1, *MODELS[name])
+def test_draft(generate_here, bad, name):
+    check(generate_here("a", "-d", bad / name), 1, *MODELS[name])
 
 
-def test_a_draft_of_another_vocabulary(generate, bad):
+def test_a_draft_of_another_vocabulary(generate_here, bad):
     check(
-        generate("a", "-d", bad / "stranger.gguf"),
+        generate_here("a", "-d", bad / "stranger.gguf"),
         1,
         "target and draft have other tokenizers, with only ",
         " tokens in common",
@@ -75,27 +73,26 @@ def test_a_name_nearly_right(generate):
     check(generate("a", "-m", "tale"), 1, "tale", "Hint: did you mean tales?")
 
 
-@pytest.mark.full
-def test_prompt_longer_than_the_context(generate):
+def test_prompt_longer_than_the_context(generate_here):
     check(
-        generate("a" * 100, "--ctx", "64"),
+        generate_here("a" * 100, "--ctx", "64"),
         1,
         "the prompt has 100 tokens but the context holds 64",
         "--ctx 128",
     )
 
 
-def test_a_megabyte_of_one_letter(generate):
+def test_a_megabyte_of_one_letter(generate_here):
     check(
-        generate(stdin=b"a" * (1 << 20)),
+        generate_here(stdin=b"a" * (1 << 20)),
         1,
         "the prompt has 1,048,576 tokens but the context holds 256",
     )
 
 
 @pytest.mark.parametrize("flags", [["", "--raw"], ["", "--chat"], ["-", "--raw"]])
-def test_empty_prompt(generate, flags):
-    check(generate(*flags), 1, "the prompt is empty")
+def test_empty_prompt(generate_here, flags):
+    check(generate_here(*flags), 1, "the prompt is empty")
 
 
 OPTIONS = {
@@ -149,16 +146,14 @@ OPTIONS = {
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("line", "said"), OPTIONS.items(), ids=OPTIONS)
-def test_options_out_of_range(generate, line, said):
+def test_options_out_of_range(generate_here, line, said):
     flags = ["-s", "be brief", "--raw"] if line.startswith("-s") else line.split()
-    check(generate("a", *flags), 2, said)
+    check(generate_here("a", *flags), 2, said)
 
 
-@pytest.mark.full
-def test_an_empty_stop_string(generate):
-    check(generate("a", "--stop", ""), 2, "--stop is ")
+def test_an_empty_stop_string(generate_here):
+    check(generate_here("a", "--stop", ""), 2, "--stop is ")
 
 
 @pytest.mark.parametrize(
@@ -170,11 +165,10 @@ def test_an_empty_stop_string(generate):
         ("--json-schema", "@"),
     ],
 )
-def test_a_grammar_file_that_is_not_there(generate, flags):
-    check(generate("a", *flags), 1, "Could not open file")
+def test_a_grammar_file_that_is_not_there(generate_here, flags):
+    check(generate_here("a", *flags), 1, "Could not open file")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "flags",
     [
@@ -186,64 +180,60 @@ def test_a_grammar_file_that_is_not_there(generate, flags):
         ("--seed", "-1"),
     ],
 )
-def test_verify_with_nothing_to_do(cli, flags):
-    check(cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *flags), 2)
+def test_verify_with_nothing_to_do(here, flags):
+    check(here("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *flags), 2)
 
 
-@pytest.mark.full
-def test_verify_of_prompts_that_are_none(cli, cage):
+def test_verify_of_prompts_that_are_none(here, cage):
     (cage / "empty.txt").write_text("\n\n", encoding="utf-8")
     verify = ("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1)
     check(
-        cli(*verify, "-f", "empty.txt"), 2, "--prompts is [] but must be a list of one text or more"
+        here(*verify, "-f", "empty.txt"),
+        2,
+        "--prompts is [] but must be a list of one text or more",
     )
-    check(cli(*verify, "-f", "gone.txt"), 1, "gone.txt")
+    check(here(*verify, "-f", "gone.txt"), 1, "gone.txt")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("ctx", [5, 6])
-def test_verify_in_a_context_that_is_too_small(cli, cage, ctx):
+def test_verify_in_a_context_that_is_too_small(here, cage, ctx):
     (cage / "long.txt").write_text("abcde\n", encoding="utf-8")
     prompt = ("-f", "long.txt", "--ctx", ctx)
     check(
-        cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *prompt),
+        here("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *prompt),
         2,
         "'abcde'",
         f"tokens but the context holds {ctx}.",
     )
 
 
-def test_a_chat_without_a_message(generate):
-    check(generate("", "--chat", "--prefill", "ab"), 1, "the prompt is empty")
+def test_a_chat_without_a_message(generate_here):
+    check(generate_here("", "--chat", "--prefill", "ab"), 1, "the prompt is empty")
 
 
-@pytest.mark.full
-def test_a_prompt_file_that_is_not_there(generate, cage):
-    check(generate("-f", "gone.txt"), 1, "gone.txt")
-    check(generate("-f", cage), 1, str(cage))
+def test_a_prompt_file_that_is_not_there(generate_here, cage):
+    check(generate_here("-f", "gone.txt"), 1, "gone.txt")
+    check(generate_here("-f", cage), 1, str(cage))
 
 
 def test_an_unknown_command(cli):
     check(cli("genrate"), 2, "genrate")
 
 
-@pytest.mark.full
-def test_out_of_memory(generate):
-    check(generate("a", "--ctx", "500000000", "-m", "tales"), 1, "GiB", "--ctx")
+def test_out_of_memory(generate_here):
+    check(generate_here("a", "--ctx", "500000000", "-m", "tales"), 1, "GiB", "--ctx")
 
 
-@pytest.mark.full
-def test_no_chat_template(generate, tmp_path):
+def test_no_chat_template(generate_here, tmp_path):
     plain = zoo.write(
         tmp_path / "plain.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None}
     )
-    check(generate("a", "-m", plain, "--chat"), 1, "plain.gguf has no chat template", "--raw")
+    check(generate_here("a", "-m", plain, "--chat"), 1, "plain.gguf has no chat template", "--raw")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["x" * 300, "~nobody-of-that-name/m.gguf", "a\nb.gguf"])
-def test_names_that_no_file_can_have(generate, name):
-    check(generate("a", "-m", name), 1)
+def test_names_that_no_file_can_have(generate_here, name):
+    check(generate_here("a", "-m", name), 1)
 
 
 def test_a_name_cannot_steer_the_terminal(generate):

@@ -1,4 +1,4 @@
-"""LangChain, LlamaIndex, the OpenAI Agents SDK, and the examples with FastAPI and Textual for real, each in an environment of its own, as `scripts/ecosystem` makes them."""
+"""LangChain, LlamaIndex, the OpenAI Agents SDK, llm, and the examples with FastAPI and Textual for real, each in an environment of its own, as `scripts/ecosystem` makes them."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,14 @@ FRAMEWORKS = {
     "langchain": "GGUF_SPEC_LANGCHAIN_PYTHON",
     "llama_index": "GGUF_SPEC_LLAMAINDEX_PYTHON",
     "agents": "GGUF_SPEC_AGENTS_PYTHON",
+    "llm": "GGUF_SPEC_LLM_PYTHON",
     "examples": "GGUF_SPEC_EXAMPLES_PYTHON",
 }
 FILES = {
     "langchain": ["tests/compat/with_langchain.py", "tests/compat/with_langchain_server.py"],
     "llama_index": ["tests/compat/with_llama_index.py", "tests/compat/with_llama_index_server.py"],
     "agents": ["tests/compat/with_agents.py"],
+    "llm": ["tests/compat/with_llm.py", "tests/compat/with_llm_server.py"],
     "examples": ["tests/examples/test_fastapi_app.py", "tests/examples/test_textual_app.py"],
 }
 

@@ -1,6 +1,8 @@
 """LangChain's own `batch` and `abatch` on a server that runs four requests at once: the texts of one after the other."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import httpx
 import pytest
@@ -45,6 +47,13 @@ def test_a_batch_has_the_texts_of_one_after_the_other(server, api):
     assert [one.text for one in together] == wanted
     parts = [list(chat.stream(question)) for question in QUESTIONS[:2]]
     assert ["".join(part.text for part in some) for some in parts] == wanted[:2]
+
+
+def test_the_program_of_the_page_about_clients(server, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(from langchain_openai .*?)```", page, re.DOTALL)[0]
+    exec(compile(program.replace("http://127.0.0.1:8080", server.url), "clients.md", "exec"), {})
+    assert len(capsys.readouterr().out.split()) > 5
 
 
 def test_the_batch_of_asyncio(server, api):

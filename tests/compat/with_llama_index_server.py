@@ -1,6 +1,8 @@
 """LlamaIndex's asynchronous calls on a server that runs four requests at once: the texts of one after the other."""
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 from llama_index.core.llms import ChatMessage
@@ -26,6 +28,14 @@ def llm():
             max_retries=0,
             additional_kwargs={"seed": 7},
         )
+
+
+def test_the_program_of_the_page_about_clients(llm, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(from llama_index.*?)```", page, re.DOTALL)[0]
+    program = program.replace("http://127.0.0.1:8080/v1", llm.api_base)
+    exec(compile(program, "clients.md", "exec"), {})
+    assert len(capsys.readouterr().out.split()) > 5
 
 
 def messages(question):

@@ -41,7 +41,7 @@ def display():
 class App:
     """The app on a screen."""
 
-    def __init__(self, display, model, delay_s):
+    def __init__(self, display, model, delay_s, program=None, around=None):
         self.environment = os.environ | {
             "DISPLAY": display,
             "PYTHONPATH": str(ROOT),
@@ -49,8 +49,8 @@ class App:
         }
         driver = Path(__file__).parent / "drive_desktop_app.py"
         self.process = children.Child(
-            [sys.executable, str(driver), model, str(delay_s)],
-            env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*(program or [sys.executable, driver]), model, delay_s],
+            env=self.environment | (around or {}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.shown = {}
 

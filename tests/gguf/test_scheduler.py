@@ -254,6 +254,22 @@ def test_a_full_context_is_an_error_of_one_task(models):
     assert tasks[1].is_right(models[1])
 
 
+def test_a_parked_task_is_no_part_of_common_passes(models):
+    """The draft controllers of the others would share costs with it, and read for it in small pieces."""
+    scheduler = scheduler_of(models[0])
+    parked = scheduler.start(scheduler.pairs[0], scheduler.park)
+    one = Task(scheduler, 1, [1, 2], 1000)
+    scheduler.step()
+    mine = scheduler.pairs[1]
+    assert (mine.batches.target.is_alone, mine.target.most_read) == (True, 0)
+    other = Task(scheduler, 2, [1, 2], 1000)
+    scheduler.step()
+    assert (mine.batches.target.is_alone, mine.batches.target.n) == (False, 2)
+    parked.is_parked = False
+    scheduler.forget()
+    assert not (one.error or other.error)
+
+
 def test_a_parked_task_does_not_block_others(models):
     scheduler = scheduler_of(models[0])
     other = Task(scheduler, 1, [1, 2], 5)

@@ -1,6 +1,8 @@
 """Bugs planted into a copy of the kernels: the self-test finds each of them, and `verify` those of the model that it runs."""
 
 import json
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -49,6 +51,11 @@ OF_ALL_ROWS = [
     ("floats.h", "add(add(acc[r][0], acc[r][2]), add(acc[r][1], acc[r][3]))", "add(add(acc[r][0], acc[r][2]), acc[r][1])", ["f32", "f16", "bf16"]),
     ("attention.cpp", "__builtin_fmaf(weight, share, weight2 * share2)", "__builtin_fmaf(weight, share2, weight2 * share2)", ["cache of f16", "cache of q8_0", "cache of bf16"]),
 ]  # fmt: skip
+# Bugs of rows that are longer than those of the self-test: tests of the types find them.
+OF_LONG_ROWS = [
+    ("products.cpp", "ggml.quantize_q8_K(x + i, q, n);", "ggml.quantize_q8_K(x + i % PART, q, n);", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]),
+    ("products.cpp", "sum[i / 32 + b] = header == 4", "sum[i / 32 % 32 + b] = header == 4", ["Q4_1", "Q5_1"]),
+]  # fmt: skip
 PROBLEMS = """
 import json
 from gguf_spec.llama import own_kernels, selftest
@@ -59,21 +66,27 @@ print(json.dumps({one.name: selftest.problem_of(one) for one in selftest.operati
 FILES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "F16")  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["of the first row", "of all rows"])
-def planted(request, tmp_path_factory):
-    """A library with one bug in each kernel, and what they spoil."""
+def library_with(bugs, folder):
+    """Compile the kernels with bugs; return the library and what they spoil."""
     if not own_kernels.start().name:
         pytest.skip(own_kernels.in_use().reason)
-    folder = tmp_path_factory.mktemp("planted")
     sources = Path(shutil.copytree(build_kernels.SOURCES, folder / "kernels"))
-    bugs = OF_THE_FIRST_ROW if request.param == "of the first row" else OF_ALL_ROWS
     for file, right, wrong, _ in bugs:
         text = (sources / file).read_text(encoding="utf-8")
         (sources / file).write_text(text.replace(right, wrong), encoding="utf-8")
     return build_kernels.build(folder, sources), [name for *_, names in bugs for name in names]
 
 
-@pytest.mark.parametrize("bug", [*OF_THE_FIRST_ROW, *OF_ALL_ROWS], ids=lambda bug: bug[2])
+@pytest.fixture(scope="module", params=["of the first row", "of all rows"])
+def planted(request, tmp_path_factory):
+    """A library with one bug in each kernel, and what they spoil."""
+    bugs = OF_THE_FIRST_ROW if request.param == "of the first row" else OF_ALL_ROWS
+    return library_with(bugs, tmp_path_factory.mktemp("planted"))
+
+
+@pytest.mark.parametrize(
+    "bug", [*OF_THE_FIRST_ROW, *OF_ALL_ROWS, *OF_LONG_ROWS], ids=lambda bug: bug[2]
+)
 def test_the_sources_have_its_place(bug):
     file, right, *_ = bug
     assert (build_kernels.SOURCES / file).read_text(encoding="utf-8").count(right) == 1
@@ -114,3 +127,20 @@ def test_verify_finds_each_bug(planted, kind, tmp_path, monkeypatch):
     assert done.returncode == 1, done.stderr
     faulty = {check["name"] for check in json.loads(done.stdout)["checks"] if check["faults"]}
     assert faulty & {"rows", "kernels"}
+
+
+@pytest.mark.slow
+def test_the_tests_of_products_find_bugs_of_long_rows(tmp_path):
+    library, names = library_with(OF_LONG_ROWS, tmp_path)
+    tests = "tests/kernels/test_products.py::test_bits_of_a_row"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfp", "--tb=no", tests]
+    done = children.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"GGUF_SPEC_KERNELS_LIBRARY": str(library), "GGUF_SPEC_KERNELS": "auto"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    outcomes = re.findall(r"(?m)^(PASSED|FAILED) .*\[(\w+)-", done.stdout)
+    assert {name for outcome, name in outcomes if outcome == "FAILED"} == set(names), done.stdout

@@ -25,15 +25,23 @@ from gguf_spec.server.replies import DATA_EVENTS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-QUESTION = {"messages": [{"role": "user", "content": "Tell me of a fox."}], "max_tokens": 24}
+# Drafts of a fixed length, or none: places are bytes of an answer, and how much the load of the machine lets a
+# server draft decides how long that is.
+PLAIN = {"speculation": "off"}
+DRAFTING = {"speculation": {"k": 4, "adaptive": False}}
+QUESTION = {
+    "messages": [{"role": "user", "content": "Tell me of a fox."}],
+    "max_tokens": 24,
+} | PLAIN
+FOX = {"prompt": "The fox", "max_tokens": 24} | PLAIN
 LOGPROBS = {"logprobs": True, "top_logprobs": 2}
 STREAMS = {
     "chat": (CHAT, QUESTION),
-    "text": (TEXT, {"prompt": "The fox", "max_tokens": 24}),
+    "text": (TEXT, FOX),
     "choices": (CHAT, QUESTION | {"n": 3}),
     "log probabilities": (CHAT, QUESTION | LOGPROBS),
-    "log probabilities of a text": (TEXT, {"prompt": "The fox", "max_tokens": 24, "logprobs": 2}),
-    "drafts": (CHAT, QUESTION | {"stream_options": {"include_speculation": True, "include_usage": True}}),
+    "log probabilities of a text": (TEXT, FOX | {"logprobs": 2}),
+    "drafts": (CHAT, QUESTION | DRAFTING | {"stream_options": {"include_speculation": True, "include_usage": True}}),
 }  # fmt: skip
 
 
@@ -157,10 +165,9 @@ def test_the_replicas_may_cut_the_text_otherwise(app, name):
     """A replica that drafts sends several tokens in a chunk, where another one sends one."""
     path, fields = STREAMS[name]
     fields = fields | {"stream": True, "seed": 5, "max_tokens": 60}
-    drafting = {"speculation": {"k": 4, "adaptive": False}}
     expected = joined(ask(Ingress(Replicas(app).open, Settings()), path, fields)[2])
 
-    for first, second in (({}, drafting), (drafting, {})):
+    for first, second in ((PLAIN, DRAFTING), (DRAFTING, PLAIN)):
         for n in (800, 1500, 2200):
             replicas = Replicas(app, n)
 
@@ -277,7 +284,7 @@ def test_an_answer_is_not_continued_with_another_text(app):
     def change(part, attempt):
         return part.replace(b"he", b"hE") if attempt == 2 and isinstance(part, bytes) else part
 
-    fields = {"prompt": "The fox", "max_tokens": 24, "stream": True, "seed": 5}
+    fields = FOX | {"stream": True, "seed": 5}
     replicas = Replicas(app, 2000, change=change)
     _, _, body = ask(Ingress(replicas.open, Settings()), TEXT, fields)
     error = json.loads(body.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]
@@ -303,7 +310,7 @@ def test_a_replica_that_shuts_down_counts_as_lost(app):
 
 
 def test_a_stream_that_a_shutdown_ends_is_continued(app):
-    fields = {"prompt": "The fox", "max_tokens": 24, "stream": True, "seed": 5}
+    fields = FOX | {"stream": True, "seed": 5}
     expected = joined(ask(Ingress(Replicas(app).open, Settings()), TEXT, fields)[2])
 
     def end(part, attempt):
@@ -347,7 +354,7 @@ def test_a_refusal_of_the_repetition_ends_the_stream(app):
             async for part in replicas.open(call):
                 yield part
 
-    fields = {"prompt": "The fox", "max_tokens": 24, "stream": True, "seed": 5}
+    fields = FOX | {"stream": True, "seed": 5}
     _, _, body = ask(Ingress(open_, Settings()), TEXT, fields)
     assert b'"error"' in body.split(b"\n\n")[-2]
 

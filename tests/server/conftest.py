@@ -39,6 +39,30 @@ def endless(tmp_path_factory):
         yield llm
 
 
+def infill_model(path, kinds):
+    """Write a model with some of the tokens for filling in the middle: pre, suf, mid, rep, sep."""
+    n = len(zoo.TOKENS) - 3
+    tokens = [*zoo.TOKENS[:-3], *(f"<|fim_{kind}|>" for kind in kinds), *zoo.TOKENS[-3:]]
+    metadata = {f"tokenizer.ggml.fim_{kind}_token_id": n + i for i, kind in enumerate(kinds)}
+    metadata["tokenizer.ggml.token_type"] = [1] * n + [3] * (len(kinds) + 3)
+    return zoo.write(path, zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    """A model that fills in the middle, with the tokens for files."""
+    path = tmp_path_factory.mktemp("coder") / "coder.gguf"
+    infill_model(path, ("pre", "suf", "mid", "rep", "sep"))
+    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def coder_server(coder):
+    with serve_in_thread(coder) as one:
+        yield one
+
+
 class ResponseBuilder:
     def __init__(self, response):
         self.status, self.headers, self.body = (

@@ -6,9 +6,8 @@ import pytest
 import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.requests import seed_of
-from tests.server.conftest import ask_chat, ask_text
+from tests.server.conftest import ask_chat, ask_text, infill_model
 from tests.server.test_api import FOX, START, alone
-from tests.support import zoo
 
 
 def test_seeds():
@@ -91,23 +90,12 @@ def test_no_suffix(server):
 
 def test_infill(tmp_path):
     """The prompt is prefix, suffix and middle, each after its token; texts cannot spell these tokens."""
-    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
-    n = len(zoo.TOKENS)
-    tokens = [*zoo.TOKENS[:-3], *marks, *zoo.TOKENS[-3:]]
-    names = {
-        f"tokenizer.ggml.fim_{short}_token_id": n - 3 + i
-        for i, short in enumerate(("pre", "suf", "mid"))
-    }
-    types = [1] * (n - 3) + [3] * 6
-    path = zoo.write(
-        tmp_path / "code.gguf", zoo.llama(n_vocab=n + 3), tokens=tokens,
-        metadata=names | {"tokenizer.ggml.token_type": types},
-    )  # fmt: skip
+    path = infill_model(tmp_path / "code.gguf", ("pre", "suf", "mid"))
     with (
         gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
         serve_in_thread(llm) as server,
     ):
-        pre, suf, mid = range(n - 3, n)
+        pre, suf, mid = llm.vocabulary.infill_marks
         a, z = (
             llm.vocabulary.tokenize(x, special=False, start=False) for x in ("a<|fim_middle|>", "z")
         )

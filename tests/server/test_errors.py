@@ -9,6 +9,8 @@ import gguf_spec
 from gguf_spec.errors import DecodeError
 from gguf_spec.server import ollama as about
 from gguf_spec.server import serve_in_thread
+from gguf_spec.server.errors import ApiError
+from gguf_spec.server.requests import read_chat, read_text
 from tests.server.conftest import ask, ask_chat, ask_text, until
 from tests.support import zoo
 from tests.support.talkers import answering
@@ -43,7 +45,7 @@ CHAT = [
     ({"seed": 2**64}, "seed"), ({"max_tokens": -2}, "max_tokens"), ({"max_completion_tokens": 2, "max_tokens": 3}, "max_tokens"),
     ({"max_completion_tokens": -2, "max_tokens": None}, "max_completion_tokens"), ({"repetition_penalty": 0, "repeat_penalty": 1}, "repeat_penalty"), ({"stop": ["a"] * 17}, "stop"),
     ({"stop": {"a": 1}}, "stop"), ({"stop": "a" * 257}, "stop"), ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"1": "x"}}, "logit_bias"),
-    ({"logit_bias": {"999999": 1}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 1}, "logprobs"),
+    ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"stream": "yes"}, "stream"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"), ({"model": 5}, "model"),
@@ -51,8 +53,7 @@ CHAT = [
     ({"speculation": {"accept": []}}, "speculation.accept"), ({"speculation": {"strict": True, "accept": "block"}}, "speculation.strict"),
     ({"response_format": {"type": "xml"}}, "response_format"), ({"response_format": "json"}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "what"}}}}, "response_format"),
-    ({"response_format": {"type": "json_object"}, "grammar": "root ::= [a-z]"}, "grammar"), ({"grammar": "root ::= ("}, "grammar"),
+    ({"response_format": {"type": "json_object"}, "grammar": "root ::= [a-z]"}, "grammar"),
     ({"tool_choice": "required"}, "tool_choice"), ({"tools": {}}, "tools"), ({"tools": [{"type": "web"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a", "strict": 1}}]}, "tools[0].function.strict"),
@@ -70,16 +71,59 @@ CHAT = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
 ]  # fmt: skip
 TEXT = [
-    ({"prompt": None}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a", "b"], "n": 65}, "n"),
-    ({"prompt": [1, "a"]}, "prompt"), ({"prompt": [10**9]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
-    ({"suffix": "x"}, "suffix"), ({"suffix": "x", "prompt": [1]}, "suffix"), ({"suffix": 5}, "suffix"), ({"suffix": "x", "echo": True}, "suffix"), ({"best_of": 2}, "best_of"), ({"logprobs": True}, "logprobs"), ({"logprobs": 21}, "logprobs"),
+    ({"prompt": None}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a", "b"], "n": 65}, "n"),
+    ({"prompt": [1, "a"]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
+    ({"suffix": "x", "prompt": [1]}, "suffix"), ({"suffix": 5}, "suffix"), ({"suffix": "x", "echo": True}, "suffix"), ({"best_of": 2}, "best_of"), ({"logprobs": True}, "logprobs"), ({"logprobs": 21}, "logprobs"),
     ({"echo": True, "logprobs": 1}, "echo"), ({"echo": True, "prompt": [1, 2]}, "echo"), ({"messages": []}, "messages"),
-    ({"prompt": "fox " * 5000}, "prompt"), ({"max_tokens": -2}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
 ]  # fmt: skip
 
 
+# Fields that only the model can refuse.
+CHAT_FOR_THE_MODEL = [
+    ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "what"}},
+            }
+        },
+        "response_format",
+    ),
+    ({"grammar": "root ::= ("}, "grammar"),
+]
+TEXT_FOR_THE_MODEL = [
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [10**9]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"suffix": "x"}, "suffix"),
+    ({"prompt": "fox " * 5000}, "prompt"),
+]
+
+
+def refused(read, fields):
+    """Return the error of a reader of bodies."""
+    with pytest.raises(ApiError) as caught:
+        read(fields, gguf_spec.Speculation(), None)
+    assert caught.value.error["code"]
+    return caught.value.status, caught.value.error["param"]
+
+
 @pytest.mark.parametrize(("fields", "param"), CHAT)
-def test_fields_of_a_chat(server, fields, param):
+def test_fields_of_a_chat(fields, param):
+    body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
+    assert refused(read_chat, body | fields) == (400, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), TEXT)
+def test_fields_of_a_text(fields, param):
+    assert refused(read_text, {"prompt": "abc", "max_tokens": 4} | fields) == (400, param)
+
+
+@pytest.mark.parametrize(("fields", "param"), [CHAT[0], *CHAT_FOR_THE_MODEL])
+def test_the_server_refuses_fields_of_a_chat(server, fields, param):
     reply = ask_chat(server, **fields)
     assert (reply.status, reply.param) == (400, param)
     error = reply.json()["error"]
@@ -91,8 +135,8 @@ def test_fields_of_a_chat(server, fields, param):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("fields", "param"), TEXT)
-def test_fields_of_a_text(server, fields, param, stream):
+@pytest.mark.parametrize(("fields", "param"), [TEXT[0], *TEXT_FOR_THE_MODEL])
+def test_the_server_refuses_fields_of_a_text(server, fields, param, stream):
     reply = ask_text(server, **fields, stream=stream)
     assert (reply.status, reply.param) == (400, param)
 

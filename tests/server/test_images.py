@@ -93,7 +93,10 @@ def test_the_other_apis(server_, seeing):
     assert (
         ask(server_, "POST", "/api/generate", body | {"stream": False}).json()["response"] == text
     )
-    assert ask(server_, path="/props").json()["modalities"]["vision"] is True
+    props = ask(server_, path="/props").json()
+    assert props["modalities"]["vision"] is True
+    listed = ask(server_, path="/v1/models").json()["data"][0]["architecture"]
+    assert listed == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
 
 
 @pytest.mark.parametrize(
@@ -143,3 +146,5 @@ def test_a_model_without_a_projector(server):
     assert (reply.status, reply.code, reply.param) == (400, "no_vision", "messages")
     assert "without a projector" in reply.json()["error"]["message"]
     assert ask(server, path="/props").json()["modalities"]["vision"] is False
+    listed = ask(server, path="/v1/models").json()["data"][0]["architecture"]
+    assert listed["input_modalities"] == ["text"]

@@ -39,6 +39,13 @@ def test_the_key(locked):
     assert caught.value.code == "invalid_api_key"
 
 
+def test_the_token_of_the_status_opens_nothing_else(locked):
+    headers = {"Authorization": f"Bearer {locked._app.status_token}"}
+    assert ask(locked, path="/api/ps", headers=headers).status == 200
+    assert ask(locked, path="/v1/models", headers=headers).status == 401
+    assert ask(locked, path="/api/tags", headers=headers).status == 401
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -1,9 +1,13 @@
 """Tokens and properties, in the shapes of llama-server."""
 
+from types import SimpleNamespace
+
 import gguf_spec
 from gguf_spec.server import serve_in_thread
+from gguf_spec.server.model_routes import template_caps
 from tests.server.conftest import ask
 from tests.support import zoo
+from tests.support.talkers import TEMPLATE
 
 
 def post(server, path, **fields):
@@ -47,8 +51,26 @@ def test_special_tokens(tmp_path):
         told = ask(server, path="/props").json()
         assert (told["bos_token"], told["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
         assert told["chat_template"] == zoo.CHATML
+        assert told["chat_template_caps"] == template_caps(llm)
         assert told["model_path"] == "m.gguf"
         assert told["default_generation_settings"]["n_ctx"] == llm.n_ctx
+
+
+def test_what_chats_may_have():
+    names = ("string_content", "typed_content", "tools", "tool_calls", "parallel_tool_calls", "reasoning_effort")  # fmt: skip
+
+    def caps(template, **more):
+        fields = {"chat_template": template, "can_see": False, "template_variables": frozenset()}
+        found = template_caps(SimpleNamespace(**fields | more))
+        assert not found or set(found) == {f"supports_{name}" for name in names}
+        return {name.removeprefix("supports_") for name, value in found.items() if value}
+
+    assert caps(None) == set()
+    assert caps(zoo.CHATML) == {"string_content"}
+    tools = {"string_content", "tools", "tool_calls", "parallel_tool_calls"}
+    assert caps(TEMPLATE) == tools
+    more = {"can_see": True, "template_variables": frozenset({"reasoning_effort"})}
+    assert caps(zoo.CHATML, **more) == {"string_content", "typed_content", "reasoning_effort"}
 
 
 def test_wrong_bodies(server):

@@ -6,6 +6,9 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
+from gguf_spec.server.errors import ApiError
+from gguf_spec.server.messages_api import read_request
+from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, until
 from tests.server.test_reasoning import CHAIN
 from tests.support import thinkers
@@ -248,6 +251,16 @@ def test_structured_outputs(server):
     assert isinstance(json.loads(text_of(message))["age"], int)
 
 
+@pytest.mark.parametrize("effort", ["low", "high"])
+def test_the_effort_is_that_of_the_chat(effort):
+    body, default = {"messages": [USER], "max_tokens": 16}, gguf_spec.Speculation()
+    asked = read_request(body | {"output_config": {"effort": effort}}, default, None)
+    assert asked.reasoning.effort == effort
+    assert (
+        asked.reasoning == read_chat(body | {"reasoning_effort": effort}, default, None).reasoning
+    )
+
+
 # ---- errors and limits
 
 TEXT = {"type": "text", "text": "x"}
@@ -296,9 +309,7 @@ WRONG = [
     ({"thinking": {"type": "disabled", "budget_tokens": 1}}, "thinking of the type disabled has"),
     ({"output_config": {"effort": "much"}}, "output_config.effort must"),
     ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format must"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/none"}}}}, "output_config.format is"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "grammar": 'root ::= "a"'}, "grammar cannot"),
-    ({"tools": [TOOL]}, "the chat template of"),  # this template has none
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema must"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type must"),
     ({"tools": [TOOL | {"strict": 1}]}, "tools[0].strict must"),
@@ -312,13 +323,27 @@ WRONG = [
     ({"thread": {"type": "create"}}, "thread is not supported"),
     ({"n": 1}, "Unknown field: n."),
     ({"speculation": {"k": 999}}, "speculation.k is"),
+]  # fmt: skip
+# Fields that only the model can refuse.
+WRONG_FOR_THE_MODEL = [
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/none"}}}}, "output_config.format is"),
+    ({"tools": [TOOL]}, "the chat template of"),  # this template has none
     ({"messages": [{"role": "user", "content": "x " * 3000}]}, ""),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "message"), WRONG)
+def test_wrong_fields_are_named(fields, message):
+    with pytest.raises(ApiError) as caught:
+        read_request({"messages": [USER], "max_tokens": 16} | fields, gguf_spec.Speculation(), None)
+    assert caught.value.status == 400
+    assert caught.value.error["message"].startswith(message)
+    assert len(caught.value.error["message"]) < 900
+
+
+@pytest.mark.parametrize(("fields", "message"), [WRONG[0], *WRONG_FOR_THE_MODEL])
 @pytest.mark.parametrize("stream", [False, True])
-def test_wrong_fields_are_named(server, fields, message, stream):
+def test_the_server_names_wrong_fields(server, fields, message, stream):
     reply = post(server, **{"stream": stream} | fields)
     error = reply.json()
     assert (reply.status, error["type"]) == (400, "error")

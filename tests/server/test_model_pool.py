@@ -94,6 +94,17 @@ def test_nothing_is_kept(files):
             until(lambda: loaded(server) == [])
 
 
+def test_the_time_of_a_model_in_use_does_not_run_out(files):
+    clock = Clock()
+    pool = pool_of(files, "one", keep_alive=60, clock=clock)
+    with pool.use(pool.default, lambda: False):
+        clock.now = 100
+        assert pool.seconds_left() is pool.seconds_left(pool.default) is None
+    clock.now = 110
+    assert pool.seconds_left() == pool.seconds_left(pool.default) == 50
+    pool.close()
+
+
 def test_memory_of_idle_models_is_used(files):
     """The model whose last use is longest ago goes first; a model in use stays."""
     fits, clock, order = [2], Clock(), []

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import threading
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +16,8 @@ from gguf_spec import __version__
 from gguf_spec.options import Speculation
 from gguf_spec.server import running_servers, serve_in_thread
 from gguf_spec.server.errors import ApiError
-from gguf_spec.server.ollama import read_ollama_chat
+from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
+from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.server.schema_checks import SETTINGS, check, schema_of
 from tests.support import thinkers
@@ -105,11 +107,8 @@ def test_formats(server):
         ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].content[0].image_url.url is not a PNG"),
         ("chat", {"messages": [{"role": "user", "content": "x", "tool_name": "f"}]}, "only allowed in a message of the role tool"),
         ("chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]}, "must have a function"),
-        ("chat", {"tools": [TOOL]}, "does not support tools"),
-        ("chat", {"think": True}, "no reasoning parts"),
         ("chat", {"think": "much"}, "think must be"),
         ("chat", {"format": "xml"}, "format must be json or a JSON schema"),
-        ("chat", {"format": {"type": "thing"}}, "format"),
         ("chat", {"options": []}, "options must be an object"),
         ("chat", {"options": {"temprature": 1}}, "Unknown field: options.temprature."),
         ("chat", {"options": {"num_predict": -7}}, "options.num_predict is -7"),
@@ -117,7 +116,6 @@ def test_formats(server):
         ("chat", {"options": {"mirostat": 1}}, "options.mirostat is not supported but for 0."),
         ("chat", {"options": {"stop": 5}}, "options.stop must be"),
         ("chat", {"prompt": "x"}, "Unknown field: prompt."),
-        ("chat", {"messages": [], "keep_alive": 0, "options": None}, "keep_alive must not be 0"),
         ("generate", {"prompt": 5}, "prompt must be a string"),
         ("generate", {"images": ["aGk="]}, "is not a PNG"),
         ("generate", {"images": "aGk="}, "images must be an array"),
@@ -126,6 +124,27 @@ def test_formats(server):
         ("generate", {"context": [1, 2]}, "context is not supported. Send the conversation"),
         ("generate", {"raw": True, "system": "x"}, "need a prompt without raw"),
         ("generate", {"raw": True, "format": "json"}, "need a prompt without raw"),
+    ],
+)  # fmt: skip
+def test_refused_fields(path, fields, words):
+    read, body = {
+        "chat": (read_ollama_chat, {"messages": HELLO}),
+        "generate": (read_ollama_generate, {"prompt": "x"}),
+    }[path]
+    with pytest.raises(ApiError) as caught:
+        read(body | fields, Speculation(), None)
+    assert caught.value.status == 400
+    assert words in caught.value.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        ("chat", {"messages": "Hello"}, "messages must be an array"),
+        ("chat", {"tools": [TOOL]}, "does not support tools"),
+        ("chat", {"think": True}, "no reasoning parts"),
+        ("chat", {"format": {"type": "thing"}}, "format"),
+        ("chat", {"messages": [], "keep_alive": 0, "options": None}, "keep_alive must not be 0"),
         ("generate", {"suffix": "x"}, "cannot fill in the middle"),
         ("generate", {"prompt": "a fox " * 5000}, "tokens but the context holds"),
         ("embed", {"messages": None, "options": {"seed": 1}}, "input must be a string or an array of strings"),
@@ -134,13 +153,49 @@ def test_formats(server):
         ("embeddings", {"messages": None}, "prompt must be a string"),
     ],
 )  # fmt: skip
-def test_refused_fields(server, path, fields, words):
+def test_the_server_refuses_fields(server, path, fields, words):
     body = {"model": "tales", "stream": False, "messages": HELLO, "prompt": "x"}
     kept = {"chat": ("model", "stream", "messages"), "generate": ("model", "stream", "prompt")}
     reply = ask(server, "POST", f"/api/{path}", {name: body[name] for name in kept.get(path, ("model",))} | fields)  # fmt: skip
     assert reply.status == 400, reply.body
     error = reply.json()
     assert list(error) == ["error"] and words in error["error"], error
+
+
+# The smallest image whose header is right, in base64.
+GIF = "R0lGODlhAQABAA=="
+URL = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{GIF}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({"options": {"seed": -1, "num_predict": -2}}, {"max_tokens": -1}),
+        ({"format": "json"}, {"response_format": {"type": "json_object"}}),
+        ({"think": False}, {"reasoning_effort": "none"}),
+        ({"think": True}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        (
+            {"messages": [{"role": "user", "content": "What?", "images": [GIF]}]},
+            {"messages": [{"role": "user", "content": [URL, {"type": "text", "text": "What?"}]}]},
+        ),
+    ],
+)
+def test_a_chat_is_read_as_the_chat_that_it_becomes(fields, others):
+    body = {"messages": HELLO, "stream": False}
+    asked = read_ollama_chat(body | fields, Speculation(), None)
+    expected = read_chat(body | others, Speculation(), None)
+    assert replace(asked, names={}) == replace(expected, names={})
+    assert asked != read_ollama_chat(body, Speculation(), None) or fields.keys() == {"options"}
+
+
+def test_a_raw_prompt_has_no_limit():
+    asked = read_ollama_generate({"prompt": "x", "raw": True}, Speculation(), None)
+    assert (
+        asked.sampling.max_tokens
+        == read_ollama_chat(
+            {"messages": HELLO, "options": {"num_predict": -1}}, Speculation(), None
+        ).sampling.max_tokens
+    )
 
 
 def test_limits_of_the_server(tales):

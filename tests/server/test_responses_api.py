@@ -12,7 +12,8 @@ import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.jobs import newest_that_fit
-from gguf_spec.server.responses_api import ResponseStore
+from gguf_spec.server.requests import REASONING
+from gguf_spec.server.responses_api import ResponseStore, messages_of, read_response
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
 from tests.server.test_tools import ARGUMENTS, TEMPLATE, TOOL, saying
@@ -376,6 +377,16 @@ def test_reasoning(tmp_path):
 # ---- files and long conversations
 
 
+def test_the_whole_reasoning_is_given_back_not_its_summary():
+    summary, content = ([{"type": "x", "text": text}] for text in ("Short.", "All of it."))
+    for item, text in (
+        ({"content": content, "summary": summary}, "All of it."),
+        ({"content": None, "summary": summary}, "Short."),
+    ):
+        [message] = messages_of(None, [{"type": "reasoning"} | item])
+        assert message == {"role": "assistant", "content": "", REASONING: text}
+
+
 def data_url(data, kind="text/plain"):
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -419,11 +430,19 @@ FILES = [
 ]
 
 
+def refused(**fields):
+    """Return the field that the reader of bodies refuses."""
+    with pytest.raises(ApiError) as caught:
+        read_response({"input": "Hi."} | fields, gguf_spec.Speculation(), None, ResponseStore())
+    assert caught.value.status == 400
+    assert len(caught.value.error["message"]) < 800
+    return caught.value.error["param"]
+
+
 @pytest.mark.parametrize(("fields", "param"), FILES)
-def test_files_that_are_refused(server, fields, param):
-    reply = post(server, input=[{"role": "user", "content": [FILE | fields]}])
-    assert (reply.status, reply.param) == (400, f"input[0].content[0].{param}")
-    assert len(reply.body) < 1000
+def test_files_that_are_refused(fields, param):
+    said = [{"role": "user", "content": [FILE | fields]}]
+    assert refused(input=said) == f"input[0].content[0].{param}"
 
 
 def test_a_conversation_that_is_too_long(tmp_path, tales):
@@ -484,7 +503,6 @@ WRONG = [
     ({"metadata": {"a": "b" * 513}}, "metadata"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
-    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#/none"}}}}, "text.format"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"x": 1}}, "text"),
     ({"text": {"format": {"type": "json_object"}}, "grammar": 'root ::= "a"'}, "grammar"),
@@ -498,7 +516,6 @@ WRONG = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tools": [FUNCTION, FUNCTION]}, "tools"),
-    ({"tools": [FUNCTION]}, "tools"),  # this template has none
     ({"tools": [FUNCTION | {"defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
@@ -509,10 +526,20 @@ WRONG = [
     ({"messages": []}, "messages"),
     ({"speculation": {"k": 999}}, "speculation.k"),
 ]  # fmt: skip
+# Fields that only the model can refuse.
+WRONG_FOR_THE_MODEL = [
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#/none"}}}}, "text.format"),
+    ({"tools": [FUNCTION]}, "tools"),  # this template has none
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "param"), WRONG)
-def test_wrong_fields_are_named(server, fields, param):
+def test_wrong_fields_are_named(fields, param):
+    assert refused(**fields) == param
+
+
+@pytest.mark.parametrize(("fields", "param"), [WRONG[0], *WRONG_FOR_THE_MODEL])
+def test_the_server_names_wrong_fields(server, fields, param):
     reply = post(server, **fields)
     assert (reply.status, reply.param) == (400, param)
     assert post(server, **{"stream": True} | fields).param == param

@@ -15,13 +15,15 @@ from tests.support import children
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for folder in (".", ".github", "docs", "gguf_spec/data/tales")
+    for folder in (".", ".github", "docs", "gguf_spec/data/tales", "plugins/llm-gguf-spec")
     for path in (ROOT / folder).glob("*.md")
 )
 GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.md", "CHANGELOG.md"}
-# Options of other programs: docker, xcode-select, scripts/test, llama.cpp.
-OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type"}
+# Options of other programs: docker, xcode-select, scripts/test, llama.cpp, aider, llm.
+OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type", "--tier"}
+OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--grow", "--rounds", "--widths"}  # of scripts
+OTHER_OPTIONS |= {"--onefile"}  # of PyInstaller
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
 ]
@@ -100,7 +102,13 @@ def test_commands_and_options_exist(page):
 def test_every_example_is_in_the_documentation():
     page = "".join(
         (ROOT / "docs" / name).read_text(encoding="utf-8")
-        for name in ("embedding.md", "quickstart.md", "several-machines.md")
+        for name in (
+            "desktop-apps.md",
+            "edge-devices.md",
+            "embedding.md",
+            "quickstart.md",
+            "several-machines.md",
+        )
     )
     for path in (ROOT / "scripts" / "examples").iterdir():
         assert path.is_dir() or f"(../scripts/examples/{path.name})" in page

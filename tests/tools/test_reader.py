@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gguf_spec.tools.families import FAMILIES
+from gguf_spec.tools.families import FAMILIES, ToolUse
 from gguf_spec.tools.notations import typed_value
-from gguf_spec.tools.reader import ToolReader, read_answer
+from gguf_spec.tools.reader import ToolDeltas, ToolReader, read_answer, whole_answer
 
 BY_NAME = {family.name: family for family in FAMILIES}
 TYPED = {
@@ -18,6 +18,7 @@ TYPED = {
     "$defs": {"o": {"type": "object"}},
 }  # fmt: skip
 SCHEMAS = {"f": TYPED, "get_weather": {}}
+TOOLS = [{"function": {"name": "f", "parameters": TYPED}}]
 CALL = '{"name": "f", "arguments": {"x": "é"}}'
 X = {"x": "é"}
 HERMES = [
@@ -36,6 +37,16 @@ HERMES = [
     ('<tool_call>{"name": "f"}</tool_call>', "", [{}]),
     ('<tool_call>{"type": "function", "function": {"name": "f", "parameters": {"x": "é"}}, "id": 7}</tool_call>', "", [X]),
     ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', []),
+]  # fmt: skip
+# as Qwen2.5-Coder-1.5B-Instruct writes them
+INDENTED = json.dumps(json.loads(CALL), indent=2)
+FENCED = [
+    (f"```json\n{INDENTED}\n```", "", [X]), (f"\n```json\n{CALL}\n{CALL}\n```\n", "", [X, X]), (f"```json\n{CALL}", "", [X]),
+    (f"```json\n{CALL}\n```\nThat is it.", "\nThat is it.", [X]),
+    ('```json\n{"name": "g", "arguments": {}}\n```', '```json\n{"name": "g", "arguments": {}}\n```', []),
+    ('```json\n{"name": "f", "age": 5}\n```', '```json\n{"name": "f", "age": 5}\n```', []),
+    (f"Such as:\n```json\n{CALL}\n```", f"Such as:\n```json\n{CALL}\n```", []),
+    ("```json\n[1]\n```", "```json\n[1]\n```", []), ("```js", "```js", []), (CALL, CALL, []),
 ]  # fmt: skip
 LLAMA = [
     ('{"name": "f", "parameters": {"x": "é"}}', "", [X]), (f"  {CALL}; {CALL}", "", [X, X]),
@@ -87,7 +98,7 @@ OTHERS = [
     ("glm", "\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>1</arg_value>\n<arg_key>e</arg_key><arg_value>1</arg_value></tool_call>", "", [{"s": "1", "e": "1"}]),
 ]  # fmt: skip
 CASES = [
-    *(("hermes", *case) for case in HERMES), *(("llama3", *case) for case in LLAMA),
+    *(("hermes", *case) for case in HERMES), *(("hermes", *case) for case in FENCED), *(("llama3", *case) for case in LLAMA),
     *(("mistral", *case) for case in MISTRAL), *(("mistral-args", *case) for case in MISTRAL_ARGS),
     *(("qwen3-coder", *case) for case in QWEN), *(("lfm2", *case) for case in LFM2),
     *(("gemma4", *case) for case in GEMMA), *(("harmony", *case) for case in GPT), *OTHERS,
@@ -98,6 +109,26 @@ CASES = [
 def test_answers(name, answer, text, arguments):
     said, calls = read_answer(answer, BY_NAME[name], SCHEMAS)
     assert (said, [json.loads(one) for _, one in calls]) == (text, arguments)
+
+
+@pytest.mark.parametrize("case", FENCED)
+def test_blocks_of_code_in_pieces(case):
+    answer, text, arguments = case
+    deltas = ToolDeltas(BY_NAME["hermes"], ToolUse(TOOLS))
+    parts = [delta for letter in answer for delta in deltas.push(letter)] + deltas.finish()
+    assert "".join(part.get("content", "") for part in parts) == text
+    found = {}
+    for call in (call for part in parts for call in part.get("tool_calls", [])):
+        found[call["index"]] = found.get(call["index"], "") + call["function"]["arguments"]
+    assert [json.loads(one) for one in found.values()] == arguments
+
+
+def test_a_call_that_no_grammar_checks_is_no_call_of_a_strict_tool():
+    answer = f"```json\n{CALL}\n```"
+    use = ToolUse(TOOLS, strict=frozenset({"f"}))
+    assert whole_answer(answer, BY_NAME["hermes"], use) == (answer, [])
+    deltas = ToolDeltas(BY_NAME["hermes"], use)
+    assert {"".join(part) for part in [*deltas.push(answer), *deltas.finish()]} == {"content"}
 
 
 def test_text_is_not_held_back_without_need():

@@ -314,6 +314,7 @@ def test_a_loop_that_ends_meanwhile(llm, rounds):
     assert is_free(llm)
 
 
+@pytest.mark.usefixtures("tales")  # it tests the machine, which takes long beside other programs
 def test_a_real_pair():
     async def main():
         async with await AsyncLLM.load("tales", threads=1) as a:

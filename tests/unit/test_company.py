@@ -2,11 +2,18 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.cost_model import ALONE, BatchCosts, Offer, common_rows
+from gguf_spec.speculative.cost_model import (
+    ALONE,
+    BatchCosts,
+    Offer,
+    best_drafting,
+    common_rows,
+)
 
 reaches = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda some: sorted(some, reverse=True))
 offers = st.lists(st.builds(Offer, reaches, st.integers(1, 4)), min_size=1, max_size=8)
@@ -23,30 +30,69 @@ class Straight:
         return [self.seconds(width, n_past) for width in range(first, first + n)]
 
 
-def rate(some, rows, seconds):
-    """Tokens per second of a pass over `rows` tokens of each, counted one by one."""
-    tokens = 0.0
+def tokens(some, rows):
+    """Expected tokens of a pass over `rows` tokens of each, counted one by one."""
+    found = 0.0
     for one in some:
-        tokens += 1
+        found += 1
         for i in range(rows - one.n_pending):
-            tokens += one.reaches[i] if i < len(one.reaches) else 0.0
-    return tokens / seconds
+            found += one.reaches[i] if i < len(one.reaches) else 0.0
+    return found
 
 
-@given(offers, prices)
-def test_the_common_number_of_rows_has_the_most_tokens_per_second(some, seconds):
-    found = common_rows(some, lambda rows: seconds[rows])
+@given(offers, prices, st.floats(0.1, 1000.0))
+def test_the_common_number_of_rows_has_the_largest_value(some, seconds, rate):
+    def value(rows):
+        return tokens(some, rows) - rate * seconds[rows]
+
+    found = common_rows(some, lambda rows: seconds[rows], rate)
     least = max(one.n_pending for one in some)
     most = max(one.n_pending + len(one.reaches) for one in some)
     assert least <= found <= most
-    best = max(rate(some, rows, seconds[rows]) for rows in range(least, most + 1))
-    assert rate(some, found, seconds[found]) == pytest.approx(best)
+    best = max(value(rows) for rows in range(least, most + 1))
+    assert value(found) == pytest.approx(best, abs=1e-6)
+
+
+def test_who_drafts_on_is_the_best_choice_for_all_by_brute_force():
+    """Some of the likeliest next tokens, so many further ones of each, and any number of rows."""
+    rng, chosen = np.random.default_rng(0), set()
+    for _ in range(200):
+        some = [
+            Offer(
+                sorted(rng.uniform(0, 1, rng.integers(0, 4)), reverse=True),
+                int(rng.integers(1, 3)),
+                float(rng.choice([0.0, rng.uniform(0.3, 0.95)])),
+            )
+            for _ in range(rng.integers(1, 5))
+        ]
+        seconds = np.cumsum(rng.uniform(0.0, 0.03, 40)) + 0.04
+        draft_s, rate = rng.uniform(0.001, 0.02), rng.uniform(5, 80)
+
+        def value(going, more, some=some, seconds=seconds, draft_s=draft_s, rate=rate):
+            longer = [
+                one._replace(reaches=[*one.reaches, *(one.next_reach * one.chance**i for i in range(more))])
+                if i in going else one
+                for i, one in enumerate(some)
+            ]  # fmt: skip
+            rows = common_rows(longer, lambda rows: seconds[rows], rate)
+            drafted_s = more * draft_s * len(going) if going else 0.0
+            return tokens(longer, rows) - rate * (seconds[rows] + drafted_s)
+
+        able = [i for i, one in enumerate(some) if one.chance]
+        order = sorted(able, key=lambda i: -some[i].next_reach)
+        choices = [order[:n] for n in range(len(order) + 1)]
+        best = [max(value(going, more) for more in range(1, 9)) for going in choices]
+        found = best_drafting(some, seconds.__getitem__, draft_s.__mul__, rate)
+        assert best[len(found)] == pytest.approx(max(best))
+        assert found == order[: len(found)]
+        chosen.add((len(found), len(order)))
+    assert {(0, 2), (1, 2), (2, 2)} <= chosen
 
 
 @given(offers, st.integers(1, 12))
 def test_rows_that_do_not_fit_are_never_chosen(some, widest):
     least = max(one.n_pending for one in some)
-    found = common_rows(some, lambda rows: 1.0 if rows <= widest else math.inf)
+    found = common_rows(some, lambda rows: 1.0 if rows <= widest else math.inf, 1.0)
     assert found <= max(least, widest)
 
 
@@ -54,7 +100,10 @@ def test_many_sequences_draft_less_than_one():
     """A row of each costs more, the more sequences there are."""
     certain = Offer([0.8, 0.6, 0.4, 0.2])
     lengths = [
-        common_rows([certain] * n, lambda rows, n=n: 0.01 + 0.004 * n * rows) for n in (1, 4, 32)
+        common_rows(
+            [certain] * n, lambda rows, n=n: 0.01 + 0.004 * n * rows, n / (0.01 + 0.004 * n)
+        )
+        for n in (1, 4, 32)
     ]
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1] == 1
@@ -124,5 +173,6 @@ def test_passes_with_as_many_rows_have_one_factor_and_unknown_ones_the_median():
 def test_a_single_sequence_costs_what_the_cost_model_gives():
     base = Straight()
     assert (ALONE.n, ALONE.is_alone, ALONE.agreed([0.9], 5)) == (1, True, 5)
+    assert ALONE.drafts_on([0.9], 0.8) is None
     assert ALONE.seconds(base, 3, 10) == base.seconds(3, 10)
     assert ALONE.passes_s(base, 2, 3, 10) == base.passes_s(2, 3, 10)

@@ -20,6 +20,7 @@ from gguf_spec.speculative.draft_length import Prices
 from gguf_spec.speculative.drafters import NgramDrafter, Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
+from gguf_spec.speculative.pair_statistics import RequestAcceptance
 from gguf_spec.speculative.scheduler import SlotPair
 from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 
@@ -298,6 +299,35 @@ def test_a_long_prompt_is_not_read_for_a_short_answer(scene):
     assert 1000 < one.draft.n_past < len(prompt), "the last part of the prompt, and the answer"
     one.run(MODEL, n=16, prompt=prompt[:30])
     assert one.draft.n_past > 30
+
+
+class NeedsTheStart(FakeModel):
+    """Draft model that is good only if its cache holds the start of the text."""
+
+    def logits(self, tokens, n_rows):
+        rows = super().logits(tokens, n_rows)
+        return rows if self.cached[:2] == [1, 2] else -rows
+
+
+@pytest.mark.parametrize("n", [100, 800])
+def test_the_whole_prompt_is_read_in_pieces_if_its_last_part_does_not_serve(scene, n):
+    one = scene(FLAT, lambda n, n_past: 0.0015 + 0.0005 * n, "good")
+    one.run(MODEL)
+    one.known.answer = 100.0
+    one.draft.__class__, seen = NeedsTheStart, []
+    prompt = [1, 2, *np.random.default_rng(0).integers(3, V, 2998).tolist()]
+    one.run(MODEL, n=n, prompt=prompt, each=lambda _: seen.append(one.draft.n_past))
+    assert 0 < seen[0] < 300, "the last part of the prompt"
+    assert (one.draft.n_past > len(prompt)) == (n > 100)
+    assert np.diff(seen).max() < 250
+
+
+def test_a_round_that_does_not_look_computes_no_acceptance_rates(scene, slow_searches, monkeypatch):
+    one, asked = slow_searches(scene(linear, DEAR, "useless")), []
+    of = RequestAcceptance.of
+    monkeypatch.setattr(RequestAcceptance, "of", lambda *args: asked.append(args) or of(*args))
+    one.run(n=1000)
+    assert 0 < len(asked) < 20 * one.n_searches
 
 
 def test_how_long_answers_are_is_learned_from_those_before(scene):

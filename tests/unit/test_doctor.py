@@ -124,13 +124,9 @@ def test_no_llama(monkeypatch):
 
 
 def test_an_old_llama(monkeypatch):
-    monkeypatch.delattr(llama_cpp, "llama_model_is_hybrid")
+    monkeypatch.delattr(llama_cpp, "llama_n_rs_seq")
     assert check("llama.cpp").status == "fail"
-    assert check("llama.cpp").found.endswith("lacks llama_model_is_hybrid")
-
-
-def test_all_that_is_looked_for_is_there():
-    assert [name for name in installation._NEEDED if not hasattr(llama_cpp, name)] == []
+    assert check("llama.cpp").found.endswith("it lacks llama_n_rs_seq.")
 
 
 def test_layers_for_a_gpu_with_a_build_without_one():

@@ -31,7 +31,7 @@ VALUES = {
     "available_bytes": 2, "fitting_ctx": 1024, "fitting_parallel": 3, "what": "a prompt", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120,
     "n_ctx": 4096, "code": 1, "n_past": 7, "n_tokens": 3, "reason": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2,
     "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False, "workers": ("127.0.0.1:50052",), "package": "ray", "extra": "ray",
-    "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"), "architecture": "bert", "index": 0, "most": 2, "n_ctx_train": 2048,
+    "version": "0.3.20", "tested": "0.3.36", "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"), "architecture": "bert", "index": 0, "most": 2, "n_ctx_train": 2048,
 }  # fmt: skip
 # Classes whose constructors need other values: class -> example.
 EXAMPLES = {
@@ -345,7 +345,7 @@ def test_errors_carry_what_they_suggest():
 def test_no_flag_in_texts_of_the_library():
     """Only texts of the command line name flags; pip, Python and a child process have flags of their own."""
     package = Path(gguf_spec.__file__).parent
-    others = ("pip install", "--force-reinstall", '"--child"')
+    others = ("pip install", "--force-reinstall", '"--gguf-spec-child"')
     tables = package / "options.py"
     for file in package.rglob("*.py"):
         if "cli" in file.relative_to(package).parts or file == tables:

@@ -63,6 +63,8 @@ def test_a_chunk_shows_which_text_was_drafted(llm):
         assert [accepted for text, accepted in c.accepted_text for _ in text] == [
             i < c.n_accepted for i in range(len(c.tokens))
         ]
+    assert stream.result.accepted_text == tuple(part for c in chunks for part in c.accepted_text)
+    assert '<span style="color: green">' in stream.result._repr_html_()
 
 
 def test_stats_add_up(llm):

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative.controller import _LAST_PART, DraftController
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.drafters import CoupledDraftSampler, FirstRead, ModelDrafter
 from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT, DraftCorrection
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from tests.support.fakes import FakeModel, costing, random_table, sampler
+from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V = 30
 TABLE = random_table(np.random.default_rng(1), V)
@@ -97,10 +98,20 @@ def test_a_review_leaves_the_part_as_it_was():
     assert (one.n_past, model.cached) == (4109, PROMPT[4000:4109])
 
 
-def generate(n_prompt, draft_s, depth=0.0, n=40):
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the fake models, for the draft controller too: the load of the machine decides nothing."""
+    one = Clock()
+    monkeypatch.setattr(controller_module, "time", one)
+    return one
+
+
+def generate(clock, n_prompt, draft_s, depth=0.0, n=40):
     """Return the target, the draft model, its drafter and the tokens of one answer behind a prompt of so many tokens."""
-    target = FakeModel(TABLE, n_ctx=9000, cost=costing({1: 0.020, 65: 0.030}))
-    draft = FakeModel(TABLE, n_ctx=9000, cost=lambda n, n_past: draft_s(n) + n * depth * n_past)
+    target = FakeModel(TABLE, n_ctx=9000, cost=costing({1: 0.020, 65: 0.030}), clock=clock)
+    draft = FakeModel(
+        TABLE, n_ctx=9000, cost=lambda n, n_past: draft_s(n) + n * depth * n_past, clock=clock
+    )
     known = DEFAULT_PROFILE.experiences()["sampled"]
     known.target = CostModel({1: 0.020, 65: 0.030}, {}, 65, Pace())
     known.draft = CostModel(
@@ -126,18 +137,18 @@ def cheap(n):
     return 0.001 + 0.0001 * n
 
 
-def test_how_much_is_read_is_decided_by_cost():
-    plain = generate(5000, lambda n: 1.0 * n)
+def test_how_much_is_read_is_decided_by_cost(clock):
+    plain = generate(clock, 5000, lambda n: 1.0 * n)
     assert plain[1].n_past == 0  # far too dear
-    part = generate(5000, cheap)
+    part = generate(clock, 5000, cheap)
     assert part[1].n_past - part[1].n_cached == 5000 - 1 - _LAST_PART
-    short = generate(2 * _LAST_PART, cheap)
+    short = generate(clock, 2 * _LAST_PART, cheap)
     assert short[1].n_past == short[1].n_cached > 2 * _LAST_PART
-    long_answer = generate(5000, cheap, n=1000)
+    long_answer = generate(clock, 5000, cheap, n=1000)
     assert long_answer[1].n_past > 5900
     assert plain[2] == part[2] == long_answer[2][:40]  # the text is the target's own
 
 
-def test_a_deep_cache_that_slows_the_draft_model_is_not_filled():
-    part = generate(5000, lambda n: 0.0005 + 0.00001 * n, depth=1e-6, n=1000)
+def test_a_deep_cache_that_slows_the_draft_model_is_not_filled(clock):
+    part = generate(clock, 5000, lambda n: 0.0005 + 0.00001 * n, depth=1e-6, n=1000)
     assert part[1].n_past - part[1].n_cached > 3000

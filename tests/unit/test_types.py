@@ -199,3 +199,15 @@ def test_a_gain_is_never_more_than_the_tokens_of_a_round():
         Stats(n_generated=9, rounds=10, total_s=1.0, forecast_s=1.0, plain_s=1.0).predicted_speedup
         == 1.0
     )
+
+
+def test_a_completion_in_a_notebook():
+    """Accepted text is green; text of the model never becomes markup."""
+    shown = (("a<b>", False), ("&c", True))
+    one = Completion("a<b>&c", (1, 2), "stop", 0, Stats(), accepted_text=shown)
+    html = 'a&lt;b&gt;<span style="color: green">&amp;c</span>'
+    assert one._repr_html_() == f'<pre style="white-space: pre-wrap">{html}</pre>'
+    alone = Completion("<i>", (1,), "stop", 0, Stats())
+    assert alone._repr_html_() == '<pre style="white-space: pre-wrap">&lt;i&gt;</pre>'
+    assert "accepted_text" not in one.to_dict() and "accepted_text" not in repr(one)
+    assert one == Completion("a<b>&c", (1, 2), "stop", 0, Stats())

@@ -344,11 +344,12 @@ class ModelDrafter:
         far_behind: Number of unread tokens above which reading serves the rest of the answer, not
             one round.
         can_review: Whether it can be judged on known text.
+        can_reread: Whether it can read a text again from its start.
     """
 
     name = "model"
     far_behind = 2
-    can_review = True
+    can_review = can_reread = True
 
     def __init__(
         self,
@@ -533,6 +534,7 @@ class HeadDrafter(ModelDrafter):
 
     name = "mtp"
     far_behind = K_MAX + 1
+    can_reread = False  # the target sends the rows of a text once
 
     def __init__(
         self, head: Head, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None

@@ -1,0 +1,20 @@
+"""What an app with gguf-spec contains beside the modules that PyInstaller finds by itself."""
+
+from pathlib import Path
+
+from PyInstaller.utils.hooks import (
+    collect_data_files,
+    collect_dynamic_libs,
+    copy_metadata,
+    get_package_paths,
+)
+
+from gguf_spec.system.subprogram import PROGRAMS
+
+hiddenimports = [*PROGRAMS, "llama_cpp"]
+binaries = collect_dynamic_libs("llama_cpp") + collect_dynamic_libs("gguf_spec")
+datas = collect_data_files("gguf_spec", excludes=["kernels/*", "_pyinstaller/**"])
+datas += copy_metadata("gguf-spec")
+_package = Path(get_package_paths("gguf_spec")[1])
+if not (_package / "models.yaml").exists():  # in a clone
+    datas.append((str(_package.parent / "models.yaml"), "gguf_spec"))
