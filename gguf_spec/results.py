@@ -72,7 +72,7 @@ class PrefixMemory:
 
     Attributes:
         limit_bytes: Largest memory that it may take; 0 keeps nothing.
-        n_bytes: Memory in use.
+        n_bytes: Memory in use, with that of the checkpoints of recurrent layers.
         n_entries: Number of kept texts.
         n_saved: Number of texts that were saved.
         n_restored: Number of requests that began with a kept text.

@@ -186,7 +186,11 @@ class PairChecks:
             f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
         )
         longest = 0 if wanted.fits else largest_ctx(headers, features)
-        room = self._fits(wanted, found, longest, prefix_memory_in_room(headers, features))
+        kept = prefix_memory_in_room(headers, features)
+        texts = f"{format_bytes(kept)} of it for texts of earlier requests" if kept else ""
+        if kept and any(state_bytes(header) for header, _ in headers):
+            texts += ", half of this for states of recurrent layers along the prompts"
+        room = self._fits(wanted, found, longest, texts)
         yield room
         if self._features is not None and room.status != "fail":
             yield from self._inside(entry.name, files, head)
@@ -277,18 +281,18 @@ class PairChecks:
         found = f"llama.cpp loads it, for embeddings with the pooling {pooling}"
         yield Check("loading", "ok", found)
 
-    def _fits(self, wanted: MemoryEstimate, found: str, longest: int = 0, kept: int = 0) -> Check:
+    def _fits(self, wanted: MemoryEstimate, found: str, longest: int = 0, kept: str = "") -> Check:
         """Return the check whether there is enough memory.
 
         Args:
             wanted: What is needed.
             found: The same in words.
             longest: The context that would fit; 0 if none would.
-            kept: Memory for texts of earlier requests, in bytes.
+            kept: What memory texts of earlier requests may take, in words.
         """
         free = wanted.free
         found += f"; {format_bytes(free)} are free" if free is not None else ""
-        found += f", {format_bytes(kept)} of it for texts of earlier requests" if kept else ""
+        found += f", {kept}" if kept else ""
         if has(self._features or {}, "GPU"):
             return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
         todo = less_memory()

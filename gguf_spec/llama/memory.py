@@ -63,7 +63,8 @@ _UNLIMITED = float(1 << 60)
 _SNAPSHOTS = 8
 # positions; llama.cpp rounds contexts up to a multiple
 PAD = 256
-# copies of a state that `llama.recurrent_state` keeps
+# copies of a state that `llama.recurrent_state` keeps without memory for more: before the last
+# draft, and after the last prompt
 _CHECKPOINTS = 2
 # Repacked ggml types -> divisor of the number of rows of a matrix. For AMX: divisor of the number
 # of columns, and size of the copy relative to the original.
@@ -182,9 +183,11 @@ def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEs
         if options.head == "own":
             cache += head_bytes(header, options, n_ctx)
             passes *= 2
-        restores = options.parallel == 1 or options.n_snapshots
-        if options.head != "self" and restores and not options.rpc:
-            cache += options.parallel * _CHECKPOINTS * state_bytes(header)
+        if options.head != "self" and not options.rpc:
+            # without snapshots several requests are decoded without drafts
+            drafts = options.parallel == 1 or options.n_snapshots
+            n_copies = options.parallel * (_CHECKPOINTS if drafts else 1)
+            cache += n_copies * state_bytes(header)
         caches, compute = caches + cache, compute + passes
     return _estimate(weights + copies, caches, compute, copies, idle, n_ctx)
 

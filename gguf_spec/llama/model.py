@@ -77,8 +77,7 @@ class Cache(Weights):
         least_cut: Shortest prefix, above 0, to which the cache can be cut.
         threads: Threads of the last pass.
         busy_s: Seconds spent inside llama.cpp since loading.
-        recurrent: State of the recurrent layers; None without such layers, or with several
-            sequences and no snapshots.
+        recurrent: State of the recurrent layers; None without such layers, or on workers.
         hidden: Rows for a prediction head; None without one.
         why_untrusted: Why nothing is drafted any more; empty unless a test of the rollback failed.
     """
@@ -100,7 +99,8 @@ class Cache(Weights):
     @property
     def why_plain(self) -> str:
         """Reason why nothing can be drafted for this model or by it; empty if it can."""
-        if self.can_roll_back or self.recurrent:
+        alone = self.options.parallel == 1
+        if self.can_roll_back or (self.recurrent and (alone or self.recurrent.n_snapshots)):
             return self.why_untrusted
         needs = "on workers" if self.options.rpc else "with parallel requests"
         return f"{self.path.name} is recurrent or hybrid, and its state is not restored {needs}"
@@ -218,11 +218,29 @@ class Cache(Weights):
                 or the next call.
         """
         if self.recurrent:
-            started, cached = time.perf_counter(), self._in_doubt()
-            self.recurrent.settle(len(cached))
+            started = time.perf_counter()
+            self.settle()
             self.recurrent.hold(lasting)
-            self._cached = cached
             self.busy_s += time.perf_counter() - started
+
+    def keep_state(self) -> None:
+        """Keep a checkpoint of recurrent layers here while there is memory for it.
+
+        No prompt returns to a place off the grid.
+        """
+        off_grid = self.grid and self.n_past % self.grid
+        if self.recurrent and not (off_grid or self.why_untrusted):
+            started = time.perf_counter()
+            self.settle()
+            self.recurrent.keep()
+            self.busy_s += time.perf_counter() - started
+
+    def settle(self) -> None:
+        """Carry out a postponed rollback of recurrent layers."""
+        if self.recurrent:
+            cached = self._in_doubt()
+            self.recurrent.settle(len(cached))
+            self._cached = cached
 
     # ---- states
 
@@ -240,10 +258,8 @@ class Cache(Weights):
 
     def state_bytes(self) -> int:
         """Return the approximate size of `state`, in bytes; 0 if there is none."""
-        if self.recurrent and self.n_past:  # a rollback may be postponed
-            cached = self._in_doubt()
-            self.recurrent.settle(len(cached))
-            self._cached = cached
+        if self.cached:
+            self.settle()
         if not self.cached or not self.finish_copies():
             return 0
         return int(self.native.context(C.llama_state_seq_get_size, self.index))
@@ -429,11 +445,8 @@ class Model(Cache):
         log.clear()
         if not native.open(params):
             raise context_error(options, params.n_ctx, log)
-        n_snapshots = native.context(C.llama_n_rs_seq)
-        # Sequences that share passes are filled up, and only snapshots drop what fills them.
-        restores = n_snapshots or options.parallel == 1
-        if restores and not (self.can_roll_back or options.rpc):
-            self.recurrent = RecurrentState(native, n_snapshots)
+        if not (self.can_roll_back or options.rpc):
+            self.recurrent = RecurrentState(native, native.context(C.llama_n_rs_seq))
         # llama.cpp rounds the number up
         self.n_ctx = min(options.positions(self.n_ctx_train), native.context(C.llama_n_ctx_seq))
         if options.head:
@@ -503,6 +516,7 @@ class Model(Cache):
         on_grid = self.n_past == self.n_read
         at = 0
         while at < len(tokens):  # other requests change `reads_at_once`
+            self.keep_state()
             end = at + self.reads_at_once
             self._decode(tokens[at:end], 0)
             at = end

@@ -105,7 +105,8 @@ class LLM:
         self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._embedder: Embedder | None = None  # created with the first texts
-        self._kept = PrefixStore(prefix_memory)
+        slots = [slot for one in pair.slots for slot in one.slots]
+        self._kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
         self._queue = (ParallelQueue if self.parallel > 1 else RequestQueue)(pair, self._kept)
 
     # ---- text

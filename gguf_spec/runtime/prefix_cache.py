@@ -4,6 +4,9 @@ A cache is saved when another text is about to take its place, and only if copyi
 takes less time than reading it. The texts are kept sorted: among all of them one of the two
 neighbours of a prompt has its longest prefix, so a search takes a few comparisons of bytes. A tree
 would save no memory, because each state has the bits of its whole text.
+
+Half of the memory belongs to the checkpoints of recurrent layers, if a model has such
+(`llama.recurrent_state`). A text is kept with its checkpoints.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import RollbackError
 from ..llama.model import Cache
+from ..llama.recurrent_state import Checkpoint, RecurrentState
 from ..results import PrefixMemory
 from ..speculative.interfaces import common, reusable, same_bits
 from ..speculative.scheduler import SlotPair
@@ -47,12 +51,19 @@ class _State:
         n_read: Length of the prefix that prefill passes decoded, on the grid.
         data: llama.cpp's bytes.
         offset: Position in the text of the first token.
+        checkpoints: Those of recurrent layers, to which the cache can be cut.
     """
 
     tokens: list[int]
     n_read: int
     data: NDArray[np.uint8]
     offset: int = 0
+    checkpoints: Sequence[Checkpoint] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the state."""
+        return self.data.nbytes + sum(one.state.nbytes for one in self.checkpoints)
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,8 @@ class Kept:
         target: State of the target.
         draft: State of the draft model, or None.
         grid: Grid of the target's prefill passes.
-        is_whole: Whether the state is of use only for texts that begin with all of its tokens.
+        is_whole: Whether the state is of use only for texts that begin with all of its tokens, or
+            with all before a checkpoint.
     """
 
     target: _State
@@ -74,13 +86,15 @@ class Kept:
     @property
     def n_bytes(self) -> int:
         """Memory of the states."""
-        return self.target.data.nbytes + (self.draft.data.nbytes if self.draft else 0)
+        return self.target.n_bytes + (self.draft.n_bytes if self.draft else 0)
 
     def reusable(self, tokens: Sequence[int]) -> int:
         """Return how many tokens of a text need not be read with these states."""
         mine = self.target.tokens
         same = same_bits(mine, self.target.n_read, self.grid, tokens)
-        return same if not self.is_whole or same == len(mine) else 0
+        if not self.is_whole or same == len(mine):
+            return same
+        return max((one.n for one in self.target.checkpoints if one.n <= same), default=0)
 
 
 class Found(NamedTuple):
@@ -124,6 +138,7 @@ class PrefixStore:
     def __init__(
         self,
         limit_bytes: int,
+        states: Sequence[RecurrentState] = (),
         *,
         free: Callable[[], int | None] = available_bytes,
         now: Callable[[], float] = time.perf_counter,
@@ -132,10 +147,14 @@ class PrefixStore:
 
         Args:
             limit_bytes: Largest memory of the states; 0 keeps nothing.
+            states: Recurrent layers, which share half of it for their checkpoints.
             free: Returns the free memory in bytes, or None if it is unknown.
             now: Returns the clock, in seconds.
         """
-        self._limit, self._free, self._now = limit_bytes, free, now
+        self._states, self._free, self._now = states, free, now
+        for one in states:
+            one.limit = limit_bytes // (2 * len(states))
+        self._limit, self._all = (limit_bytes // 2 if states else limit_bytes), limit_bytes
         self._keys: list[bytes] = []  # sorted
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # least recently used first
         self._n_bytes = self._n_saved = self._n_restored = self._n_tokens = 0
@@ -144,8 +163,8 @@ class PrefixStore:
     def memory(self) -> PrefixMemory:
         """Return what is kept and how much it was used."""
         return PrefixMemory(
-            self._limit,
-            self._n_bytes,
+            self._all,
+            self._n_bytes + sum(one.n_bytes for one in self._states),
             len(self._keys),
             self._n_saved,
             self._n_restored,
@@ -214,8 +233,10 @@ class PrefixStore:
             draft = None if caches.first.failed or n_common < LEAST_COPIED else draft
         if draft:
             draft.rollback(n_common)
-        n_bytes = target.state_bytes() + (draft.state_bytes() if draft else 0)
-        if not (n_bytes and self._pays(n_lost, n_bytes, saved=False) and self._make_room(n_bytes)):
+        caches_to_save = [target, *([draft] if draft else [])]
+        n_bytes = sum(one.state_bytes() for one in caches_to_save)
+        room = n_bytes + sum(one.recurrent.n_bytes for one in caches_to_save if one.recurrent)
+        if not (n_bytes and self._pays(n_lost, n_bytes, saved=False) and self._make_room(room)):
             return
         started = self._now()
         kept = Kept(
@@ -224,7 +245,7 @@ class PrefixStore:
             target.grid,
             not target.can_roll_back or target.least_cut_of_state(len(target.cached)) > 0,
         )
-        self._save.learn(kept.n_bytes, self._now() - started)
+        self._save.learn(n_bytes, self._now() - started)
         if len(kept.target.data):
             self._add(_key(kept.target.tokens), kept)
 
@@ -288,7 +309,8 @@ class PrefixStore:
 
     def _restore_into(self, caches: SlotPair, kept: Kept, n: int, n_same: int) -> None:
         """Restore a kept text with `n` useful tokens, `n_same` of which the caches have."""
-        if not self._pays(n - n_same, kept.n_bytes, saved=True):
+        n_bytes = kept.target.data.nbytes + (kept.draft.data.nbytes if kept.draft else 0)
+        if not self._pays(n - n_same, n_bytes, saved=True):
             return
         started = self._now()
         if not _put(caches.target, kept.target):
@@ -300,7 +322,7 @@ class PrefixStore:
             is_there = _put(caches.draft, kept.draft)
             caches.first.offset = kept.draft.offset if is_there else 0
             caches.first.failed = False
-        self._restore.learn(kept.n_bytes, self._now() - started)
+        self._restore.learn(n_bytes, self._now() - started)
         self._n_restored += 1
         self._n_tokens += n - n_same
 
@@ -311,14 +333,18 @@ def _key(tokens: Sequence[int]) -> bytes:
 
 
 def _state(cache: Cache, offset: int = 0) -> _State:
-    return _State([*cache.cached], cache.n_read, cache.state(), offset)
+    checkpoints = cache.recurrent.kept if cache.recurrent else []
+    return _State([*cache.cached], cache.n_read, cache.state(), offset, checkpoints)
 
 
 def _put(cache: Cache, state: _State) -> bool:
     try:
-        return cache.restore(state.tokens, state.n_read, state.data)
+        is_there = cache.restore(state.tokens, state.n_read, state.data)
     except MemoryError:
         return False
+    if is_there and cache.recurrent:
+        cache.recurrent.reset(len(state.tokens), state.checkpoints)
+    return is_there
 
 
 def choose_slots(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixStore) -> SlotPair:

@@ -195,5 +195,7 @@ def same_bits(cached: Sequence[int], n_read: int, grid: int, tokens: Sequence[in
 def reusable(cache: Cache, tokens: Sequence[int]) -> int:
     """Return how many tokens of a text need not be read with this cache."""
     same = same_bits(cache.cached, cache.n_read, cache.grid, tokens)
+    if cache.recurrent:
+        return cache.recurrent.nearest(same) or 0
     can_cut = cache.can_roll_back and same >= cache.least_cut
     return same if can_cut or same == len(cache.cached) else 0

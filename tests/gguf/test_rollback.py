@@ -9,7 +9,7 @@ import pytest
 
 from gguf_spec.errors import RollbackError
 from gguf_spec.gguf.architectures import architecture
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
 from tests.support import families
 
@@ -153,6 +153,31 @@ def test_snapshots_reach_into_the_last_pass_only(files, name):
     model.rollback(11)
     assert model.n_past == 11
     model.close()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_several_sequences_have_checkpoints_of_their_own(files, name):
+    """One goes back while the other goes on, and their passes are common."""
+    model = opened(files[name])
+    rows = single_rows(model)
+    model.close()
+    options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, parallel=2)
+    slots = Slots(Model(files[name], options))
+    one, other = slots.all
+    for slot, n in ((one, 50), (other, 30)):
+        slot.read(TEXT[:n])
+        slot.hold(lasting=True)
+    one.logits([*TEXT[50:52], JUNK, JUNK], 1)
+    other.logits(TEXT[30:34], 1)
+    one.rollback(52)
+    assert one.n_past == 50
+    parts = [Part(one, TEXT[50:54], 1), Part(other, TEXT[34:38], 1)]
+    found = [np.array(rows_of) for rows_of in slots.decode(parts)]
+    assert np.array_equal(found[0][0], rows[53])
+    assert np.array_equal(found[1][0], rows[37])
+    other.rollback(30)
+    assert np.array_equal(other.logits(TEXT[30:33], 1)[0], rows[32])
+    one.model.close()
 
 
 @pytest.mark.parametrize("name", RECURRENT)

@@ -145,7 +145,7 @@ class FakeModel:
         return token in self.end
 
     # what a stream and an LLM need on top: token i is the letter with that number
-    path, can_roll_back, chat_template = Path("fake.gguf"), True, None
+    path, can_roll_back, recurrent, chat_template = Path("fake.gguf"), True, None, None
     file = SimpleNamespace(embeds_only=False)
 
     @property

@@ -22,7 +22,7 @@ A, B, C = ([*range(start, start + 300)] for start in (1000, 2000, 3000))
 class Cache:
     """A cache with 10 bytes for each token; its state is its tokens."""
 
-    index, least_cut = 0, 0
+    index, least_cut, recurrent = 0, 0, None
 
     def __init__(self, tokens=(), grid=0, can_roll_back=True, clock=None):
         self.cached, self.grid, self.can_roll_back = [*tokens], grid, can_roll_back

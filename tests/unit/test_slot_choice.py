@@ -18,6 +18,7 @@ class Books:
     """A slot without a model."""
 
     grid = least_cut = 0
+    recurrent = None
 
     def __init__(self, index, cached, can_roll_back):
         self.index, self.cached, self.can_roll_back = index, list(cached), can_roll_back
