@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .. import Progress
     from ..models import DefaultModel, Entry, Pulled
 
@@ -127,27 +129,43 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
         else "the hub is busy: waiting for",
     }
     console = Console(stderr=True)
-    seen: dict[str, Any] = {}
-    if not console.is_terminal:
-
-        def write(now: Progress) -> None:
-            if now.stage not in seen:
-                of_size = f", {format_bytes(now.total)}" if now.total else ""
-                click.echo(f"{verbs[now.stage]} {entry.name}{of_size}", err=True)
-            seen[now.stage] = True
-
-        yield write
+    labels = {stage: f"{verb} {entry.name}" for stage, verb in verbs.items()}
+    if console.is_terminal:
+        with _bar(console, labels) as draw:
+            yield draw
         return
+    seen = set[str]()
+
+    def write(now: Progress) -> None:
+        if now.stage not in seen:
+            of_size = f", {format_bytes(now.total)}" if now.total else ""
+            click.echo(f"{labels[now.stage]}{of_size}", err=True)
+        seen.add(now.stage)
+
+    yield write
+
+
+@contextlib.contextmanager
+def _bar(console: Console, labels: Mapping[str, str]) -> Iterator[Callable[[Progress], None]]:
+    """Yield a progress callback that draws a bar for each stage.
+
+    Args:
+        console: A terminal.
+        labels: Name of a stage -> its text.
+    """
     from rich.progress import (
         BarColumn,
         DownloadColumn,
         ProgressColumn,
         Task,
+        TaskID,
         TextColumn,
         TimeRemainingColumn,
     )
     from rich.progress import Progress as Bar
     from rich.text import Text
+
+    from ..models import format_bytes
 
     class Speed(ProgressColumn):
         def render(self, task: Task) -> Text:
@@ -162,11 +180,12 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
         Speed(),
         TimeRemainingColumn(),
     )
+    seen: dict[str, TaskID] = {}
     with Bar(*columns, console=console, transient=True) as bar:
 
         def draw(now: Progress) -> None:
             if now.stage not in seen:
-                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
+                seen[now.stage] = bar.add_task(labels[now.stage], total=None)
             bar.update(seen[now.stage], completed=now.done, total=now.total)
 
         yield draw

@@ -321,14 +321,21 @@ def _open(plan: Plan) -> LLM:
             prefix_memory=n_kept_bytes,
             parallel_reason=plan.parallel_reason,
         )
-        # Now, so that the first answer is not delayed. Common passes must not be wider than exact.
-        if llm.speculation.k or llm.parallel > 1:
-            before = target.why_plain
-            pair.measure()
-            if target.why_plain != before:
-                llm.notes = (*llm.notes, _plainly(target))
+        _measure(llm, pair)
         opened.pop_all()
         return llm
+
+
+def _measure(llm: LLM, pair: ModelPair) -> None:
+    """Measure a pair that drafts or has common passes, which must not be wider than exact.
+
+    It is done now, so that the first answer is not delayed.
+    """
+    if llm.speculation.k or llm.parallel > 1:
+        before = pair.target.why_plain
+        pair.measure()
+        if pair.target.why_plain != before:
+            llm.notes = (*llm.notes, _plainly(pair.target))
 
 
 def _open_embedder(given: LoadOptions) -> LLM:

@@ -100,13 +100,12 @@ def measure(
             thorough measurement; otherwise the budget may end it earlier.
     """
     began = time.perf_counter()
-    n_times = 5 if thorough else 3
     n_emitted, n_draft = (_AT_LENGTH, _AT_LENGTH // 4) if thorough else (_N_SINGLES, 16)
     half_s = np.inf if thorough else budget_s / 2
     n_emitted, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_emitted, n_draft))
     passes, draft_passes = (
         # Passes of one width are far apart, because other programs start and stop.
-        [width for width in of if width < target.n_ctx] * n_times
+        [width for width in of if width < target.n_ctx] * (5 if thorough else 3)
         for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
     )
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
@@ -118,10 +117,9 @@ def measure(
     target_s, checked = _time(
         target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
-    target_s[1] = generated.single_s
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
-    target_s = _with_copies(target, target_s, generated.tokens)
+    target_s = _with_copies(target, target_s | {1: generated.single_s}, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)
     target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, step)
     right, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0

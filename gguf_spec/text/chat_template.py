@@ -449,18 +449,33 @@ def encode_chat(
                 "remove texts that look like special tokens, such as <|im_end|>.",
             )
         return ids
+    apart, by_template = _apart(model, reasoning, parts, start)
+    # the contents add no special token, neither alone nor joined with the template's text
+    return ids if controls(ids) == by_template else apart
+
+
+def _apart(
+    model: Model, reasoning: ReasoningFormat | None, parts: Sequence[tuple[str, bool]], start: bool
+) -> tuple[list[int], list[int]]:
+    """Return the tokens of the parts of a prompt, and the special ones that the template wrote.
+
+    Args:
+        model: The model.
+        reasoning: Its format of reasoning parts.
+        parts: Texts, and whether the template wrote them.
+        start: The prompt begins with the start token.
+    """
     apart: list[int] = []
     by_template: list[int] = []
     for i, (part, is_template) in enumerate(parts):
         begins = start and i == 0
         if is_template:
             tokens = model.tokenize(part, special=True, start=begins)
-            by_template += controls(tokens)
+            by_template += _controls(model, reasoning, tokens)
         else:
             tokens = plain_tokens(model, reasoning, part, begins)
         apart += tokens
-    # the contents add no special token, neither alone nor joined with the template's text
-    return ids if controls(ids) == by_template else apart
+    return apart, by_template
 
 
 def _rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
