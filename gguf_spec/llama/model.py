@@ -718,7 +718,7 @@ class Slots:
         decoded = {part.sequence: part for part in parts}
         for slot in self.all:
             if slot.recurrent:
-                slot.recurrent.settle(slot.n_past)
+                slot.settle()
                 if not (part := decoded.get(slot.index)):
                     slot.recurrent.pass_of_others()
                 elif part.n_rows > 1 and slot.index in held:

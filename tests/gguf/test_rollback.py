@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec.errors import RollbackError
+from gguf_spec.errors import DecodeError, RollbackError
 from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.recurrent_state import RecurrentState
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support import families
@@ -251,6 +252,30 @@ def test_others_have_passes_before_a_rollback(files, name):
     one.rollback(22)
     assert one.n_past == 20
     assert np.array_equal(one.logits(TEXT[20:23], 1)[0], rows[22])
+    slots.model.close()
+
+
+def test_a_state_that_cannot_be_restored_is_lost_alone(files, monkeypatch):
+    """The pass of another sequence fails once for it; then the sequence is empty, and is read again."""
+    model = opened(files["qwen35"])
+    rows = single_rows(model)
+    model.close()
+    slots, settle = in_company(files["qwen35"], 2, (0, 1)), RecurrentState.settle
+    one, other = slots.all
+    one.logits([*TEXT[20:22], JUNK], 2)
+    one.rollback(22)
+
+    def fail(self, n):
+        if n == 22:
+            raise DecodeError(-1, n, 0, "it cannot restore a state")
+        settle(self, n)
+
+    monkeypatch.setattr(RecurrentState, "settle", fail)
+    with pytest.raises(DecodeError):
+        other.logits(TEXT[30:32], 1)
+    for slot in (other, one):
+        assert slot.n_past == 0
+        assert np.array_equal(slot.logits(TEXT[:31], 1)[0], rows[30])
     slots.model.close()
 
 
