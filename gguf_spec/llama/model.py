@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -648,18 +648,24 @@ class Slots:
         self.all = [model, *(Slot(model, i) for i in range(1, model.options.parallel))]
         for slot in self.all:
             slot.run = self.decode_one
+        # tokens of one pass of llama.cpp
+        self._n_at_once = model.reads_at_once
 
     def decode_one(self, part: Part) -> Logits:
         """Decode one part in a pass of its own, and return its rows."""
         return self.decode([part])[0]
 
-    def decode(self, parts: Sequence[Part], n_sequences: int = 0) -> list[Logits]:
+    def decode(
+        self, parts: Sequence[Part], n_sequences: int = 0, holds: bool = False
+    ) -> list[Logits]:
         """Decode parts of different slots, and return the rows of each.
 
         Args:
             parts: The parts; together at most as many tokens as a batch holds.
             n_sequences: Number of sequences to decode; other slots fill the pass up to it, because
                 kernels are faster with whole blocks of rows.
+            holds: Others have passes before these slots are rolled back, so their recurrent layers
+                need a checkpoint.
 
         Returns:
             Views of shape `(n_rows, V)`, in the order of the parts. The next pass overwrites them.
@@ -669,7 +675,7 @@ class Slots:
         """
         for part in parts:
             part.slot.check_room(part.tokens)
-        filled = sorted(self._filled(parts, n_sequences), key=lambda one: one.sequence)
+        filled, moved = self._filled(parts, n_sequences)
         first, firsts = 0, {}
         for one in filled:
             firsts[one.sequence] = first
@@ -677,7 +683,7 @@ class Slots:
         self.n_decoded = len(filled)
         started, slots = time.perf_counter(), [self.all[one.sequence] for one in filled]
         try:
-            self._settle(filled)
+            self._settle(filled, {one.sequence for one in filled} if holds else moved)
             code = self.model.decode_sequences(filled)
             seconds = time.perf_counter() - started
             if code != 0:
@@ -685,11 +691,7 @@ class Slots:
             for part in parts:
                 part.slot.cached.extend(part.tokens)
                 part.slot.busy_s += seconds
-            for one, slot in zip(filled, slots, strict=True):
-                if slot.recurrent:  # what filled the pass is dropped before the next one
-                    slot.recurrent.passed(len(one.tokens))
-                elif one.n_past + len(one.tokens) > slot.n_past:
-                    self._remove(slot)
+            self._drop_filling(filled, moved)
         except BaseException:  # Ctrl-C, too, where the thread of the caller decodes
             for slot in slots:  # those of gaps keep their tokens
                 self._remove(slot)
@@ -704,18 +706,36 @@ class Slots:
             for one, end in zip(parts, ends, strict=True)
         ]
 
-    def _settle(self, parts: Sequence[SequenceTokens]) -> None:
-        """Carry out the postponed rollbacks of all slots, because a pass may move any state."""
+    def _settle(self, parts: Sequence[SequenceTokens], held: Collection[int]) -> None:
+        """Carry out the postponed rollbacks of all slots, because a pass may move any state.
+
+        Args:
+            parts: What the pass decodes.
+            held: Sequences that need a checkpoint if they may be rolled back after it.
+        """
         if not self.model.recurrent:
             return
         decoded = {part.sequence: part for part in parts}
         for slot in self.all:
             if slot.recurrent:
-                slot.recurrent.settle(slot.n_past)
-                if part := decoded.get(slot.index):
-                    slot.recurrent.prepare(part.n_rows + part.n_more - 1)
-                else:
+                slot.settle()
+                if not (part := decoded.get(slot.index)):
                     slot.recurrent.pass_of_others()
+                elif part.n_rows > 1 and slot.index in held:
+                    slot.recurrent.hold(lasting=False)
+                else:
+                    slot.recurrent.prepare(part.n_rows + part.n_more - 1)
+
+    def _drop_filling(self, parts: Sequence[SequenceTokens], moved: Collection[int]) -> None:
+        """Remove what filled a pass; recurrent layers drop it before the next one."""
+        for one in parts:
+            slot = self.all[one.sequence]
+            if slot.recurrent:
+                slot.recurrent.passed(len(one.tokens))
+                if one.sequence in moved:
+                    slot.recurrent.pass_of_others()
+            elif one.n_past + len(one.tokens) > slot.n_past:
+                self._remove(slot)
 
     def move(self, slot: Model, free: Model) -> None:
         """Move a sequence to the place of a free one, whose cache is lost."""
@@ -742,8 +762,15 @@ class Slots:
                 self.decode([Part(slot, tokens[i : min(i + at_once, end)], 0)])
         slot.n_read = n_read
 
-    def _filled(self, parts: Sequence[Part], n_sequences: int) -> list[SequenceTokens]:
-        """Return what llama.cpp decodes: the parts, made equally long, and without gaps."""
+    def _filled(
+        self, parts: Sequence[Part], n_sequences: int
+    ) -> tuple[list[SequenceTokens], set[int]]:
+        """Return what llama.cpp decodes: the parts, made equally long, and without gaps.
+
+        Returns:
+            The tokens of each sequence in their order, and the sequences whose snapshots the pass
+                may lose.
+        """
         width = max(len(part.tokens) for part in parts)
         state = self.model.recurrent
         most = state.n_snapshots + 1 if state else K_MAX + 1 if self.model.can_roll_back else 0
@@ -761,7 +788,39 @@ class Slots:
             fits = width * (len(taken) + len(more)) <= self.widest
             if fits and 2 * len(more) <= len(taken) and self._can_fill(more, width):
                 found += [self._tokens(Part(self.all[i], [], 0), width) for i in more]
-        return found
+        found = sorted(found, key=lambda one: one.sequence)
+        if not state:
+            return found, set()
+        found, moved = self._without_moves(found)
+        if moved:  # only snapshots drop what fills a pass
+            found, moved = self._without_moves(sorted(self._tokens(part, 0) for part in parts))
+        return found, moved
+
+    def _without_moves(
+        self, parts: Sequence[SequenceTokens]
+    ) -> tuple[list[SequenceTokens], set[int]]:
+        """Return parts in the order in which llama.cpp moves the fewest recurrent states.
+
+        It decodes sequences with consecutive ids in one pass, and makes their states neighbours.
+        That moves states of other sequences, without the snapshots of an earlier pass. A pass over
+        one sequence moves nothing, so those come last.
+
+        Returns:
+            The parts, and the sequences whose snapshots may be lost.
+        """
+        runs: list[list[SequenceTokens]] = []
+        for one in parts:
+            if runs and one.sequence == runs[-1][-1].sequence + 1:
+                runs[-1].append(one)
+            else:
+                runs.append([one])
+        runs.sort(key=len, reverse=True)
+        ordered = [one for run in runs for one in run]
+        widths = {len(one.tokens) for one in parts}
+        if len(runs[0]) > 1 and (len(widths) > 1 or len(runs[0]) * max(widths) > self._n_at_once):
+            return ordered, {one.sequence for one in parts}  # in several passes, whatever the ids
+        last = max((i for i, run in enumerate(runs) if len(run) > 1), default=0)
+        return ordered, {one.sequence for run in runs[:last] for one in run}
 
     def _can_fill(self, indices: Sequence[int], width: int) -> bool:
         """Return whether slots have room for `width` tokens that are removed after the pass."""

@@ -495,7 +495,7 @@ class DraftModelUse:
             whole, n_tokens, n_tokens
         )
         reading_s = self.costs.reading_s(n_tokens, 0, self.model.reads_at_once)
-        return left * saved_s > _READING_MARGIN * reading_s
+        return left > 0 and left * saved_s > _READING_MARGIN * reading_s
 
     def _read(self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]) -> None:
         """Read the text from `offset` on, and update the costs."""

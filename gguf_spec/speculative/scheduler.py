@@ -196,7 +196,7 @@ class Side:
         """Run the passes that tasks wait for, as common ones, and answer the tasks."""
         groups = self._groups(tasks)
         for group in groups:
-            self.run_one(group)
+            self.run_one(group, holds=group is not groups[-1])
             # The next pass overwrites the rows.
             for task in group if group is not groups[-1] else ():
                 task.answer = None if task.answer is None else np.array(task.answer)
@@ -216,16 +216,23 @@ class Side:
             groups += [some[i : i + at_once] for i in range(0, len(some), at_once)]
         return groups
 
-    def run_one(self, tasks: Sequence[Task]) -> None:
-        """Run one pass and answer its tasks; if it fails, run each of them alone."""
+    def run_one(self, tasks: Sequence[Task], holds: bool = False) -> None:
+        """Run one pass and answer its tasks; if it fails, run each of them alone.
+
+        Args:
+            tasks: The tasks.
+            holds: Others have passes before the tasks go on.
+        """
         parts = [task.part for task in tasks]
         lost = [([*part.slot.cached], part.slot.n_read) for part in parts]
         started = time.perf_counter()
         try:
-            answers = self.slots.decode(parts, self.n_sequences(tasks) if len(tasks) > 1 else 0)
+            n_sequences = self.n_sequences(tasks) if len(tasks) > 1 else 0
+            answers = self.slots.decode(parts, n_sequences, holds)
         except DecodeError as error:
             for task, cache in zip(tasks, lost, strict=True):
-                self._retry(task, *cache, error if len(tasks) == 1 else None)
+                holds_too = holds or task is not tasks[-1]
+                self._retry(task, *cache, error if len(tasks) == 1 else None, holds_too)
             return
         seconds = time.perf_counter() - started
         if any(part.n_rows for part in parts):
@@ -235,7 +242,9 @@ class Side:
         for task, rows in zip(tasks, answers, strict=True):
             task.set_answer(rows)
 
-    def _retry(self, task: Task, lost: list[int], n_read: int, error: DecodeError | None) -> None:
+    def _retry(
+        self, task: Task, lost: list[int], n_read: int, error: DecodeError | None, holds: bool
+    ) -> None:
         """Read the tokens of a lost cache again and run a pass of one task alone."""
         part = task.part
         if error:
@@ -243,7 +252,7 @@ class Side:
             return
         try:
             self.slots.refill(part.slot, lost, n_read)
-            rows = self.slots.decode([part])[0]
+            rows = self.slots.decode([part], holds=holds)[0]
             task.set_answer(np.array(rows))
         except DecodeError as alone:
             task.set_answer(error=alone)

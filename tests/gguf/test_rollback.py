@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec.errors import RollbackError
+from gguf_spec.errors import DecodeError, RollbackError
 from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.recurrent_state import RecurrentState
+from gguf_spec.speculative.cost_model import CostModel, Pace
+from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support import families
 
 RECURRENT = [name for name in families.NAMES if architecture(name).cache != "attention"]
@@ -178,6 +181,160 @@ def test_several_sequences_have_checkpoints_of_their_own(files, name):
     other.rollback(30)
     assert np.array_equal(other.logits(TEXT[30:33], 1)[0], rows[32])
     one.model.close()
+
+
+def in_company(path, n, order, n_snapshots=4, widest=65):
+    """Return slots that have read the text in an order, which is that of their states in llama.cpp."""
+    options = ContextOptions(
+        n_ctx=256, threads=1, extra_bufts=False, parallel=n, n_snapshots=n_snapshots
+    )
+    slots = Slots(Model(path, options), widest)
+    for i in order:
+        slots.all[i].read(TEXT[: 20 + 10 * i])
+        slots.all[i].hold(lasting=True)
+    return slots
+
+
+def pass_with_junk(slots, ids, n_right, n_wrong, **options):
+    """Decode right tokens of the text and then wrong ones in a common pass, and drop the wrong ones."""
+    parts = [
+        Part(slots.all[i], [*TEXT[(n := slots.all[i].n_past) : n + n_right[i]], *[JUNK] * n_wrong[i]], 1 + n_wrong[i])
+        for i in ids
+    ]  # fmt: skip
+    ends = [part.slot.n_past + n_right[i] for i, part in zip(ids, parts, strict=True)]
+    rows = [np.array(one) for one in slots.decode(parts, **options)]
+    return parts, ends, rows
+
+
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
+@pytest.mark.parametrize(
+    ("n", "order", "ids"),
+    [
+        (4, (2, 0, 1, 3), (0, 2, 3)),
+        (4, (0, 1, 2, 3), (0, 1, 2, 3)),
+        (6, (3, 0, 1, 2, 4, 5), (0, 1, 3, 4)),
+        (6, (4, 1, 3, 0, 2, 5), (0, 1, 3, 4, 5)),
+        (6, (5, 1, 3, 0, 2, 4), (0, 2, 4, 5)),
+    ],
+)
+def test_llama_cpp_moves_no_state_without_its_snapshots(files, name, n, order, ids):
+    """It decodes ids with gaps in several passes, and each makes its states neighbours: those of others make room."""
+    model = opened(files[name])
+    rows, chance = single_rows(model), random.Random(2)
+    model.close()
+    slots = in_company(files[name], n, order)
+    for first in (True, *[False] * 7):
+        n_right = {i: chance.randrange(1, 3) for i in ids}
+        n_wrong = {i: chance.randrange(2 * first, 3) for i in ids}
+        parts, ends, found = pass_with_junk(slots, ids, n_right, n_wrong)
+        for part, end, row, i in zip(parts, ends, found, ids, strict=True):
+            assert np.array_equal(row[0], rows[end - 1])
+            part.slot.rollback(end)
+            if n_wrong[i] == 0:
+                assert part.slot.n_past == end
+            part.slot.rollback(end)
+            n_past = part.slot.n_past
+            if n_past < end:  # read again with the next tokens
+                part.slot.read(TEXT[n_past:end])
+    slots.model.close()
+
+
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
+def test_others_have_passes_before_a_rollback(files, name):
+    """A checkpoint is there instead of the snapshots, which the pass of the others may overwrite."""
+    model = opened(files[name])
+    rows = single_rows(model)
+    model.close()
+    slots = in_company(files[name], 4, (2, 0, 1, 3))
+    one, *_, last = slots.all
+    slots.decode([Part(one, [*TEXT[20:22], JUNK, JUNK], 3)], holds=True)
+    slots.decode([Part(last, TEXT[50:52], 2)])
+    one.rollback(22)
+    assert one.n_past == 20
+    assert np.array_equal(one.logits(TEXT[20:23], 1)[0], rows[22])
+    slots.model.close()
+
+
+def test_a_state_that_cannot_be_restored_is_lost_alone(files, monkeypatch):
+    """The pass of another sequence fails once for it; then the sequence is empty, and is read again."""
+    model = opened(files["qwen35"])
+    rows = single_rows(model)
+    model.close()
+    slots, settle = in_company(files["qwen35"], 2, (0, 1)), RecurrentState.settle
+    one, other = slots.all
+    one.logits([*TEXT[20:22], JUNK], 2)
+    one.rollback(22)
+
+    def fail(self, n):
+        if n == 22:
+            raise DecodeError(-1, n, 0, "it cannot restore a state")
+        settle(self, n)
+
+    monkeypatch.setattr(RecurrentState, "settle", fail)
+    with pytest.raises(DecodeError):
+        other.logits(TEXT[30:32], 1)
+    for slot in (other, one):
+        assert slot.n_past == 0
+        assert np.array_equal(slot.logits(TEXT[:31], 1)[0], rows[30])
+    slots.model.close()
+
+
+class Drafting:
+    """A task that decodes the text, each time with wrong tokens behind it."""
+
+    def __init__(self, scheduler, place, n_wrong):
+        self.slot, self.n_wrong, self.error, self.rows = (
+            scheduler.pairs[place].target,
+            n_wrong,
+            None,
+            {},
+        )
+        self.task = scheduler.start(scheduler.pairs[place], self.run)
+
+    def run(self):
+        try:
+            self.slot.read(TEXT[:30])
+            self.slot.hold(lasting=True)
+            for end in range(31, 60):
+                pending = TEXT[self.slot.n_past : end]
+                n = max(0, min(self.n_wrong, self.slot.free_rollback + 1 - len(pending)))
+                rows = self.slot.logits([*pending, *[JUNK] * n], 1 + n)
+                self.rows[end - 1] = np.array(rows[0])
+                self.slot.rollback(end)
+        except Exception as error:
+            self.error = error
+
+
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
+@pytest.mark.parametrize(("widest", "failing"), [(65, ()), (6, ()), (65, (3, 9, 10)), (6, (1, 2))])
+def test_drafts_of_recurrent_models_in_company(files, name, widest, failing, monkeypatch):
+    """In one pass or in several, some of which fail: each is decoded again, others in between."""
+    model = opened(files[name])
+    rows = single_rows(model)
+    model.close()
+    n_passes, decode = [0], Model.decode_sequences
+
+    def decode_sequences(self, parts, *more):
+        code = decode(self, parts, *more)
+        if len(parts) > 1:
+            n_passes[0] += 1
+            return 1 if n_passes[0] in failing else code
+        return code
+
+    monkeypatch.setattr(Model, "decode_sequences", decode_sequences)
+    slots = in_company(files[name], 4, (), widest=widest)
+    pairs = [SlotPair(slot, None) for slot in slots.all]
+    profile = CostModel({1: 0.01, 8: 0.012, 65: 0.03}, {}, 65, Pace())
+    scheduler = Scheduler(pairs, Side(slots, profile), None)
+    tasks = [Drafting(scheduler, i, n_wrong) for i, n_wrong in enumerate((2, 1, 0, 2))]
+    while scheduler.step():
+        pass
+    for one in tasks:
+        assert one.error is None
+        assert len(one.rows) == 29
+        assert all(np.array_equal(row, rows[n]) for n, row in one.rows.items())
+    assert n_passes[0] >= max(failing, default=2)
+    slots.model.close()
 
 
 @pytest.mark.parametrize("name", RECURRENT)

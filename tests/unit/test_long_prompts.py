@@ -1,15 +1,18 @@
 """A draft model that reads only the last part of a long prompt: positions, caches, the next turn."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller as controller_module
-from gguf_spec.speculative.controller import _LAST_PART, DraftController
-from gguf_spec.speculative.cost_model import CostModel, Pace
-from gguf_spec.speculative.drafters import CoupledDraftSampler, FirstRead, ModelDrafter
+from gguf_spec.speculative.controller import _LAST_PART, DraftController, DraftModelUse
+from gguf_spec.speculative.cost_model import Batches, CostModel, Pace
+from gguf_spec.speculative.drafters import MODELS, CoupledDraftSampler, FirstRead, ModelDrafter
 from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT, DraftCorrection
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.pair_statistics import RequestAcceptance
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 
@@ -152,3 +155,25 @@ def test_how_much_is_read_is_decided_by_cost(clock):
 def test_a_deep_cache_that_slows_the_draft_model_is_not_filled(clock):
     part = generate(clock, 5000, lambda n: 0.0005 + 0.00001 * n, depth=1e-6, n=1000)
     assert part[1].n_past - part[1].n_cached > 3000
+
+
+@pytest.mark.parametrize(
+    ("surest", "n_left", "pays"),
+    [(False, 10**6, True), (True, 10**6, False), (True, 50, False), (False, 50, False)],
+)
+def test_an_answer_that_ends_before_the_whole_text_is_read(surest, n_left, pays):
+    """Fewer tokens are left than rounds are needed, so nothing can be saved, also where reading would make it slower."""
+    known = DEFAULT_PROFILE.experiences()["sampled"]
+    known.target = CostModel({1: 0.050, 65: 0.300}, {}, 65, Pace())
+    known.confidences[:] = [
+        1.0 if i == (len(known.confidences) - 1) * surest else 1e-6
+        for i in range(len(known.confidences))
+    ]
+    known.answer = n_left
+    costs = CostModel({1: 0.004, 65: 0.005}, {}, 65, Pace())
+    costs.learn(512, 0, 0.006)
+    costs.learn(512, 0, 0.006)
+    model = SimpleNamespace(name="model", n_cached=128, reads_at_once=512)
+    chances = RequestAcceptance(known.chances, MODELS)
+    use = DraftModelUse(model, costs, known, chances, n_left, False, 65, Batches(), n_emitted=40)
+    assert use._whole_pays(100_000) == pays
