@@ -239,7 +239,8 @@ class EditPrompt:
         plain = llm.tokenize(text, special=False)
         self.n_text = len(plain)
         # A model that copies the name of an end token writes that token, and would end there.
-        self._ignore_eos = llm.tokenize(text, special=True) != plain
+        named = {*llm.tokenize(text, special=True)} - {*plain}
+        self._ignore_eos = any(map(llm.vocabulary.is_end, named))
         n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
         needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
         if needed > llm.n_ctx:

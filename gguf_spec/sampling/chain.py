@@ -139,6 +139,7 @@ class Filters(NamedTuple):
         ends: Ids that end a generation, for `ignore_eos` and grammars.
         penalise_from: First position of the history that penalties consider.
         reasoning: Reasoning before the answer, if it has a token budget or a grammar follows it.
+        infill: Ids and their logits -> the ids that llama.cpp's sampler `infill` keeps.
     """
 
     dry: Callable[[Sequence[int]], tuple[Ids, NDArray[np.float64]]] | None = None
@@ -146,6 +147,7 @@ class Filters(NamedTuple):
     ends: Ids = np.zeros(0, dtype=np.int64)
     penalise_from: int = 0
     reasoning: Reasoning | None = None
+    infill: Callable[[Ids, NDArray[np.float64]], Ids] | None = None
 
 
 # Filters of a request without options that need the vocabulary.
@@ -158,6 +160,11 @@ class CompatSampling(Sampling):
 
     Penalties consider the answer only, and bytes that are not valid UTF-8 are left out of the text.
     """
+
+
+@dataclass(frozen=True)
+class InfillSampling(Sampling):
+    """Sampling with llama.cpp's sampler `infill` after the other filters."""
 
 
 @dataclass(frozen=True)
@@ -267,9 +274,9 @@ class Sampler:
         return only(row, ends[grammar.allowed(history, ends)])
 
     def survivors(self, logits: Logits, position: int) -> Candidates:
-        """Filter shaped logits: top-n-sigma, top-k, typical-p, top-p, min-p, XTC.
+        """Filter shaped logits: top-n-sigma, top-k, typical-p, top-p, min-p, XTC, infill.
 
-        Except for ties, the result is the set of all tokens between two logits.
+        Except for ties, and without infill, the result is the set of all tokens between two logits.
         """
         s, n_vocab = self.sampling, len(logits)
         best = logits.max()
@@ -302,6 +309,10 @@ class Sampler:
         if s.min_p > 0:
             within = kept >= kept.max() + np.log(s.min_p)
             ids, kept = ids[within], kept[within]
+        return self._last_filters(logits, Candidates(ids, kept), position)
+
+    def _last_filters(self, logits: Logits, left: Candidates, position: int) -> Candidates:
+        s, (ids, kept) = self.sampling, left
         if s.xtc_probability > 0:
             ids = _llama().xtc(
                 ids,
@@ -311,6 +322,12 @@ class Sampler:
                 self.rng.coin(position),
             )
             kept = logits[ids].astype(np.float64)
+        if self.filters.infill:
+            some = self.filters.infill(ids, kept.astype(np.float64))
+            some = some[some < len(logits)]  # a draft model may have a smaller vocabulary
+            some = some[logits[some] > -np.inf]
+            if len(some):
+                ids, kept = some, logits[some].astype(np.float64)
         return Candidates(ids, kept)
 
     def sigma_limit(self, logits: Logits) -> float:

@@ -9,7 +9,8 @@ from ..grammar.token_grammar import Grammar
 from ..llama.model import Model
 from ..llama.samplers import Dry
 from ..options import Sampling
-from .chain import NO_FILTERS, CompatSampling, Filters
+from .chain import NO_FILTERS, CompatSampling, Filters, InfillSampling
+from .infill import Infill
 
 
 def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") -> Filters:
@@ -27,8 +28,9 @@ def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") ->
     """
     gbnf = s.grammar if s.json_schema is None else to_gbnf(s.json_schema)
     penalise_from = n_prompt if isinstance(s, CompatSampling) else 0
+    infill = Infill(model).kept if isinstance(s, InfillSampling) else None
     if gbnf is None and not s.dry_multiplier and not s.ignore_eos:
-        return NO_FILTERS._replace(penalise_from=penalise_from)
+        return NO_FILTERS._replace(penalise_from=penalise_from, infill=infill)
     dry = None
     if s.dry_multiplier and s.dry_penalty_last_n:
         dry = Dry(
@@ -44,4 +46,5 @@ def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") ->
         grammar=None if gbnf is None else Grammar(model, gbnf, n_prompt, prefill),
         ends=np.array(model.ends if s.ignore_eos or gbnf is not None else [], dtype=np.int64),
         penalise_from=penalise_from,
+        infill=infill,
     )

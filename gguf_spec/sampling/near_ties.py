@@ -61,7 +61,7 @@ def is_near_tie(
     The token must still be chosen if its logit is lower or higher by `noise`, and if tokens that a
     filter removed by at most `noise` are kept. This covers the case that another token overtakes
     it, and the limits of all filters. It does not cover two simultaneous changes that alter the
-    tokens that XTC or typical-p remove.
+    tokens that XTC, typical-p or infill remove.
 
     Args:
         sampler: The chain, under the rule `coupled` or greedy.
@@ -83,7 +83,7 @@ def is_near_tie(
     if s.greedy:
         return False
     # These filters may remove a token that is too likely.
-    if s.typical_p < 1 or s.xtc_probability:
+    if s.typical_p < 1 or s.xtc_probability or sampler.filters.infill:
         higher = shaped.copy()
         higher[token] += noise
         if tighter.pick(tighter.survivors(higher, position), position) != token:

@@ -64,6 +64,28 @@ def newest_that_fit(
     return kept(bisect.bisect_left(range(last), True, key=fits))
 
 
+def infill_prompt(llm: LLM, prefix: str, asked: CompletionRequest) -> list[int]:
+    """Return the prompt for filling in, with as many of the last files as fit.
+
+    The answer gets at most half of the context.
+
+    Args:
+        llm: The model.
+        prefix: The text before the answer.
+        asked: The request.
+    """
+    suffix, files, most = asked.suffix or "", asked.files, asked.sampling.max_tokens
+    room = llm.n_ctx - min(most or llm.n_ctx // 4, llm.n_ctx // 2)
+
+    def prompt(i: int) -> list[int]:
+        return llm.tokenize_infill(prefix, suffix, files[i:])
+
+    def fits(i: int) -> bool:
+        return len(prompt(i)) <= room
+
+    return prompt(bisect.bisect_left(range(len(files)), True, key=fits))
+
+
 @dataclass(frozen=True)
 class Choice:
     """One generation of a request.
@@ -108,7 +130,7 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[Choice]:
 
     def begin(prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None) -> Stream:
         if asked.suffix is not None:
-            prompt = llm.tokenize_infill(prompt, asked.suffix, asked.files)
+            prompt = infill_prompt(llm, prompt, asked)
         return llm.stream(
             prompt,
             sampling,

@@ -72,13 +72,15 @@ _EMBEDDED = _all("model", embeddings=array_of(array_of(NUMBER)), prompt_eval_cou
 _RANK = object_of({"index": COUNT, "relevance_score": NUMBER, "document?": _only("text")})
 _CHAT_ANSWER = _completion("chat.completion", "message")
 _TEXT_ANSWER = _completion("text_completion", "text")
-_FILLED = _all(
-    "content",
-    "model",
-    stop={"const": True},
-    stop_type={"enum": ["eos", "limit", "word"]},
-    **_counts("tokens_predicted", "tokens_evaluated", "tokens_cached"),
+_FILLED = object_of(  # `response_fields` chooses
+    {
+        **{"content?": TEXT, "model?": TEXT, "stop?": {"const": True}},
+        "stop_type?": {"enum": ["eos", "limit", "word"]},
+        **_counts("tokens_predicted?", "tokens_evaluated?", "tokens_cached?"),
+    },
+    more=True,
 )
+_ALL_FILLED = {"anyOf": [_FILLED, array_of(_FILLED)]}  # `n_cmpl` makes an array
 _CHAT_OF_OLLAMA = _of_ollama(message=_all("role", "content"))
 _ONE_EMBEDDED, _SHOWN = _only(embedding=array_of(NUMBER)), _all(details={}, model_info={})
 _ITEM = object_of({"type": TEXT, "id": TEXT, "status?": TEXT}, more=True)
@@ -129,7 +131,7 @@ _RERANK = ("The relevance of documents for a query.", embeddings.RERANK, _list("
 _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/v1/chat/completions": (_CHAT, CHAT, _CHAT_ANSWER, _EVENTS),
     "/v1/completions": ("Go on from a text.", TEXT_BODY, _TEXT_ANSWER, _EVENTS),
-    "/infill": ("Fill in the middle of a text.", infill.INFILL, _FILLED, _EVENTS),
+    "/infill": ("Fill in the middle of a text.", infill.INFILL, _ALL_FILLED, _EVENTS),
     "/v1/responses": (_RESPONSES, responses_api.BODY, _RESPONSE, _EVENTS),
     "/v1/messages": (_MESSAGES, messages_api.BODY, _MESSAGE, _EVENTS),
     "/v1/messages/count_tokens": (_COUNT, messages_api.PROMPT, _only(input_tokens=COUNT), ""),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 # Routes whose requests have a seed.
-SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
 # Field of messages and deltas with the reasoning.
@@ -86,6 +86,53 @@ NO_REASONING_FIELDS = ReasoningFields()
 
 
 @dataclass(frozen=True)
+class LineLimits:
+    """Limits of an answer after its first line, for editors.
+
+    Attributes:
+        indent: A line with fewer spaces and tabs at its beginning ends the answer.
+        seconds: Time after which the next line break ends the answer; None for no limit.
+    """
+
+    indent: int = 0
+    seconds: float | None = None
+
+
+class LineReader:
+    """Finds where an answer ends by its `LineLimits`, while it comes."""
+
+    def __init__(self, limits: LineLimits) -> None:
+        """Begin an answer.
+
+        Args:
+            limits: The limits.
+        """
+        self._limits, self.is_over = limits, False
+        self._missing = 0  # spaces and tabs that the current line needs further
+
+    def read(self, text: str, seconds: float) -> str:
+        """Return the part of the next text that belongs to the answer.
+
+        Args:
+            text: The text.
+            seconds: Time since the prompt was read.
+        """
+        if self.is_over:
+            return ""
+        most = self._limits.seconds
+        self.is_over = most is not None and "\n" in text and seconds > most
+        for i, character in enumerate(text if self._limits.indent else ""):
+            if self._missing and character in " \t":
+                self._missing -= 1
+            elif self._missing:
+                self.is_over = True
+                return text[:i]
+            elif character == "\n":
+                self._missing = self._limits.indent
+        return text
+
+
+@dataclass(frozen=True)
 class CompletionRequest:
     """Validated request for one or several completions.
 
@@ -101,7 +148,9 @@ class CompletionRequest:
         names: Option name -> field name, for options whose field has another name.
         echo: Whether the answer begins with the prompt.
         suffix: Text after the answer, for filling in the middle; None to continue the prompt.
-        files: Names and texts of other files, for filling in the middle.
+        files: Names and texts of other files, for filling in the middle; the first ones are left
+            out if they do not fit into the context.
+        lines: Limits after the first line; None for none.
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
         more: What only the reply of its API needs.
@@ -119,6 +168,7 @@ class CompletionRequest:
     echo: bool = False
     suffix: str | None = None
     files: tuple[tuple[str, str], ...] = ()
+    lines: LineLimits | None = None
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
     more: Any = field(default=None, compare=False)

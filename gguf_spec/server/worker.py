@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import math
 import threading
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,12 @@ from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, nam
 from .jobs import Choice, Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
-from .requests import CompletionRequest
+from .requests import CompletionRequest, LineReader
 
 if TYPE_CHECKING:
+    from ..results import Chunk
     from ..runtime.llm import LLM
+    from ..runtime.stream import Stream
 
 
 class Worker:
@@ -242,6 +245,8 @@ class Worker:
         self._changed.notify_all()
 
     def _choose(self, job: Job, llm: LLM, choice: Choice) -> None:
+        assert isinstance(job.asked, CompletionRequest)
+        lines = LineReader(job.asked.lines) if job.asked.lines else None
         with choice.open(self._step) as stream:
             self.totals.began(stream)
             try:
@@ -254,7 +259,8 @@ class Worker:
                             self._changed.notify_all()
                     for chunk in stream:
                         self._step()
-                        job.post(ChunkEvent(chunk, named(llm, chunk), choice.index))
+                        one = _within(lines, chunk, stream) if lines else chunk
+                        job.post(ChunkEvent(one, named(llm, one), choice.index))
             finally:
                 stats = stream.stats
                 job.stats.append(stats)
@@ -262,4 +268,14 @@ class Worker:
         with self._changed:
             self._seconds += 0.2 * (stats.total_s - self._seconds)
         if not job.failed:
-            job.post(ChoiceEnded(choice.index, stream.result, job.why))
+            why = job.why or ("timeout" if lines and lines.is_over else None)
+            job.post(ChoiceEnded(choice.index, stream.result, why))
+
+
+def _within(lines: LineReader, chunk: Chunk, stream: Stream) -> Chunk:
+    """Return the part of a chunk that belongs to the answer; cancel the stream after the last."""
+    stats = stream.stats
+    text = lines.read(chunk.text, stats.total_s - stats.prompt_s)
+    if lines.is_over:
+        stream.cancel()
+    return replace(chunk, text=text)

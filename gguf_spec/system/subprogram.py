@@ -71,9 +71,10 @@ def environment_of_others() -> dict[str, str]:
     """Return the environment for programs that are not part of a frozen app.
 
     PyInstaller sets LD_LIBRARY_PATH to the app's libraries, which other programs must not load.
+    Other tools leave the user's own in it.
     """
     others = dict(os.environ)
-    if is_frozen():
+    if hasattr(sys, "_MEIPASS"):
         before = others.pop("LD_LIBRARY_PATH_ORIG", None)
         others.pop("LD_LIBRARY_PATH", None)
         others |= {"LD_LIBRARY_PATH": before} if before is not None else {}

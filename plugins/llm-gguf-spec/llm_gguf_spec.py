@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -70,9 +71,16 @@ def register_embedding_models(register: Callable[..., None]) -> None:
 
 
 def _entries() -> list[models.Entry]:
-    """Return the models of `gguf-spec models list` that need no download, and other programs'."""
-    named = [entry for entry in models.list_models() if models.find(entry)]
-    return [*named, *models.list_local()]
+    """Return the models of `gguf-spec models list` that need no download, and other programs'.
+
+    A models file that cannot be read is a warning: `llm` calls this at each start, for any model.
+    """
+    try:
+        named = [entry for entry in models.list_models() if models.find(entry)]
+        return [*named, *models.list_local()]
+    except GgufSpecError as error:
+        warnings.warn(f"llm-gguf-spec: {error} Hint: {error.hint}", stacklevel=2)
+        return []
 
 
 @contextmanager

@@ -247,7 +247,10 @@ def test_a_gain_is_shown_only_where_it_is_one(monkeypatch, capsys):
     assert "2.0 times plain decoding" in summary(8 / 25, rounds=50), "no more than tokens a round"
 
 
-@pytest.mark.parametrize(("old", "has_one"), [("abc\n", False), ("a<|endoftext|>b\n", True)])
+@pytest.mark.parametrize(
+    ("old", "has_one"),
+    [("abc\n", False), ("a<|endoftext|>b\n", True), ("a<|im_start|>b\n", False)],
+)
 def test_a_text_with_the_name_of_an_end_token_does_not_end_there(tmp_path, old, has_one):
     """Seen with Qwen2.5-Coder: it copied `<|im_end|>` as the token, and half of the file was gone."""
     import gguf_spec

@@ -62,9 +62,10 @@ def test_the_python_about_embedding_runs_too(monkeypatch, capsys, tmp_path):
     (service,) = programs("docs/edge-devices.md")
     run(service, "docs/edge-devices.md")
     assert capsys.readouterr().out == "None\n"
-    (window,) = programs("docs/desktop-apps.md")
+    window, frozen = programs("docs/desktop-apps.md")
     run(window, "docs/desktop-apps.md")
     assert len(capsys.readouterr().out.split()) > 5
+    run(frozen, "docs/desktop-apps.md")
     ours = run(llama, "docs/embedding.md")["Llama"]
     compat = run(install, "docs/embedding.md")["gguf_spec"].compat
     try:

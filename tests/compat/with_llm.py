@@ -66,6 +66,19 @@ def text_of(prompt, **options):
         return model.generate(prompt, gguf_spec.Sampling(**options)).text
 
 
+def test_a_broken_models_file_is_a_warning(plugin, monkeypatch, tmp_path):
+    """llm asks each plugin at its start: no other model would work either."""
+    (tmp_path / "gguf-spec").mkdir()
+    (tmp_path / "gguf-spec" / "models.yaml").write_text("models: [1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    found = []
+    with pytest.warns(UserWarning, match="not valid YAML"):
+        plugin.register_models(found.append)
+    with pytest.warns(UserWarning, match="not valid YAML"):
+        plugin.register_embedding_models(found.append)
+    assert not found
+
+
 def test_the_commands(installed):
     _, environment = installed
     assert "gguf-spec/tales" in _run(environment, "models", "list")

@@ -265,6 +265,10 @@ def dump(body):
     return json.dumps(body).encode()
 
 
+# Fields of a request that are recorded under other names, or that these APIs do not have.
+NOT_RECORDED = {"sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more", "files", "lines"}  # fmt: skip
+
+
 def outcome(kind, most, body):
     """Return the outcome of a body: the options that are not the defaults, or `[status, type, code, param, message]`."""
     try:
@@ -278,12 +282,7 @@ def outcome(kind, most, body):
             told["param"] and told["param"][:200],
             told["message"],
         ]
-    asked = {
-        name: value
-        for name, value in vars(request).items()
-        if name
-        not in ("sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more")
-    }
+    asked = {name: value for name, value in vars(request).items() if name not in NOT_RECORDED}
     if request.reasoning != NO_REASONING_FIELDS:
         asked |= {name: getattr(request.reasoning, name) for name in ("effort", "values")}
     use = vars(request.tools)

@@ -5,7 +5,13 @@ import json
 import pytest
 
 import gguf_spec
+from gguf_spec.options import Speculation
+from gguf_spec.sampling.chain import InfillSampling
+from gguf_spec.server import serve_in_thread
+from gguf_spec.server.infill import read_infill
+from gguf_spec.server.requests import LineLimits, LineReader
 from tests.server.conftest import ask, ask_text, infill_model
+from tests.support import zoo
 
 FIELDS = {"max_tokens": 8, "seed": 1, "ignore_eos": True}
 AROUND = {"input_prefix": "a<|fim_mid|>", "input_suffix": "z"}
@@ -79,10 +85,107 @@ def test_a_model_without_the_tokens(server):
         ("input_extra", "x", "input_extra"),
         ("input_extra", [{"filename": "x"}], "input_extra[0].text"),
         ("prompt", [1], "prompt"),
-        ("samplers", ["infill"], "samplers"),
-        ("n_indent", 4, "n_indent"),
+        ("input_extra", [{"text": "x", "more": 1}], "input_extra[0].more"),
+        ("samplers", "kpi", "samplers"),
+        ("samplers", ["top_p", "top_k"], "samplers"),
+        ("samplers", ["top_k", "top_k"], "samplers"),
+        ("samplers", ["infill"], "samplers"),  # of all tokens
+        ("samplers", ["top_k", "infill", "temperature"], "samplers"),
+        ("samplers", [["top_k"]], "samplers"),
+        ("n_indent", True, "n_indent"),
+        ("n_cmpl", 0, "n_cmpl"),
+        ("t_max_predict_ms", "x", "t_max_predict_ms"),
+        ("response_fields", "content", "response_fields"),
+        ("lora", [{"id": 0}], "lora"),
     ],
 )
 def test_wrong_fields(coder_server, field, value, param):
     reply = infill(coder_server, **(AROUND | {field: value}))
     assert (reply.status, reply.param) == (400, param)
+
+
+def test_what_llama_vim_and_llama_vscode_send(coder_server, coder):
+    """The bodies of their sources of 2026."""
+    chunk = {"text": "xx", "time": [1, 2], "filename": "x.py"}
+    both = {"id_slot": 0, **AROUND, "input_extra": [chunk], "prompt": "b", "top_k": 40, "top_p": 0.9,
+            "samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "stream": False,
+            "n_indent": 4, "t_max_prompt_ms": 500, "t_max_predict_ms": 250, "n_predict": 5}  # fmt: skip
+    paths = ["content", "timings/prompt_n", "timings/predicted_per_second", "truncated", "tokens_cached", "none/such"]  # fmt: skip
+    vim = infill(coder_server, **both, stop=[], response_fields=paths).json()
+    assert list(vim) == paths[:-1] and vim["truncated"] is False
+    ids = coder.tokenize_infill("a<|fim_mid|>b", "z", [("x.py", "xx")])
+    assert vim["timings/prompt_n"] + vim["tokens_cached"] == len(ids)
+    vscode = infill(coder_server, **both, n_cmpl=3).json()
+    assert [one["index"] for one in vscode] == [0, 1, 2]
+    assert len({one["seed"] for one in vscode}) == 3
+    warm_up = {"id_slot": 0, "input_prefix": "", "input_suffix": "", "input_extra": [chunk], "prompt": "",
+               "n_predict": 0, "temperature": 0.0, "samplers": [], "stream": False, "cache_prompt": True,
+               "t_max_prompt_ms": 1, "t_max_predict_ms": 1}  # fmt: skip
+    assert infill(coder_server, **warm_up, response_fields=[""]).json() == {}
+    answer = infill(coder_server, **warm_up).json()
+    assert (answer["content"], answer["tokens_predicted"], answer["stop_type"]) == ("", 0, "limit")
+    reply = infill(coder_server, **(warm_up | {"stream": True}))
+    assert [json.loads(line[6:])["stop"] for line in reply.body.splitlines() if line] == [True]
+
+
+def test_samplers_that_are_not_named_are_off():
+    given = {"input_prefix": "a", "top_k": 7, "top_p": 0.5, "min_p": 0.2, "repeat_penalty": 1.3, "temperature": 0.1}  # fmt: skip
+    some = read_infill(given | {"samplers": ["top_p", "temperature"]}, Speculation(), None).sampling
+    assert (some.top_k, some.top_p, some.min_p, some.repeat_penalty) == (0, 0.5, 0, 1)
+    assert some.temperature == 0.1 and type(some) is gguf_spec.Sampling
+    some = read_infill(given | {"samplers": ["top_k", "infill"]}, Speculation(), None).sampling
+    assert (some.top_k, some.top_p, some.temperature) == (7, 1, 1) and type(some) is InfillSampling
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "indent", "wanted"),
+    [
+        ("a\n  b\n c", 2, "a\n  b\n "),
+        ("a\n\tb\n\n  c", 1, "a\n\tb\n"),
+        ("a\n  b", 2, "a\n  b"),
+        ("a\nb\nc", 0, "a\nb\nc"),
+    ],
+)
+def test_a_line_with_less_indentation_ends_the_answer(text, indent, wanted, size):
+    lines = LineReader(LineLimits(indent))
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert "".join(lines.read(piece, 9) for piece in pieces) == wanted
+    assert lines.is_over is (wanted != text)
+
+
+def test_a_line_break_after_the_time_ends_the_answer():
+    lines = LineReader(LineLimits(seconds=1))
+    assert [lines.read(*one) for one in [("a\n", 1), ("b", 2), ("c\nd", 3), ("e", 3)]] == ["a\n", "b", "c\nd", ""]  # fmt: skip
+    assert lines.is_over
+
+
+@pytest.fixture
+def endless_coder(tmp_path):
+    """A server of a model that goes on for ever."""
+    ids = {"pre": zoo.IM_START, "suf": zoo.IM_START, "mid": zoo.TOKENS.index("a")}
+    metadata = {f"tokenizer.ggml.fim_{kind}_token_id": id_ for kind, id_ in ids.items()}
+    metadata["llama.context_length"] = 100_000
+    path = tmp_path / "ever.gguf"
+    zoo.write(path, zoo.parrot("ab\ncd", for_ever=True), metadata=metadata)
+    with gguf_spec.load(path, None, threads=1, n_ctx=50_000, extra_bufts=False) as llm, serve_in_thread(llm) as one:  # fmt: skip
+        yield one
+
+
+def test_an_answer_ends_at_a_line(endless_coder):
+    whole = infill(endless_coder, input_prefix="a", max_tokens=40, temperature=0).json()
+    assert (whole["stop_type"], whole["tokens_predicted"]) == ("limit", 40)
+    first, _, rest = whole["content"].partition("\n")
+    assert rest
+    cut = infill(endless_coder, input_prefix="a", temperature=0, n_indent=1).json()
+    assert (cut["content"], cut["stop_type"]) == (f"{first}\n", "limit")
+    late = infill(endless_coder, input_prefix="a", temperature=0, t_max_predict_ms=1).json()
+    assert late["stop_type"] == "limit" and "\n" in late["content"]
+
+
+def test_files_that_do_not_fit_are_left_out(coder_server, coder):
+    long, last = {"text": "x" * 5000}, {"text": "y", "filename": "y.py"}
+    few = infill(coder_server, **AROUND, input_extra=[last], **FIELDS).json()
+    many = infill(coder_server, **AROUND, input_extra=[long, last], **FIELDS).json()
+    assert many["tokens_evaluated"] == few["tokens_evaluated"]
+    assert many["content"] == few["content"]

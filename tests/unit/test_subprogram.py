@@ -104,8 +104,10 @@ def test_other_arguments_are_the_apps_own(frozen, monkeypatch, argv):
 
 def test_other_programs_get_no_libraries_of_the_app(frozen, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/app/_internal")
+    assert subprogram.environment_of_others() == dict(os.environ), "of Nuitka: the user's own"
+    monkeypatch.setattr(sys, "_MEIPASS", "/app/_internal", raising=False)
     assert "LD_LIBRARY_PATH" not in subprogram.environment_of_others()
     monkeypatch.setenv("LD_LIBRARY_PATH_ORIG", "/usr/local/lib")
     assert subprogram.environment_of_others()["LD_LIBRARY_PATH"] == "/usr/local/lib"
-    monkeypatch.delattr(sys, "frozen")
+    monkeypatch.delattr(sys, "_MEIPASS")
     assert subprogram.environment_of_others() == dict(os.environ)
