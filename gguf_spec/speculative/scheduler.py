@@ -252,7 +252,7 @@ class Side:
             return
         try:
             self.slots.refill(part.slot, lost, n_read)
-            rows = self.slots.decode([part], holds=holds)[0]
+            rows = self.slots.decode([part], 0, holds)[0]
             task.set_answer(np.array(rows))
         except DecodeError as alone:
             task.set_answer(error=alone)

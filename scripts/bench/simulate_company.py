@@ -66,7 +66,8 @@ class RecordedSlots:
         slot.index, free.index = free.index, slot.index
         self.all[slot.index], self.all[free.index] = slot, free
 
-    def decode(self, parts, n_sequences=0):
+    def decode(self, parts, n_sequences=0, holds=False):
+        del holds
         n, width = max(len(parts), n_sequences), max(len(part.tokens) for part in parts)
         self.n_decoded = n
         answers, reads = [], not any(part.n_rows for part in parts)
