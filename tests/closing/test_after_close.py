@@ -30,6 +30,7 @@ INPUT = {"input": "a", "max_output_tokens": 4}
 RANKED = {"query": "a", "documents": ["b"]}
 BODIES = {
     "/v1/completions": {"prompt": "a"},
+    "/infill": {"input_prefix": "a"},
     "/v1/chat/completions": MESSAGES,
     "/v1/responses": INPUT,
     "/v1/embeddings": {"input": "a"},

@@ -188,5 +188,7 @@ def test_the_peak_of_the_bundled_pair(tmp_path, draft, options):
     ],
 )  # fmt: skip
 def test_the_peak_of_models_of_real_size(tmp_path, target, draft, options):
+    if missing := [path.name for path in (target, draft) if path and not path.exists()]:
+        pytest.skip(f"scripts/models/grow_gguf.py makes {missing[0]}")
     peak, total, *parts = peak_and_needs(target, draft, tmp_path, **options)
     assert total == pytest.approx(peak, rel=0.1), parts
