@@ -22,7 +22,7 @@ GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.m
 # Options of other programs: docker, xcode-select, scripts/test, llama.cpp, aider, llm.
 OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type", "--tier"}
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
-OTHER_OPTIONS |= {"--behind", "--grow", "--rounds", "--widths"}  # of scripts
+OTHER_OPTIONS |= {"--behind", "--grow", "--rounds", "--users", "--widths"}  # of scripts
 OTHER_OPTIONS |= {"--onefile"}  # of PyInstaller
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
