@@ -194,7 +194,8 @@ def _post(path: str, names: tuple[str, ...] | None) -> dict[str, Any]:
         elif path.endswith("tokenize"):
             models = fields["model"]
         body = described.schema | {"properties": fields | {"model": models}}
-    content = _json(answer) | ({stream: {"schema": TEXT.schema}} if stream else {})
+    # Each event is an object of its own, so there is no schema of the whole stream.
+    content = _json(answer) | ({stream: {}} if stream else {})
     what = "The answer, whole or in pieces." if stream == _EVENTS else about
     problems = ("400", "404", "408", "413", "429", "503")
     return {
