@@ -11,7 +11,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,23 +43,38 @@ def at_terminal() -> bool:
 
 
 def download(
-    entries: Sequence[Entry], *, force: bool = False, offline: bool = False, quiet: bool = False
+    entries: Sequence[Entry],
+    *,
+    optional: Collection[str] = (),
+    force: bool = False,
+    offline: bool = False,
+    quiet: bool = False,
 ) -> list[Pulled]:
     """Download models, with progress and one line about each on stderr.
 
     Args:
         entries: The models.
+        optional: Names of drafts that no one named. If their source cannot be reached, a note says
+            so.
         force: Download them again.
         offline: Make no request; only verify the files on this disk.
-        quiet: Show nothing.
+        quiet: Show notes only.
     """
     from .. import models as store
+    from ..errors import UnreachableError
 
     pulled = []
     for entry in entries:
         start = time.monotonic()
-        with _progress(entry, quiet) as tell:
-            pulled.append(store.pull(entry, force=force, offline=offline, progress=tell))
+        try:
+            with _progress(entry, quiet) as tell:
+                pulled.append(store.pull(entry, force=force, offline=offline, progress=tell))
+        except UnreachableError as error:
+            if entry.name not in optional:
+                raise
+            note = f"Note: the draft {entry.name} was not downloaded: {error.message}"
+            click.echo(f"{note} Without it drafts come from the text.", err=True)
+            continue
         if not quiet:
             one, came = pulled[-1], "already on this disk"
             if one.loaded_bytes:
@@ -228,7 +243,7 @@ def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) ->
     free = all(one.permissive or one.license is None for one in wanted)
     question = f"Download {' and the draft '.join(described)}?"
     if options["yes"] or click.confirm(question, default=free, err=True):
-        download(wanted)
+        download(wanted, optional=[one.name for one in wanted[1:] if draft == "auto"])
         click.get_current_context().meta.pop(_KEY, None)  # looked up again
 
 

@@ -153,8 +153,13 @@ def pull(
             return 1
         if len(missing) > 1:
             store.check_room(missing)  # before the first download, for all of them
+    named = with_drafts(names, False, models_file)
     pulled = download(
-        entries, force=options["force"], offline=options["offline"], quiet=options["quiet"]
+        entries,
+        optional={entry.name for entry in entries} - {entry.name for entry in named},
+        force=options["force"],
+        offline=options["offline"],
+        quiet=options["quiet"],
     )
     if as_json:
         fields = ("name", "paths", "n_bytes", "loaded_bytes", "verified")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,12 @@ try:
     with spin_count_set():
         from llama_cpp import __version__, llama_cpp
 except AttributeError as error:  # the library lacks a function that is declared
+    try:
+        _version = version("llama-cpp-python")
+    except PackageNotFoundError:  # a frozen app without its metadata
+        _version = "of unknown version"
     _why = f"it does not fit its library ({error})"
-    raise BindingError(version("llama-cpp-python"), _why, TESTED) from error
+    raise BindingError(_version, _why, TESTED) from error
 
 if _misfit := misfit(llama_cpp):
     raise BindingError(__version__, _misfit, TESTED)

@@ -312,6 +312,7 @@ class Sampler:
         return self._last_filters(logits, Candidates(ids, kept), position)
 
     def _last_filters(self, logits: Logits, left: Candidates, position: int) -> Candidates:
+        """Filter what is left of shaped logits, shape `(V,)`: XTC, infill."""
         s, (ids, kept) = self.sampling, left
         if s.xtc_probability > 0:
             ids = _llama().xtc(

@@ -343,9 +343,9 @@ class DraftModelUse:
             by_text: Acceptance rate of the text drafters' proposal for the position; 0 without one.
             k: Largest length of the draft, in tokens.
         """
-        mean = self.mean_chance()
         if self.is_rereading:
             return False
+        mean = self.mean_chance()
         if one.is_forced:
             return by_text < mean
         n, n_past = len(one.steps), self.model.n_cached

@@ -142,6 +142,30 @@ def test_pull(run, hub, home):
     assert hub.requests == []
 
 
+UNREACHABLE = """
+from gguf_spec import models
+from gguf_spec.errors import UnreachableError
+pull = models.pull
+def only_one(entry, **options):
+    if entry.name == "two":
+        raise UnreachableError("two", "the hub cannot be reached.", "try again.")
+    return pull(entry, **options)
+models.pull = only_one
+"""
+
+
+@pytest.mark.full
+def test_a_draft_whose_source_cannot_be_reached_is_a_note_unless_it_was_named(run):
+    result = run("pull", "uno", first=UNREACHABLE)
+    assert result.returncode == 0
+    assert "one: 1.1 MiB in" in result.stderr
+    assert result.stderr.endswith(
+        "Note: the draft two was not downloaded: the hub cannot be reached. Without it drafts come from the text.\n"
+    )
+    fails(run("pull", "two", first=UNREACHABLE), "the hub cannot be reached.")
+    fails(run("pull", "one", "two", "-q", first=UNREACHABLE), "the hub cannot be reached.")
+
+
 @pytest.mark.full
 def test_pull_without_drafts_in_json(run, hub):
     result = run("pull", "one", "--no-draft", "--json", "-q")

@@ -78,13 +78,22 @@ def test_it_is_refused_when_it_is_imported(monkeypatch):
     assert (caught.value.version, caught.value.reason) == ("9.9.9", "it lacks llama_n_rs_seq")
 
 
-def test_a_library_that_lacks_a_function_is_refused(monkeypatch, tmp_path):
+@pytest.mark.parametrize("has_metadata", [True, False])
+def test_a_library_that_lacks_a_function_is_refused(monkeypatch, tmp_path, has_metadata):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    if not has_metadata:
+        monkeypatch.setattr(importlib.metadata, "version", missing)
     (tmp_path / "llama_cpp.py").write_text("raise AttributeError('undefined symbol: llama_new')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "llama_cpp")
     spec = importlib.util.find_spec(bindings.__name__)
-    with pytest.raises(BindingError, match=r"fit its library \(undefined symbol: llama_new\)\.$"):
+    with pytest.raises(
+        BindingError, match=r"fit its library \(undefined symbol: llama_new\)\.$"
+    ) as caught:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert (caught.value.version == "of unknown version") != has_metadata
 
 
 def test_the_tested_version_is_the_installed_one():
