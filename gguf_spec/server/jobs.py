@@ -49,7 +49,7 @@ def newest_that_fit(
         max_tokens: Maximum length of the answer in tokens; None counts as a quarter of the context.
         options: Options of `LLM.tokenize`.
     """
-    room = llm.n_ctx - min(max_tokens or llm.n_ctx // 4, llm.n_ctx // 2)
+    room = _prompt_room(llm, max_tokens)
     n_system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     turns = [i for i, m in enumerate(messages) if m["role"] == "user" and i > n_system]
     starts = [n_system, *turns]
@@ -64,6 +64,11 @@ def newest_that_fit(
     return kept(bisect.bisect_left(range(last), True, key=fits))
 
 
+def _prompt_room(llm: LLM, max_tokens: int | None) -> int:
+    """Return the most tokens of a prompt; the answer gets at most half of the context."""
+    return llm.n_ctx - min(max_tokens or llm.n_ctx // 4, llm.n_ctx // 2)
+
+
 def infill_prompt(llm: LLM, prefix: str, asked: CompletionRequest) -> list[int]:
     """Return the prompt for filling in, with as many of the last files as fit.
 
@@ -74,8 +79,11 @@ def infill_prompt(llm: LLM, prefix: str, asked: CompletionRequest) -> list[int]:
         prefix: The text before the answer.
         asked: The request.
     """
-    suffix, files, most = asked.suffix or "", asked.files, asked.sampling.max_tokens
-    room = llm.n_ctx - min(most or llm.n_ctx // 4, llm.n_ctx // 2)
+    suffix, files, room = (
+        asked.suffix or "",
+        asked.files,
+        _prompt_room(llm, asked.sampling.max_tokens),
+    )
 
     def prompt(i: int) -> list[int]:
         return llm.tokenize_infill(prefix, suffix, files[i:])

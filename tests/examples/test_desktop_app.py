@@ -17,7 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 missing = [name for name in ("Xvfb", "xdotool") if not shutil.which(name)]
 if not importlib.util.find_spec("_tkinter"):
     missing.append("tkinter in this Python")
-pytestmark = pytest.mark.skipif(bool(missing), reason=f"there is no {', no '.join(missing)}")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(bool(missing), reason=f"there is no {', no '.join(missing)}"),
+]
 
 
 @pytest.fixture(scope="module")
