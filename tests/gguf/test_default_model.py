@@ -134,8 +134,8 @@ def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
 
 @pytest.mark.full
 def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch):
-    def download(wanted):
-        assert [entry.name for entry in wanted] == [module.DEFAULT]
+    def download(wanted, optional):
+        assert ([entry.name for entry in wanted], optional) == ([module.DEFAULT], [])
         llama_cpp(home, "loaded.gguf", zoo.parrot("ab"))
 
     monkeypatch.setattr(downloads, "download", download)
