@@ -165,7 +165,9 @@ def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
         for name, value in hub.environment(tmp_path / "home").items():
             monkeypatch.setenv(name, value)
         # read from HF_HOME once, by the first import in this process
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home" / "hub")
+        )
         arguments = ["models", "pull", "one", "--models-file", models]
         remove = [
             sys.executable,
