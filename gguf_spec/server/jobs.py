@@ -7,6 +7,7 @@ import bisect
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -211,6 +212,7 @@ class Job:
         n_threads: Number of threads that answer it. The worker changes it.
         last: The last event, to be sent when no thread answers it any more.
         failed: Whether an error ended it.
+        began_s: Time when it was created, by `time.perf_counter`.
         has_started: Whether the first event was sent. From then on other threads may answer further
             choices.
     """
@@ -232,6 +234,7 @@ class Job:
         self._names = asked.names if isinstance(asked, CompletionRequest) else names or {}
         # No explicit size limit: the length of the answer bounds the queue.
         self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.began_s = time.perf_counter()
         self.why: Why | None = None
         self.stats: list[Stats] = []
         self.n_threads = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import collections
+import math
 import threading
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import ClosedError
@@ -42,6 +43,26 @@ _HELP = {
     "drafter_accepted_tokens_total": "Those accepted.",
     "drafter_acceptance": "Accepted over drafted tokens.",
 }
+# Histogram -> help text, and the upper bounds of its buckets. Names, bounds and labels are those of
+# OpenTelemetry's conventions for generative AI, in the form of Prometheus.
+_HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "gen_ai_server_request_duration_seconds": (
+        "Time from the arrival of a request to the end of an answer.",
+        [0.01 * 2**i for i in range(14)],
+    ),
+    "gen_ai_server_time_to_first_token_seconds": (
+        "Time from the arrival of a request to the first token of an answer.",
+        [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10],
+    ),
+    "gen_ai_server_time_per_output_token_seconds": (
+        "Time of an answer after its first token, over its further tokens.",
+        [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5],
+    ),
+    "gen_ai_client_token_usage": (
+        "Tokens of the prompt (input) and of the answer (output).",
+        [4**i for i in range(14)],
+    ),
+}
 # Metric -> field of `Stats`.
 _SUMS = {
     "prompt_tokens_total": "n_prompt",
@@ -67,7 +88,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Metric and labels -> its value.
-        self._sums: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._sums: defaultdict[tuple[str, str], float] = defaultdict(int)
         self._running: list[Stream] = []
         self._last = Stats()
         self.embedded(0)
@@ -88,12 +109,53 @@ class Metrics:
         with self._lock:
             self._running.append(stream)
 
-    def ended(self, stream: Stream) -> None:
-        """Add the final statistics of a running stream to the sums."""
+    def ended(
+        self,
+        stream: Stream,
+        model: str,
+        operation: str,
+        times_s: Sequence[float],
+        error: str | None = None,
+    ) -> None:
+        """Add the final statistics of a running stream to the sums.
+
+        Args:
+            stream: The stream.
+            model: Name of the model.
+            operation: OpenTelemetry's name of the operation.
+            times_s: When the request came, the first tokens (missing without any), and the end.
+            error: What ended the answer before its end; None if nothing did.
+        """
+        of_all = {
+            "gen_ai_operation_name": operation,
+            "gen_ai_provider_name": "gguf_spec",
+            "gen_ai_request_model": model.translate(_ESCAPED),
+        }
+        n, total_s = stream.stats.n_generated, times_s[-1] - times_s[0]
         with self._lock:
             self._running.remove(stream)
             self._last = stream.stats
             _add(self._sums, self._last)
+            failed = {"error_type": error} if error else {}
+            self._observe("gen_ai_server_request_duration_seconds", total_s, of_all | failed)
+            for kind, n_tokens in (("input", stream.stats.n_prompt), ("output", n)):
+                labels = of_all | {"gen_ai_token_type": kind}
+                self._observe("gen_ai_client_token_usage", n_tokens, labels)
+            if error or len(times_s) < 3:
+                return
+            first_s = times_s[1] - times_s[0]
+            self._observe("gen_ai_server_time_to_first_token_seconds", first_s, of_all)
+            if n > 1:
+                token_s = (total_s - first_s) / (n - 1)
+                self._observe("gen_ai_server_time_per_output_token_seconds", token_s, of_all)
+
+    def _observe(self, name: str, value: float, labels: Mapping[str, str]) -> None:
+        """Add a value to a histogram."""
+        for bound in (*_HISTOGRAMS[name][1], math.inf):
+            label = _label(**labels, le="+Inf" if bound == math.inf else bound)
+            self._sums[f"{name}_bucket", label] += value <= bound
+        self._sums[f"{name}_sum", _label(**labels)] += value
+        self._sums[f"{name}_count", _label(**labels)] += 1
 
     def text(self, n_waiting: int, n_running: int, llms: Sequence[LLM] = ()) -> str:
         """Return all metrics in the text format of Prometheus.
@@ -130,10 +192,15 @@ class Metrics:
             lines.append(f"# HELP gguf_spec_{name} {text}\n# TYPE gguf_spec_{name} {kind}\n")
             series = values.get(name, {}).items()
             lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in series]
+        for name, (text, _) in _HISTOGRAMS.items():
+            lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram\n")
+            for part in ("_bucket", "_sum", "_count"):
+                series = values.get(name + part, {}).items()
+                lines += [f"{name}{part}{label} {value}\n" for label, value in series]
         return "".join(lines)
 
 
-def _add(sums: collections.Counter[tuple[str, str]], stats: Stats) -> None:
+def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:
     """Add the statistics of an answer to sums, in place."""
     for name, field in _SUMS.items():
         sums[name, ""] += getattr(stats, field)

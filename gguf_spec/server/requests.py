@@ -179,6 +179,12 @@ class CompletionRequest:
         return self.n * len(self.prompts)
 
     @property
+    def operation(self) -> str:
+        """OpenTelemetry's name of the operation."""
+        is_chat = isinstance([*self.prompts[0][:1], 0][0], dict)
+        return "chat" if is_chat else "text_completion"
+
+    @property
     def needs_grammar(self) -> bool:
         """Whether its schemas must be converted to a grammar."""
         has_schema = self.sampling.json_schema is not None or self.tools.has_grammar

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import math
 import threading
+import time
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -247,6 +248,7 @@ class Worker:
     def _choose(self, job: Job, llm: LLM, choice: Choice) -> None:
         assert isinstance(job.asked, CompletionRequest)
         lines = LineReader(job.asked.lines) if job.asked.lines else None
+        times_s, failed = [job.began_s], ""
         with choice.open(self._step) as stream:
             self.totals.began(stream)
             try:
@@ -258,13 +260,20 @@ class Worker:
                             job.has_started = True
                             self._changed.notify_all()
                     for chunk in stream:
+                        if chunk.tokens and len(times_s) == 1:
+                            times_s.append(time.perf_counter())
                         self._step()
                         one = _within(lines, chunk, stream) if lines else chunk
                         job.post(ChunkEvent(one, named(llm, one), choice.index))
+            except Exception as error:
+                failed = type(error).__name__
+                raise
             finally:
                 stats = stream.stats
                 job.stats.append(stats)
-                self.totals.ended(stream)
+                times_s.append(time.perf_counter())
+                operation, error_type = job.asked.operation, failed or job.why
+                self.totals.ended(stream, llm.name, operation, times_s, error_type)
         with self._changed:
             self._seconds += 0.2 * (stats.total_s - self._seconds)
         if not job.failed:

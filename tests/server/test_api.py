@@ -1,12 +1,13 @@
 """Every call of the official client, complete and streamed: the answer is that of the library."""
 
 import math
+import re
 
 import openai
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from tests.server.conftest import ask, ask_chat, metrics
+from tests.server.conftest import ask, ask_chat, ask_text, metrics
 
 FOX = [{"role": "user", "content": "Tell me of a fox."}]
 START = "Once upon a time there was"
@@ -337,6 +338,71 @@ def test_metrics_add_up(server, client):
     assert after["queue_length"] == after["busy"] == 0
     assert after["tokens_per_second"] > 0
     assert 0 < after['drafter_acceptance{drafter="model"}'] <= 1
+
+
+def histograms(server):
+    """Return name, and labels but for `le`, -> buckets as pairs of bound and count, count and sum."""
+    text, found = ask(server, path="/metrics").body.decode(), {}
+    types = re.findall(r"^# TYPE (\S+) histogram$", text, re.M)
+    line = rf"^({'|'.join(types)})_(bucket|sum|count){{(.*)}} (\S+)$"
+    for name, part, labels, value in re.findall(line, text, re.M):
+        pairs = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels))
+        bound = pairs.pop("le", None)
+        one = found.setdefault((name, *sorted(pairs.items())), {"bucket": []})
+        if bound:
+            one["bucket"].append((float(bound), float(value)))
+        else:
+            one[part] = float(value)
+    assert len(types) == 4
+    return found
+
+
+def test_histograms_have_the_names_of_opentelemetry(server, client):
+    before = histograms(server)
+    messages = [{"role": "user", "content": "Tell a tale."}]
+    client.chat.completions.create(model="tales", messages=messages, max_tokens=9, seed=1)
+    list(client.completions.create(model="tales", prompt=START, max_tokens=1, stream=True))
+    asked = client.completions.create(model="tales", prompt=START, max_tokens=9, n=2, seed=1)
+    after = histograms(server)
+
+    def gains(metric, **labels):
+        """Return the new number and sum of values of a metric."""
+        named = {"gen_ai_provider_name": "gguf_spec", "gen_ai_request_model": "tales", **labels}
+        key = (metric, *sorted(named.items()))
+        old = before.get(key, {"count": 0, "sum": 0})
+        return after[key]["count"] - old["count"], after[key]["sum"] - old["sum"]
+
+    texts = {"gen_ai_operation_name": "text_completion"}
+    for labels, n, n_several in (({"gen_ai_operation_name": "chat"}, 1, 1), (texts, 3, 2)):
+        n_first, first_s = gains("gen_ai_server_time_to_first_token_seconds", **labels)
+        n_whole, whole_s = gains("gen_ai_server_request_duration_seconds", **labels)
+        n_tokens, token_s = gains("gen_ai_server_time_per_output_token_seconds", **labels)
+        assert (n_first, n_whole, n_tokens) == (n, n, n_several)
+        assert 0 < first_s < whole_s
+        assert 0 < token_s < whole_s
+    read = gains("gen_ai_client_token_usage", gen_ai_token_type="input", **texts)
+    written = gains("gen_ai_client_token_usage", gen_ai_token_type="output", **texts)
+    assert written == (3, asked.usage.completion_tokens + 1)
+    assert read == (3, 3 * asked.usage.prompt_tokens)
+    for one in after.values():
+        bounds, counts = zip(*one["bucket"], strict=True)
+        assert list(bounds) == sorted(set(bounds))
+        assert list(counts) == sorted(counts)
+        assert (bounds[-1], counts[-1]) == (float("inf"), one["count"])
+        assert one["sum"] >= sum(
+            low * (n - below)
+            for low, n, below in zip(bounds, counts[1:], counts[:-1], strict=False)
+        )
+
+
+def test_the_duration_of_a_failed_answer_has_the_type_of_the_error(server, failing_streams):
+    before = histograms(server)
+    assert ask_text(server, max_tokens=20).status == 500
+    after = histograms(server)
+    grown = {key for key in after if after[key] != before.get(key)}
+    named = {key[0] for key in grown if ("error_type", "RuntimeError") in key}
+    assert named == {"gen_ai_server_request_duration_seconds"}
+    assert {key[0] for key in grown} == named | {"gen_ai_client_token_usage"}
 
 
 def test_per_request_settings_do_not_stay(client, tales):
