@@ -7,6 +7,7 @@ from dataclasses import is_dataclass
 
 import click
 
+from gguf_spec import __version__
 from gguf_spec.cli import cli
 
 MODULES = [
@@ -208,11 +209,58 @@ def commands():
     return "\n".join(parts)
 
 
-def helps(command, path, parent=None):
+class Roff(click.HelpFormatter):
+    """Writes the help of a command as a part of a manual page."""
+
+    def write_usage(self, prog, args="", **_):
+        self.write(f".PP\n.B {roff(prog)}\n{roff(args)}\n")
+
+    def write_heading(self, heading):
+        self.write(f".PP\n.B {roff(heading)}\n")
+
+    def write_paragraph(self):
+        self.write(".PP\n")
+
+    def write_text(self, text):
+        for part in text.split("\n\n"):
+            as_is, lines = part.startswith("\b\n"), part.removeprefix("\b\n")
+            self.write(f".PP\n.nf\n{roff(lines)}\n.fi\n" if as_is else f".PP\n{roff(lines)}\n")
+
+    def write_dl(self, rows, **_):
+        for name, text in rows:
+            self.write(f".TP\n.B {roff(name)}\n{roff(text)}\n")
+
+
+def roff(text):
+    """Return text for a manual page."""
+    text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
+    return re.sub(r"(?m)^\.", "\\\\&.", text)
+
+
+def manual():
+    """The manual page of the program: the help of every command."""
+    summary = cli.help.partition("\n")[0]
+    parts = [f'.TH GGUF\\-SPEC 1 "" "gguf\\-spec {__version__}" "User Commands"\n']
+    parts.append(f".SH NAME\ngguf\\-spec \\- {roff(summary.rstrip('.'))}\n")
+    for path, command, context in walk(cli, "gguf-spec"):
+        page = Roff()
+        command.format_help(context, page)
+        heading = ".SH DESCRIPTION" if command is cli else f".SH {roff(path.upper())}"
+        parts.append(f"{heading}\n{page.getvalue()}")
+    return "".join(parts)
+
+
+def helps(command, path):
     """Yield the path and the help of a command and of all below it."""
+    for name, one, context in walk(command, path):
+        yield name, one.get_help(context).strip()
+
+
+def walk(command, path, parent=None):
+    """Yield the path, a command and its context, for it and all below it."""
     settings = command.context_settings | {"max_content_width": 110, "terminal_width": 110}
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **settings)
-    yield path, command.get_help(context).strip()
+    yield path, command, context
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            yield from helps(command.commands[name], f"{path} {name}", context)
+            yield from walk(command.commands[name], f"{path} {name}", context)

@@ -56,6 +56,8 @@ def clone(tmp_path_factory):
     (clone / "gguf_spec").mkdir()
     shutil.copy(ROOT / "gguf_spec" / "__init__.py", clone / "gguf_spec")
     (clone / "out").mkdir()
+    (clone / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "gguf-spec.1", clone / "docs")
     return clone
 
 

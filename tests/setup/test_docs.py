@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def anchors(page):
     return {
         re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings
     }
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="no groff")
+def test_the_manual_page_has_every_command():
+    command = ["groff", "-man", "-ww", "-Tascii", "-P-cbou", ROOT / "docs" / "gguf-spec.1"]
+    done = children.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    for path, _ in cli.paths():
+        assert f"\nGGUF-SPEC {path.upper()}\n" in done.stdout
+    assert '\n         gguf-spec generate "Why is the sky blue?"\n' in done.stdout
 
 
 def dead_links(page):

@@ -49,7 +49,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
     assert {name for name in names if not name.startswith(folder)} == ours | {
-        "gguf_spec/models.yaml"
+        "gguf_spec/models.yaml",
+        f"{folder.removesuffix('dist-info')}data/data/share/man/man1/gguf-spec.1",
     }
     for name in (
         "gguf_spec/py.typed",
