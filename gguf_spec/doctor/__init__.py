@@ -99,8 +99,8 @@ def doctor(
             *installation.devices(options, draft_options),
             installation.processor(features),
             fast,
-            installation.amx(features, fast),
             installation.kernels(options),
+            installation.amx(features, fast),
             installation.openmp(),
         ]
         if options.rpc:

@@ -274,6 +274,10 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
     """Check that the processor's matrix unit (AMX), if any, is used."""
     if "amx_int8" not in _cpu()[1]:
         return Check("AMX", "ok", "this processor has no AMX")
+    from ..llama import own_kernels
+
+    if own_kernels.in_use().name:
+        return Check("AMX", "ok", "not used: the kernels of gguf-spec are faster")
     if not has(features, "AMX_INT8"):
         found = "this processor has it, but llama.cpp was built without it"
         return Check("AMX", "warn", found, REBUILD)

@@ -181,6 +181,17 @@ struct Extra final : ExtraBufferType {
     }
 } extra;
 
+// llama.cpp's AMX keeps weights in a form of its own, which no kernel here reads, so it gets none any more. When a model is loaded,
+// llama.cpp asks with an empty buffer where a weight may go. Models that were loaded before stay.
+struct Amx final : ExtraBufferType {
+    ExtraBufferType * before = nullptr;
+    bool supports_op(void * device, const Tensor * op) override {
+        const Tensor * w = op->src[0];
+        return !(w && w->buffer && !ggml.buffer_bytes(w->buffer)) && before->supports_op(device, op);
+    }
+    TensorTraits * get_tensor_traits(const Tensor * op) override { return before->get_tensor_traits(op); }
+} amx;
+
 BufferType entry;
 
 // A loaded library of llama.cpp: its name begins with `name`, its folder is `folder`. A wheel has each file several times, under the
@@ -227,10 +238,11 @@ extern "C" __attribute__((visibility("default"))) const char * gguf_spec_kernels
     const auto repacked = (BufferType * (*) ()) dlsym(of_cpu, "_Z35ggml_backend_cpu_repack_buffer_typev");
     ggml.barrier = (decltype(ggml.barrier)) dlsym(of_cpu, "ggml_barrier");
     ggml.buffer_type = (decltype(ggml.buffer_type)) dlsym(of_base, "ggml_backend_buffer_get_type");
+    ggml.buffer_bytes = (decltype(ggml.buffer_bytes)) dlsym(of_base, "ggml_backend_buffer_get_size");
     ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) dlsym(of_cpu, "quantize_row_q8_0");
     ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) dlsym(of_cpu, "quantize_row_q8_1");
     ggml.quantize_q8_K = (decltype(ggml.quantize_q8_K)) dlsym(of_cpu, "quantize_row_q8_K");
-    if (!list || !ggml.barrier || !ggml.buffer_type || !ggml.quantize_q8_0 || !ggml.quantize_q8_1 || !ggml.quantize_q8_K)
+    if (!list || !ggml.barrier || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.quantize_q8_0 || !ggml.quantize_q8_1 || !ggml.quantize_q8_K)
         return "!llama.cpp's libraries lack functions that the kernels need";
     ggml.repacked = repacked ? repacked() : nullptr;
     for (const Kernels * set : all_kernels) {
@@ -239,6 +251,8 @@ extern "C" __attribute__((visibility("default"))) const char * gguf_spec_kernels
         entry.get_name = [](BufferType *) { return "GGUF_SPEC"; };
         entry.get_alignment = [](BufferType *) -> size_t { return line; };
         entry.context = &extra;
+        for (BufferType * one : list())
+            if (one && !strcmp(one->get_name(one), "AMX")) amx.before = (ExtraBufferType *) one->context, one->context = &amx;
         list().insert(list().begin(), &entry);
         switched_on = 3;
         return set->name;

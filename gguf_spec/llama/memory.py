@@ -29,7 +29,7 @@ from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
 from .native import N_BATCH
 from .options import KV_TYPES, ContextOptions
-from .own_kernels import flash_on_cpu
+from .own_kernels import flash_on_cpu, in_use
 
 Models: TypeAlias = Sequence[tuple[Header, ContextOptions]]
 """Header and options of the target, and of a draft, whose context is as long as the target's."""
@@ -213,7 +213,7 @@ def _copies(
         rows |= _AVX2 if "AVX2" in has else {}
         rows |= _AVX512 if "AVX512" in has else {}
         rows |= _DOTPROD if {"NEON", "DOTPROD"} <= has else {}
-    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
+    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has and not in_use().name else {}
     tied, idle = _is_tied(header), 0
     for tensor in header.tensors:
         # tied embeddings are multiplied, too, so they are both mapped and copied

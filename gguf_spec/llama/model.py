@@ -416,8 +416,8 @@ class Model(Cache):
         self.exact_attention = not on_gpu and has_exact_attention(
             header, options, self.flash_attention, features
         )
-        self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
-        is_exact = self.exact_attention and has_exact_products(header, options, features)
+        self.most_exact_rows = most_exact_rows(header, options) or K_MAX + 1
+        is_exact = self.exact_attention and has_exact_products(header, options)
         self.grid = 0 if options.drafts or is_exact else GRID
 
     def _open(self, header: Header) -> None:

@@ -298,20 +298,16 @@ def has_exact_attention(
     )
 
 
-def has_exact_products(
-    header: Header, options: ContextOptions, features: Mapping[str, str]
-) -> bool:
+def has_exact_products(header: Header, options: ContextOptions) -> bool:
     """Return whether cached values of a prompt have the same bits in passes of all widths.
 
     This is a prediction without a measurement.
     """
     cached = [one for one in header.tensors if not _ONLY_FOR_LOGITS.match(one.name)]
-    return _is_x86() and not _inexact_types(cached, options, features)
+    return _is_x86() and not _inexact_types(cached, options)
 
 
-def most_exact_rows(
-    header: Header, options: ContextOptions, features: Mapping[str, str]
-) -> int | None:
+def most_exact_rows(header: Header, options: ContextOptions) -> int | None:
     """Return the most rows of a pass that can each have the bits of a single-row pass.
 
     A measurement alone does not show it: sums that differ in the last bit are often equal after
@@ -320,21 +316,18 @@ def most_exact_rows(
     Returns:
         The number of rows; None if no limit is known.
     """
-    types = _inexact_types(header.tensors, options, features)
+    types = _inexact_types(header.tensors, options)
     if not _is_x86() or not types:
         return None
     return (_ROWS_OF_A_BLOCK if options.repacks and types & _REPACKED else _ROWS_OF_A_TILE) - 1
 
 
-def _inexact_types(
-    tensors: Iterable[Tensor], options: ContextOptions, features: Mapping[str, str]
-) -> set[int]:
+def _inexact_types(tensors: Iterable[Tensor], options: ContextOptions) -> set[int]:
     """Return the ggml types of matrices whose products are not exact on this CPU.
 
-    llama.cpp's AMX kernels and workers keep their own products.
+    Workers keep llama.cpp's products.
     """
-    has_amx = options.repacks and features.get("AMX_INT8", "0") != "0"
-    is_own = in_use().name and not has_amx and not options.rpc
+    is_own = in_use().name and not options.rpc
     types = {tensor.type for tensor in tensors if len(tensor.shape) > 1}
     return types - (TYPES if is_own else _SAME_IN_ANY_WIDTH)
 

@@ -19,7 +19,7 @@ from tests.support import zoo
 from tests.support.fakes import FakeModel, random_table
 
 F32, F16, Q4_0, Q8_0, Q2_K, Q3_K, Q4_K, Q6_K, IQ4_XS = 0, 1, 2, 8, 10, 11, 12, 14, 23
-AMX, LLAMAFILE = {"AMX_INT8": "1"}, {"LLAMAFILE": "1"}
+LLAMAFILE = {"LLAMAFILE": "1"}
 REMOTE = {"rpc": ("127.0.0.1:1",)}
 
 
@@ -43,35 +43,33 @@ def use(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("types", "options", "features", "stock", "own"),
+    ("types", "options", "stock", "own"),
     [
-        ([F32, F16, Q4_0, Q8_0], {}, {}, None, None),
-        ([Q8_0, Q4_K], {}, {}, 3, None),
-        ([Q8_0, Q2_K], {}, {}, 3, None),
-        ([Q4_K], {"extra_bufts": False}, {}, 7, None),
-        ([Q6_K], {}, {}, 7, None),
-        ([Q3_K], {}, {}, 7, None),
-        ([IQ4_XS], {}, {}, 7, 7),
-        ([Q4_K], {}, AMX, 3, 3),
-        ([Q4_K], {"extra_bufts": False}, AMX, 7, None),
-        ([Q4_K], REMOTE, {}, 7, 7),
+        ([F32, F16, Q4_0, Q8_0], {}, None, None),
+        ([Q8_0, Q4_K], {}, 3, None),
+        ([Q8_0, Q2_K], {}, 3, None),
+        ([Q4_K], {"extra_bufts": False}, 7, None),
+        ([Q6_K], {}, 7, None),
+        ([Q3_K], {}, 7, None),
+        ([IQ4_XS], {}, 7, 7),
+        ([Q4_K], REMOTE, 7, 7),
     ],
 )
-def test_the_types_of_the_matrices_decide(use, monkeypatch, types, options, features, stock, own):
+def test_the_types_of_the_matrices_decide(use, monkeypatch, types, options, stock, own):
     options = ContextOptions(**options)
     for name, most in (("", stock), ("avx2", own)):
         use(name)
-        assert most_exact_rows(header(*types), options, features) == most
-        assert has_exact_products(header(*types), options, features) is (most is None)
+        assert most_exact_rows(header(*types), options) == most
+        assert has_exact_products(header(*types), options) is (most is None)
     monkeypatch.setattr(own_kernels.platform, "machine", lambda: "aarch64")
-    assert most_exact_rows(header(*types), options, features) is None
+    assert most_exact_rows(header(*types), options) is None
 
 
 def test_an_output_matrix_limits_rows_but_changes_no_cache(use):
     use("")
     one = header(Q4_0, output=Q6_K)
-    assert most_exact_rows(one, ContextOptions(), {}) == 7
-    assert has_exact_products(one, ContextOptions(), {})
+    assert most_exact_rows(one, ContextOptions()) == 7
+    assert has_exact_products(one, ContextOptions())
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_all_is_well():
     diagnosis = doctor(options=OPTIONS)
     assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
     assert [one.name for one in diagnosis.checks] == [
-        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "kernels", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
+        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
         "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "exact passes", "costs",
     ]  # fmt: skip
     assert (diagnosis.ok, diagnosis.sentence) == (True, "No problem was found.")
@@ -279,7 +279,7 @@ def test_kernels_that_are_not_wanted():
         (True, True, None, False, "warn"),
     ],
 )  # fmt: skip
-def test_amx(monkeypatch, has, built, problem, wanted, status):
+def test_amx(monkeypatch, stock_kernels, has, built, problem, wanted, status):
     monkeypatch.setattr(
         installation, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
     )
@@ -289,6 +289,9 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
     diagnosis = doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=wanted))
     assert found("AMX", diagnosis).status == status
     assert bool(found("AMX", diagnosis).todo) is (status != "ok")
+    if has:
+        monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx512")])
+        assert "faster" in found("AMX", doctor(options=ContextOptions(n_ctx=64, threads=1))).found
 
 
 @pytest.mark.parametrize(

@@ -196,3 +196,12 @@ def test_every_type_and_cache_is_tested():
         name = selftest._type_name(kind)
         assert {f"a product with {name}", f"a product with experts of {name}"} <= names
     assert {f"attention with a cache of {name}" for name in ("f16", "bf16", "q8_0")} <= names
+
+
+def test_products_of_a_loaded_model(tales):
+    """AMX, where llama.cpp has it, would keep the weights in a form that only llama.cpp reads."""
+    if not own_kernels.start().name:
+        pytest.skip(own_kernels.start().reason)
+    before = own_kernels.n_computed(attentions=False)
+    tales.generate("Once", gguf_spec.Sampling(max_tokens=2))
+    assert own_kernels.n_computed(attentions=False) > before
