@@ -224,7 +224,7 @@ def delete(paths: Sequence[Path]) -> int:
     paths = [path.parent.resolve() / path.name for path in paths]
     sizes = {path.resolve(): path.stat().st_size for path in paths}
     with _hub_settings():
-        scan = scan_cache_dir()
+        scan = scan_cache_dir(folder())
         revisions = [revision for repo in scan.repos for revision in repo.revisions]
         files = [file for one in revisions for file in one.files if file.file_path in paths]
         if len(files) == len(paths):
