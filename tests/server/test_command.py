@@ -279,32 +279,3 @@ def test_without_the_extra(tmp_path):
         done.stderr
         == "Error: the server needs starlette, which is not installed.\nHint: install it with: pip install 'gguf-spec[server]'.\n"
     )
-
-
-def test_help():
-    command = [sys.executable, "-m", "gguf_spec", "serve", "--help"]
-    text = children.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"COLUMNS": "200"},
-    ).stdout
-    assert text.index("Examples:") < text.index("Usual options:")
-    for option in (
-        "--host",
-        "--port",
-        "--api-key",
-        "--cors-origin",
-        "--queue",
-        "--max-tokens-limit",
-        "--timeout",
-        "--grace",
-        "--ping",
-        "-k ",
-        "--strict",
-        "--ctx",
-    ):
-        assert option in text
-    assert "--temperature" not in text
