@@ -1,8 +1,12 @@
+import importlib
+import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from click.testing import CliRunner
@@ -29,16 +33,12 @@ def cage(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("GGUF_SPEC_", "COLUMNS"))
-    }
+    foreign = ("gguf_spec_", "columns", "hf_", "hugging_face", "http_proxy", "https_proxy", "all_proxy")  # fmt: skip
+    kept = {name: value for name, value in os.environ.items() if not name.lower().startswith(foreign)}  # fmt: skip
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH")]))
     own = {
         "HOME": str(tmp_path_factory.mktemp("home")),
-        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
         "GGUF_SPEC_MODEL": "tales",  # without it: test_default_model.py
     }
     return kept | own | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "TERM": "xterm"}
@@ -69,29 +69,34 @@ def generate(cli):
     return lambda *args, **options: cli(*GENERATE, *args, **options)
 
 
-@pytest.fixture
-def here(cage, environment, monkeypatch):
-    """Run the command line in the cage as `cli` does, but in this process: signals and logs stay those of the tests."""
-    monkeypatch.chdir(cage)
-    for name in {name for name in os.environ if name.startswith(("GGUF_SPEC_", "COLUMNS"))}:
-        monkeypatch.delenv(name)
-    for name in ("HOME", "GGUF_SPEC_MODEL", "TERM"):
-        monkeypatch.setenv(name, environment[name])
+@pytest.fixture(scope="session")
+def here(cage, environment):
+    """Run the command line as `cli` does, but in this process, without the log of llama.cpp. None in `env`: not set."""
+    from huggingface_hub import constants
 
-    monkeypatch.setattr(program, "_set_up", lambda: None)
-
-    def run(*args, stdin=b""):
-        monkeypatch.setattr(sys, "argv", ["gguf-spec", *map(str, args)])
-        with CliRunner().isolation(input=stdin) as (out, err, _), pytest.raises(SystemExit) as end:
+    def run(*args, stdin=b"", env=(), cwd=cage, text=False):
+        given = environment | dict(env)
+        wanted = {name: value for name, value in given.items() if value is not None}
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            mock.patch.dict(os.environ, wanted, clear=True),
+            mock.patch.dict(vars(constants)),
+            CliRunner().isolation(input=stdin) as (out, err, _),
+            pytest.raises(SystemExit) as end,
+        ):
+            patch.chdir(cwd)
+            patch.setattr(sys, "argv", ["gguf-spec", *map(str, args)])
+            patch.setattr(logging.getLogger("gguf_spec"), "handlers", [])
+            patch.delattr(signal, "SIGPIPE", raising=False)  # the tests keep their own handler
+            importlib.reload(constants)  # it reads the environment
             program.main()
-        return SimpleNamespace(
-            returncode=end.value.code, stdout=out.getvalue(), stderr=err.getvalue()
-        )
+        told = [one.getvalue().decode() if text else one.getvalue() for one in (out, err)]
+        return SimpleNamespace(returncode=end.value.code, stdout=told[0], stderr=told[1])
 
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def generate_here(here):
     """Run `generate` in this process."""
     return lambda *args, **options: here(*GENERATE, *args, **options)

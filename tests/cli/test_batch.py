@@ -19,11 +19,11 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def batch(cli, tmp_path):
+def batch(here, tmp_path):
     """Run `batch` in a folder of its own."""
 
     def run(*args, **options):
-        return cli("batch", *args, "--threads", "1", cwd=tmp_path, **options)
+        return here("batch", *args, "--threads", "1", cwd=tmp_path, **options)
 
     return run
 
@@ -57,7 +57,6 @@ def test_a_file_of_both_formats(batch, cage, tmp_path):
     )
 
 
-@pytest.mark.full
 def test_given_options_apply_to_lines_of_openai(batch, cage, tmp_path):
     write(tmp_path / "in.jsonl", [of_openai("o", prompt="a"), of_openai("p", prompt="a", stop="d")])
     args = ("in.jsonl", "out.jsonl", "-m", cage / "abc.gguf", "-t", "0", "--stop", "f")
@@ -67,11 +66,10 @@ def test_given_options_apply_to_lines_of_openai(batch, cage, tmp_path):
     assert texts == ["bcde", "bc"]
 
 
-def test_standard_input_and_output(batch, cage, tmp_path):
+def test_standard_input_and_output(cli, cage, tmp_path):
     stdin = b'{"prompt": "a"}\n{"prompt": "b"}'
-    done = batch(
-        "-", "-", "-m", cage / "abc.gguf", "-t", "0", "--raw", "-n", "2", "-q", stdin=stdin
-    )
+    args = ("-", "-", "-m", cage / "abc.gguf", "-t", "0", "--raw", "-n", "2", "-q")
+    done = cli("batch", *args, "--threads", "1", stdin=stdin, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["bc", "cd"]
     assert [*tmp_path.iterdir()] == []
@@ -88,7 +86,6 @@ def test_the_number_at_once_does_not_change_the_texts(batch, prompts, tmp_path):
     assert len({one["seed"] for one in read(tmp_path / "1.jsonl")}) == 16
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
@@ -112,7 +109,6 @@ def test_errors(batch, tmp_path, args, code, said):
     assert not out.exists() or out.read_bytes() == b""
 
 
-@pytest.mark.full
 def test_many_bad_lines_are_not_all_named(batch, tmp_path):
     write(tmp_path / "in.jsonl", [b"x"] * 100)
     done = batch("in.jsonl", "out.jsonl", *TALES)
@@ -161,7 +157,7 @@ def test_texts():
 @pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no such signal there")
 @pytest.mark.parametrize("n_kills", [5, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(cli, environment, prompts, tmp_path, n_kills):
+def test_killed_at_random_moments(here, environment, prompts, tmp_path, n_kills):
     """The file is in the end that of a run that nothing disturbed, and no finished line was answered again."""
     rng = random.Random(n_kills)
     lines = [
@@ -172,7 +168,7 @@ def test_killed_at_random_moments(cli, environment, prompts, tmp_path, n_kills):
     ]
     write(tmp_path / "in.jsonl", [*lines[:20], b"bad", *lines[20:]])
     args = ["--seed", "3", "--parallel", "3", *TALES]
-    right = cli("batch", "in.jsonl", "right.jsonl", *args, cwd=tmp_path)
+    right = here("batch", "in.jsonl", "right.jsonl", *args, cwd=tmp_path)
     assert right.returncode == 1
     whole, out = (tmp_path / "right.jsonl").read_bytes(), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "gguf_spec", "batch", "in.jsonl", "out.jsonl", *args, "-q"]
@@ -199,7 +195,7 @@ def test_killed_at_random_moments(cli, environment, prompts, tmp_path, n_kills):
             os.truncate(out, max(0, sizes[-1] - rng.randint(1, 99)))
             sizes[-1] = out.stat().st_size
     assert len({*sizes}) > n_kills / 2
-    last = cli("batch", "in.jsonl", "out.jsonl", *args, cwd=tmp_path)
+    last = here("batch", "in.jsonl", "out.jsonl", *args, cwd=tmp_path)
     assert last.returncode == 1
     assert out.read_bytes() == whole
     assert not (tmp_path / "out.jsonl.ahead").exists()

@@ -20,9 +20,8 @@ def invoke(*args):
     return CliRunner().invoke(group, [*QUICK, *map(str, args)], standalone_mode=False)
 
 
-@pytest.mark.full
-def test_json(cli):
-    result = cli(*QUICK, "--json")
+def test_json(here):
+    result = here(*QUICK, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
     report = json.loads(result.stdout)
     assert (report["target"], report["useless"], report["texts_equal"], report["is_complete"]) == (
@@ -41,7 +40,6 @@ def test_json(cli):
     )
 
 
-@pytest.mark.full
 def test_the_table_and_the_useless_draft():
 
     run = invoke("--useless", "tales-draft")  # not useless, but another file is not at hand
@@ -67,7 +65,6 @@ def test_what_was_not_done_is_told():
     assert "The worst case was not measured; --useless FILE measures it." in run.stdout
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [(["--workload", "gone"], 2, "--workload is 'gone' but must be one of story, repetitive, copy, chat, long, short, document-1k, "),
@@ -76,8 +73,8 @@ def test_what_was_not_done_is_told():
      (["--seed", "-1"], 2, "--seed is -1"), (["--useless", "gone.gguf"], 1, "there is no file gone.gguf"),
      (["--useless", "none"], 1, "no file none")],
 )  # fmt: skip
-def test_errors(cli, args, code, said):
-    result = cli(*QUICK, *args)
+def test_errors(here, args, code, said):
+    result = here(*QUICK, *args)
     error = result.stderr.decode()
     assert (result.returncode, result.stdout) == (code, b"")
     assert re.fullmatch(r"Error: [^\n]+\nHint: [^\n]+\n", error)
@@ -86,43 +83,11 @@ def test_errors(cli, args, code, said):
 
 @pytest.mark.full
 def test_ctrl_c_leaves_nothing(environment):
-    command = [
-        sys.executable,
-        "-m",
-        "gguf_spec",
-        "bench",
-        "--threads",
-        "1",
-        "--runs",
-        "1000",
-        "-n",
-        "4",
-        "-w",
-        "story",
-    ]
+    words = "bench --threads 1 --runs 1000 -n 4 -w story"
+    command = [sys.executable, "-m", "gguf_spec", *words.split()]
     child = children.Child(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(3)
     child.send_signal(signal.SIGINT)
     stdout, stderr = child.communicate()
     assert (child.returncode, stdout) == (130, b"")
     assert b"Traceback" not in stderr
-
-
-def test_help(cli):
-    result = cli("bench", "--help")
-    text = result.stdout.decode()
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert text.index("Examples:") < text.index("Options:")
-    for option in (
-        "-m, --model",
-        "-d, --draft",
-        "-w, --workload",
-        "--runs",
-        "-n, --max-tokens",
-        "--quick",
-        "--long",
-        "--useless",
-        "--minutes",
-        "--json",
-    ):
-        assert option in text

@@ -17,31 +17,19 @@ SAYS = "abcdefghijkl"
 
 
 @pytest.fixture(scope="session")
-def chat(cli, cage):
+def chat(here, cage):
     """Run `chat` with one thread and greedily on a model that always answers the same; arguments that come later override."""
     zoo.write(cage / "chat.gguf", zoo.parrot("\n" + SAYS))  # a question ends with a newline
     zoo.write(
         cage / "plain.gguf", zoo.parrot(":" + SAYS), metadata={"tokenizer.chat_template": None}
     )
 
-    def run(lines, *args, **options):
+    def run(lines, *args, run=here, **options):
         stdin = (
             lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
         )
-        return cli(
-            "chat",
-            "--threads",
-            "1",
-            "-t",
-            "0",
-            "-m",
-            "chat.gguf",
-            "-d",
-            "none",
-            *args,
-            stdin=stdin,
-            **options,
-        )
+        words = ("chat", "--threads", 1, "-t", 0, "-m", "chat.gguf", "-d", "none", *args)
+        return run(*words, stdin=stdin, **options)
 
     return run
 
@@ -50,21 +38,18 @@ def seen(result):
     return result.returncode, result.stdout.decode(), result.stderr.decode()
 
 
-@pytest.mark.full
 def test_a_turn_a_line_and_nothing_else_on_stdout(chat):
     assert seen(chat(["hello", "", "  ", "again"])) == (0, f"{SAYS}\n{SAYS}\n", "")
 
 
-def test_a_last_line_without_a_newline_counts(chat):
-    assert seen(chat(b"hello\r\nagain")) == (0, f"{SAYS}\n{SAYS}\n", "")
+def test_a_last_line_without_a_newline_counts(chat, cli):
+    assert seen(chat(b"hello\r\nagain", run=cli)) == (0, f"{SAYS}\n{SAYS}\n", "")
 
 
-@pytest.mark.full
 def test_no_line_is_no_turn(chat):
     assert seen(chat([])) == (0, "", "")
 
 
-@pytest.mark.full
 def test_bytes_that_are_no_text_end_nothing(chat):
     assert seen(chat(b"\xff\xfe\x00 a\xc3\n")) == (0, f"{SAYS}\n", "")
 
@@ -73,7 +58,6 @@ def objects(result):
     return [json.loads(line) for line in result.stdout.decode().splitlines()]
 
 
-@pytest.mark.full
 def test_json_has_an_object_for_each_turn(chat):
     result = chat(["hello", "again"], "--json", "--logprobs", "1")
     first, second = objects(result)
@@ -91,7 +75,6 @@ def test_json_has_an_object_for_each_turn(chat):
     assert len(first["logprobs"]) == len(first["tokens"])
 
 
-@pytest.mark.full
 def test_the_system_message_is_read(chat):
     plain, told, later = (
         objects(chat(lines, "--json", *args))[-1]["prompt_tokens"]
@@ -108,7 +91,6 @@ def test_the_system_message_is_read(chat):
     )  # fmt: skip
 
 
-@pytest.mark.full
 def test_an_error_ends_its_own_turn_alone(chat):
     code, out, err = seen(chat(["x" * 300, "hello"], "--ctx", "128"))
     assert (code, out) == (1, f"{SAYS}\n")
@@ -122,7 +104,6 @@ def test_an_error_ends_its_own_turn_alone(chat):
     assert answered["text"] == SAYS
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
@@ -139,39 +120,23 @@ def test_what_is_no_command_gets_a_hint(chat, line, hint):
     assert hint in err
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("line", [" /help", "/etc/hosts is a file", "/2 is a half"])
 def test_other_slashes_are_said_to_the_model(chat, line):
     assert seen(chat([line])) == (0, f"{SAYS}\n", "")
 
 
-@pytest.mark.full
 def test_quit_ends_it(chat):
     assert seen(chat(["hello", "/quit", "again"])) == (0, f"{SAYS}\n", "")
 
 
-@pytest.mark.full
 def test_help_names_every_command(chat):
     _, out, err = seen(chat(["/help"]))
     assert out == ""
-    for word in (
-        "/help",
-        "/system",
-        "/reset",
-        "/undo",
-        "/retry",
-        "/stats",
-        "/draft",
-        "/save",
-        "/load",
-        "/quit",
-        "Alt-Enter",
-        "Ctrl-C",
-    ):
+    names = "/help /system /reset /undo /retry /stats /draft /save /load /quit Alt-Enter Ctrl-C"
+    for word in names.split():
         assert word in err
 
 
-@pytest.mark.full
 def test_undo_and_reset_make_the_prompt_short_again(chat):
     one, two, undone, anew = (
         turn["prompt_tokens"]
@@ -186,11 +151,10 @@ def test_undo_and_reset_make_the_prompt_short_again(chat):
     assert "speed " in err  # what the answer cost is still known
 
 
-@pytest.mark.full
-def test_retry_has_another_seed_that_a_fixed_seed_gives_again(cli):
+def test_retry_has_another_seed_that_a_fixed_seed_gives_again(here):
     run = ["chat", "--threads", "1", "-n", "12", "--json", "--seed", "5"]
     first, again = (
-        objects(cli(*run, stdin=b"Tell me a story.\n/retry\n/retry\n")) for _ in range(2)
+        objects(here(*run, stdin=b"Tell me a story.\n/retry\n/retry\n")) for _ in range(2)
     )
     assert [turn["seed"] for turn in first] == [5, 6, 7]
     assert len({turn["text"] for turn in first}) == 3
@@ -198,19 +162,9 @@ def test_retry_has_another_seed_that_a_fixed_seed_gives_again(cli):
     assert [turn["text"] for turn in again] == [turn["text"] for turn in first]
 
 
-@pytest.mark.full
 def test_the_draft_can_be_switched_off_and_on(chat):
-    turns = objects(
-        chat(
-            ["hi", "/draft off", "hi", "/draft on", "hi"],
-            "--json",
-            "-d",
-            "chat.gguf",
-            "-k",
-            "2",
-            "--fixed",
-        )
-    )
+    lines, drafts = ["hi", "/draft off", "hi", "/draft on", "hi"], ("-d", "chat.gguf", "-k", "2")
+    turns = objects(chat(lines, "--json", *drafts, "--fixed"))
     assert [turn["stats"]["n_drafted"] > 0 for turn in turns] == [True, False, True]
     assert {turn["text"] for turn in turns} == {SAYS}
     code, _, err = seen(chat(["/draft off", "/draft", "/draft on", "/draft perhaps"]))
@@ -221,7 +175,6 @@ def test_the_draft_can_be_switched_off_and_on(chat):
     assert "use on, off, show or hide" in err
 
 
-@pytest.mark.full
 def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
     lines = ["x" * 40] * 3  # the third is too much, and `shift` keeps a quarter free for the answer
     code, out, err = seen(chat(lines, "--ctx", "160"))
@@ -235,7 +188,6 @@ def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
     )
 
 
-@pytest.mark.full
 def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
     file = tmp_path / "talk.session"
     code, _, err = seen(chat(["hello", "more"], "--save", file))
@@ -251,7 +203,6 @@ def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
     assert within[0]["prompt_tokens"] == whole["prompt_tokens"]
 
 
-@pytest.mark.full
 def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
     file = tmp_path / "talk.session"
     chat(["hello", f"/save {file}"])
@@ -260,7 +211,6 @@ def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
     assert "Note: the next answer reads the conversation again: " in err
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "line",
     [
@@ -280,7 +230,6 @@ def test_files_that_cannot_be_used_end_nothing(chat, line):
     assert "Traceback" not in err
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "args", [("--load", "gone.session"), ("--save", "gone/x"), ("--save", ".")]
 )
@@ -290,7 +239,6 @@ def test_a_file_that_cannot_be_used_is_told_before_anything_is_said(chat, args):
     assert err.startswith("Error: ")
 
 
-@pytest.mark.full
 def test_nothing_said_is_not_saved_over_what_was(chat, tmp_path):
     file = tmp_path / "talk.session"
     file.write_bytes(b"mine")
@@ -307,14 +255,12 @@ def test_a_model_without_a_template_is_noted(chat):
     )
 
 
-@pytest.mark.full
 def test_probabilities_go_to_stderr(chat):
     code, out, err = seen(chat(["hello"], "--logprobs", "0", "-n", "2"))
     assert (code, out) == (0, "ab\n")
     assert [line.split()[-1] for line in err.splitlines()] == ["'a'", "'b'"]
 
 
-@pytest.mark.full
 def test_a_bad_option_is_an_error_before_a_model_is_loaded(chat):
     assert chat([], "--top-p", "2", "-m", "gone.gguf").returncode == 2
     assert chat([], "--overflow", "spill").returncode == 2
@@ -330,25 +276,8 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
         metadata={"llama.context_length": 100_000},
     )
     file, model = tmp_path / "talk.session", "on.gguf" if when == "in an answer" else "chat.gguf"
-    command = [
-        sys.executable,
-        "-m",
-        "gguf_spec",
-        "chat",
-        "--threads",
-        "1",
-        "-d",
-        "none",
-        "-t",
-        "0",
-        "-m",
-        model,
-        "-n",
-        "-1",
-        "--ctx",
-        "8192",
-    ]
-    command += ["--save", str(file)]
+    words = "chat --threads 1 -d none -t 0 -n -1 --ctx 8192 --save"
+    command = [sys.executable, "-m", "gguf_spec", *words.split(), str(file), "-m", model]
     with children.Child(
         command,
         stdin=subprocess.PIPE,
@@ -494,7 +423,6 @@ def test_a_signal_at_any_line_of_the_editor_ends_the_chat(monkeypatch):
 # ---- options, models, files, blocks
 
 
-@pytest.mark.full
 def test_set_changes_options(chat):
     lines = [
         "/set temperature 0.5",
@@ -514,7 +442,6 @@ def test_set_changes_options(chat):
     assert said[4] == "max_tokens            1024"
 
 
-@pytest.mark.full
 def test_set_takes_lists_and_says_all(chat):
     code, out, err = seen(chat(["/set stop 'e f' def", "hello", "/set stop none", "hello", "/set"]))
     assert (code, out) == (0, f"abc\n{SAYS}\n")
@@ -534,7 +461,6 @@ SET_WRONG = {
 }
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("line", "said"), SET_WRONG.items())
 def test_set_refuses_and_keeps_the_rest(chat, line, said):
     code, out, err = seen(chat([line, "hello"]))
@@ -542,7 +468,6 @@ def test_set_refuses_and_keeps_the_rest(chat, line, said):
     assert said in err
 
 
-@pytest.mark.full
 def test_model_keeps_the_conversation_and_what_was_set(chat, cage):
     zoo.write(cage / "other.gguf", zoo.parrot("\nzyxw"))
     lines = [
@@ -575,7 +500,6 @@ def test_a_model_that_is_not_there_changes_nothing(chat):
     assert "chat.gguf, with drafts from" in err
 
 
-@pytest.mark.full
 def test_a_file_goes_with_the_next_message_alone(chat, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 40 + "\n", encoding="utf-8")
     (tmp_path / "b.bin").write_bytes(b"a\0b")
@@ -599,7 +523,6 @@ def test_a_file_goes_with_the_next_message_alone(chat, tmp_path):
     assert "gone cannot be read" in err
 
 
-@pytest.mark.full
 def test_a_message_of_several_lines(chat):
     result = chat(['"""a', "/quit", 'b"""', '""" one """', '"""', "two", '"""'], "--json")
     first, second, third = objects(result)
@@ -626,7 +549,6 @@ def test_copy_needs_an_answer_and_a_clipboard(chat, tmp_path):
     assert (tmp_path / "copied").read_text() == SAYS
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("typed", "hint"), [
     ("/exit", "did you mean /quit?"), ("/temp 0", "did you mean /set?"), ("/rese", "/help lists them."),
     ("/und", "/help lists them."), ("/clear", "/help lists them."), ("/sav", "did you mean /save?"), ("/read x", "did you mean /file?"),

@@ -96,7 +96,7 @@ def test_a_broken_models_file_breaks_no_completion(complete, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("words", [[], ["tcsh"]])
-def test_the_shell_must_be_named(cli, words):
-    done = cli("completion", *words)
+def test_the_shell_must_be_named(here, words):
+    done = here("completion", *words)
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"Hint: " in done.stderr

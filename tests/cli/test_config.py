@@ -31,30 +31,28 @@ def out(result):
     return result.stdout.decode()
 
 
-@pytest.mark.full
-def test_values_are_defaults(cli, config):
-    assert out(cli("generate", "a", env=config(PLAIN))) == "bcdefghijkl\n"
-    assert out(cli("generate", "a", env=config(PLAIN + "max-tokens = 3\n"))) == "bcd\n"
-    assert out(cli("generate", "a", env=config(PLAIN + 'stop = ["x", "d"]\n'))) == "bc\n"
-    assert out(cli("generate", "a", env=config(PLAIN + 'stop = "d"\n'))) == "bc\n"
-    assert out(cli("generate", "a", env=config(PLAIN + "n_predict = 2\n"))) == "bc\n"
+def test_values_are_defaults(here, config):
+    assert out(here("generate", "a", env=config(PLAIN))) == "bcdefghijkl\n"
+    assert out(here("generate", "a", env=config(PLAIN + "max-tokens = 3\n"))) == "bcd\n"
+    assert out(here("generate", "a", env=config(PLAIN + 'stop = ["x", "d"]\n'))) == "bc\n"
+    assert out(here("generate", "a", env=config(PLAIN + 'stop = "d"\n'))) == "bc\n"
+    assert out(here("generate", "a", env=config(PLAIN + "n_predict = 2\n"))) == "bc\n"
 
 
-@pytest.mark.full
-def test_the_option_then_the_environment_then_the_command_then_all(cli, config):
+def test_the_option_then_the_environment_then_the_command_then_all(here, config):
     both = "[default]\nmax_tokens = 1\n" + PLAIN
-    assert out(cli("generate", "a", env=config(both))) == "b\n"
+    assert out(here("generate", "a", env=config(both))) == "b\n"
     env = config(both + "max_tokens = 2\n")
-    assert out(cli("generate", "a", env=env)) == "bc\n"
-    assert out(cli("generate", "a", env=env | {"GGUF_SPEC_MAX_TOKENS": "3"})) == "bcd\n"
-    assert out(cli("generate", "a", "-n", 4, env=env | {"GGUF_SPEC_MAX_TOKENS": "3"})) == "bcde\n"
+    assert out(here("generate", "a", env=env)) == "bc\n"
+    assert out(here("generate", "a", env=env | {"GGUF_SPEC_MAX_TOKENS": "3"})) == "bcd\n"
+    assert out(here("generate", "a", "-n", 4, env=env | {"GGUF_SPEC_MAX_TOKENS": "3"})) == "bcde\n"
 
 
-def test_values_for_all_go_before_those_of_a_command_itself(cli, config):
+def test_values_for_all_go_before_those_of_a_command_itself(here, config):
     """`chat` has another default for the length than `generate`, but not than the user."""
     flags = ("chat", "-m", "abc.gguf", "-d", "none", "-t", 0, "--json", "--ignore-eos")
     env = config("[default]\nmax_tokens = 5\n")
-    one = json.loads(out(cli(*flags, "--threads", 1, stdin=b"hi\n", env=env)))
+    one = json.loads(out(here(*flags, "--threads", 1, stdin=b"hi\n", env=env)))
     assert len(one["tokens"]) == 5
 
 
@@ -81,53 +79,49 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("text", "said"), WRONG.items(), ids=lambda value: str(value)[:25])
-def test_what_is_wrong_is_named_with_the_file(cli, config, text, said):
+def test_what_is_wrong_is_named_with_the_file(here, config, text, said):
     env = config(text)
-    check(cli("generate", "a", "-m", "abc.gguf", env=env), 2, *said, "config.toml")
-    assert cli("generate", "--help", env=env).returncode == 0
-    assert cli("config", "path", env=env).returncode == 0
+    check(here("generate", "a", "-m", "abc.gguf", env=env), 2, *said, "config.toml")
+    assert here("generate", "--help", env=env).returncode == 0
+    assert here("config", "path", env=env).returncode == 0
 
 
-@pytest.mark.full
-def test_a_file_that_is_no_text(cli, config):
-    check(cli("generate", "a", env=config(b"\xff\xfe[")), 2, "config.toml: it is not UTF-8")
+def test_a_file_that_is_no_text(here, config):
+    check(here("generate", "a", env=config(b"\xff\xfe[")), 2, "config.toml: it is not UTF-8")
     config.file.unlink()
     config.file.mkdir()
     check(
-        cli("generate", "a", env={"XDG_CONFIG_HOME": str(config.file.parents[1])}),
+        here("generate", "a", env={"XDG_CONFIG_HOME": str(config.file.parents[1])}),
         2,
         "cannot be read",
     )
 
 
-@pytest.mark.full
-def test_a_wrong_value_for_another_command_stops_nothing(cli, config):
+def test_a_wrong_value_for_another_command_stops_nothing(here, config):
     env = config(PLAIN + '[chat]\ntemperature = "hot"\n')
-    assert out(cli("generate", "a", env=env)) == "bcdefghijkl\n"
-    check(cli("config", env=env), 2, "[chat] temperature is 'hot'")
+    assert out(here("generate", "a", env=env)) == "bcdefghijkl\n"
+    check(here("config", env=env), 2, "[chat] temperature is 'hot'")
 
 
-def test_an_option_goes_before_a_value_of_the_file_in_hints(cli, config):
+def test_an_option_goes_before_a_value_of_the_file_in_hints(here, config):
     env = config("[generate]\ntemperature = 1\n")
     said = check(
-        cli("generate", "a", "-m", "abc.gguf", "-t", -1, env=env), 2, "--temperature is -1"
+        here("generate", "a", "-m", "abc.gguf", "-t", -1, env=env), 2, "--temperature is -1"
     )
     assert "config.toml" not in said
 
 
-@pytest.mark.full
-def test_show(cli, config):
+def test_show(here, config):
     env = config(
         '[default]\nthreads = 2\n[serve]\napi_key = "secret"\n[models.pull]\ndraft = false\n'
     )
-    text = out(cli("config", env=env | {"GGUF_SPEC_SEED": "7", "GGUF_SPEC_API_KEY": "hidden"}))
+    text = out(here("config", env=env | {"GGUF_SPEC_SEED": "7", "GGUF_SPEC_API_KEY": "hidden"}))
     assert text.splitlines() == [
         str(config.file), "", "[default]", "  threads = 2", "", "[serve]", '  api_key = "(set)"', "",
         "[models.pull]", "  draft = false", "", "environment", '  GGUF_SPEC_API_KEY = "(set)"', '  GGUF_SPEC_SEED = "7"',
     ]  # fmt: skip
-    shown = json.loads(out(cli("config", "show", "--json", env=env)))
+    shown = json.loads(out(here("config", "show", "--json", env=env)))
     assert (shown["path"], shown["exists"]) == (str(config.file), True)
     assert shown["values"][0] == {
         "source": "file",
@@ -137,28 +131,28 @@ def test_show(cli, config):
     }
 
 
-def test_no_file(cli, config, tmp_path):
+def test_no_file(here, config, tmp_path):
     env = {"XDG_CONFIG_HOME": str(tmp_path / "none")}
-    assert out(cli("config", "path", env=env)) == f"{tmp_path}/none/gguf-spec/config.toml\n"
-    assert "does not exist" in out(cli("config", env=env))
+    assert out(here("config", "path", env=env)) == f"{tmp_path}/none/gguf-spec/config.toml\n"
+    assert "does not exist" in out(here("config", env=env))
 
 
 @pytest.mark.full
-def test_edit(cli, tmp_path):
+def test_edit(here, tmp_path):
     env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true", "GGUF_SPEC_MODEL": ""}
     file = tmp_path / "gguf-spec" / "config.toml"
-    assert out(cli("config", "edit", env=env)) == f"{file} has no errors.\n"
+    assert out(here("config", "edit", env=env)) == f"{file} has no errors.\n"
     assert "[default]" in file.read_text()
-    assert out(cli("config", env=env)).splitlines()[-1].startswith("No option")
+    assert out(here("config", env=env)).splitlines()[-1].startswith("No option")
     editor = tmp_path / "editor"
     editor.write_text("#!/bin/sh\necho '[genrate]' >> \"$1\"\n")
     editor.chmod(0o755)
-    result = cli("config", "edit", env=env | {"EDITOR": str(editor), "VISUAL": ""})
+    result = here("config", "edit", env=env | {"EDITOR": str(editor), "VISUAL": ""})
     check(result, 2, "[genrate] is not the name of a command")
 
 
-def test_a_home_folder_in_a_path(cli, config, environment):
+def test_a_home_folder_in_a_path(here, config, environment):
     home = Path(environment["HOME"])
     (home / "names.yaml").write_text("models:\n", encoding="utf-8")
     env = config('[models.list]\nmodels_file = "~/gone.yaml"\n')
-    check(cli("models", "list", env=env), 1, f"{home}{os.sep}gone.yaml")
+    check(here("models", "list", env=env), 1, f"{home}{os.sep}gone.yaml")

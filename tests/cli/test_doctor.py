@@ -11,9 +11,8 @@ from tests.support import children
 WELL = ("-m", "abc.gguf", "-d", "abx.gguf", "--ctx", "64", "--threads", "1")
 
 
-@pytest.mark.full
-def test_what_it_shows(cli):
-    result = cli("doctor", *WELL)
+def test_what_it_shows(here):
+    result = here("doctor", *WELL)
     assert (result.returncode, result.stderr) == (0, b"")
     lines = result.stdout.decode().splitlines()
     shown = [
@@ -30,8 +29,8 @@ def test_what_it_shows(cli):
     assert lines[-1].startswith(("No problem was found.", "Could be better: "))
 
 
-def test_json(cli):
-    result = cli("doctor", *WELL, "--json")
+def test_json(here):
+    result = here("doctor", *WELL, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
     data = json.loads(result.stdout)
     assert data["ok"] is True
@@ -40,10 +39,9 @@ def test_json(cli):
     assert data["costs"] is None
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_fails_ends_it_with_1(cli, as_json):
-    result = cli("doctor", "-m", "abc.gguf", "-d", "no.gguf", *["--json"] * as_json)
+def test_what_fails_ends_it_with_1(here, as_json):
+    result = here("doctor", "-m", "abc.gguf", "-d", "no.gguf", *["--json"] * as_json)
     assert (result.returncode, result.stderr) == (1, b"")
     text = result.stdout.decode()
     if as_json:
@@ -63,9 +61,8 @@ def test_what_fails_ends_it_with_1(cli, as_json):
         assert text.splitlines()[-1].startswith("Failed: draft")
 
 
-@pytest.mark.full
-def test_a_hub_that_cannot_be_reached(cli):
-    result = cli(
+def test_a_hub_that_cannot_be_reached(here):
+    result = here(
         "doctor",
         *WELL,
         "--json",
@@ -78,32 +75,16 @@ def test_a_hub_that_cannot_be_reached(cli):
     assert data["sentence"].startswith("Failed: hub")
 
 
-def test_usage(cli):
-    result = cli("doctor", "--threads", "0")
+def test_usage(here):
+    result = here("doctor", "--threads", "0")
     assert (result.returncode, result.stdout) == (2, b"")
     assert b"threads is 0" in result.stderr
 
 
-@pytest.mark.full
-def test_help(cli):
-    for command in ("doctor", "tune"):
-        text = cli(command, "--help").stdout.decode()
-        assert text.index("Examples:") < text.index("Options:")
-        assert "--json" in text
-
-
 def test_at_a_terminal_of_80_columns(cage, environment):
     """No line is longer, those that go on are indented, and what is well is green."""
-    command = [
-        sys.executable,
-        "-m",
-        "gguf_spec",
-        "doctor",
-        "-m",
-        "abc.gguf",
-        "-d",
-        "a file with a name that is quite long/and that is not there.gguf",
-    ]
+    gone = "a file with a name that is quite long/and that is not there.gguf"
+    command = [sys.executable, "-m", "gguf_spec", "doctor", "-m", "abc.gguf", "-d", gone]
     code, seen = children.at_terminal(command, size=(24, 80), cwd=cage, env=environment)
     assert code == 1, seen
     assert seen.startswith(b"\x1b[32mok    \x1b[0mPython")

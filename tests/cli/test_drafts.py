@@ -6,12 +6,11 @@ import pytest
 
 from tests.support import eagle, zoo
 
-pytestmark = pytest.mark.full
 
-
-@pytest.fixture
-def home(tmp_path):
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
     """A home with a target, a draft in llama.cpp's cache, and one beside the target that does not fit."""
+    tmp_path = tmp_path_factory.mktemp("home")
     (tmp_path / ".cache/llama.cpp").mkdir(parents=True)
     zoo.write(tmp_path / "big.gguf", zoo.llama(n_layer=20))
     zoo.write(tmp_path / ".cache/llama.cpp/small.gguf", zoo.llama())
@@ -22,14 +21,14 @@ def home(tmp_path):
 
 
 @pytest.fixture
-def run(cli, home):
+def run(here, home):
     env = {
         "HOME": str(home),
         "XDG_CACHE_HOME": str(home / ".cache"),
         "HF_HOME": str(home / "hf"),
         "XDG_CONFIG_HOME": str(home / ".config"),
     }
-    return lambda *args, **more: cli(*args, env=env | more, cwd=home)
+    return lambda *args, **more: here(*args, env=env | more, cwd=home)
 
 
 def test_a_table_of_what_fits_and_what_does_not(run):
@@ -79,20 +78,8 @@ def test_what_is_no_model_is_one_line(run):
 
 
 def test_generate_takes_it_and_says_so(run):
-    result = run(
-        "generate",
-        "--raw",
-        "-m",
-        "./big.gguf",
-        "--threads",
-        "1",
-        "-n",
-        "3",
-        "-t",
-        "0",
-        "a",
-        "--json",
-    )
+    words = "generate --raw -m ./big.gguf --threads 1 -n 3 -t 0 a --json"
+    result = run(*words.split())
     assert json.loads(result.stdout)["draft"] == "small.gguf"
     assert result.stderr.decode().startswith(
         "Note: the draft is small.gguf: it has the same vocabulary"

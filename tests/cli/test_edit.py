@@ -18,12 +18,12 @@ def editor(path, new):
 
 
 @pytest.fixture(scope="session")
-def edit(cli, cage):
+def edit(here, cage):
     editor(cage / "edit.gguf", "abcXefgh")
 
     def run(*args, **options):
         words = ("edit", *args, "-m", "edit.gguf", "--threads", 1, "--ctx", 2048)
-        return cli(*words, **options)
+        return here(*words, **options)
 
     return run
 
@@ -38,7 +38,6 @@ def file(tmp_path):
 DIFF = "--- a/notes.txt\n+++ b/notes.txt\n@@ -1 +1 @@\n-abcdefgh\n+abcXefgh\n"
 
 
-@pytest.mark.full
 def test_without_a_terminal_the_changes_are_shown_and_not_written(edit, file):
     result = edit(file, "d to X")
     assert (result.stdout.decode(), result.returncode) == (DIFF, 0)
@@ -46,7 +45,6 @@ def test_without_a_terminal_the_changes_are_shown_and_not_written(edit, file):
     assert file.read_text() == "abcdefgh\n"
 
 
-@pytest.mark.full
 def test_yes_writes_them(edit, file):
     file.chmod(0o640)
     result = edit(file, "d to X", "--yes")
@@ -56,14 +54,12 @@ def test_yes_writes_them(edit, file):
     assert [one.name for one in file.parent.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.full
 def test_diff_only(edit, file):
     assert edit(file, "d to X", "--diff").stdout.decode() == DIFF
     assert file.read_text() == "abcdefgh\n"
     check(edit(file, "d to X", "--diff", "--yes"), 2, "--diff writes nothing")
 
 
-@pytest.mark.full
 def test_another_file(edit, file):
     other = file.with_name("new.txt")
     assert edit(file, "d to X", "--output", other).returncode == 0
@@ -72,7 +68,6 @@ def test_another_file(edit, file):
     assert (result.stdout, result.stderr) == (b"abcXefgh\n", b"")
 
 
-@pytest.mark.full
 def test_json(edit, file):
     one = json.loads(edit(file, "d to X", "--json").stdout)
     assert (one["text"], one["diff"], one["written"]) == ("abcXefgh\n", DIFF, False)
@@ -81,7 +76,6 @@ def test_json(edit, file):
     assert file.read_text() == "abcXefgh\n"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("old", "new"), [
     (b"abcdefgh", b"abcXefgh"), (b"abcdefgh\r\n", b"abcXefgh\r\n"), (b"\xef\xbb\xbfabcdefgh\n", b"\xef\xbb\xbfabcXefgh\n"),
 ])  # fmt: skip
@@ -130,7 +124,6 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", WRONG)
 def test_files_that_cannot_be_edited(edit, file, name):
     data, code, said = WRONG[name]
@@ -139,7 +132,6 @@ def test_files_that_cannot_be_edited(edit, file, name):
     assert file.read_bytes() == data
 
 
-@pytest.mark.full
 def test_wrong_usage(edit, file, tmp_path):
     check(edit(tmp_path / "gone.txt", "x"), 2, "gone.txt")
     check(edit(tmp_path, "x"), 2, "is a directory")
@@ -183,10 +175,9 @@ def test_a_folder_that_cannot_be_written(file):
     file.parent.chmod(0o700)
 
 
-@pytest.mark.full
-def test_nothing_changed(cli, cage, file):
+def test_nothing_changed(here, cage, file):
     editor(cage / "same.gguf", "abcdefgh")
-    result = cli("edit", file, "x", "-m", "same.gguf", "--threads", 1, "--ctx", 512, "--yes")
+    result = here("edit", file, "x", "-m", "same.gguf", "--threads", 1, "--ctx", 512, "--yes")
     assert (result.stdout, result.returncode) == (b"", 0)
     assert result.stderr == b"The model changed nothing; nothing was written.\n"
 

@@ -69,8 +69,8 @@ def test_a_draft_of_another_vocabulary(generate_here, bad):
     )
 
 
-def test_a_name_nearly_right(generate):
-    check(generate("a", "-m", "tale"), 1, "tale", "Hint: did you mean tales?")
+def test_a_name_nearly_right(generate_here):
+    check(generate_here("a", "-m", "tale"), 1, "tale", "Hint: did you mean tales?")
 
 
 def test_prompt_longer_than_the_context(generate_here):
@@ -216,10 +216,6 @@ def test_a_prompt_file_that_is_not_there(generate_here, cage):
     check(generate_here("-f", cage), 1, str(cage))
 
 
-def test_an_unknown_command(cli):
-    check(cli("genrate"), 2, "genrate")
-
-
 def test_out_of_memory(generate_here):
     check(generate_here("a", "--ctx", "500000000", "-m", "tales"), 1, "GiB", "--ctx")
 
@@ -236,8 +232,8 @@ def test_names_that_no_file_can_have(generate_here, name):
     check(generate_here("a", "-m", name), 1)
 
 
-def test_a_name_cannot_steer_the_terminal(generate):
-    assert "\x1b" not in check(generate("a", "-m", "\x1b]2;x\x07.gguf"), 1)
+def test_a_name_cannot_steer_the_terminal(generate_here):
+    assert "\x1b" not in check(generate_here("a", "-m", "\x1b]2;x\x07.gguf"), 1)
 
 
 @pytest.mark.full
@@ -248,13 +244,12 @@ def test_a_trace_where_it_is_asked_for(generate):
         assert b"Traceback" in result.stderr
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-def test_a_recurrent_target_is_no_error(generate, tmp_path, kind):
+def test_a_recurrent_target_is_no_error(generate_here, tmp_path, kind):
     path = zoo.write(tmp_path / f"{kind}.gguf", getattr(zoo, kind)())
     plain, drafted = (
-        generate("a", "-m", path, "-n", "9", "-d", "none"),
-        generate("a", "-m", path, "-n", "9", "-d", "ngram"),
+        generate_here("a", "-m", path, "-n", "9", "-d", "none"),
+        generate_here("a", "-m", path, "-n", "9", "-d", "ngram"),
     )
     assert (plain.returncode, plain.stderr, drafted.returncode) == (0, b"", 0)
     assert drafted.stdout == plain.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import GENERATE
 from tests.support import children
 
 
@@ -25,87 +26,73 @@ def test_text_goes_to_stdout_and_ends_with_a_newline(generate):
     assert out(generate("a")) == "bcdefghijkl\n"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("draft", ["abc.gguf", "abx.gguf", "ever.gguf"])
-@pytest.mark.parametrize("k", [0, 1, 4, 64])
-def test_a_draft_changes_nothing(generate, draft, k):
-    assert out(generate("a", "-d", draft, "-k", k)) == "bcdefghijkl\n"
+def test_a_draft_changes_nothing(generate_here):
+    """All pairs of a draft length, what drafts, a draft, and whether the length is fixed."""
+    drafts = ("abc.gguf", "abx.gguf", "ever.gguf", "abx.gguf")
+    for i, k in enumerate((0, 1, 4, 64)):
+        for j, drafter in enumerate(("auto", "model", "ngram", "hybrid")):
+            flags = ("-k", k, "--drafter", drafter, "-d", drafts[(i + j) % 4])
+            fixed = ["--fixed"] * ((i // 2 + j) % 2)
+            assert out(generate_here("a", *flags, *fixed)) == "bcdefghijkl\n", (flags, fixed)
 
 
-@pytest.mark.full
-def test_a_character_split_over_tokens_is_whole(generate):
-    assert out(generate("a", "-m", "split.gguf")) == "é日\n"
-    assert out(generate("a", "-m", "split.gguf", "-n", "3")) == "é\n"
+def test_a_character_split_over_tokens_is_whole(generate_here):
+    assert out(generate_here("a", "-m", "split.gguf")) == "é日\n"
+    assert out(generate_here("a", "-m", "split.gguf", "-n", "3")) == "é\n"
 
 
-@pytest.mark.full
-def test_no_second_newline(generate):
-    assert generate("d", "-m", "evil.gguf").stdout == b"\n"
+def test_no_second_newline(generate_here):
+    assert generate_here("d", "-m", "evil.gguf").stdout == b"\n"
 
 
-@pytest.mark.full
-def test_prompts(generate, cage, tmp_path):
+def test_prompts(generate_here, cage, tmp_path):
     (tmp_path / "p.txt").write_bytes(b"xa\n")
-    assert out(generate(stdin=b"xa")) == "bcdefghijkl\n"
-    assert out(generate(stdin=b"xa\n")) == "bcdefghijkl\n"
-    assert out(generate("-", stdin=b"xa\n")) == "bcdefghijkl\n"
-    assert out(generate("-f", tmp_path / "p.txt")) == "bcdefghijkl\n"
+    assert out(generate_here(stdin=b"xa")) == "bcdefghijkl\n"
+    assert out(generate_here(stdin=b"xa\n")) == "bcdefghijkl\n"
+    assert out(generate_here("-", stdin=b"xa\n")) == "bcdefghijkl\n"
+    assert out(generate_here("-f", tmp_path / "p.txt")) == "bcdefghijkl\n"
     assert (
         out(
-            generate("-f", "-", stdin=b"xa\n"),
+            generate_here("-f", "-", stdin=b"xa\n"),
             1,
             b"Error: Could not open file '-': No such file or directory\nHint: check the file and its permissions.\n",
         )
         == ""
     )
-    assert out(generate(stdin=b"\xff\xfea")) == "bcdefghijkl\n"
-    assert out(generate("--", "-a")) == "bcdefghijkl\n"
+    assert out(generate_here(stdin=b"\xff\xfea")) == "bcdefghijkl\n"
+    assert out(generate_here("--", "-a")) == "bcdefghijkl\n"
 
 
-@pytest.mark.full
-def test_the_number_of_tokens(generate):
-    assert out(generate("a", "-n", "1")) == "b\n"
-    assert out(generate("a", "-n", "3", "-d", "abc.gguf", "-k", "8")) == "bcd\n"
-    assert out(generate("a", "-n", "-1", "-m", "ever.gguf", "--ctx", "16")) == "bcdefghijklabcd\n"
+def test_the_number_of_tokens(generate_here):
+    assert out(generate_here("a", "-n", "1")) == "b\n"
+    assert out(generate_here("a", "-n", "3", "-d", "abc.gguf", "-k", "8")) == "bcd\n"
+    assert (
+        out(generate_here("a", "-n", "-1", "-m", "ever.gguf", "--ctx", "16")) == "bcdefghijklabcd\n"
+    )
 
 
-@pytest.mark.full
-def test_stop_strings(generate):
-    assert out(generate("a", "--stop", "efg")) == "bcd\n"
-    assert out(generate("a", "--stop", "xyz", "--stop", "cd", "-d", "abc.gguf")) == "b\n"
-    assert out(generate("a", "--stop", "b")) == "\n"
+def test_stop_strings(generate_here):
+    assert out(generate_here("a", "--stop", "efg")) == "bcd\n"
+    assert out(generate_here("a", "--stop", "xyz", "--stop", "cd", "-d", "abc.gguf")) == "b\n"
+    assert out(generate_here("a", "--stop", "b")) == "\n"
 
 
-@pytest.mark.full
-def test_the_seed_gives_the_same_text(cli):
+def test_the_seed_gives_the_same_text(here):
     one, two, other = (
-        out(cli("generate", "Once", "--threads", 1, "-n", 20, "--seed", seed)) for seed in (1, 1, 2)
+        out(here("generate", "Once", "--threads", 1, "-n", 20, "--seed", seed))
+        for seed in (1, 1, 2)
     )
     assert one == two != other
 
 
-@pytest.mark.full
-def test_json(generate):
+def test_json(generate_here):
     one = json.loads(
-        out(generate("xa", "--json", "-d", "abx.gguf", "-k", "3", "--fixed", "--seed", "5"))
+        out(generate_here("xa", "--json", "-d", "abx.gguf", "-k", "3", "--fixed", "--seed", "5"))
     )
-    assert list(one) == [
-        "text",
-        "reasoning",
-        "tokens",
-        "finish_reason",
-        "prompt_tokens",
-        "seed",
-        "target",
-        "draft",
-        "stats",
-    ]
-    assert (one["text"], one["finish_reason"], one["prompt_tokens"], one["seed"]) == (
-        "bcdefghijkl",
-        "stop",
-        2,
-        5,
-    )
+    names = "text reasoning tokens finish_reason prompt_tokens seed target draft stats"
+    assert list(one) == names.split()
+    shown = (one["text"], one["finish_reason"], one["prompt_tokens"], one["seed"])
+    assert shown == ("bcdefghijkl", "stop", 2, 5)
     assert (len(one["tokens"]), one["target"], one["draft"]) == (11, "abc.gguf", "abx.gguf")
     stats = one["stats"]
     wanted = "n_generated n_drafted n_accepted acceptance rounds tokens_per_round tokens_per_s ttft_s total_s draft_s verify_s other_s"
@@ -119,17 +106,15 @@ def test_json(generate):
     assert 0 < stats["ttft_s"] <= stats["total_s"]
 
 
-@pytest.mark.full
-def test_json_is_one_line_and_can_hold_anything(generate):
-    text = out(generate("a", "-m", "evil.gguf", "--json"))
+def test_json_is_one_line_and_can_hold_anything(generate_here):
+    text = out(generate_here("a", "-m", "evil.gguf", "--json"))
     assert text.count("\n") == 1
     assert json.loads(text)["text"] == "\x1b]2;b\x07\rc\x9bd\n"
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("flags", [["-d", "none"], ["-k", "0", "-d", "abc.gguf"]])
-def test_json_without_a_draft(generate, flags):
-    one = json.loads(out(generate("a", "--json", "-n", "4", *flags)))
+def test_json_without_a_draft(generate_here, flags):
+    one = json.loads(out(generate_here("a", "--json", "-n", "4", *flags)))
     assert (
         one["draft"],
         one["finish_reason"],
@@ -138,119 +123,80 @@ def test_json_without_a_draft(generate, flags):
     ) == (None, "length", 0, 4)
 
 
-@pytest.mark.full
-def test_logprobs(generate):
-    one = json.loads(out(generate("a", "--json", "-n", "3", "--logprobs", "2", "-d", "abc.gguf")))
+def test_logprobs(generate_here):
+    one = json.loads(
+        out(generate_here("a", "--json", "-n", "3", "--logprobs", "2", "-d", "abc.gguf"))
+    )
     assert [place["text"] for place in one["logprobs"]] == ["b", "c", "d"]
     assert [place["token"] for place in one["logprobs"]] == one["tokens"]
     for place in one["logprobs"]:
         assert place["top"][0] == {name: place[name] for name in ("token", "text", "logprob")}
         assert place["logprob"] == place["top"][0]["logprob"] > place["top"][1]["logprob"]
-    assert "logprobs" not in json.loads(out(generate("a", "--json", "-n", "3")))
-    shown = generate("a", "-n", "2", "--logprobs", "1")
+    assert "logprobs" not in json.loads(out(generate_here("a", "--json", "-n", "3")))
+    shown = generate_here("a", "-n", "2", "--logprobs", "1")
     assert shown.stdout == b"bc\n"
     assert re.fullmatch(r"( *\d+\.\d\d% '[bc]'\s+\d+\.\d\d% '[bc]'\n){2}", shown.stderr.decode())
 
 
-@pytest.mark.full
-def test_prefill_and_echo(generate, cli):
-    assert out(generate("a", "--prefill", "bc")) == "defghijkl\n"
-    assert out(generate("a", "--prefill", "bc", "--echo", "-n", "2")) == "abcde\n"
-    chat = (
-        "generate",
-        "hi",
-        "-m",
-        "abc.gguf",
-        "-d",
-        "none",
-        "--threads",
-        "1",
-        "-t",
-        "0",
-        "-n",
-        "2",
-        "--chat",
-    )
-    assert out(cli(*chat, "--prefill", "ab")) == "cd\n"
-    assert out(cli(*chat, "--prefill", "ab", "--echo")) == "abcd\n"
+def test_prefill_and_echo(generate_here, here):
+    assert out(generate_here("a", "--prefill", "bc")) == "defghijkl\n"
+    assert out(generate_here("a", "--prefill", "bc", "--echo", "-n", "2")) == "abcde\n"
+    chat = ("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", 1, "-t", 0, "-n", 2, "--chat")  # fmt: skip
+    assert out(here(*chat, "--prefill", "ab")) == "cd\n"
+    assert out(here(*chat, "--prefill", "ab", "--echo")) == "abcd\n"
 
 
-@pytest.mark.full
-def test_a_grammar_from_a_file(generate, tmp_path):
+def test_a_grammar_from_a_file(generate_here, tmp_path):
     file = tmp_path / "z.gbnf"
     file.write_text('root ::= "bxd" [a-z]*', encoding="utf-8")
-    assert out(generate("a", "--grammar", file, "-n", "5")).startswith("bxd")
-    assert out(generate("a", "--grammar", file, "-n", "5", "-d", "abc.gguf")) == out(
-        generate("a", "--grammar", file, "-n", "5")
+    assert out(generate_here("a", "--grammar", file, "-n", "5")).startswith("bxd")
+    assert out(generate_here("a", "--grammar", file, "-n", "5", "-d", "abc.gguf")) == out(
+        generate_here("a", "--grammar", file, "-n", "5")
     )
 
 
-@pytest.mark.full
-def test_a_schema_as_text_and_from_a_file(generate, tmp_path):
+def test_a_schema_as_text_and_from_a_file(generate_here, tmp_path):
     schema = '{"enum": ["fox", "hen"]}'
     file = tmp_path / "schema.json"
     file.write_text(schema, encoding="utf-8")
-    one = out(generate("a", "--json-schema", schema))
+    one = out(generate_here("a", "--json-schema", schema))
     assert json.loads(one) in ("fox", "hen")
-    assert out(generate("a", "--json-schema", f"@{file}", "-d", "abc.gguf", "-k", "3")) == one
-    assert out(generate("a", env={"GGUF_SPEC_JSON_SCHEMA": schema})) == one
+    assert out(generate_here("a", "--json-schema", f"@{file}", "-d", "abc.gguf", "-k", "3")) == one
+    assert out(generate_here("a", env={"GGUF_SPEC_JSON_SCHEMA": schema})) == one
 
 
-@pytest.mark.full
-def test_stop_tokens_bias_and_ends(generate):
-    ids = json.loads(out(generate("a", "--json")))["tokens"]
-    assert out(generate("a", "--stop-token", ids[3], "--stop-token", ids[5])) == "bcd\n"
-    assert out(generate("a", env={"GGUF_SPEC_STOP_TOKEN": str(ids[3])})) == "bcd\n"
-    without_c = out(generate("a", "--logit-bias", f"{ids[1]}=-inf", "-n", "2", "--ignore-eos"))
+def test_stop_tokens_bias_and_ends(generate_here):
+    ids = json.loads(out(generate_here("a", "--json")))["tokens"]
+    assert out(generate_here("a", "--stop-token", ids[3], "--stop-token", ids[5])) == "bcd\n"
+    assert out(generate_here("a", env={"GGUF_SPEC_STOP_TOKEN": str(ids[3])})) == "bcd\n"
+    without_c = out(generate_here("a", "--logit-bias", f"{ids[1]}=-inf", "-n", "2", "--ignore-eos"))
     assert without_c.startswith("b")
     assert "c" not in without_c
-    assert out(generate("a", env={"GGUF_SPEC_LOGIT_BIAS": f"{ids[1]}=-inf"}, stdin=b"")) == out(
-        generate("a", "--logit-bias", f"{ids[1]}=-inf")
-    )
-    whole = json.loads(out(generate("a", "--json", "--ignore-eos", "-n", "30")))
+    assert out(
+        generate_here("a", env={"GGUF_SPEC_LOGIT_BIAS": f"{ids[1]}=-inf"}, stdin=b"")
+    ) == out(generate_here("a", "--logit-bias", f"{ids[1]}=-inf"))
+    whole = json.loads(out(generate_here("a", "--json", "--ignore-eos", "-n", "30")))
     assert (len(whole["tokens"]), whole["finish_reason"]) == (30, "length")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("drafter", ["auto", "model", "ngram", "hybrid"])
-@pytest.mark.parametrize("flags", [(), ("--fixed", "-k", "4")])
-def test_who_drafts_changes_nothing(generate, drafter, flags):
-    assert out(generate("a", "-d", "abx.gguf", "--drafter", drafter, *flags)) == "bcdefghijkl\n"
-
-
-@pytest.mark.full
-def test_drafts_from_the_text_alone(generate, tmp_path):
+def test_drafts_from_the_text_alone(generate_here, tmp_path):
     """Here the text repeats itself; and it is found in a text beside it."""
     flags = ("a", "-m", "ever.gguf", "--ctx", "200", "-n", "60", "--json", "--fixed", "-k", "4")
-    one = json.loads(out(generate(*flags, "-d", "ngram")))
+    one = json.loads(out(generate_here(*flags, "-d", "ngram")))
     assert (one["draft"], one["text"]) == ("ngram", "bcdefghijkla" * 5)
     assert one["stats"]["n_accepted"] > 30
     (tmp_path / "text.txt").write_text("abcdefghijkl" * 2, encoding="utf-8")
-    known = json.loads(out(generate(*flags, "-d", "ngram", "--draft-text", tmp_path / "text.txt")))
+    known = json.loads(
+        out(generate_here(*flags, "-d", "ngram", "--draft-text", tmp_path / "text.txt"))
+    )
     assert known["text"] == one["text"]
     assert known["stats"]["n_accepted"] > one["stats"]["n_accepted"]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
-def test_the_rules(cli, accept):
-    flags = (
-        "generate",
-        "Once upon a time",
-        "--threads",
-        1,
-        "-n",
-        30,
-        "--seed",
-        3,
-        "--json",
-        "--fixed",
-        "-k",
-        4,
-        "--accept",
-        accept,
-    )
-    some, none = json.loads(out(cli(*flags))), json.loads(out(cli(*flags, "-d", "none")))
+def test_the_rules(here, accept):
+    flags = ("generate", "Once upon a time", "--threads", 1, "-n", 30, "--seed", 3, "--json", "--fixed", "-k", 4, "--accept", accept)  # fmt: skip
+    some, none = json.loads(out(here(*flags))), json.loads(out(here(*flags, "-d", "none")))
     assert some["stats"]["n_accepted"] > 5
     assert (some["text"] == none["text"]) == (accept == "coupled")
 
@@ -263,21 +209,20 @@ seed    7
 GAIN = r"gain    \d+\.\d\d times plain decoding by the clock, \d+\.\d\d by measured costs\n"
 
 
-@pytest.mark.full
-def test_stats_go_to_stderr(generate):
-    result = generate("xa", "-n", "5", "--stats", "--seed", "7")
+def test_stats_go_to_stderr(generate_here):
+    result = generate_here("xa", "-n", "5", "--stats", "--seed", "7")
     assert result.stdout == b"bcdef\n"
     assert re.fullmatch(
         STATS.format(draft="none: speculation is switched off", gain=""), result.stderr.decode()
     )
-    result = generate(
+    result = generate_here(
         "xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2", "--fixed"
     )
     said = STATS.format(
         draft=r"3 of 3 tokens accepted \(100%; model 3 of 3\), 2.50 tokens a round", gain=GAIN
     )
     assert re.fullmatch(said, result.stderr.decode())
-    json.loads(generate("xa", "-n", "5", "--stats", "--json").stdout)
+    json.loads(generate_here("xa", "-n", "5", "--stats", "--json").stdout)
 
 
 def test_near_ties_are_in_the_stats():
@@ -292,103 +237,43 @@ def test_near_ties_are_in_the_stats():
     assert "decided again" in stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1)
 
 
-@pytest.mark.full
-def test_without_a_terminal_the_draft_is_not_coloured(generate):
-    assert out(generate("a", "--show-draft", "-d", "abc.gguf")) == "bcdefghijkl\n"
+def test_without_a_terminal_the_draft_is_not_coloured(generate_here):
+    assert out(generate_here("a", "--show-draft", "-d", "abc.gguf")) == "bcdefghijkl\n"
 
 
-@pytest.mark.full
-def test_chat(cli):
-    one = json.loads(
-        out(
-            cli(
-                "generate",
-                "hi",
-                "-m",
-                "abc.gguf",
-                "-d",
-                "none",
-                "--threads",
-                "1",
-                "-n",
-                "1",
-                "--json",
-            )
-        )
+def test_chat(here):
+    words = ("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", 1, "-n", 1, "--json")
+    raw, one, system = (
+        json.loads(out(here(*words, *more)))["prompt_tokens"]
+        for more in (["--raw"], [], ["-s", "Be brief."])
     )
-    raw = json.loads(
-        out(
-            cli(
-                "generate",
-                "hi",
-                "-m",
-                "abc.gguf",
-                "-d",
-                "none",
-                "--threads",
-                "1",
-                "-n",
-                "1",
-                "--json",
-                "--raw",
-            )
-        )
-    )
-    system = json.loads(
-        out(
-            cli(
-                "generate",
-                "hi",
-                "-m",
-                "abc.gguf",
-                "-d",
-                "none",
-                "--threads",
-                "1",
-                "-n",
-                "1",
-                "--json",
-                "-s",
-                "Be brief.",
-            )
-        )
-    )
-    assert raw["prompt_tokens"] == 2 < one["prompt_tokens"] < system["prompt_tokens"]
+    assert raw == 2 < one < system
 
 
-@pytest.mark.full
-def test_options_from_the_environment(generate, cli):
-    env = {
-        "GGUF_SPEC_MODEL": "abc.gguf",
-        "GGUF_SPEC_DRAFT": "none",
-        "GGUF_SPEC_MAX_TOKENS": "3",
-        "GGUF_SPEC_RAW": "1",
-        "GGUF_SPEC_TEMPERATURE": "0",
+def test_options_from_the_environment(generate_here, here):
+    values = {
+        "MODEL": "abc.gguf",
+        "DRAFT": "none",
+        "MAX_TOKENS": "3",
+        "RAW": "1",
+        "TEMPERATURE": "0",
     }
-    assert out(cli("generate", "a", env=env)) == "bcd\n"
-    assert out(cli("generate", "a", "-n", "2", env=env)) == "bc\n"
-    assert out(generate("a", env={"GGUF_SPEC_STOP": "d"})) == "bc\n"
-    assert (
-        json.loads(
-            out(
-                generate(
-                    "a", env={"GGUF_SPEC_K": "2", "GGUF_SPEC_JSON": "1", "GGUF_SPEC_SEED": "9"}
-                )
-            )
-        )["seed"]
-        == 9
-    )
-    bad = generate("a", env={"GGUF_SPEC_K": "many"})
+    env = {f"GGUF_SPEC_{name}": value for name, value in values.items()}
+    assert out(here("generate", "a", env=env)) == "bcd\n"
+    assert out(here("generate", "a", "-n", "2", env=env)) == "bc\n"
+    assert out(generate_here("a", env={"GGUF_SPEC_STOP": "d"})) == "bc\n"
+    env = {"GGUF_SPEC_K": "2", "GGUF_SPEC_JSON": "1", "GGUF_SPEC_SEED": "9"}
+    assert json.loads(out(generate_here("a", env=env)))["seed"] == 9
+    bad = generate_here("a", env={"GGUF_SPEC_K": "many"})
     assert bad.stderr.startswith(b"Error: Invalid value for '-k'")
     assert bad.returncode == 2
 
 
-@pytest.mark.full
-def test_that_no_draft_is_known_is_told_with_the_statistics(cli, cage, tmp_path):
+def test_that_no_draft_is_known_is_told_with_the_statistics(here, cage, tmp_path):
     shutil.copy(cage / "abc.gguf", tmp_path)  # what lies beside a model might draft for it
     words = ("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
-    assert out(cli(*words, cwd=tmp_path)) == "bcdefghijkl\n"
-    result = cli(*words, "--stats", cwd=tmp_path)
+    assert out(here(*words, cwd=tmp_path)) == "bcdefghijkl\n"
+    result = here(*words, "--stats", cwd=tmp_path)
     assert result.stdout == b"bcdefghijkl\n"
     assert result.stderr.startswith(
         b"Note: no draft on this disk makes abc.gguf faster: drafts come from the text only. To use one, set --draft to a model.\n"
@@ -411,22 +296,7 @@ def endless(cage, environment):
     started = []
 
     def start(*args, **options):
-        command = [
-            sys.executable,
-            "-m",
-            "gguf_spec",
-            "generate",
-            "a",
-            "--threads",
-            "1",
-            "--raw",
-            "-t",
-            "0",
-            "-d",
-            "none",
-            "-m",
-            "ever.gguf",
-        ]
+        command = [sys.executable, "-m", "gguf_spec", *GENERATE, "-m", "ever.gguf", "a"]
         command += ["-n", "-1", "--ctx", "100000", *args]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         started.append(children.Child(command, cwd=cage, env=environment, **(pipes | options)))
@@ -508,15 +378,16 @@ def test_ctrl_c_still_shows_the_stats(endless):
     assert b"speed " in child.communicate()[1]
 
 
-@pytest.mark.full
-def test_a_full_context_stops_or_shifts(generate):
-    stopped = generate("a", "-m", "ever.gguf", "--ctx", "64", "-n", "300")
+def test_a_full_context_stops_or_shifts(generate_here):
+    stopped = generate_here("a", "-m", "ever.gguf", "--ctx", "64", "-n", "300")
     assert len(stopped.stdout.decode().strip()) < 64
-    shifted = generate("a", "-m", "ever.gguf", "--ctx", "64", "-n", "300", "--overflow", "shift")
+    shifted = generate_here(
+        "a", "-m", "ever.gguf", "--ctx", "64", "-n", "300", "--overflow", "shift"
+    )
     text = shifted.stdout.decode().strip()
     assert (shifted.returncode, shifted.stderr, len(text)) == (0, b"", 300)
     assert text in "abcdefghijkl" * 30
-    wrong = generate("a", "--overflow", "drop")
+    wrong = generate_here("a", "--overflow", "drop")
     assert wrong.returncode == 2
     assert (
         wrong.stderr.decode()

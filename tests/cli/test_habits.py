@@ -15,21 +15,19 @@ def commands():
     return [(path, one) for path, one in root.paths() if isinstance(one, Command)]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("flags", [
     ["--temp", "0", "-c", "64", "--n-predict", "3"],
     ["-ngl", "0", "-fa", "off", "--ctx-size=64", "--n-predict=3"],
     ["--repeat-last-n", "8", "--draft-max", "0", "-md", "none", "-r", "e"],
 ])  # fmt: skip
-def test_hidden_names_are_the_options(cli, flags):
-    given = cli("generate", "a", "-m", "abc.gguf", "-d", "none", "--raw", "--threads", 1, "-t", 0, *flags)  # fmt: skip
+def test_hidden_names_are_the_options(here, flags):
+    given = here("generate", "a", "-m", "abc.gguf", "-d", "none", "--raw", "--threads", 1, "-t", 0, *flags)  # fmt: skip
     assert (given.stdout, given.stderr, given.returncode) == (b"bcd\n", b"", 0)
 
 
-@pytest.mark.full
-def test_a_prompt_as_an_option(generate):
-    assert generate("-p", "xa").stdout == b"bcdefghijkl\n"
-    assert generate("-n", "2", "--prompt", "xa").stdout == b"bc\n"
+def test_a_prompt_as_an_option(generate_here):
+    assert generate_here("-p", "xa").stdout == b"bcdefghijkl\n"
+    assert generate_here("-n", "2", "--prompt", "xa").stdout == b"bc\n"
 
 
 def test_a_command_keeps_its_own_names():
@@ -40,12 +38,12 @@ def test_a_command_keeps_its_own_names():
         assert len(hidden) == len(set(hidden)), path
 
 
-def test_verify_keeps_its_short_name(cli):
-    check(cli("verify", "-c", "0"), 2, "--count is 0")
+def test_verify_keeps_its_short_name(here):
+    check(here("verify", "-c", "0"), 2, "--count is 0")
 
 
-def test_hidden_names_are_hidden(cli):
-    text = cli("generate", "--help").stdout.decode()
+def test_hidden_names_are_hidden(here):
+    text = here("generate", "--help").stdout.decode()
     assert "--temp " not in text
     assert "-ngl" not in text
     assert "--prompt" not in text
@@ -73,41 +71,37 @@ def test_no_hint_destroys_anything():
         assert nearest_option(typed, options) is None
 
 
-@pytest.mark.full
-def test_an_unknown_command(cli):
-    said = check(cli("genrate"), 2, "there is no command 'genrate'.")
+def test_an_unknown_command(here):
+    said = check(here("genrate"), 2, "there is no command 'genrate'.")
     assert said.endswith("Hint: did you mean gguf-spec generate?\n")
-    said = check(cli("models", "remov"), 2, "there is no command 'remov'.")
+    said = check(here("models", "remov"), 2, "there is no command 'remov'.")
     assert said.endswith("Hint: gguf-spec models --help lists the commands.\n")
-    check(cli("--temperature", "1"), 2, "gguf-spec has no option --temperature.")
+    check(here("--temperature", "1"), 2, "gguf-spec has no option --temperature.")
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("words", [["ls"], ["list"], ["show", "tales"], ["rm", "tales"]])
-def test_short_names_of_commands(cli, words):
+def test_short_names_of_commands(here, words):
     long = {"ls": "list", "rm": "remove"}.get(words[0], words[0])
-    short, full = cli(*words), cli("models", long, *words[1:])
+    short, full = here(*words), here("models", long, *words[1:])
     assert (short.stdout, short.stderr, short.returncode) == (
         full.stdout, full.stderr, full.returncode,
     )  # fmt: skip
 
 
-@pytest.mark.full
-def test_help_is_a_command(cli):
-    assert cli("help", "models", "pull").stdout == cli("models", "pull", "--help").stdout
-    assert cli("help").stdout == cli("--help").stdout
-    check(cli("help", "genrate"), 2, "did you mean gguf-spec generate?")
+def test_help_is_a_command(here):
+    assert here("help", "models", "pull").stdout == here("models", "pull", "--help").stdout
+    assert here("help").stdout == here("--help").stdout
+    check(here("help", "genrate"), 2, "did you mean gguf-spec generate?")
 
 
 RUN = ["-t", "0", "--threads", "1", "-d", "none"]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("words", [
     ["abc.gguf", "xa", "--raw", *RUN], ["--raw", *RUN, "abc.gguf", "xa"], [*RUN, "abc.gguf", "--raw", "-p", "xa"],
 ])  # fmt: skip
-def test_run_with_a_prompt_answers_it(cli, words):
-    given = cli("run", *words)
+def test_run_with_a_prompt_answers_it(here, words):
+    given = here("run", *words)
     assert (given.stdout, given.stderr, given.returncode) == (b"bcdefghijkl\n", b"", 0)
 
 
@@ -125,25 +119,23 @@ def test_run_at_a_terminal_is_a_chat(cage, environment):
     assert b"Ctrl-D" in seen
 
 
-@pytest.mark.full
-def test_run_wants_a_model(cli):
-    check(cli("run"), 2, "MODEL is missing")
-    check(cli("run", "--temp", "0"), 2, "MODEL is missing")
-    check(cli("run", "abc.gguf", "a", "--nonsense"), 2, "gguf-spec run has no option --nonsense")
-    assert b"Usage: gguf-spec run MODEL [PROMPT]" in cli("run", "--help").stdout
+def test_run_wants_a_model(here):
+    check(here("run"), 2, "MODEL is missing")
+    check(here("run", "--temp", "0"), 2, "MODEL is missing")
+    check(here("run", "abc.gguf", "a", "--nonsense"), 2, "gguf-spec run has no option --nonsense")
+    assert b"Usage: gguf-spec run MODEL [PROMPT]" in here("run", "--help").stdout
 
 
 # ---- the prompt
 
 
-@pytest.mark.full
-def test_argument_files_and_pipe_are_joined(cli, cage, tmp_path):
+def test_argument_files_and_pipe_are_joined(here, cage, tmp_path):
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("one\n", encoding="utf-8")
     two.write_text("two", encoding="utf-8")
 
     def prompt(*words, stdin=b""):
-        given = cli(
+        given = here(
             "generate", *words, "-m", "ever.gguf", "-d", "none", "--raw", "-n", 1, "--echo",
             "--threads", 1, "-t", 0, stdin=stdin,
         )  # fmt: skip
@@ -158,9 +150,9 @@ def test_argument_files_and_pipe_are_joined(cli, cage, tmp_path):
 
 
 @pytest.mark.parametrize("words", [[""], ["-f", "nothing.txt"], ["-p", ""], []])
-def test_an_empty_prompt_is_refused_before_the_model_is_loaded(cli, cage, words):
+def test_an_empty_prompt_is_refused_before_the_model_is_loaded(here, cage, words):
     (cage / "nothing.txt").touch()
-    check(cli("generate", *words, "-m", "gone.gguf"), 1, "the prompt is empty")
+    check(here("generate", *words, "-m", "gone.gguf"), 1, "the prompt is empty")
 
 
 def test_a_pipe_that_nobody_closes_is_named(cage, environment):
@@ -179,17 +171,16 @@ def test_a_pipe_that_nobody_closes_is_named(cage, environment):
 # ---- the help
 
 
-@pytest.mark.full
-def test_descriptions_of_commands_fit_80_columns(cli):
+def test_descriptions_of_commands_fit_80_columns(here):
     for words in ([], ["models"]):
-        text = cli(*words, "--help", env={"COLUMNS": "80"}).stdout.decode()
+        text = here(*words, "--help", env={"COLUMNS": "80"}).stdout.decode()
         rows = text[text.index("Commands:") :].splitlines()[1:]
         assert all(len(row) <= 80 and "..." not in row for row in rows)
         assert len([row for row in rows if re.match(r"  \w", row)]) >= 5
 
 
-def test_help_of_generate_is_in_groups(cli):
-    text = cli("generate", "--help").stdout.decode()
+def test_help_of_generate_is_in_groups(here):
+    text = here("generate", "--help").stdout.decode()
     titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
     assert titles == [
         "Usual options", "Prompt and answer options", "Drafting options", "Sampling options",

@@ -24,12 +24,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(cli, folder):
+def run(here, folder):
     """Run a command with the model; the result has texts."""
 
     def run(command, *words, stdin=""):
         model = ["-m", folder / "model.gguf", "-d", "none", "-t", "0", "-n", "12", "--threads", "1"]
-        return cli(command, *model, *words, stdin=stdin.encode())
+        return here(command, *model, *words, stdin=stdin.encode())
 
     return run
 
@@ -49,7 +49,6 @@ def test_generate(folder, run):
     assert len({*texts}) == 3
 
 
-@pytest.mark.full
 def test_wrong_options(folder, run):
     done = run("generate", "What?", "--image", folder / "1.png")
     assert done.returncode == 2
@@ -70,7 +69,6 @@ def test_a_file_that_is_no_projector(folder, run):
     assert "is not a projector but a model (llama)" in done.stderr.decode()
 
 
-@pytest.mark.full
 @needs_mtmd
 def test_chat(folder, run, tmp_path):
     mmproj = ("--mmproj", folder / "mmproj.gguf")

@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session
 
 import gguf_spec
+from gguf_spec import models
+from gguf_spec.errors import UnreachableError
 from gguf_spec.registry import resolve
 from tests.support import children
 from tests.support.hub import COMMIT, REPO, Hub
@@ -46,43 +49,31 @@ def names(hub, tmp_path):
 
 
 @pytest.fixture
-def command(hub, home, environment, names):
-    """Return how a process that runs `gguf-spec models` is started. `first`: Python to run before."""
+def settings(hub, home, names):
+    """The environment in which this hub and these names are found."""
+    return hub.environment(home) | {"GGUF_SPEC_MODELS_FILE": str(names), "OMP_NUM_THREADS": "1"}
 
-    def build(*args, first="", env=()):
-        program = f"{first}\nfrom gguf_spec.cli import main\nmain()"
-        others = ("hf_", "hugging_face", "http_proxy", "https_proxy", "all_proxy")
-        clean = {
-            name: value
-            for name, value in environment.items()
-            if not name.lower().startswith(others)
-        }
-        settings = (
-            clean
-            | hub.environment(home)
-            | {"GGUF_SPEC_MODELS_FILE": str(names), "OMP_NUM_THREADS": "1"}
-            | dict(env)
-        )
-        return [sys.executable, "-c", program, "models", *map(str, args)], settings
+
+@pytest.fixture
+def command(settings, environment):
+    """Return how a process that runs `gguf-spec models` is started."""
+
+    def build(*args, env=()):
+        line = [sys.executable, "-m", "gguf_spec", "models", *map(str, args)]
+        return line, environment | settings | dict(env)
 
     return build
 
 
 @pytest.fixture
-def run(command, tmp_path):
-    def start(*args, **options):
-        line, settings = command(*args, **options)
-        return children.run(
-            line,
-            env=settings,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            limit_s=60,
-        )
+def run(here, settings, tmp_path):
+    """Run `gguf-spec models`, or the given command, in this process."""
 
-    return start
+    def start(*args, env=(), command="models"):
+        return here(command, *args, env=settings | dict(env), cwd=tmp_path, text=True)
+
+    yield start
+    close_session()
 
 
 @pytest.fixture
@@ -115,7 +106,6 @@ def leftovers(home):
 # ---- pull
 
 
-@pytest.mark.full
 def test_pull(run, hub, home):
     result = run("pull", "uno")
     assert (result.returncode, result.stdout) == (0, "")
@@ -142,31 +132,25 @@ def test_pull(run, hub, home):
     assert hub.requests == []
 
 
-UNREACHABLE = """
-from gguf_spec import models
-from gguf_spec.errors import UnreachableError
-pull = models.pull
-def only_one(entry, **options):
-    if entry.name == "two":
-        raise UnreachableError("two", "the hub cannot be reached.", "try again.")
-    return pull(entry, **options)
-models.pull = only_one
-"""
+def test_a_draft_whose_source_cannot_be_reached_is_a_note_unless_it_was_named(run, monkeypatch):
+    pull = models.pull
 
+    def only_one(entry, **options):
+        if entry.name == "two":
+            raise UnreachableError("two", "the hub cannot be reached.", "try again.")
+        return pull(entry, **options)
 
-@pytest.mark.full
-def test_a_draft_whose_source_cannot_be_reached_is_a_note_unless_it_was_named(run):
-    result = run("pull", "uno", first=UNREACHABLE)
+    monkeypatch.setattr(models, "pull", only_one)
+    result = run("pull", "uno")
     assert result.returncode == 0
     assert "one: 1.1 MiB in" in result.stderr
     assert result.stderr.endswith(
         "Note: the draft two was not downloaded: the hub cannot be reached. Without it drafts come from the text.\n"
     )
-    fails(run("pull", "two", first=UNREACHABLE), "the hub cannot be reached.")
-    fails(run("pull", "one", "two", "-q", first=UNREACHABLE), "the hub cannot be reached.")
+    fails(run("pull", "two"), "the hub cannot be reached.")
+    fails(run("pull", "one", "two", "-q"), "the hub cannot be reached.")
 
 
-@pytest.mark.full
 def test_pull_without_drafts_in_json(run, hub):
     result = run("pull", "one", "--no-draft", "--json", "-q")
     assert (result.returncode, result.stderr) == (0, "")
@@ -187,7 +171,6 @@ def test_pull_without_drafts_in_json(run, hub):
     ]
 
 
-@pytest.mark.full
 def test_a_place_on_the_hub(run, hub):
     result = run("pull", f"hf:{REPO}/one.gguf")
     assert result.returncode == 0
@@ -283,13 +266,12 @@ def test_two_at_once(command, hub, tmp_path):
         (0, ""),
         (0, ""),
     ]
-    models = [json.loads(stdout)["models"][0] for stdout, _ in said]
-    assert sorted(model["loaded_bytes"] for model in models) == [0, len(BODY)]
-    assert {model["verified"] for model in models} == {"sha256"}
+    pulled = [json.loads(stdout)["models"][0] for stdout, _ in said]
+    assert sorted(model["loaded_bytes"] for model in pulled) == [0, len(BODY)]
+    assert {model["verified"] for model in pulled} == {"sha256"}
     assert len([path for path in hub.sent("GET") if path.startswith("/cdn")]) == 1
 
 
-@pytest.mark.full
 def test_a_corrupt_body(run, hub, home):
     file = hub.files[REPO, "one.gguf"]
     file.sent = BODY[:-1] + b"\0"
@@ -312,7 +294,6 @@ def test_gated(run, hub):
     )
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("args", "said", "todo"), [
     (("pull", f"hf:{REPO}/three.gguf"), f"{REPO} has no file three.gguf at main", "/tree/main"),
     (("pull", f"hf:{REPO}/one.gguf@v2"), f"{REPO} has no revision v2", "/commits/main"),
@@ -326,7 +307,6 @@ def test_what_is_missing(run, args, said, todo):
     fails(run(*args), said, todo)
 
 
-@pytest.mark.full
 def test_wrong_usage(run):
     fails(run("pull"), "NAME", code=2)
     fails(
@@ -350,7 +330,6 @@ def test_offline_by_the_environment(run, hub):
     assert hub.requests == []
 
 
-@pytest.mark.full
 def test_no_answer(run):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"http://127.0.0.1:{mute.getsockname()[1]}"
@@ -362,18 +341,16 @@ def test_no_answer(run):
     )
 
 
-@pytest.mark.full
-def test_no_room(run, hub):
-    full = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1_200_000)"
-    fails(
-        run("pull", "one", first=full), "one and two needs 1.2 MiB but 1.1 MiB are free", "HF_HOME"
-    )
+def test_no_room(run, hub, monkeypatch):
+    full = shutil._ntuple_diskusage(10**9, 10**9, 1_200_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    fails(run("pull", "one"), "one and two needs 1.2 MiB but 1.1 MiB are free", "HF_HOME")
     assert hub.requests == []
-    assert run("pull", "one", "--no-draft", first=full).returncode == 0
+    assert run("pull", "one", "--no-draft").returncode == 0
 
 
 @pytest.mark.full
-def test_a_disk_that_is_full(run, hub, home, tmp_path):
+def test_a_disk_that_is_full(run, hub, home, monkeypatch):
     """A real one, where one can be mounted."""
     home.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", home]
@@ -383,13 +360,14 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
     ):
         pytest.skip("no file system can be mounted here")
     try:
-        blind = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9)"
+        fails(run("pull", "one", "--no-draft"), "one needs 1.1 MiB but 1.0 MiB are free")
+        blind = shutil._ntuple_diskusage(10**9, 0, 10**9)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: blind)
         fails(
-            run("pull", "one", "--no-draft", first=blind),
+            run("pull", "one", "--no-draft"),
             f"the disk of {home}/hub is full: one.gguf was not downloaded",
             "free disk space",
         )
-        fails(run("pull", "one", "--no-draft"), "one needs 1.1 MiB but 1.0 MiB are free")
         assert leftovers(home) == []
     finally:
         children.run(["umount", home], check=True)
@@ -419,7 +397,6 @@ def test_licences(run, terminal, hub, names, home):
     assert (code, note in seen, "[y/N]" in seen) == (0, True, False)
 
 
-@pytest.mark.full
 def test_a_split_model(run, hub, names):
     parts = {f"big-{i:05}-of-00002.gguf": BODY[i:] for i in (1, 2)}
     for name, body in parts.items():
@@ -450,7 +427,6 @@ def test_a_split_model(run, hub, names):
 # ---- list, show, path, remove
 
 
-@pytest.mark.full
 def test_list(run, hub):
     before = run("list")
     assert (before.returncode, before.stderr) == (0, "")
@@ -507,7 +483,6 @@ def test_list_fits_the_terminal(command, tmp_path, width):
     assert any(one.endswith("...") for one in lines)
 
 
-@pytest.mark.full
 def test_show(run, hub, home):
     lines = run("show", "uno").stdout.splitlines()
     facts = {line[:12].strip(): line[12:] for line in lines}
@@ -550,14 +525,6 @@ def test_remove(run, terminal, hub, home):
     assert hub.requests == []
 
 
-@pytest.mark.parametrize("command_name", ["list", "show", "pull", "path", "remove"])
-def test_help(run, command_name):
-    result = run(command_name, "--help", env={"GGUF_SPEC_JSON": "1"})
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "--models-file FILE" in result.stdout
-    assert "Examples:" in result.stdout
-
-
 # ---- a pair by its name
 
 
@@ -578,7 +545,7 @@ def pair(hub, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("where", ["of the user", "by the option"])
-def test_a_pair_by_its_name(run, command, hub, home, pair, tmp_path, where):
+def test_a_pair_by_its_name(run, hub, home, pair, where):
     """Pulled by its name, then loaded by its name, with its draft, with no request."""
     from_hub = {"GGUF_SPEC_MODELS_FILE": str(pair)}
     if where == "of the user":
@@ -589,28 +556,9 @@ def test_a_pair_by_its_name(run, command, hub, home, pair, tmp_path, where):
     hub.requests.clear()
     answers = {}
     for name in ("story", "tales"):
-        line, settings = command(env=from_hub)
         fixed = ("--threads", "1", "--seed", "1", "--fixed", "-k", "4", "--drafter", "model")
-        line = [
-            *line[:-1],
-            "generate",
-            "Once upon a time",
-            "-m",
-            name,
-            "-n",
-            "24",
-            "--json",
-            *fixed,
-        ]
-        result = children.run(
-            line,
-            env=settings,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            limit_s=120,
-        )
+        args = ("Once upon a time", "-m", name, "-n", "24", "--json", *fixed)
+        result = run(*args, env=from_hub, command="generate")
         assert result.returncode == 0, result.stderr
         answers[name] = json.loads(result.stdout)
     assert answers["story"]["text"] == answers["tales"]["text"]

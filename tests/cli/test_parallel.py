@@ -44,14 +44,15 @@ def test_the_config_file_has_a_number_or_a_text(tmp_path, monkeypatch, line):
         config.defaults(serve)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("n", ["1", "3", "auto"])
-def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
+def test_a_batch_loads_the_model_for_them(here, cage, tmp_path, n):
     """All texts are the same."""
     lines = [{"prompt": "abc"[: 1 + i % 3], "max_tokens": 4 + i} for i in range(6)]
     write(tmp_path / "in.jsonl", lines)
     args = ("-m", cage / "abc.gguf", "-t", "0", "--raw", "--threads", "1", "--ctx", "256")
-    done = cli("batch", "in.jsonl", "out.jsonl", *args, env={"GGUF_SPEC_PARALLEL": n}, cwd=tmp_path)
+    done = here(
+        "batch", "in.jsonl", "out.jsonl", *args, env={"GGUF_SPEC_PARALLEL": n}, cwd=tmp_path
+    )
     results = read(tmp_path / "out.jsonl")
     assert [one["text"] for one in results] == [
         "bcde",
@@ -64,12 +65,11 @@ def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
     assert done.returncode == 0
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("size", "code"), [("64MB", 0), ("0", 0), ("auto", 0), ("64", 2)])
-def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
+def test_the_memory_for_earlier_texts(here, cage, tmp_path, size, code):
     write(tmp_path / "in.jsonl", [{"prompt": "abc", "max_tokens": 3}])
     args = ("-m", cage / "abc.gguf", "-t", "0", "--raw", "--threads", "1", "--ctx", "256")
-    done = cli("batch", "in.jsonl", "out.jsonl", *args, "--prefix-memory", size, cwd=tmp_path)
+    done = here("batch", "in.jsonl", "out.jsonl", *args, "--prefix-memory", size, cwd=tmp_path)
     assert done.returncode == code
     if code:
         assert b"--prefix-memory is '64' but must be a size such as 500MB" in done.stderr
@@ -92,12 +92,12 @@ def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
     ],
     ids=["hybrid", "head"],
 )
-def test_a_note_tells_what_parallel_requests_exclude(cli, tmp_path, model, note):
+def test_a_note_tells_what_parallel_requests_exclude(here, tmp_path, model, note):
     """Without options for drafts, too; one request at a time has no such note."""
     zoo.write(tmp_path / "m.gguf", model)
     write(tmp_path / "in.jsonl", [{"prompt": "a", "max_tokens": 4}])
     args = ("-m", "./m.gguf", "--raw", "--threads", "1")
     for n, expected in ((2, 1), (1, 0)):
-        done = cli("batch", "in.jsonl", f"{n}.jsonl", *args, "--parallel", str(n), cwd=tmp_path)
+        done = here("batch", "in.jsonl", f"{n}.jsonl", *args, "--parallel", str(n), cwd=tmp_path)
         assert done.returncode == 0
         assert done.stderr.decode().splitlines().count(note) == expected

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.cli.conftest import GENERATE
 from tests.support import children
 
 pytestmark = pytest.mark.full
@@ -18,19 +19,7 @@ def terminal(cage, environment):
     """Run the command at a terminal; return its exit code and all it showed. `until`: press Ctrl-C when this is seen."""
 
     def run(*args, until=None, typed=b""):
-        flags = [
-            "--threads",
-            "1",
-            "--raw",
-            "-t",
-            "0",
-            "-m",
-            "abc.gguf",
-            "-d",
-            "none",
-            *map(str, args),
-        ]
-        command = [sys.executable, "-m", "gguf_spec", "generate", *flags]
+        command = [sys.executable, "-m", "gguf_spec", *GENERATE, *map(str, args)]
         code, seen = children.at_terminal(
             command, typed=typed, ctrl_c_at=until, cwd=cage, env=environment
         )
@@ -72,19 +61,11 @@ def test_a_model_cannot_steer_the_terminal(terminal):
     assert plain(seen) == "a\ufffd]2;b\ufffd\ufffdc\ufffdd\n"
 
 
-def test_a_prompt_cannot_steer_the_terminal(terminal):
-    _, seen = terminal("\x1b]2;z\x07a")
-    assert plain(seen) == "\ufffd]2;z\ufffdabcdefghijkl\n"
-
-
-def test_markup_is_text(terminal):
-    _, seen = terminal("[bold red]:smile:[/] 3.5 'a'a")
-    assert plain(seen) == "[bold red]:smile:[/] 3.5 'a'abcdefghijkl\n"
-
-
-def test_long_lines_are_not_broken(terminal):
-    _, seen = terminal("z" * 150 + "a")
-    assert plain(seen) == "z" * 150 + "abcdefghijkl\n"
+def test_a_prompt_is_text_on_one_line(terminal):
+    """It cannot steer the terminal, has no markup, and is not broken."""
+    words = "[bold red]:smile:[/] 3.5 'a'" + "z" * 150
+    _, seen = terminal(f"\x1b]2;z\x07{words}a")
+    assert plain(seen) == f"\ufffd]2;z\ufffd{words}abcdefghijkl\n"
 
 
 def test_json_at_a_terminal_is_json_alone(terminal):
@@ -118,8 +99,10 @@ def test_errors_at_a_terminal(terminal):
     assert re.fullmatch(r"Error: [^\n]+\nHint: [^\n]+\n", plain(seen))
 
 
-@pytest.mark.parametrize("command", ["generate", "verify"])
-@pytest.mark.parametrize("wait_s", [0.2, 0.25, 0.3, 0.4])
+@pytest.mark.parametrize(
+    ("command", "wait_s"),
+    [("generate", 0.2), ("verify", 0.25), ("generate", 0.3), ("verify", 0.4)],
+)
 def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command, wait_s):
     """At any moment: 130, or the signal itself where Python had not yet begun."""
     words = [
@@ -154,21 +137,8 @@ def impatient(cage, environment):
     """Run `generate` at a terminal, with a progress bar from the first pass on; `until` as for `terminal`."""
 
     def run(*args, until=None):
-        flags = [
-            "--threads",
-            "1",
-            "--raw",
-            "-t",
-            "0",
-            "-m",
-            "ever.gguf",
-            "-d",
-            "none",
-            "--ctx",
-            "60000",
-            *map(str, args),
-        ]
-        command = [sys.executable, "-c", AT_ONCE, "generate", *flags]
+        flags = ["-m", "ever.gguf", "--ctx", "60000", *map(str, args)]
+        command = [sys.executable, "-c", AT_ONCE, *GENERATE, *flags]
         code, seen = children.at_terminal(command, ctrl_c_at=until, cwd=cage, env=environment)
         return code, seen.replace(b"\r\n", b"\n").decode()
 
@@ -194,22 +164,7 @@ def test_ctrl_c_while_a_prompt_is_read(impatient):
 
 def test_the_first_load_says_that_it_measures(cage, environment, tmp_path):
     def load(**variables):
-        command = [
-            sys.executable,
-            "-m",
-            "gguf_spec",
-            "generate",
-            "--raw",
-            "-t",
-            "0",
-            "--threads",
-            "1",
-            "-m",
-            "abc.gguf",
-            "-d",
-            "abc.gguf",
-            "a",
-        ]
+        command = [sys.executable, "-m", "gguf_spec", *GENERATE, "-d", "abc.gguf", "a"]
         code, seen = children.at_terminal(command, cwd=cage, env=environment | variables)
         assert code == 0, seen
         return seen.replace(b"\r\n", b"\n").decode()

@@ -19,26 +19,28 @@ def thinker(cage):
     return ("-m", "thinker.gguf", "--chat")
 
 
-@pytest.mark.full
-def test_in_a_pipe_only_the_answer_is_written(generate, thinker):
-    assert out(generate("hi", *thinker)) == "cd\n"
-    answer = json.loads(out(generate("hi", *thinker, "--json")))
+def test_in_a_pipe_only_the_answer_is_written(generate_here, thinker):
+    assert out(generate_here("hi", *thinker)) == "cd\n"
+    answer = json.loads(out(generate_here("hi", *thinker, "--json")))
     assert (answer["text"], answer["reasoning"], answer["stats"]["n_reasoning"]) == ("cd", "ab", 3)
 
 
-@pytest.mark.full
-def test_options(generate, thinker):
-    budget = json.loads(out(generate("hi", *thinker, "--think-budget", "1", "--json", "-n", "20")))
+def test_options(generate_here, thinker):
+    budget = json.loads(
+        out(generate_here("hi", *thinker, "--think-budget", "1", "--json", "-n", "20"))
+    )
     assert budget["reasoning"] == "a"
     counts = [
-        json.loads(out(generate("hi", *thinker, *option, "--json", "-n", "9")))["prompt_tokens"]
+        json.loads(out(generate_here("hi", *thinker, *option, "--json", "-n", "9")))[
+            "prompt_tokens"
+        ]
         for option in ((), ("--think",), ("--no-think",))
     ]
     assert counts[0] == counts[1] < counts[2]
 
 
-def test_an_answer_that_is_reasoning_only(generate, thinker):
-    result = generate("hi", *thinker, "-n", "2")
+def test_an_answer_that_is_reasoning_only(generate_here, thinker):
+    result = generate_here("hi", *thinker, "-n", "2")
     assert (result.returncode, result.stdout) == (0, b"\n")
     assert result.stderr == (
         b"Note: the reasoning used all 2 tokens, so there is no answer. "
@@ -46,7 +48,6 @@ def test_an_answer_that_is_reasoning_only(generate, thinker):
     )
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -60,25 +61,24 @@ def test_an_answer_that_is_reasoning_only(generate, thinker):
         ),
     ],
 )
-def test_options_that_a_model_does_not_have(generate, thinker, options, message):
-    result = generate("hi", *options)
+def test_options_that_a_model_does_not_have(generate_here, thinker, options, message):
+    result = generate_here("hi", *options)
     assert (result.returncode, result.stdout) == (2, b"")
     assert message in result.stderr.decode()
     assert b"Traceback" not in result.stderr
 
 
-@pytest.mark.full
-def test_a_chat_in_a_pipe(cli, thinker):
+def test_a_chat_in_a_pipe(here, thinker):
     lines = b"one\n/think off\n/think\n/think hide\n/think maybe\n"
     options = ("--threads", "1", "-t", "0", "-d", "none")
-    result = cli("chat", *thinker[:2], *options, stdin=lines)
+    result = here("chat", *thinker[:2], *options, stdin=lines)
     assert result.stdout.decode() == "cd\n"
     assert result.stderr.decode().splitlines() == [
         *["Reasoning is off, and hidden."] * 3,
         "Error: 'maybe' is not an argument of /think.",
         "Hint: use on, off, show or hide.",
     ]
-    result = cli("chat", "-m", "abc.gguf", *options, stdin=b"/think on\n")
+    result = here("chat", "-m", "abc.gguf", *options, stdin=b"/think on\n")
     assert result.stderr.startswith(b"Error: abc.gguf has no reasoning parts.")
 
 

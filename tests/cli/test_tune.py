@@ -12,8 +12,8 @@ PAIR = ("-m", "abc.gguf", "-d", "abc.gguf", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
-def tuned(cli):
-    return cli("tune", *PAIR)
+def tuned(here):
+    return here("tune", *PAIR)
 
 
 def test_a_table_and_a_sentence(tuned):
@@ -45,37 +45,33 @@ def test_a_table_and_a_sentence(tuned):
     assert len(rest) == 8
 
 
-def test_it_is_kept(cli, tuned):
+def test_it_is_kept(here, tuned):
     """The next load uses the result: the file is not written again."""
-    doctor = json.loads(cli("doctor", *PAIR, "--json").stdout)
+    doctor = json.loads(here("doctor", *PAIR, "--json").stdout)
     assert doctor["costs"]["sentence"] == tuned.stdout.decode().splitlines()[-1]
 
 
-@pytest.mark.full
-def test_json(cli):
-    result = cli("tune", *PAIR, "--json")
+def test_json(here):
+    result = here("tune", *PAIR, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
     data = json.loads(result.stdout)
     assert len(data["profile"]["target"]) == len(data["profile"]["draft"]) == 25
     assert data["kept"] is True
     assert 0 <= data["agreement"] <= 1
     assert data["sentence"].startswith("A token of the target takes ")
-    assert cli("tune", "--help", env={"GGUF_SPEC_JSON": "1"}).returncode == 0
 
 
-def test_without_a_draft(cli):
-    lines = (
-        cli("tune", "-m", "abc.gguf", "-d", "none", "--threads", "1").stdout.decode().splitlines()
-    )
+def test_without_a_draft(here):
+    words = ("tune", "-m", "abc.gguf", "-d", "none", "--threads", "1")
+    lines = here(*words, text=True).stdout.splitlines()
     assert lines[0].startswith("abc.gguf, measured in")
     assert all(len(line.split()) == 3 for line in lines[3:15])
     assert "Drafts from the text " in lines[-1]
 
 
-@pytest.mark.full
-def test_where_it_cannot_be_kept(cli, tmp_path):
+def test_where_it_cannot_be_kept(here, tmp_path):
     (tmp_path / "gguf-spec").write_text("")
-    result = cli("tune", *PAIR, "--extra-bufts", env={"XDG_CACHE_HOME": str(tmp_path)})
+    result = here("tune", *PAIR, "--extra-bufts", env={"XDG_CACHE_HOME": str(tmp_path)})
     assert (result.returncode, result.stderr) == (
         0,
         b"Note: the result cannot be saved; `gguf-spec doctor` shows the reason.\n",
@@ -83,13 +79,12 @@ def test_where_it_cannot_be_kept(cli, tmp_path):
     assert b"A token of the target takes" in result.stdout
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "--threads is 0")],
 )
-def test_what_is_wrong_is_said(cli, args, code, said):
-    result = cli("tune", *args)
+def test_what_is_wrong_is_said(here, args, code, said):
+    result = here("tune", *args)
     assert (result.returncode, result.stdout) == (code, b"")
     assert said in result.stderr.decode()
     assert result.stderr.decode().count("\n") == 2
