@@ -16,7 +16,8 @@ class Progress(NamedTuple):
 
     Attributes:
         stage: The operation: `load`, `prompt`, `download`, `wait` (for a busy hub or another
-            download), `unpack`, `checksum`, `quantize`, `tune`, `bench`, `verify` or `embed`.
+            download), `unpack`, `checksum`, `quantize`, `tune`, `bench`, `verify`, `embed` or
+            `choose`.
         done: Finished units.
         total: All units; None if unknown.
         unit: `bytes`, `tokens`, `tensors`, `passes`, `runs`, `generations` or `texts`.
@@ -213,6 +214,24 @@ class TokenLogprob:
             "logprob": self.logprob,
             "top": [{"token": token, "logprob": logprob} for token, logprob in self.top],
         }
+
+
+class ScoredOption(NamedTuple):
+    """A text with its probability as the continuation of a prompt.
+
+    Attributes:
+        text: The text.
+        tokens: Its token ids.
+        logprobs: Natural logarithm of the probability of each token.
+        logprob: Their sum.
+        probability: `exp(logprob)`, divided by its sum over all options.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    logprob: float
+    probability: float
 
 
 class Part(NamedTuple):

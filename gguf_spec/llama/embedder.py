@@ -1,14 +1,15 @@
-"""Embeddings: a second context on the weights of a model, whose passes hold several texts.
+"""Embeddings and scores: a second context on the weights of a model, for several texts in a pass.
 
-It is created with the first texts, and again when a longer text comes. A pass holds whole texts
-only: llama.cpp pools over the tokens of one pass, and aborts the process if the tokens of an
-encoder do not fit into one.
+It is created with the first texts, and again when a longer text comes. A pass of embeddings holds
+whole texts only: llama.cpp pools over the tokens of one pass, and aborts the process if the tokens
+of an encoder do not fit into one. Texts that are scored share the cells of the prompt before them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from ..errors import (
     TextTooLongError,
 )
 from ..gguf.validation import pooling_of, ranks
-from ..options import POOLING
+from ..options import K_MAX, POOLING
 from .backend import apart
 from .bindings import C
 from .log import context_error, keep_last, keep_lines, log
@@ -35,6 +36,7 @@ from .memory import (
 from .model import Model
 from .native import Native, SequenceTokens
 from .options import FLASH_ATTENTION, KV_TYPES, physical_cores
+from .own_kernels import has_own_attention
 
 Rows = NDArray[np.float32]
 
@@ -48,6 +50,8 @@ class Embedder:
     Attributes:
         pooling: `none`, `mean`, `cls`, `last` or `rank`.
     """
+
+    _most_at_once = 1 << 30  # tokens of a pass
 
     def __init__(self, model: Model) -> None:
         """Use a model; no context is created yet.
@@ -67,7 +71,8 @@ class Embedder:
         """Approximate memory of the context."""
         if not self._capacity:
             return 0
-        return embedding_bytes(self._model.file.header, self._model.options, self._capacity)
+        header, options = self._model.file.header, self._model.options
+        return embedding_bytes(header, options, self._capacity, self._most_at_once)
 
     def close(self) -> None:
         """Free the context; further calls do nothing."""
@@ -112,41 +117,22 @@ class Embedder:
         """
         longest = max(map(len, texts), default=0)
         native = self._opened(longest)
-        n_done = 0
-        for group in self._groups(texts):
+        n_done, most = 0, _MOST_TEXTS if self._model.can_roll_back else 1
+        for group in _groups(texts, self._capacity, most):
             on_pass(n_done)
             yield from self._pass(native, group)
             n_done += len(group)
 
-    def _groups(self, texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-        """Yield the texts of each pass."""
-        most = _MOST_TEXTS if self._model.can_roll_back else 1
-        group: list[Sequence[int]] = []
-        n_tokens = 0
-        for ids in texts:
-            if group and (n_tokens + len(ids) > self._capacity or len(group) == most):
-                yield group
-                group, n_tokens = [], 0
-            group.append(ids)
-            n_tokens += len(ids)
-        if group:
-            yield group
-
     def _pass(self, native: Native, group: Sequence[Sequence[int]]) -> Iterator[Rows]:
         native.cache(C.llama_memory_clear, True)
-        native.batch.fill([SequenceTokens(i, 0, ids, len(ids)) for i, ids in enumerate(group)])
-        n_tokens = sum(map(len, group))
-        log.clear()
-        code = native.decode()
-        if code != 0:
-            raise DecodeError(code, 0, n_tokens, log.last)
+        _decode(native, [SequenceTokens(i, 0, ids, len(ids)) for i, ids in enumerate(group)])
         n_values = native.model(
             C.llama_model_n_cls_out if self.pooling == "rank" else C.llama_model_n_embd_out
         )
         if self.pooling != "none":
             yield from [native.embedding(i, n_values) for i in range(len(group))]
             return
-        rows = native.token_embeddings(n_tokens, n_values)
+        rows = native.token_embeddings(sum(map(len, group)), n_values)
         ends = np.cumsum([len(ids) for ids in group])[:-1]
         yield from np.split(rows, ends)
 
@@ -158,21 +144,18 @@ class Embedder:
         capacity = min(max(LEAST, 1 << (longest - 1).bit_length()), padded(model.n_ctx))
         self.close()
         if not options.rpc:  # that of the workers is not known
-            check_room_to_embed(model.file.header, options, capacity)
+            check_room_to_embed(model.file.header, options, capacity, self._most_at_once)
         params = C.llama_context_default_params()
-        params.embeddings, params.pooling_type = True, POOLING.index(self.pooling)
-        params.n_ctx = params.n_batch = params.n_ubatch = capacity
-        params.n_seq_max = min(_MOST_TEXTS, capacity) if model.can_roll_back else 1
-        params.kv_unified = True
+        params.n_ctx, params.kv_unified = capacity, True
+        params.n_batch = params.n_ubatch = min(capacity, self._most_at_once)
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
-        flash = flash_attention(model.file.header, options, capacity)
-        params.flash_attn_type = FLASH_ATTENTION[flash]
+        self._prepare(params)
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         native = model.native.share()
         keep_lines()
         try:
             log.clear()
-            if not native.open(params, capacity):
+            if not native.open(params, params.n_batch):
                 raise context_error(options, capacity, log)
             if options.lora:
                 native.use_adapters([adapter.scale for adapter in options.lora])
@@ -180,3 +163,98 @@ class Embedder:
             keep_last()
         self._native, self._capacity = native, capacity
         return native
+
+    def _prepare(self, params: Any) -> None:
+        model = self._model
+        flash = flash_attention(model.file.header, model.options, params.n_ctx)
+        params.flash_attn_type = FLASH_ATTENTION[flash]
+        params.embeddings, params.pooling_type = True, POOLING.index(self.pooling)
+        params.n_seq_max = min(_MOST_TEXTS, params.n_ctx) if model.can_roll_back else 1
+
+
+class Scorer(Embedder):
+    """Scores texts that continue a prompt, which is read once. One thread at a time may use it.
+
+    Where a row has the same bits whatever cells and rows are beside it, as with the own kernels, a
+    pass has several texts. Elsewhere each has its own, in cells directly behind the prompt. So a
+    score never depends on the other texts.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Use a model that generates text; no context is created yet."""
+        self._model, self._native, self._capacity = model, None, 0
+        self._most_at_once = max(model.reads_at_once, K_MAX + 1)
+        is_exact = model.exact_attention and not model.grid and model.can_roll_back
+        is_own = has_own_attention(model.file.header, model.options)
+        is_apart = not (is_exact and is_own and model.flash_attention == "on")
+        self._most = 1 if is_apart else _MOST_TEXTS
+
+    def score(
+        self,
+        prompt: Sequence[int],
+        texts: Sequence[Sequence[int]],
+        on_pass: Callable[[int], object],
+    ) -> Iterator[tuple[int, Rows]]:
+        """Yield index of a text and row of logits, for each of its tokens in order.
+
+        Args:
+            prompt: Token ids, at least one.
+            texts: Token ids of each text, at least one.
+            on_pass: As for `run`.
+
+        Raises:
+            NotEnoughMemoryError, DecodeError: As for `run`.
+        """
+        model, last, n_vocab = self._model, len(prompt) - 1, self._model.n_vocab
+        native, at_once = self._opened(len(prompt) + max(map(len, texts))), model.reads_at_once
+        native.cache(C.llama_memory_clear, False)
+        for at in range(0, last, at_once):
+            on_pass(0)
+            _decode(native, [SequenceTokens(0, at, prompt[at : min(at + at_once, last)], 0)])
+        _decode(native, [SequenceTokens(0, last, prompt[last:], 1)])
+        yield from ((i, native.rows(0, 1, n_vocab)[0]) for i in range(len(texts)))
+        width, n_done = min(model.most_exact_rows, self._capacity - len(prompt)), 0
+        for group in _groups([ids[:-1] for ids in texts], width, self._most):
+            for i in range(len(group)):
+                native.cache(C.llama_memory_seq_cp, 0, i + 1, -1, -1)
+            for at in range(0, max(map(len, group)), width):  # only a text alone is wider
+                on_pass(n_done)
+                pieces = [ids[at : at + width] for ids in group]
+                sequences = [
+                    SequenceTokens(i, len(prompt) + at, ids, len(ids))
+                    for i, ids in enumerate(pieces, 1)
+                    if ids
+                ]
+                _decode(native, sequences)
+                owners = [i for i, ids in enumerate(pieces, n_done) for _ in ids]
+                yield from zip(owners, native.rows(0, len(owners), n_vocab), strict=True)
+            for i in range(len(group)):
+                native.cache(C.llama_memory_seq_rm, i + 1, -1, -1)
+            n_done += len(group)
+
+    def _prepare(self, params: Any) -> None:
+        params.flash_attn_type = FLASH_ATTENTION[self._model.flash_attention]
+        params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
+        params.n_seq_max = 1 + self._most
+
+
+def _groups(texts: Sequence[Sequence[int]], room: int, most: int) -> Iterator[list[Sequence[int]]]:
+    """Yield the texts of each pass, at most `most`; several have at most `room` tokens."""
+    group: list[Sequence[int]] = []
+    n_tokens = 0
+    for ids in texts:
+        if group and (n_tokens + len(ids) > room or len(group) == most):
+            yield group
+            group, n_tokens = [], 0
+        group.append(ids)
+        n_tokens += len(ids)
+    if group:
+        yield group
+
+
+def _decode(native: Native, parts: Sequence[SequenceTokens]) -> None:
+    """Run a pass."""
+    native.batch.fill(parts)
+    log.clear()
+    if code := native.decode():
+        raise DecodeError(code, parts[0].n_past, sum(len(one.tokens) for one in parts), log.last)

@@ -366,7 +366,7 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
 
 
 def check_room_to_embed(
-    header: Header, options: ContextOptions, n_tokens: int | None = None
+    header: Header, options: ContextOptions, n_tokens: int | None = None, at_once: int = 1 << 30
 ) -> None:
     """Reject an embedding model or its context if it does not fit into memory.
 
@@ -375,7 +375,8 @@ def check_room_to_embed(
     Args:
         header: Header of the model.
         options: Its options.
-        n_tokens: Number of tokens of a pass of a loaded model; None before it is loaded.
+        n_tokens: Number of tokens of the context of a loaded model; None before it is loaded.
+        at_once: Most tokens of a pass.
 
     Raises:
         NotEnoughMemoryError: It does not fit. It contains the required and the free memory, and for
@@ -391,15 +392,15 @@ def check_room_to_embed(
         needed, free = estimate.added, estimate.free
         what = f"{header.path.name} needs {format_bytes(needed)} of memory; {estimate.room}."
     else:
-        needed, free = embedding_bytes(header, options, n_tokens), available_bytes()
+        needed, free = embedding_bytes(header, options, n_tokens, at_once), available_bytes()
         if free is None or needed <= free:
             return
         fits = n_tokens
-        while fits >= LEAST and embedding_bytes(header, options, fits) > free:
+        while fits >= LEAST and embedding_bytes(header, options, fits, at_once) > free:
             fits //= 2
         fit = f"texts of {fits:,} tokens would" if fits >= LEAST else "not even short texts"
         what = (
-            f"embeddings of texts of {n_tokens:,} tokens need {format_bytes(needed)} of memory; "
+            f"passes over texts of {n_tokens:,} tokens need {format_bytes(needed)} of memory; "
             f"{format_bytes(free)} are free: {fit} fit."
         )
         hint = f"shorten the texts, {_HINT}"
@@ -475,8 +476,10 @@ def flash_attention(header: Header, options: ContextOptions, n_tokens: int) -> s
     return "on" if options.needs_flash_attention or scores > _MOST_SCORES else "off"
 
 
-def embedding_bytes(header: Header, options: ContextOptions, n_tokens: int) -> int:
-    """Return the approximate memory of a context that embeds `n_tokens` tokens in one pass.
+def embedding_bytes(
+    header: Header, options: ContextOptions, n_tokens: int, at_once: int = 1 << 30
+) -> int:
+    """Return the approximate memory of a context for `n_tokens`, at most `at_once` in a pass.
 
     llama.cpp reserves logits for all of them, and computes them if the model generates text.
     """
@@ -486,7 +489,7 @@ def embedding_bytes(header: Header, options: ContextOptions, n_tokens: int) -> i
     # keys, values and queries have no place in a cache then
     own = 4 * header.whole("embedding_length")
     row = row_values(header, padded(n_tokens), flash) + own + logits
-    return _FIXED + cache + _FLOAT * n_tokens * row
+    return _FIXED + cache + _FLOAT * min(n_tokens, at_once) * row
 
 
 def embedding_needs(

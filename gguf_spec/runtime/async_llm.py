@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BusyError, ClosedError, EventLoopError
 from ..options import Sampling
-from ..results import Chunk, Completion, OnProgress, Progress, Stats
+from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from .images import Prompt
 from .stream import Stream
 
@@ -55,12 +55,7 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
     ) -> Completion:
-        """Complete a prompt.
-
-        Args:
-            prompt: As for `LLM.generate`.
-            sampling: As for `LLM.generate`.
-            options: Other arguments of `LLM.generate`. Callbacks are called in another thread.
+        """Complete a prompt, as `LLM.generate`; callbacks are called in another thread.
 
         Raises:
             GgufSpecError: As `LLM.generate`.
@@ -72,12 +67,7 @@ class AsyncLLM:
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any
     ) -> AsyncStream:
-        """Start a generation and return an asynchronous iterator over its chunks.
-
-        Args:
-            prompt: As for `LLM.generate`.
-            sampling: As for `LLM.generate`.
-            options: Other arguments of `LLM.generate`. Callbacks are called in another thread.
+        """Start a generation, as `generate`, and return an asynchronous iterator over its chunks.
 
         Raises:
             EventLoopError: The AsyncLLM belongs to another event loop.
@@ -86,23 +76,15 @@ class AsyncLLM:
         return AsyncStream(self, partial(self.llm.stream, prompt, sampling, **options))
 
     def chat(self, system: str | None = None, **options: Any) -> AsyncChat:
-        """Start a conversation.
-
-        Args:
-            system: System message, or None.
-            options: Other arguments of `LLM.chat`.
-        """
+        """Start a conversation, as `LLM.chat`."""
         return AsyncChat(self, self.llm.chat(system, **options))
 
     async def embed(
         self, texts: Texts, *, on_pass: OnProgress | None = None, **options: Any
     ) -> Embeddings:
-        """Return the embeddings of texts; it waits for running requests, and they for it.
+        """Return the embeddings of texts, as `LLM.embed`; requests wait for it, and it for them.
 
-        Args:
-            texts: As for `LLM.embed`.
-            on_pass: As for `LLM.embed`. It is called in another thread.
-            options: Other arguments of `LLM.embed`.
+        `on_pass` is called in another thread.
 
         Raises:
             GgufSpecError: As `LLM.embed`.
@@ -116,16 +98,22 @@ class AsyncLLM:
     ) -> list[float]:
         """Return the relevance of each document for a query, as `LLM.rerank`.
 
-        Args:
-            query: The query.
-            documents: The documents.
-            on_pass: As for `embed`.
-
         Raises:
             GgufSpecError: As `LLM.rerank`.
             EventLoopError, BusyError: As for `embed`.
         """
         return await self._compute(partial(self.llm.rerank, query, documents), on_pass)
+
+    async def choose(
+        self, *arguments: Any, on_pass: OnProgress | None = None, **options: Any
+    ) -> list[ScoredOption]:
+        """Return how likely each option is, as `LLM.choose`.
+
+        Raises:
+            GgufSpecError: As `LLM.choose`.
+            EventLoopError, BusyError: As for `embed`.
+        """
+        return await self._compute(partial(self.llm.choose, *arguments, **options), on_pass)
 
     async def aclose(self) -> None:
         """End all requests and free the native memory; further calls have no effect.

@@ -1,7 +1,8 @@
-"""Embeddings and ranks of texts."""
+"""Embeddings and ranks of texts, and probabilities of options."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidOptionError, NoRankingError
+from ..errors import InvalidOptionError, NoRankingError, NoTokenLeftError
 from ..llama.bindings import C
-from ..llama.embedder import Embedder
+from ..llama.embedder import Embedder, Scorer
 from ..llama.model import Model
-from ..results import OnProgress, Progress
+from ..results import OnProgress, Progress, ScoredOption
+from ..sampling.chain import logprob
 
 Texts = str | Sequence[int] | Sequence[str | Sequence[int]]
 Embeddings = NDArray[np.float32] | list[NDArray[np.float32]]
@@ -81,6 +83,40 @@ def embed(
     if embedder.pooling == "none":
         return rows
     return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+
+def choose(
+    scorer: Scorer,
+    options: Sequence[str],
+    wholes: Sequence[Sequence[int]],
+    on_pass: Callable[[int], object],
+) -> list[ScoredOption]:
+    """Return the options with their probabilities.
+
+    Args:
+        scorer: Computes the rows.
+        options: The options.
+        wholes: Token ids of the prompt, and of the prompt with each option.
+        on_pass: As for `Scorer.score`.
+
+    Raises:
+        InvalidOptionError: The tokens of an option do not follow those of the prompt.
+    """
+    prompt, n = wholes[0], len(wholes[0])
+    for option, whole in zip(options, wholes[1:], strict=True):
+        if whole[:n] != prompt or len(whole) == n:
+            allowed = "texts whose tokens follow those of the prompt"
+            hint = "move the last characters of the prompt, such as a space, into each option."
+            raise InvalidOptionError("options", option, allowed, hint)
+    ids, found = [whole[n:] for whole in wholes[1:]], [list[float]() for _ in options]
+    for i, row in scorer.score(prompt, ids, on_pass):
+        if not np.isfinite(row.max()):
+            raise NoTokenLeftError
+        found[i].append(logprob(row, ids[i][len(found[i])], 0).logprob)
+    sums = [math.fsum(some) for some in found]
+    shares = [math.exp(one - max(sums)) for one in sums]
+    rows = zip(options, ids, found, sums, shares, strict=True)
+    return [ScoredOption(a, (*b,), (*c,), d, e / math.fsum(shares)) for a, b, c, d, e in rows]
 
 
 def rank_prompts(

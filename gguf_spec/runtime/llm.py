@@ -26,11 +26,21 @@ from ..errors import (
     SessionError,
 )
 from ..gguf.validation import pooling_of
-from ..llama.embedder import Embedder
+from ..llama.embedder import Embedder, Scorer
 from ..llama.head import Head
 from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Chunk, Completion, OnProgress, PassCounts, PrefixMemory, SlotState, Stats
+from ..results import (
+    Chunk,
+    Completion,
+    OnProgress,
+    PassCounts,
+    PrefixMemory,
+    Progress,
+    ScoredOption,
+    SlotState,
+    Stats,
+)
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
@@ -44,8 +54,8 @@ from ..text.chat_template import (
     read_options,
 )
 from ..text.reasoning import reasoning_format
-from .embedding import embed, encode_texts, rank_prompts
-from .generation import Request
+from .embedding import choose, embed, encode_texts, rank_prompts
+from .generation import Request, check_request
 from .images import (
     MARKER,
     GivenImage,
@@ -104,7 +114,8 @@ class LLM:
         self.sampling = sampling or Sampling()
         self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
-        self._embedder: Embedder | None = None  # created with the first texts
+        self._embedder: Embedder | None = None  # created with the first texts, as the next one
+        self._scorer: Scorer | None = None
         slots = [slot for one in pair.slots for slot in one.slots]
         self._kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
         self._queue = (ParallelQueue if self.parallel > 1 else RequestQueue)(pair, self._kept)
@@ -342,7 +353,7 @@ class LLM:
     @property
     def memory_bytes(self) -> int:
         """Approximate memory of the weights and caches, in bytes."""
-        parts = (self._target, self._draft, self._embedder)
+        parts = (self._target, self._draft, self._embedder, self._scorer)
         return sum(one.memory_bytes for one in parts if one)
 
     @property
@@ -525,6 +536,57 @@ class LLM:
         """
         return rank_prompts(self.vocabulary, self.pooling, query, documents)
 
+    def choose(
+        self,
+        prompt: str | Sequence[Message],
+        options: Sequence[str],
+        *,
+        on_pass: OnProgress | None = None,
+        **encoding: Any,
+    ) -> list[ScoredOption]:
+        """Return how likely each option is as the text after a prompt, or as the answer to it.
+
+        The prompt is read once, and several options share a pass. The log-probabilities of an
+        option do not depend on the others. The end of an answer is not counted, so an option is at
+        least as likely as those that begin with it.
+
+        Args:
+            prompt: A text, or messages for the chat template.
+            options: The texts. Their tokens are those that they add to the prompt's.
+            on_pass: Called before each step. An exception of it ends the call.
+            encoding: Other arguments of `tokenize`, such as `think=False` for a model that reasons.
+
+        Raises:
+            EmptyPromptError, PromptTooLongError, InvalidOptionError: The prompt is empty, or too
+                long with an option; or the tokens of an option do not follow those of the prompt.
+            NoGenerationError: The model generates no text.
+            NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
+        """
+        if not self.generates:
+            raise NoGenerationError(self.path, self._target.file.header.architecture)
+
+        if isinstance(options, str) or not (options and all(isinstance(o, str) for o in options)):
+            raise InvalidOptionError("options", options, "a list of texts")
+        before = encoding.pop("prefill", "")
+
+        def passed(n_done: int) -> None:
+            _ = self.vocabulary  # `close` of another thread waits for the turn
+            if on_pass:
+                on_pass(Progress("choose", n_done, len(options), "texts"))
+
+        def encoded(option: str) -> list[int]:
+            passed(0)
+            tokens = [*self.tokenize(prompt, prefill=before + option, **encoding)]
+            check_request(Request(tokens, self.sampling, self.speculation), self._target)
+            return tokens
+
+        def run() -> list[ScoredOption]:
+            self._scorer = self._scorer or Scorer(self._target)
+            return choose(self._scorer, options, wholes, passed)
+
+        wholes = [encoded(option) for option in ("", *options)]
+        return self._queue.in_turn(run)
+
     # ---- state
 
     def slots(self) -> tuple[SlotState, ...]:
@@ -660,8 +722,8 @@ class LLM:
 
     def _free(self) -> None:
         self._kept.forget()
-        if self._embedder:
-            self._embedder.close()
+        for one in filter(None, (self._embedder, self._scorer)):
+            one.close()
         self._pair.close()
 
     def __enter__(self) -> LLM:
@@ -696,16 +758,7 @@ class Chat:
         overflow: Literal["error", "shift"] = "error",
         think: bool | None = None,
     ) -> None:
-        """Start a conversation.
-
-        Args:
-            llm: The model.
-            system: System message, or None.
-            sampling: Default sampling options of the answers.
-            overflow: Behaviour when the conversation no longer fits into the context: `error`
-                raises, `shift` drops the oldest turns.
-            think: Whether the model reasons before its answers, as for `LLM.generate`.
-        """
+        """Start a conversation with a model; the other arguments are those of `LLM.chat`."""
         if overflow not in ("error", "shift"):
             raise InvalidOptionError("overflow", overflow, "error or shift")
         self._llm, self._sampling, self._overflow = llm, sampling or Sampling(), overflow

@@ -1,4 +1,4 @@
-"""Routes for embeddings and for ranks of documents."""
+"""Routes for embeddings, for ranks of documents, and for the probabilities of options."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import schema as s
 from .errors import ApiError, invalid_value
 from .metrics import Metrics
+from .requests import MESSAGES, TEMPLATE_KWARGS
 from .schema import Shape
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ RERANK = s.closed(
         ),
         "top_n?": DIMENSIONS,
         "return_documents?": s.FLAG,
+    }
+)
+CHOOSE = s.closed(
+    {
+        "model?": s.TEXT.schema,
+        "prompt": s.text_or(MESSAGES),
+        "options": s.array(s.TEXT, f"must be an array of 1 to {TEXTS_MAX:,} texts.", 1, TEXTS_MAX),
+        "chat_template_kwargs?": TEMPLATE_KWARGS,
     }
 )
 
@@ -142,6 +151,18 @@ def _ranks(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     return {"object": "list", "results": results, "model": llm.name, "usage": usage}
 
 
+def _choose(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    prompt, kwargs = asked["prompt"], asked.get("chat_template_kwargs")
+    found = llm.choose(prompt, asked["options"], on_pass=run.check, chat_template_kwargs=kwargs)
+    n_prompt = len(llm.tokenize(prompt, chat_template_kwargs=kwargs))
+    n_tokens = n_prompt + sum(len(one.tokens) for one in found)
+    run.totals.embedded(n_tokens)
+    options = [{"index": i, **one._asdict()} for i, one in enumerate(found)]
+    best = max(range(len(found)), key=lambda i: found[i].logprob)
+    usage = {"prompt_tokens": n_prompt, "total_tokens": n_tokens}
+    return {"object": "list", "options": options, "best": best, "model": llm.name, "usage": usage}
+
+
 def check_pooling(llm: LLM) -> None:
     """Refuse a model that gives no vector for a text.
 
@@ -157,6 +178,7 @@ def check_pooling(llm: LLM) -> None:
 # Path -> route.
 EMBEDDING_ROUTES = {
     "/v1/embeddings": TaskRoute(EMBEDDING, _embeddings, {"texts": "input", "prompt": "input"}),
+    "/v1/choose": TaskRoute(CHOOSE, _choose, {"options": "options"}),
     **dict.fromkeys(
         RERANK_PATHS, TaskRoute(RERANK, _ranks, {"texts": "documents", "prompt": "documents"})
     ),

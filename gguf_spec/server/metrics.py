@@ -29,7 +29,7 @@ _HELP = {
     "kept_prefix_bytes": "Memory of the kept texts.",
     "kept_prefix_tokens_total": "Prompt tokens taken from kept texts.",
     "tokens_per_second": "Speed of the answers under way together, or of the last one.",
-    "embedded_tokens_total": "Tokens of texts for embeddings and ranks.",
+    "embedded_tokens_total": "Tokens of texts for embeddings, ranks and options.",
     "prompt_tokens_total": "Tokens of prompts.",
     "cached_prompt_tokens_total": "Tokens of prompts that were not read again.",
     "generated_tokens_total": "Tokens of answers.",

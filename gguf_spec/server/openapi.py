@@ -52,10 +52,10 @@ def _completion(kind: str, text: str) -> dict[str, Any]:
     return _all("id", "model", usage=usage, **head)
 
 
-def _list(name: str, item: dict[str, Any]) -> dict[str, Any]:
+def _list(name: str, item: dict[str, Any], **more: Any) -> dict[str, Any]:
     usage = _only(**_counts("prompt_tokens", "total_tokens"))
     fields: dict[str, Any] = {"object": "list", name: array_of(item)}
-    return _only("model", usage=usage, **fields)
+    return _only("model", usage=usage, **fields, **more)
 
 
 def _of_ollama(**answer: Any) -> dict[str, Any]:
@@ -70,6 +70,8 @@ _VECTOR = {"anyOf": [array_of(NUMBER), TEXT.schema]}
 _EMBEDDINGS = _list("data", _only(object="embedding", index=COUNT, embedding=_VECTOR))
 _EMBEDDED = _all("model", embeddings=array_of(array_of(NUMBER)), prompt_eval_count=COUNT)
 _RANK = object_of({"index": COUNT, "relevance_score": NUMBER, "document?": _only("text")})
+_SCORED = {"index": COUNT, "tokens": array_of(COUNT, least=1), "logprobs": array_of(NUMBER)}
+_SCORED = _only("text", logprob=NUMBER, probability=NUMBER, **_SCORED)
 _CHAT_ANSWER = _completion("chat.completion", "message")
 _TEXT_ANSWER = _completion("text_completion", "text")
 _FILLED = object_of(  # `response_fields` chooses
@@ -127,6 +129,7 @@ _RESPONSES = "Answer items, and store the response."
 _COUNT = "The number of tokens of such a prompt."
 _VECTORS, _ONE_VECTOR = "The embeddings of texts.", "The embedding of a text, not normalised."
 _RERANK = ("The relevance of documents for a query.", embeddings.RERANK, _list("results", _RANK))
+_CHOOSE = "The probability of each option as the continuation of a prompt."
 # Path -> description, body, answer, and media type of a stream.
 _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/v1/chat/completions": (_CHAT, CHAT, _CHAT_ANSWER, _EVENTS),
@@ -137,6 +140,7 @@ _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/v1/messages/count_tokens": (_COUNT, messages_api.PROMPT, _only(input_tokens=COUNT), ""),
     "/v1/embeddings": (_VECTORS, embeddings.EMBEDDING, _EMBEDDINGS, ""),
     **dict.fromkeys(embeddings.RERANK_PATHS, (*_RERANK, "")),
+    "/v1/choose": (_CHOOSE, embeddings.CHOOSE, _list("options", _SCORED, best=COUNT), ""),
     "/api/chat": (_CHAT, ollama.CHAT, _CHAT_OF_OLLAMA, _LINES),
     "/api/generate": ("Answer a prompt.", ollama.GENERATE, _of_ollama(response=TEXT), _LINES),
     "/api/embed": (_VECTORS, ollama.EMBED, _EMBEDDED, ""),

@@ -38,6 +38,7 @@ BODIES = {
     "/rerank": RANKED,
     "/reranking": RANKED,
     "/v1/reranking": RANKED,
+    "/v1/choose": {"prompt": "a", "options": ["b"]},
     "/v1/messages": MESSAGES | {"max_tokens": 4, "model": "llama"},
     "/v1/messages/count_tokens": MESSAGES | {"model": "llama"},
     "/api/chat": MESSAGES,

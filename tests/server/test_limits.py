@@ -374,6 +374,7 @@ def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
         ("/api/embed", {"input": "a" * 70_000}),
         ("/v1/embeddings", {"input": "a" * 70_000}),
         ("/v1/rerank", {"query": "a" * 70_000, "documents": ["b"]}),
+        ("/v1/choose", {"prompt": "a" * 70_000, "options": ["b"]}),
         ("/api/embeddings", {"prompt": "a" * 70_000}),
         ("/api/show", {"system": "a" * 70_000}),
         ("/tokenize", {"content": "a" * 70_000}),
