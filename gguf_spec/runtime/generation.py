@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -88,23 +89,30 @@ def check_request(request: Request, target: Model) -> None:
                 raise InvalidOptionError(option, token, f"an id from 0 to {target.n_vocab - 1}")
 
 
+_COUNTS = (
+    "n_prompt", "n_cached", "n_generated", "n_drafted", "n_accepted", "n_near_ties",
+    "n_decided_again", "rounds",
+)  # fmt: skip
+
+
 class StatsRecorder:
     """Token counts and times of a stream: time inside the models, and total running time.
 
     Attributes:
-        stats: Counts and times after the last round.
         since: Time from which on time counts, by the performance counter; the caller sets it when
             it has processed a chunk.
     """
 
     def __init__(self, n_prompt: int) -> None:
         """Create the stats of a stream over a prompt of `n_prompt` tokens."""
-        self.stats = Stats(n_prompt=n_prompt)
+        self._counts = dict.fromkeys(_COUNTS, 0) | {"n_prompt": n_prompt}
+        self._drafter: DraftController | NoDrafter | None = None
         self.since = 0.0
         self._models: tuple[LanguageModel | None, ...] = ()
-        self._busy = [0.0, 0.0]
-        self._total_s = self._prompt_s = 0.0
+        self._busy = self._busy_at_end = [0.0, 0.0]
+        self._total_s = self._prompt_s = self._ttft_s = 0.0
         self._is_read = False
+        self._logged = Stats()
         self._logs = _LOG.isEnabledFor(logging.DEBUG)  # asked once per request
 
     def start(self, target: LanguageModel, draft: LanguageModel | None) -> None:
@@ -115,7 +123,7 @@ class StatsRecorder:
             draft: The draft model, or None.
         """
         self._models = (draft, target)
-        self._busy = self._busy_now()
+        self._busy = self._busy_at_end = self._busy_now()
         self.since = time.perf_counter()
 
     def prompt_is_read(self, n_cached: int) -> None:
@@ -127,10 +135,11 @@ class StatsRecorder:
         if self._is_read:
             return
         self._is_read = True
-        self.stats = replace(self.stats, n_cached=n_cached)
+        self._counts["n_cached"] = n_cached
         now = time.perf_counter()
         self._prompt_s = self._total_s = now - self.since
-        self._busy, self.since = self._busy_now(), now
+        self._busy = self._busy_at_end = self._busy_now()
+        self.since = now
 
     def round_is_done(
         self, one: Round, n_emitted: int, drafter: DraftController | NoDrafter
@@ -143,30 +152,38 @@ class StatsRecorder:
             drafter: The drafter of the round.
         """
         self._total_s += time.perf_counter() - self.since
-        old, (draft_s, verify_s) = self.stats, self._busy_now()
-        draft_s, verify_s = draft_s - self._busy[0], verify_s - self._busy[1]
+        self._busy_at_end, self._drafter = self._busy_now(), drafter
+        counts = self._counts
+        counts["n_generated"] += n_emitted
+        counts["n_drafted"] += one.n_drafted
+        counts["n_accepted"] += one.n_accepted
+        counts["n_near_ties"] += sum(i < n_emitted for i in one.near_ties)
+        counts["n_decided_again"] += one.decided_again
+        counts["rounds"] += 1
+        self._ttft_s = self._ttft_s or self._total_s
+        if self._logs:
+            before, self._logged = self._logged, self.stats
+            _log_round(before, self._logged)
+
+    @property
+    def stats(self) -> Stats:
+        """Counts and times after the last round."""
+        draft_s, verify_s = map(operator.sub, self._busy_at_end, self._busy)
+        drafter = self._drafter
         controller = drafter if isinstance(drafter, DraftController) else None
-        self.stats = replace(
-            old,
-            n_generated=old.n_generated + n_emitted,
-            n_drafted=old.n_drafted + one.n_drafted,
-            n_accepted=old.n_accepted + one.n_accepted,
-            n_near_ties=old.n_near_ties + sum(i < n_emitted for i in one.near_ties),
-            n_decided_again=old.n_decided_again + one.decided_again,
-            rounds=old.rounds + 1,
+        return Stats(
+            **self._counts,
             prompt_s=self._prompt_s,
             draft_s=draft_s,
             verify_s=verify_s,
             other_s=self._total_s - self._prompt_s - draft_s - verify_s,
-            ttft_s=old.ttft_s or self._total_s,
+            ttft_s=self._ttft_s,
             total_s=self._total_s,
             forecast_s=controller.forecast.rounds_s if controller else 0.0,
             plain_s=controller.forecast.plain_s if controller else 0.0,
             drafters=dict(controller.counts) if controller else {},
-            why_none=drafter.why_none,
+            why_none=drafter.why_none if drafter else "",
         )
-        if self._logs:
-            _log_round(old, self.stats)
 
     def _busy_now(self) -> list[float]:
         return [model.busy_s if model else 0.0 for model in self._models]

@@ -23,6 +23,7 @@ plainly, and searches in vain cost little.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ _EXPLORE_EVERY = 16
 _SHARE = 0.01
 # Budget at the start of a request, and the largest one, in searches.
 _FIRST, _MOST = 3, 32
+# Most rounds without a search that are decided at once.
+_MOST_WITHOUT = 32
 
 # Number of tokens that a probe evaluates. As many tokens before them are read for context.
 _PROBE = 16
@@ -266,17 +269,19 @@ class SearchBudget:
     def __init__(self) -> None:
         self._n_left = float(_FIRST)
 
-    def allows(self, search_s: float, plain_s: float) -> bool:
-        """Return whether this round looks for a draft; called once for each round.
+    def rounds_without(self, search_s: float, plain_s: float) -> int:
+        """Return the number of rounds that look for no draft before the next that does.
 
         Args:
             search_s: Seconds of a search; 0 if none was timed.
             plain_s: Seconds of a token in plain decoding.
         """
         if not search_s:
-            return True
-        self._n_left = min(self._n_left + _SHARE * plain_s / search_s, _MOST)
-        return self._n_left >= 1
+            return 0
+        share = _SHARE * plain_s / search_s
+        n = min(max(0, math.ceil((1 - self._n_left) / share) - 1), _MOST_WITHOUT)
+        self._n_left = min(self._n_left + max(n, 1) * share, _MOST)
+        return n
 
     def charge(self, search_s: float, gain_s: float) -> None:
         """Count a search.
@@ -583,7 +588,6 @@ class DraftController(DraftTeam):
         widest: Largest number of rows of a pass, pending tokens included. Plain decoding is
             possible with any value.
         batches: The requests that share passes with this one.
-        forecast: Predicted seconds of the generation so far.
         counts: Name of a drafter -> its draft tokens, and how many of them were accepted.
     """
 
@@ -602,7 +606,7 @@ class DraftController(DraftTeam):
         self.target, self.known = target, known
         self.n_left, self.fixed, self.widest = n_left, fixed, widest
         self.batches = batches = batches or Batches()
-        self.forecast = Forecast()
+        self._forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, MODELS)
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
@@ -612,9 +616,22 @@ class DraftController(DraftTeam):
             else None
         )
         self._exploration, self._budget = Exploration(known), SearchBudget()
+        # Rounds to come that look for no draft, and their tokens that are not counted yet.
+        self._n_plain = self._n_uncounted = 0
         # State of the target before it read the prompt: cached tokens, and busy time in seconds.
         self._kept_at, self._kept_busy_s = 0, target.busy_s
         self._round = RoundState(0, 0, Prices(1.0, [0.0]), Prices(1.0, [0.0]))
+
+    def continue_after(self, before: DraftController) -> None:
+        """Continue the counts of another controller of the request, without its failed drafters."""
+        self._forecast, self.counts = before.forecast, before.counts
+        self.switch_off(before.failures)
+
+    @property
+    def forecast(self) -> Forecast:
+        """Predicted seconds of the generation so far."""
+        seconds = self._n_uncounted * self._round.plain_s
+        return Forecast(self._forecast.rounds_s + seconds, self._forecast.plain_s + seconds)
 
     @property
     def model_use(self) -> DraftModelUse | None:
@@ -667,6 +684,12 @@ class DraftController(DraftTeam):
 
     def draft(self, tokens: Sequence[int], k: int) -> Draft:
         """Propose as many tokens as pay, at most `k`."""
+        if self._n_plain:
+            self._n_plain -= 1
+            return _NO_DRAFT
+        if self._n_uncounted:
+            self._count(self._n_uncounted)
+            self._n_uncounted = 0
         k = max(0, min(k, self.widest - (len(tokens) - self.target.n_past)))
         if not k or self.fixed:
             return self._search(tokens, k, self.fixed)
@@ -676,8 +699,10 @@ class DraftController(DraftTeam):
                 self.known.target.skip_check(width)
             return draft
         self._round = self._plain_round(len(tokens))
-        if not self._budget.allows(self.known.per_search.seconds, self._round.plain_s):
-            return Draft([], [])
+        n_plain = self._budget.rounds_without(self.known.per_search.seconds, self._round.plain_s)
+        if n_plain:
+            self._n_plain = n_plain - 1
+            return _NO_DRAFT
         busy_s = self.model.busy_s if self.model else 0.0
         started_s = time.perf_counter()
         draft, one = self._search(tokens, k), self._round
@@ -691,9 +716,10 @@ class DraftController(DraftTeam):
     def learn(self, tokens: Sequence[int], rows: Logits) -> None:
         """Update costs and acceptance rates from the emitted tokens and the time of the pass."""
         one = self._round
-        self._count(len(tokens))
         if one.is_skipped:
+            self._n_uncounted += len(tokens)
             return
+        self._count(len(tokens))
         if self.batches.target.is_alone:
             passed_s = self.target.busy_s - one.busy_s
             self.known.target.learn(one.n_rows, one.n_past, passed_s)
@@ -848,14 +874,15 @@ class DraftController(DraftTeam):
         Its predicted time is used, because the clock has the noise of the machine.
         """
         one = self._round
-        python_s = self.known.per_token.seconds
-        passed_s = one.prices.pass_s[one.n_kept]
-        seconds = one.search_s + one.draft_s + passed_s + n_tokens * python_s
+        plain_s = seconds = n_tokens * one.plain_s
+        if not one.is_skipped:
+            passed_s = one.prices.pass_s[one.n_kept] + n_tokens * one.prices.token_s
+            seconds = one.search_s + one.draft_s + passed_s
         self.known.round_is_done(n_tokens, seconds)
-        self._tokens = _RATE_MEMORY * self._tokens + one.expected
+        self._tokens = _RATE_MEMORY * self._tokens + (1.0 if one.is_skipped else one.expected)
         self._seconds = _RATE_MEMORY * self._seconds + seconds
-        self.forecast.rounds_s += seconds
-        self.forecast.plain_s += n_tokens * (one.prices.pass_s[0] + python_s)
+        self._forecast.rounds_s += seconds
+        self._forecast.plain_s += plain_s
         self.known.n_emitted += n_tokens
         if self._use:
             self._use.n_emitted += n_tokens
@@ -866,6 +893,9 @@ class DraftController(DraftTeam):
             name = step.proposal.kind[0]
             drafted, accepted = self.counts.get(name, (0, 0))
             self.counts[name] = (drafted + 1, accepted + (i < n_tokens - 1))
+
+
+_NO_DRAFT = Draft([], [])
 
 
 def _surely(token: int) -> Distribution:

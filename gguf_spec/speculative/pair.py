@@ -326,6 +326,5 @@ class ModelPair:
             batches=slots.batches,
         )
         if isinstance(before, DraftController):
-            controller.forecast, controller.counts = before.forecast, before.counts
-            controller.switch_off(before.failures)
+            controller.continue_after(before)
         return controller

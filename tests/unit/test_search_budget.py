@@ -8,9 +8,13 @@ from gguf_spec.speculative.controller import _FIRST, _MOST, _SHARE, SearchBudget
 
 def searches(gains_s, search_s, plain_s=1.0, known=True):
     """For each round whether it looks; round i would find a draft that saves `gains_s[i]`."""
-    budget, looked = SearchBudget(), []
+    budget, looked, n_without = SearchBudget(), [], 0
     for gain_s in gains_s:
-        looked.append(budget.allows(search_s if known or any(looked) else 0.0, plain_s))
+        n_without = n_without or budget.rounds_without(
+            search_s if known or any(looked) else 0.0, plain_s
+        )
+        looked.append(not n_without)
+        n_without -= bool(n_without)
         if looked[-1]:
             budget.charge(search_s, gain_s)
     return np.array(looked)
