@@ -131,6 +131,8 @@ def test_it_works_where_the_clone_is_not(installed, tmp_path):
     assert str(ROOT) not in where.stdout
     programs = [([installed / "gguf-spec"], {}), ([installed / "python", "-m", "gguf_spec"], {})]
     programs += [([sys.executable, "-m", "gguf_spec"], {"PYTHONPATH": str(ROOT)})]
+    # This wheel has no kernels, and llama.cpp's AMX has other bits than the kernels of the clone.
+    programs = [(program, env | {"GGUF_SPEC_KERNELS": "stock"}) for program, env in programs]
     tale = [
         "generate",
         "-m",
