@@ -181,13 +181,18 @@ struct Extra final : ExtraBufferType {
     }
 } extra;
 
-// llama.cpp's AMX keeps weights in a form of its own, which no kernel here reads, so it gets none any more. When a model is loaded,
-// llama.cpp asks with an empty buffer where a weight may go. Models that were loaded before stay.
+// llama.cpp's AMX keeps weights in a form of its own, which no kernel here reads, so it gets none any more of the types that have
+// kernels. When a model is loaded, llama.cpp asks with an empty buffer where a weight may go. Models that were loaded before stay.
+bool has_kernel(int type) {
+    const Product * p = kernels->products;
+    while (p->type >= 0 && p->type != type) p++;
+    return p->type >= 0;
+}
 struct Amx final : ExtraBufferType {
     ExtraBufferType * before = nullptr;
     bool supports_op(void * device, const Tensor * op) override {
         const Tensor * w = op->src[0];
-        return !(w && w->buffer && !ggml.buffer_bytes(w->buffer)) && before->supports_op(device, op);
+        return !(w && w->buffer && !ggml.buffer_bytes(w->buffer) && has_kernel(w->type)) && before->supports_op(device, op);
     }
     TensorTraits * get_tensor_traits(const Tensor * op) override { return before->get_tensor_traits(op); }
 } amx;

@@ -29,7 +29,7 @@ from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
 from .native import N_BATCH
 from .options import KV_TYPES, ContextOptions
-from .own_kernels import flash_on_cpu, in_use
+from .own_kernels import TYPES, flash_on_cpu, in_use
 
 Models: TypeAlias = Sequence[tuple[Header, ContextOptions]]
 """Header and options of the target, and of a draft, whose context is as long as the target's."""
@@ -213,7 +213,8 @@ def _copies(
         rows |= _AVX2 if "AVX2" in has else {}
         rows |= _AVX512 if "AVX512" in has else {}
         rows |= _DOTPROD if {"NEON", "DOTPROD"} <= has else {}
-    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has and not in_use().name else {}
+    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
+    own = TYPES if in_use().name else frozenset()  # not copied by AMX
     tied, idle = _is_tied(header), 0
     for tensor in header.tensors:
         # tied embeddings are multiplied, too, so they are both mapped and copied
@@ -221,7 +222,7 @@ def _copies(
         n_dims = len(tensor.shape)
         if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
             continue
-        columns, growth = amx.get(tensor.type, (0, 0.0))
+        columns, growth = (0, 0.0) if tensor.type in own else amx.get(tensor.type, (0, 0.0))
         if columns and n_dims == 2 and not (tensor.shape[1] % 32 or tensor.shape[0] % columns):
             copies += int(tensor.n_bytes * growth)
         elif tensor.type in rows and not tensor.shape[1] % rows[tensor.type]:
