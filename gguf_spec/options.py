@@ -28,6 +28,8 @@ _MODERATE = 1_000_000
 AUTO_PARALLEL_MAX = 16
 # Maximum draft length in tokens. It is fixed because a context reserves its logit rows on creation.
 K_MAX = 64
+# Longest default context, in tokens.
+DEFAULT_CTX = 4096
 # Ids from here on stand for embeddings of images, not for tokens (`llama.vision`).
 IMAGE_IDS = 1 << 30
 # How embeddings are pooled, by llama.cpp's numbers.
@@ -269,7 +271,7 @@ LOADING: dict[str, Rule] = {
         "string", "Text file as an additional source of drafts.", flags=("--draft-text",)
     ),
     "n_ctx": Rule(
-        "integer", "Context length in tokens.  [default: as trained, at most 4096]",
+        "integer", f"Context length in tokens.  [default: as trained, at most {DEFAULT_CTX}]",
         2, optional=True, flags=("--ctx",),
     ),
     "threads": Rule(

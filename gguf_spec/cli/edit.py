@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ContextTooShortError, GgufSpecError, InvalidOptionError
-from ..options import Sampling, Speculation
+from ..options import DEFAULT_CTX, Sampling, Speculation
 from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
 from .options import load_models, model_options, offline_option, table_option
@@ -74,7 +74,7 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     The model writes the new text, and most of it is drafted from the old one, so that unchanged
     parts cost little time. Then the changes are shown, and a question asks whether to write them.
     Without a terminal nothing is written unless --yes or --output says so. The file is replaced at
-    once or not at all.
+    once or not at all. Without --ctx a long file gets a longer context.
 
     Small models make mistakes: read the changes.
 
@@ -93,6 +93,10 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     source = TextFile(file)
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
+    # The old and the new text, a quarter more and the instruction, at three bytes a token.
+    n_ctx = 3 * len(source.text.encode()) // 4 + 1024
+    if options["ctx"] is None and n_ctx > DEFAULT_CTX:
+        options["ctx"] = n_ctx
     with load_models(options, speculation) as llm:
         prompt = EditPrompt(llm, source.text, instruction, source.path.name)
         sampling = prompt.limited(sampling, options["max_tokens"])

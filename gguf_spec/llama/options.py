@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
-from ..options import LAYERS_MAX, PATTERN_MAX, checked, require
+from ..options import DEFAULT_CTX, LAYERS_MAX, PATTERN_MAX, checked, require
 
 # value of `device` for no GPU, and the name of the CPU for `override_tensor`
 NONE, CPU = "none", "CPU"
@@ -178,8 +178,6 @@ KV_TYPES = {
 _KV_BLOCK = 32
 # name -> llama.cpp's llama_flash_attn_type
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
-# positions; limit of the default context
-DEFAULT_CTX = 4096
 # largest number of sequences of a context; a pass has at most K_MAX + 1 rows
 PARALLEL_MAX = 64
 

@@ -359,14 +359,14 @@ class DraftModelUse:
         is_far = pending > self.model.far_behind
         # A large unread part is read once, for the rest of the answer.
         first_s = each_s if is_far else self._propose_s(pending, n_past)
-        if reach * (mean - by_text) <= one.prices.rate * first_s:
+        if reach * mean <= one.prices.rate * each_s:
             return False
         if is_far and (one.explores or self._reading_offset(one.start + n) is None):
             return False
         agreed = self.batches.target.drafts_on(one.reaches, mean)
         if agreed is not None:
-            return agreed
-        outlook = Outlook(*self._confidences(), first_s, each_s)
+            return agreed and reach * (mean - by_text) > one.prices.rate * first_s
+        outlook = Outlook(*self._confidences(), first_s, each_s, by_text)
         return drafting_gain(one.reaches, k, outlook, one.hopeful) > 0
 
     def next_step(
@@ -395,7 +395,6 @@ class DraftModelUse:
             self.costs.learn(n, n_past, passed_s)
             self.known.per_proposal.learn(time.perf_counter() - started - passed_s)
         self.since_used = 0
-        self.known.drafted(proposal.kind[1])
         return Step(proposal, reach * self.chances.of(proposal.kind), text)
 
     def is_far_behind(self, n_tokens: int) -> bool:
@@ -864,6 +863,9 @@ class DraftController(DraftTeam):
         It is right if it equals the emitted token.
         """
         right = step.proposal.token == emitted
+        name, bucket = step.proposal.kind
+        if name in MODELS:
+            self.known.drafted(bucket)
         self._chances.learn(step.proposal.kind, right)
         if step.by_text:
             self._chances.learn(step.by_text.kind, step.by_text.token == emitted)

@@ -105,12 +105,14 @@ class Outlook(NamedTuple):
         chances: Acceptance rate of each confidence bucket, shape `(n,)`.
         first_s: Seconds to draft the next token.
         each_s: Seconds to draft each token after it.
+        by_text: Acceptance rate of the text's own next token, which costs nothing to draft.
     """
 
     shares: NDArray[np.float64]
     chances: NDArray[np.float64]
     first_s: float
     each_s: float
+    by_text: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -119,7 +121,10 @@ class Outlook(NamedTuple):
 
 
 def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Prices) -> float:
-    """Return the expected gain of drafting at least one more token over stopping here.
+    """Return the expected gain of drafting at least one more token over the alternatives.
+
+    The alternatives are to stop here, or to take the text's own token and then to draft more or
+    none.
 
     Once the confidence of the next token is known, the best of three continuations is taken: check
     only the tokens drafted before it, check it too, or draft more tokens. The further tokens have
@@ -143,13 +148,16 @@ def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Pr
     passes = np.asarray(prices.pass_s[n + 1 : n + m + 1]) - prices.pass_s[0]
     costs = prices.rate * (outlook.each_s * np.arange(m) + passes)
     stop = best_length(reaches, prices)[1]
-    gains = np.outer(reach * outlook.chances, tokens) - costs
+    # The last row is the text's own token.
+    chances = np.append(outlook.chances, outlook.by_text)
+    gains = np.outer(reach * chances, tokens) - costs
     if prices.replay_s:
-        ahead = reach * np.outer(outlook.chances, outlook.mean ** np.arange(m))
+        ahead = reach * np.outer(chances, outlook.mean ** np.arange(m))
         so_far_reaches = np.broadcast_to(reaches, (len(ahead), n))
         gains -= prices.replays(np.concatenate([so_far_reaches, ahead], axis=1))[:, n + 1 :]
     values = so_far + gains.max(axis=1)
-    return float(outlook.shares @ np.maximum(values, stop)) - prices.rate * outlook.first_s - stop
+    drafted = float(outlook.shares @ np.maximum(values[:-1], stop))
+    return drafted - prices.rate * outlook.first_s - max(float(values[-1]), stop)
 
 
 def token_seconds(

@@ -1,6 +1,6 @@
 """The draft controller in simulated time: recorded texts and proposals of the bundled pair, costs by a table, and no clock.
 
-.venv/bin/python scripts/bench/simulate_controller.py [--costs amx] [-n 96]
+.venv/bin/python scripts/bench/simulate_controller.py [--costs kernels] [-n 96]
 
 Prints for each cost table the speed of the adaptive controller over plain decoding and over the best fixed setting in hindsight (plain decoding
 included), for requests whose prompt it has not seen: `fresh` knows a quick measurement of the pair alone, `used` has decoded other prompts.
@@ -38,11 +38,25 @@ TRACES = Path(__file__).resolve().parents[2] / "tests" / "data" / "traces.json.g
 QUICK = (1, 2, 4, 8, 16)  # widths that a quick measurement takes
 V = 4096
 
-# Seconds of a pass over n tokens: target and draft model. AMX: LLAMA_FACTS; AVX2: docs/experiments.md, `tune`; AVX-512: 1.7B Q4_0 of another machine.
+# Milliseconds of a pass over n tokens: target and draft model, 1.7B and 135M Q4_0. Own kernels with AVX-512; llama.cpp's with AVX2 and AVX-512.
 COSTS = {
-    "amx": (
-        {1: 40, 2: 78, 3: 82, 4: 87, 5: 91, 6: 97, 8: 110, 12: 168, 16: 192, 32: 324},
-        {1: 4.6, 2: 8.7, 3: 10.2, 4: 11.4, 5: 12.6, 6: 13.8, 8: 16.6, 12: 22, 16: 27, 32: 57},
+    "kernels": (
+        {
+            1: 51,
+            2: 59,
+            3: 53,
+            4: 56,
+            5: 57.5,
+            6: 60,
+            7: 64,
+            8: 66,
+            9: 97,
+            12: 105,
+            16: 116,
+            33: 224,
+            65: 422,
+        },
+        {1: 5.8, 2: 6.8, 3: 7.3, 4: 7.7, 8: 9.3, 16: 12.8, 33: 21},
     ),
     "avx2": (
         {1: 47, 2: 79, 3: 122, 4: 119, 5: 146, 6: 181, 7: 220, 8: 213, 12: 322, 16: 362, 33: 757},
@@ -240,7 +254,7 @@ class Run:
 @cache
 def fixed_passes(at, n, setting):
     """Return the passes of a fixed setting, which do not depend on costs: those of the target and of the draft model."""
-    run = Run(traces()[at], "amx", profile_of("amx").experiences()["greedy"], n, setting)
+    run = Run(traces()[at], "kernels", profile_of("kernels").experiences()["greedy"], n, setting)
     return run.target.widths, run.draft.widths, run.draft.n_past and len(traces()[at].prompt) - 1
 
 

@@ -132,6 +132,12 @@ def test_files_that_cannot_be_edited(edit, file, name):
     assert file.read_bytes() == data
 
 
+def test_a_long_file_gets_a_longer_context(edit, here, file):
+    file.write_bytes(b"a" * 4500)
+    result = here("edit", file, "d to X", "-m", "edit.gguf", "--threads", 1)
+    check(result, 2, "which has 4,500 tokens", "the context holds 4,399")
+
+
 def test_wrong_usage(edit, file, tmp_path):
     check(edit(tmp_path / "gone.txt", "x"), 2, "gone.txt")
     check(edit(tmp_path, "x"), 2, "is a directory")

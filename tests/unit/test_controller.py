@@ -384,6 +384,14 @@ def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
         assert one.controller.forecast.plain_s == pytest.approx(scene(*models).run(PLAIN), rel=0.1)
 
 
+def test_the_confidence_of_a_token_behind_a_wrong_one_is_not_counted(scene, monkeypatch):
+    one, counted = scene(FLAT, CHEAP, "useless"), []
+    monkeypatch.setattr(one.known, "drafted", counted.append)
+    one.run(Speculation(8, drafter="model", adaptive=False), 60)
+    n_drafted, n_accepted = one.controller.counts["model"]
+    assert 0 < len(counted) <= n_accepted + len(one.target.passes) < n_drafted / 4
+
+
 def test_statistics_of_one_request_are_used_in_the_next(scene):
     one = scene(FLAT, CHEAP, "useless")
     one.pair.use_profile(profile.DEFAULT_PROFILE)

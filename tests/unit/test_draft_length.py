@@ -51,33 +51,33 @@ def test_the_best_length_is_that_of_all_lengths(chances, cost):
     st.integers(1, 8),
     seconds,
     seconds,
+    shares,
     prices(20),
 )
 def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(
-    chances, by_confidence, k, first_s, each_s, cost
+    chances, by_confidence, k, first_s, each_s, by_text, cost
 ):
     reaches, odds = reaches_of(chances), np.array([0.5, 0.3, 0.2])
-    outlook = Outlook(odds, np.array(by_confidence), first_s, each_s)
+    outlook = Outlook(odds, np.array(by_confidence), first_s, each_s, by_text)
     n = len(reaches)
     if k <= n:
         assert drafting_gain(reaches, k, outlook, cost) == float("-inf")
         return
 
-    def value(confidence):
+    stop = max(gain_of(reaches, m, cost) for m in range(n + 1))
+
+    def value(chance):
         """The best of: check some of the old tokens; check those, this one, and any number more, each with the mean chance."""
-        values = [gain_of(reaches, m, cost) for m in range(n + 1)]
+        values = [stop]
         for more in range(k - n):
-            tail = [
-                (reaches[-1] if n else 1.0) * by_confidence[confidence] * outlook.mean**i
-                for i in range(more + 1)
-            ]
+            tail = [(reaches[-1] if n else 1.0) * chance * outlook.mean**i for i in range(more + 1)]
             values.append(
                 gain_of([*reaches, *tail], n + 1 + more, cost) - cost.rate * more * each_s
             )
         return max(values)
 
-    stop = max(gain_of(reaches, m, cost) for m in range(n + 1))
-    brute = sum(share * value(i) for i, share in enumerate(odds)) - cost.rate * first_s - stop
+    drafted = sum(share * value(chance) for share, chance in zip(odds, by_confidence, strict=True))
+    brute = drafted - cost.rate * first_s - value(by_text)
     assert drafting_gain(reaches, k, outlook, cost) == pytest.approx(brute, abs=1e-7)
 
 
