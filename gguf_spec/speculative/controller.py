@@ -441,7 +441,7 @@ class DraftModelUse:
             reading_s = self.costs.reading_s(n_unread, n_cached, self.model.reads_at_once)
             chance = acceptance * self.mean_chance()
             seconds = (
-                left * self._token_s(chance, n_tokens, n_cached + n_unread)
+                left * self._token_s(chance, n_tokens, self._propose_s(1, n_cached + n_unread))
                 + _READING_MARGIN * self.batches.draft.n * reading_s
             )
             if seconds < best_s:
@@ -495,8 +495,8 @@ class DraftModelUse:
         now = float(shares @ chances)
         whole = min(max(usual, now / _PART_ACCEPTANCE), _GOOD)
         left = self._tokens_left() - n_tokens / _PIECE  # in the meantime it proposes nothing
-        saved_s = self._token_s(now, n_tokens, self.model.n_cached) - self._token_s(
-            whole, n_tokens, n_tokens
+        saved_s = self._token_s(now, n_tokens, self.token_s()) - self._token_s(
+            whole, n_tokens, self._propose_s(1, n_tokens)
         )
         reading_s = self.costs.reading_s(n_tokens, 0, self.model.reads_at_once)
         return left > 0 and left * saved_s > _READING_MARGIN * reading_s
@@ -515,16 +515,14 @@ class DraftModelUse:
                 self.model.busy_s - busy_s,
             )
 
-    def _token_s(self, chance: float, n_past: int, n_draft_past: int) -> float:
+    def _token_s(self, chance: float, n_past: int, draft_s: float) -> float:
         """Return the seconds of a token at the best draft length, at one acceptance rate.
 
         The other requests count as drafting too: each of them decides by the same rule.
         """
         batch, n = self.batches.target, max(1, min(K_MAX + 1, self.widest))
         passes_s = batch.passes_s(self.known.target, 1, n, n_past)
-        return token_seconds(
-            chance, passes_s, self._propose_s(1, n_draft_past), self.known.per_token.seconds
-        )
+        return token_seconds(chance, passes_s, draft_s, self.known.per_token.seconds)
 
     # ---- probing
 
@@ -544,7 +542,9 @@ class DraftModelUse:
         if pending < _PROBE:
             return
         n_read = min(pending if pending < 4 * _PROBE else 2 * _PROBE, len(tokens) - 1)
-        if self.known.spare_s < self._probe_s(n_read) or not self._can_help(len(tokens), rate):
+        # Its cost may be wrong, and no use would correct it.
+        can_help = self._token_s(_GOOD, len(tokens), draft_s=0.0) <= 1 / rate
+        if self.known.spare_s < self._probe_s(n_read) or not can_help:
             return
         n_past, busy_s = self.model.n_cached, self.model.busy_s
         for kind, right in self.model.review(tokens, n_read, _PROBE):
@@ -553,7 +553,7 @@ class DraftModelUse:
         self.begin_round()
         passed_s = self.model.busy_s - busy_s
         self.costs.learn(n_read, n_past, passed_s)
-        if not self.costs.is_confirmed(1) and self.model.n_past == len(tokens) - 1:
+        if self.model.n_past == len(tokens) - 1:
             # Two passes, because a large error counts only when it occurs twice.
             for _ in range(2):
                 before_s = self.model.busy_s
@@ -566,10 +566,6 @@ class DraftModelUse:
         """Return the spare time that a probe over `n_read` tokens needs, in seconds."""
         python_s = _PROBE * self.known.per_proposal.seconds
         return self.costs.seconds(n_read, self.model.n_cached) + python_s
-
-    def _can_help(self, n_tokens: int, rate: float) -> bool:
-        """Return whether a good draft model would be faster than the reachable throughput."""
-        return self._token_s(_GOOD, n_tokens, self.model.n_cached) <= 1 / rate
 
 
 class DraftController(DraftTeam):

@@ -246,6 +246,18 @@ def test_a_draft_that_cannot_pay_is_not_run(scene):
     assert one.drafting_s == 0.0
 
 
+def test_a_draft_that_was_slow_for_two_passes_is_used_again(scene):
+    """Nothing else would correct the cost of a model that is not used."""
+    one = scene(FLAT, CHEAP, "good")
+    one.run(MODEL)
+    for _ in range(2):
+        one.known.draft.learn(1, 10, 0.2)
+    assert one.known.draft.seconds(1, 10) > 0.1
+    one.run(MODEL, n=2000)
+    assert one.known.draft.seconds(1, 10) < 0.004
+    assert one.run(MODEL) / N < 0.5 * FLAT(1, 0)
+
+
 def changing(one, draft, n, since):
     """Say `n` tokens with a draft that becomes another after 500; return the seconds of a token from `since` on."""
     at = {}
