@@ -24,7 +24,7 @@ GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.m
 OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type", "--tier"}
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
-OTHER_OPTIONS |= {"--users", "--widths"}  # of scripts
+OTHER_OPTIONS |= {"--contenders", "--long", "--runs", "--users", "--widths"}  # of scripts
 OTHER_OPTIONS |= {"--onefile"}  # of PyInstaller
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
