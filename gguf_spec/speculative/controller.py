@@ -359,13 +359,15 @@ class DraftModelUse:
         is_far = pending > self.model.far_behind
         # A large unread part is read once, for the rest of the answer.
         first_s = each_s if is_far else self._propose_s(pending, n_past)
-        if reach * mean <= one.prices.rate * each_s:
+        alone = self.batches.target.is_alone
+        worth, least_s = (mean, each_s) if alone else (mean - by_text, first_s)
+        if reach * worth <= one.prices.rate * least_s:
             return False
         if is_far and (one.explores or self._reading_offset(one.start + n) is None):
             return False
         agreed = self.batches.target.drafts_on(one.reaches, mean)
         if agreed is not None:
-            return agreed and reach * (mean - by_text) > one.prices.rate * first_s
+            return agreed
         outlook = Outlook(*self._confidences(), first_s, each_s, by_text)
         return drafting_gain(one.reaches, k, outlook, one.hopeful) > 0
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 from tests.closing.children import default_signals
@@ -55,6 +56,13 @@ def interrupt(sender, request, after_s):
     raise AssertionError("the interrupt never came")
 
 
+def stacks():
+    """Return where each thread is."""
+    names = {one.ident: one.name for one in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        yield f"{names.get(ident)}:\n{''.join(traceback.format_stack(frame))}"
+
+
 def in_another_thread(request):
     found, failed = [], []
 
@@ -67,7 +75,7 @@ def in_another_thread(request):
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(LIMIT_S)
-    assert not thread.is_alive(), "another thread waits for ever"
+    assert not thread.is_alive(), "\n".join(["another thread waits for ever", *stacks()])
     if failed:
         raise failed[0]
     return found[0]
