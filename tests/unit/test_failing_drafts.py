@@ -200,7 +200,8 @@ def test_any_call_of_any_drafter_may_fail(mode, alone, call, after, monkeypatch)
 def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
     monkeypatch.setattr(DraftModelUse, "next_pays", lambda *_: False)
     monkeypatch.setattr(DraftModelUse, "_probe_s", lambda *_: -1.0)
-    monkeypatch.setattr(DraftModelUse, "_can_help", lambda *_: True)
+    monkeypatch.setattr(DraftModelUse, "_token_s", lambda *_, **__: 0.0)
+    monkeypatch.setattr(controller.SearchBudget, "rounds_without", lambda *_: 0)  # by the clock
     draft = Failing(TARGET, "logits", 0, how)
     plain, (one,) = answers(draft, CHAINS["greedy"], {"accept": accept, "drafter": "hybrid"})
     assert draft.n_failed == 1
