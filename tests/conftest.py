@@ -15,8 +15,9 @@ from hypothesis import settings
 
 from tests.support import children
 
-# Largest processor time of a quick test, in seconds, that of programs included.
-QUICK_S = 2.0
+# Largest processor time of a quick test, in seconds, that of programs included. The same work takes up to three times
+# as much where other programs use the caches, so beside them the limit is so much higher.
+QUICK_S, BUSY = 2.0, 3.0
 
 
 def pytest_addoption(parser):
@@ -94,7 +95,9 @@ def pytest_runtest_call(item):
     if path := item.config.getoption("--cpu"):
         with Path(path).open("a") as file:
             file.write(f"{took_s:.3f} {item.nodeid}\n")
-    assert took_s < QUICK_S or "full" not in _left_out(item.config), (
+    is_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] > 1.25 * (os.cpu_count() or 1)
+    most_s = QUICK_S * (BUSY if is_busy else 1)
+    assert took_s < most_s or "full" not in _left_out(item.config), (
         f"a quick test took {took_s:.1f} s of processor time: make it smaller, or mark it `full`"
     )
     return result

@@ -42,7 +42,8 @@ def verify(**options: Any) -> int:
 
     Continues each prompt without drafts, with drafts of 1, 3 and 7 tokens, with drafts from text
     and model, and with the default settings. Each of these runs with greedy decoding, with sampling
-    and with penalties. With the same seed, all must give the same text.
+    and with penalties. With the same seed, all must give the same text. Without a draft model all
+    drafts come from the text.
 
     Compares the logits of passes over several tokens with those of single tokens, and checks the
     contents of both caches. Also checks warm caches, restored sessions, long prompts, grammars,
@@ -52,7 +53,7 @@ def verify(**options: Any) -> int:
     follow the probabilities of llama.cpp's own samplers.
 
     With --under-load, none of this: requests with different drafts share the passes of the model,
-    and each must give the text that it gives alone without drafts. It needs no draft model.
+    and each must give the text that it gives alone without drafts.
 
     Exits with 1 if anything differs beyond the rounding noise of this machine, or if that noise is
     larger than rounding can explain.

@@ -35,8 +35,6 @@ from ..errors import (
     EmptyPromptError,
     GgufSpecError,
     InvalidOptionError,
-    NoSpeculationError,
-    Text,
 )
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress, Progress
@@ -44,9 +42,7 @@ from ..runtime.llm import LLM
 from ..runtime.many import Cancellation, run_all
 from .checks import (
     LAW_TOKENS,
-    LAWS,
     SAMPLINGS,
-    WAYS,
     Check,
     ChiSquareTest,
     Comparison,
@@ -58,8 +54,10 @@ from .checks import (
     check_kernels,
     check_rows,
     drawn,
+    laws_of,
     n_draws_of,
     noise_in_use,
+    ways_of,
 )
 
 __all__ = [
@@ -178,7 +176,7 @@ def verify(
     """Compare speculation with plain decoding.
 
     Args:
-        llm: Models to verify; they must include a draft, except for `under_load`.
+        llm: Models to verify. Without a draft model drafts come from the text only.
         prompts: Texts to continue, used unchanged; None selects the first ten bundled prompts.
         n_tokens: Maximum number of tokens of a text; None selects 64, or 300 if `long`.
         long: Put 1,500 tokens of text before each prompt, or as many as the context holds. This
@@ -195,16 +193,12 @@ def verify(
 
     Raises:
         InvalidOptionError: There is no prompt, or a number is out of range.
-        NoSpeculationError: There is no draft model, and `under_load` is off.
         ContextTooShortError: A prompt leaves no room in the context for a few tokens.
         EmptyPromptError: A prompt contains no token.
     """
     run = _Run(limit_s, progress)
     prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
     n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
-    if not (llm.draft_name or under_load):
-        fact = "there is no draft model, so there is no speculation to verify."
-        raise NoSpeculationError("draft", None, fact, Text("set {draft} to a model."))
     if not prompts or isinstance(prompts, str):
         allowed = "a list of one text or more"
         raise InvalidOptionError("prompts", prompts, allowed, "write at least one text.")
@@ -217,15 +211,16 @@ def verify(
     longer = [before + prompt for prompt in prompts]
     if under_load:
         return _check_load(llm, longer, n_tokens, seed, run)
-    noise = noise_in_use(llm, WAYS.values())
+    ways, laws_in_use = ways_of(llm), laws_of(llm)
+    noise = noise_in_use(llm, ways.values())
     texts = TextChecks(llm, n_tokens, noise)
     requests = RequestChecks(texts, prompts[0], seed)
-    run.total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + len(requests.parts)
-    run.total += sum(n_draws_of(way, n_draws) for way in LAWS)
-    checks = [check_rows(llm, WAYS.values()), *check_kernels(llm)]
+    run.total = len(prompts) * len(SAMPLINGS) * (1 + len(ways)) + len(requests.parts)
+    run.total += sum(n_draws_of(way, n_draws) for way in laws_in_use)
+    checks = [check_rows(llm, ways.values()), *check_kernels(llm)]
     reference, laws = Reference(llm, prompts[0], exact=not noise), []
-    for i, way in enumerate(LAWS):
-        until = run.started + run.limit_s * (i + 1) / (3 * len(LAWS))
+    for i, way in enumerate(laws_in_use):
+        until = run.started + run.limit_s * (i + 1) / (3 * len(laws_in_use))
         laws.append(drawn(llm, reference, way, n_draws, seed, until, run.one_more))
     for name, part in requests.parts.items():
         omitted = Check(name, 0, "omitted: the time limit ended it")

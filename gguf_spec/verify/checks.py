@@ -277,6 +277,18 @@ WAYS = {
     "hybrid": Speculation(7, drafter="hybrid", adaptive=False),
     "auto": Speculation(),
 }
+# Those without a draft model.
+TEXT_WAYS = {
+    **{f"text, k = {k}": Speculation(k, drafter="ngram", adaptive=False) for k in (1, 3, 7)},
+    "auto": Speculation(),
+}
+
+
+def ways_of(llm: LLM) -> dict[str, Speculation]:
+    """Return the draft settings that are compared with plain decoding."""
+    return WAYS if llm.draft_name else TEXT_WAYS
+
+
 MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
 # Factor on the row distance between two correct prefills of the first text, which gives the
 # tolerance for later texts.
@@ -398,9 +410,10 @@ class TextChecks:
 
     def compare(self, prompt: str, index: int, seed: int, one_more: Callable[[], object]) -> None:
         """Continue a prompt with every sampling and every draft setting; see `plain_texts`."""
-        for job in self.plain_texts(prompt, index, seed, WAYS, one_more):
+        ways = ways_of(self.llm)
+        for job in self.plain_texts(prompt, index, seed, ways, one_more):
             self.llm.forget()
-            way = WAYS[job.drafter]
+            way = ways[job.drafter]
             burst = self.llm.generate_tokens(job.ids, job.sampling, speculation=way)
             self.count(job, burst)
             where = f"({job.name}, {job.drafter}, prompt {index + 1})"
@@ -520,6 +533,7 @@ def _distance(row: Logits, right: Logits) -> float:
 
 PLAIN = Speculation(0)
 _FEATURE_WAYS = (Speculation(4, drafter="hybrid", adaptive=False), Speculation())
+_TEXT_FEATURE_WAYS = (Speculation(4, drafter="ngram", adaptive=False), Speculation())
 _N_TOKENS = 24  # maximum number of generated tokens of a text
 # Tokens of the first prompt, and the length of the prefix that the second prompt shares with it.
 _PREFIX, _SHARED = (160, 100)
@@ -569,6 +583,7 @@ class RequestChecks:
             replace(SAMPLINGS[name], seed=seed, max_tokens=_N_TOKENS)
             for name in ("greedy", "sampled")
         ]
+        self._ways = _FEATURE_WAYS if self._llm.draft_name else _TEXT_FEATURE_WAYS
         self._n_cases = self._n_near_ties = 0
         self._faults: list[str] = []
         self._known: dict[str, Completion] = {}
@@ -615,7 +630,7 @@ class RequestChecks:
             prompts = (first, second, first[: n - 9], first, turn)
             for prompt in prompts:
                 self._fresh(prompt, sampling)
-            for way in (PLAIN, *_FEATURE_WAYS):
+            for way in (PLAIN, *self._ways):
                 self._llm.forget()
                 for prompt in prompts:
                     other = self._text(prompt, sampling, way)
@@ -627,7 +642,7 @@ class RequestChecks:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "session"
             for sampling in self._samplings:
-                for way in (PLAIN, *_FEATURE_WAYS):
+                for way in (PLAIN, *self._ways):
                     self._llm.forget()
                     longer = [*prompt, *self._text(prompt, sampling, way).tokens, *prompt[-4:]]
                     held = self._held()
@@ -661,7 +676,7 @@ class RequestChecks:
             plain = self._fresh(self._ids, sampling)
             fault = wrong(plain.text, plain.finish_reason == "stop")
             self._faults += [f"{fault}."] if fault else []
-            for way in _FEATURE_WAYS:
+            for way in self._ways:
                 self._llm.forget()
                 try:
                     burst = self._text(self._ids, sampling, way)
@@ -758,7 +773,7 @@ class RequestChecks:
 
         A text that differs is a fault, unless it differs at a near tie.
         """
-        for way in _FEATURE_WAYS:
+        for way in self._ways:
             self._llm.forget()
             burst = self._text(ids, sampling, way)
             yield burst, self._compare(ids, sampling, burst, where)
@@ -848,6 +863,11 @@ LAWS = {
 """Tested draft settings: a rule, and the drafter unless it is the draft model at a fixed
 length. The settings with a named drafter run half as many generations.
 """
+
+
+def laws_of(llm: LLM) -> list[str]:
+    """Return the `LAWS` that can be tested: without a draft model those of drafts from the text."""
+    return [name for name, way in LAWS.items() if llm.draft_name or way.drafter != "model"]
 
 
 def n_draws_of(way: str, n_draws: int) -> int:

@@ -65,7 +65,9 @@ def test_without_a_draft(here):
     words = ("tune", "-m", "abc.gguf", "-d", "none", "--threads", "1")
     lines = here(*words, text=True).stdout.splitlines()
     assert lines[0].startswith("abc.gguf, measured in")
-    assert all(len(line.split()) == 3 for line in lines[3:15])
+    table = lines[3 : lines.index("", 3)]  # a busy machine makes times that cannot be, left out
+    assert len(table) > 3
+    assert all(len(line.split()) == 3 for line in table)
     assert "Drafts from the text " in lines[-1]
 
 

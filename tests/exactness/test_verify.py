@@ -20,6 +20,7 @@ from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, ve
 from gguf_spec.verify.checks import (
     LAWS,
     SAMPLINGS,
+    TEXT_WAYS,
     WAYS,
     ChiSquareTest,
     RequestChecks,
@@ -203,17 +204,19 @@ def test_how_far_rows_are_apart():
     assert how_far(np.array([3.0, np.nan, -1.0, 0.0], dtype=np.float32), right) == (np.inf, np.inf)
 
 
-def test_without_a_draft_there_is_nothing_to_verify():
+@pytest.mark.full
+def test_without_a_draft_model_drafts_come_from_the_text():
     from gguf_spec import load
 
-    with (
-        load("tales", "none", threads=1) as llm,
-        pytest.raises(
-            InvalidOptionError,
-            match="there is no draft model, so there is no speculation to verify",
-        ),
-    ):
-        verify(llm)
+    with load("tales", "none", threads=1) as llm:
+        report = verify(llm, ["The fox"], n_tokens=24, n_draws=20)
+    assert report.ok
+    assert {one.drafter for one in report.comparisons} == {*TEXT_WAYS}
+    assert all(one.n_identical == 1 for one in report.comparisons)
+    assert [one.accept for one in report.laws] == [
+        "rejection, n-gram", "block, n-gram", "rejection, adaptive", "block, adaptive",
+    ]  # fmt: skip
+    assert all(law.n_drafted for law in report.laws)
 
 
 def test_no_prompts(tales):
