@@ -38,6 +38,10 @@ from ..speculative.translation import TranslatedModel
 
 # Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.
 MOST_NOISE = 0.15
+# The same for two sets of kernels, which quantise activations in other ways: in the median of the
+# rows, and in the worst one. Qwen2.5-Coder-1.5B Q4_K_M: 0.14 and 0.32 between llama.cpp's kernels
+# with AMX and without, 0.12 and 0.34 from activations that are not quantised.
+_MOST_OF_KERNELS = (0.25, 0.6)
 # Upper limit of the shift, as a multiple of the noise in the profile. Above it, the profile is
 # out of date.
 _MOST_ALLOWED = 2.0
@@ -136,15 +140,16 @@ def check_kernels(llm: LLM) -> list[Check]:
         own = _rows(target, text)
         with own_kernels.switched_off():
             stock = _rows(target, text)
-    logits, share = max((how_far(*two) for two in zip(own, stock, strict=True)), key=itemgetter(1))
-    fault = (
-        f"Logits of gguf-spec's kernels for {name} are up to {logits:.2g} from those of "
-        f"llama.cpp's kernels, {share:.0%} of the logits' spread; rounding moves them by less "
-        f"than {MOST_NOISE:.0%}."
+    shares = [how_far(*two)[1] for two in zip(own, stock, strict=True)]
+    found = (
+        f"{name}: {np.median(shares):.1%} of the logits' spread from llama.cpp's, in the worst row "
+        f"{max(shares):.1%}"
     )
-    found = f"{name}: up to {share:.1%} of the logits' spread from llama.cpp's"
+    usual, most = _MOST_OF_KERNELS
+    is_wrong = np.median(shares) > usual or max(shares) > most
+    fault = f"{found}; rounding moves them by less than {usual:.0%} and {most:.0%}."
     changes = "the kernels of gguf-spec compute other logits than llama.cpp's"
-    return [Check("kernels", len(own), found, (fault,) if share > MOST_NOISE else (), changes)]
+    return [Check("kernels", len(own), found, (fault,) if is_wrong else (), changes)]
 
 
 def _rows(target: Model, text: Sequence[int]) -> list[Logits]:
