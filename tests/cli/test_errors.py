@@ -172,7 +172,6 @@ def test_a_grammar_file_that_is_not_there(generate_here, flags):
 @pytest.mark.parametrize(
     "flags",
     [
-        ("-d", "none"),
         ("--count", "0"),
         ("-n", "0"),
         ("--minutes", "-1"),
