@@ -105,7 +105,8 @@ class Outlook(NamedTuple):
         chances: Acceptance rate of each confidence bucket, shape `(n,)`.
         first_s: Seconds to draft the next token.
         each_s: Seconds to draft each token after it.
-        by_text: Acceptance rate of the text's own next token, which costs nothing to draft.
+        by_text: Acceptance rate of the text's own next token, which costs nothing to draft; 0
+            without one.
     """
 
     shares: NDArray[np.float64]
@@ -148,7 +149,7 @@ def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Pr
     passes = np.asarray(prices.pass_s[n + 1 : n + m + 1]) - prices.pass_s[0]
     costs = prices.rate * (outlook.each_s * np.arange(m) + passes)
     stop = best_length(reaches, prices)[1]
-    # The last row is the text's own token.
+    # The last row is the text's own token, if there is one.
     chances = np.append(outlook.chances, outlook.by_text)
     gains = np.outer(reach * chances, tokens) - costs
     if prices.replay_s:
@@ -157,7 +158,8 @@ def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Pr
         gains -= prices.replays(np.concatenate([so_far_reaches, ahead], axis=1))[:, n + 1 :]
     values = so_far + gains.max(axis=1)
     drafted = float(outlook.shares @ np.maximum(values[:-1], stop))
-    return drafted - prices.rate * outlook.first_s - max(float(values[-1]), stop)
+    other = max(float(values[-1]), stop) if outlook.by_text else stop
+    return drafted - prices.rate * outlook.first_s - other
 
 
 def token_seconds(

@@ -51,7 +51,7 @@ def test_the_best_length_is_that_of_all_lengths(chances, cost):
     st.integers(1, 8),
     seconds,
     seconds,
-    shares,
+    st.just(0.0) | shares,
     prices(20),
 )
 def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(
@@ -77,7 +77,7 @@ def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(
         return max(values)
 
     drafted = sum(share * value(chance) for share, chance in zip(odds, by_confidence, strict=True))
-    brute = drafted - cost.rate * first_s - value(by_text)
+    brute = drafted - cost.rate * first_s - (value(by_text) if by_text else stop)
     assert drafting_gain(reaches, k, outlook, cost) == pytest.approx(brute, abs=1e-7)
 
 
