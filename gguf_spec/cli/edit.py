@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from .. import LLM, Completion, Stats
 
+# Longest context that is taken for a file without --ctx, in tokens; few small models know more.
+_MOST_CTX = 32_768
 _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 
@@ -94,7 +96,7 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
-    n_ctx = 3 * len(source.text.encode()) // 4 + 1024
+    n_ctx = min(3 * len(source.text.encode()) // 4 + 1024, _MOST_CTX)
     if options["ctx"] is None and n_ctx > DEFAULT_CTX:
         options["ctx"] = n_ctx
     with load_models(options, speculation) as llm:

@@ -132,10 +132,11 @@ def test_files_that_cannot_be_edited(edit, file, name):
     assert file.read_bytes() == data
 
 
-def test_a_long_file_gets_a_longer_context(edit, here, file):
-    file.write_bytes(b"a" * 4500)
+@pytest.mark.parametrize(("n", "n_ctx"), [(4500, "4,399"), (50_000, "32,768")])
+def test_a_long_file_gets_a_longer_context(edit, here, file, n, n_ctx):
+    file.write_bytes(b"a" * n)
     result = here("edit", file, "d to X", "-m", "edit.gguf", "--threads", 1)
-    check(result, 2, "which has 4,500 tokens", "the context holds 4,399")
+    check(result, 2, f"which has {n:,} tokens", f"the context holds {n_ctx}", "split the file")
 
 
 def test_wrong_usage(edit, file, tmp_path):
