@@ -37,8 +37,9 @@ from ..gguf.heads import is_head_alone
 from ..gguf.validation import Header, ModelFile
 from ..options import K_MAX, require
 from ..results import PassCounts
-from . import own_kernels
-from .backend import build_features, offloads, start_backend, uses_gpu
+from ..system.files import content_id, read_json, write_json
+from . import own_kernels, probe
+from .backend import build_features, library_parts, offloads, start_backend, uses_gpu
 from .bindings import C
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
@@ -62,6 +63,22 @@ from .weights import Weights
 _SHALLOW = 256
 # ids of models, for the thread governor
 _OWNERS = itertools.count()
+
+# On a GPU a pass over one token has kernels of its own, and passes over a few tokens share theirs.
+# CUDA's products of quantised weights add in one order for 2 to 4 rows and in another for 5 to 8
+# (`ggml-cuda/mmvq.cu`), its flash attention in one for 3 and 4 or, with at most 2 query heads to a
+# key-value head, for 2 to 4 (`ggml-cuda/fattn.cu`). So passes over `least` to `most` tokens are
+# exact if further tokens fill the narrower ones. The first pair that a comparison finds equal is
+# used.
+_FILLED_PASSES = ((1, 8), (2, 4), (3, 4), (2, 2))
+# cached tokens; llama.cpp's attention reads a cache in multiples of this, and adds in another order
+# when the number changes
+_KV_STEP = 256
+# Cached tokens before the passes that are compared on a GPU, and the number of rows. They cross
+# multiples of `_KV_STEP`.
+_GPU_DEPTHS, _N_GPU_ROWS = (1, 240, 504, 1016), 24
+# Seconds after which the comparison fails.
+_GPU_PATIENCE_S = 10.0
 
 
 class Cache(Weights):
@@ -336,6 +353,9 @@ class Model(Cache):
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
             measurement.
         counts: Passes that returned rows, and their rows, since the model was loaded.
+        least_rows: The smallest number of tokens of a pass; above 1 on a GPU where passes from this
+            number of tokens to `most_exact_rows` give a row the same bits. Further tokens fill the
+            narrower ones, and are dropped.
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
             driver of a GPU compiles kernels for it.
         follows_machine: Whether the thread count adapts to the load of the machine. True only if
@@ -412,7 +432,7 @@ class Model(Cache):
             options.drafts or self.flash_attention == "off" or has_own_attention(header, options)
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
-        self.slow_first_pass = on_gpu
+        self.slow_first_pass, self.least_rows = on_gpu, 1
         self.exact_attention = not on_gpu and has_exact_attention(
             header, options, self.flash_attention, features
         )
@@ -456,6 +476,64 @@ class Model(Cache):
         if options.lora:
             native.use_adapters([adapter.scale for adapter in options.lora])
         self.cached_bytes = bytes_of_position(header, options)
+        if self.slow_first_pass and self._may_fill():
+            self._fill_passes()
+
+    def _may_fill(self) -> bool:
+        """Whether a token that fills a pass leaves no trace, and no other request has a share."""
+        o = self.options
+        windows = self.native.model(C.llama_model_n_swa)
+        return self.can_roll_back and not (o.drafts or o.rpc or o.head or windows or o.parallel > 1)
+
+    def _fill_passes(self) -> None:
+        """Decode a few tokens more in each narrow pass if that makes passes exact.
+
+        Prompts are then read in passes of always the same width, because other widths may add in
+        another order.
+        """
+        o = self.options
+        key: list[object] = [self.file.content_id, self.n_ctx, o.flash_attention, o.kv_type]
+        key += [o.gpu_layers, o.threads or physical_cores(), *o.placement.parts]
+        key += [part for one in o.lora for part in (content_id(one.path), one.scale)]
+        file = probe.result_file("rows", *library_parts(), *key)
+        match read_json(file):
+            case [int(least), int(most)] if (least, most) in (*_FILLED_PASSES, (1, 1)):
+                pass
+            case _:
+                began = time.perf_counter()
+                equal = (one for one in _FILLED_PASSES if self._has_equal_rows(*one, began))
+                least, most = next(equal, (1, 1))
+                write_json(file, [least, most])
+        if most > 1:
+            self.least_rows, self.most_exact_rows = least, most
+            self.exact_attention, self.grid = True, self.reads_at_once
+
+    def _has_equal_rows(self, least: int, most: int, began: float) -> bool:
+        """Return whether passes that are filled up to `least` tokens give a row the same bits."""
+        self.least_rows = least
+        try:
+            for depth in _GPU_DEPTHS:
+                text = [i * 7919 % self.n_vocab for i in range(1, depth + _N_GPU_ROWS + 1)]
+                if len(text) >= self.n_ctx:
+                    return depth > _GPU_DEPTHS[0]
+                self.rollback(0)
+                self.read(text[:depth])
+                alone: list[bytes] = []
+                for width in range(1, most + 1):
+                    self.rollback(depth)
+                    found: list[bytes] = []
+                    for at in range(depth, len(text), width):
+                        rows = self.logits(part := text[at : at + width], len(part))
+                        found += [row.tobytes() for row in rows]
+                        if time.perf_counter() - began > _GPU_PATIENCE_S:
+                            return False
+                    alone = alone or found
+                    if found != alone:
+                        return False
+        finally:
+            self.least_rows = 1
+            self.rollback(0)
+        return True
 
     def without_head(self) -> None:
         """Send no rows to a prediction head any more."""
@@ -549,26 +627,58 @@ class Model(Cache):
     def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
         if self.run:
             return self.run(Part(self, tokens, n_rows))
+        if self.least_rows > 1 and (n_rows or len(tokens) == 1):
+            return self._decode_filled(tokens, n_rows)
+        return self._pass(tokens, n_rows)
+
+    def _decode_filled(self, tokens: Sequence[int], n_rows: int) -> Logits:
+        """Decode tokens in passes that give each row its bits of a filled pass over one token.
+
+        A filled pass over one of the last tokens before a multiple of `_KV_STEP` reaches beyond it.
+        So these begin a pass, and no pass from before them contains them. The last positions of the
+        context have no room for filling tokens; their tokens are always decoded alone.
+        """
+        least, found = self.least_rows, list[Logits]()
+        at, end = self.n_past, self.n_past + len(tokens)
+        first, last = end - n_rows, self.n_ctx - least + 1
+        self.check_room(tokens)
+        while at < end:
+            cut = at + _KV_STEP - (at + least - 1) % _KV_STEP
+            to = min(end, cut, max(last, at + 1))
+            part = tokens[len(tokens) - (end - at) : len(tokens) - (end - to)]
+            n = max(0, to - max(at, first))
+            rows = self._pass(part, n, 1 if at >= last else least)
+            found.append(rows if to == end else rows.copy())
+            at = to
+        return found[-1] if len(found) == 1 else np.concatenate(found)
+
+    def _pass(self, tokens: Sequence[int], n_rows: int, least: int = 1) -> Logits:
+        """Decode tokens in one pass over at least `least` tokens, with as many rows of logits."""
         native, n_past, recurrent = self.native, self.n_past, self.recurrent
         self.check_room(tokens)
-        part = SequenceTokens(0, self.position(n_past), tokens, n_rows)
+        n = len(tokens)
+        filling = [self.start] * (least - n)
+        n_computed = max(n_rows + len(filling), least if n_rows else 0)
+        part = SequenceTokens(0, self.position(n_past), [*tokens, *filling], n_computed)
         cached, started = self._in_doubt(), time.perf_counter()
         if recurrent:  # carry out a postponed rollback, and prepare one of all rows but the first
             recurrent.settle(n_past)
             recurrent.prepare(n_rows - 1)
         code = self.decode_sequences([part])
+        if filling and code == 0:
+            native.cache(C.llama_memory_seq_rm, self.index, self.position(n_past + n), -1)
         self.busy_s += time.perf_counter() - started
         if code != 0:
             self.forget(data=True)
-            raise DecodeError(code, n_past, len(tokens), log.last)
+            raise DecodeError(code, n_past, n, log.last)
         if recurrent:
-            recurrent.passed(len(tokens))
+            recurrent.passed(n)
         if self.hidden and self._rows:
-            self.hidden.put(n_past, self._rows.sent(native, len(tokens)))
+            self.hidden.put(n_past, self._rows.sent(native, n))
         cached.extend(tokens)
         self._cached = cached
         self.counts = self.counts.plus(n_rows)
-        return native.rows(len(tokens) - n_rows, n_rows, self.n_vocab)
+        return native.rows(n - n_rows, n_rows, self.n_vocab)
 
     def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
         """Decode tokens of several sequences in one batch, and return llama.cpp's code.

@@ -149,23 +149,23 @@ def read_on(
             on_pass(model.n_past, len(tokens))
 
 
-def decode_last(model: LanguageModel, tokens: Sequence[int], one_by_one: bool = False) -> Logits:
+def decode_last(model: LanguageModel, tokens: Sequence[int], n_prompt: int | None = None) -> Logits:
     """Return a copy of the row after `tokens`, computed with an initially empty cache.
 
     Args:
         model: The model; its cache is emptied first.
         tokens: Token ids, at least one.
-        one_by_one: Read the tokens before the last in passes over one token each, not as a prompt.
+        n_prompt: Number of first tokens that are read as a prompt; those behind them are decoded
+            one by one, as generated tokens are. None for all but the last one.
 
     Returns:
         Logits, shape `(V,)`.
     """
+    before = tokens[:-1]
     model.rollback(0)
-    if one_by_one:
-        for token in tokens[:-1]:
-            model.read([token])
-    else:
-        read_on(model, tokens[:-1], lambda: False)
+    read_on(model, before[:n_prompt], lambda: False)
+    for token in before[model.n_past :]:
+        model.read([token])
     return np.array(model.logits(tokens[-1:], 1)[0])
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import Text
 from ..gguf.validation import ModelFile
-from ..llama.backend import has_llamafile, library_parts
+from ..llama.backend import has_llamafile, library_parts, uses_gpu
 from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
@@ -343,6 +343,6 @@ def _file(
         o = model.options
         parts += [model.file.content_id, o.threads or physical_cores(), o.flash_attention]
         parts += [o.kv_type, o.gpu_layers, o.extra_bufts, *o.rpc, *filter(None, [o.head])]
-        parts += [*o.placement.parts]
+        parts += [*o.placement.parts, *(["shared"] if o.parallel > 1 and uses_gpu(o) else [])]
         parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)

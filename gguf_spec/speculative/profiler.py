@@ -118,7 +118,8 @@ def measure(
         target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
-    noise = rows.noise if target.exact_attention else rows.with_deep_noise()
+    is_exact = target.exact_attention and not target.slow_first_pass
+    noise = rows.noise if is_exact else rows.with_deep_noise()
     target_s = _with_copies(target, target_s | {1: generated.single_s}, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)
     target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, step)

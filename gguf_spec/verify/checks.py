@@ -480,8 +480,8 @@ class TextChecks:
             sampler = Sampler(
                 sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids))
             )
-            row = decode_last(target, history)
-            # The prefill is batched, so a near tie may be decided either way.
+            row = decode_last(target, history, len(ids) - 1)
+            # The cache of the texts had other passes, so a near tie may be decided either way.
             now = sampler.token(row, history)
             ended = at >= min(len(plain), len(burst)) and target.is_end(now)
         if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
@@ -521,7 +521,7 @@ class TextChecks:
                 distance = _distance(cached, fresh)
                 if distance > self._tolerance[name] + _SAME_ROW:
                     # Two correct ways to prefill differ, by another distance for each text.
-                    correct = _distance(decode_last(model, tokens, one_by_one=True), fresh)
+                    correct = _distance(decode_last(model, tokens, 0), fresh)
                     self._tolerance[name] = max(self._tolerance[name], _MARGIN * correct)
                 if distance > self._tolerance[name] + _SAME_ROW:
                     yield f"The {name}'s cache gives another row than a new prefill of the text"
@@ -693,14 +693,15 @@ class RequestChecks:
                 self._compare(self._ids, sampling, burst, name)
 
     def _logprobs(self) -> None:
-        """Compare log-probabilities with those of plain decoding and of a new prefill."""
+        """Compare log-probabilities with those of plain decoding and of an empty cache."""
         noise = self._texts.noise
         for base in self._samplings:
             sampling = replace(base, logprobs=_N_TOP)
             plain = self._fresh(self._ids, sampling)
             for at in range(0, len(plain.tokens), 7):
                 with self._llm.models() as (target, _):
-                    row = decode_last(target, [*self._ids, *plain.tokens[:at]]).astype(np.float64)
+                    history = [*self._ids, *plain.tokens[:at]]
+                    row = decode_last(target, history, len(self._ids) - 1).astype(np.float64)
                 right = float(
                     row[plain.tokens[at]] - row.max() - math.log(np.exp(row - row.max()).sum())
                 )
@@ -948,9 +949,8 @@ class Reference:
                         longer[tokens] = weight
                         continue
                     history = [*self.ids, *(token for token in tokens if token is not None)]
-                    one = distribution(
-                        decode_last(target, history), history, self.sampling, target.ends
-                    )
+                    row = decode_last(target, history, len(self.ids) - 1)
+                    one = distribution(row, history, self.sampling, target.ends)
                     longer |= {
                         (*tokens, token): weight * p for token, p in _told_apart(one).items()
                     }
