@@ -22,13 +22,15 @@ from .structures import TESTED, misfit
 try:
     with spin_count_set():
         from llama_cpp import __version__, llama_cpp
-except AttributeError as error:  # the library lacks a function that is declared
+# The library lacks a function that is declared; or it is missing, damaged or of another machine.
+except (AttributeError, OSError, RuntimeError) as error:
     try:
         _version = version("llama-cpp-python")
     except PackageNotFoundError:  # a frozen app without its metadata
         _version = "of unknown version"
-    _why = f"it does not fit its library ({error})"
-    raise BindingError(_version, _why, TESTED) from error
+    _is_other = isinstance(error, AttributeError)
+    _why = "it does not fit its library" if _is_other else "its library cannot be loaded"
+    raise BindingError(_version, f"{_why} ({error})", TESTED) from error
 
 if _misfit := misfit(llama_cpp):
     raise BindingError(__version__, _misfit, TESTED)

@@ -96,6 +96,20 @@ def test_a_library_that_lacks_a_function_is_refused(monkeypatch, tmp_path, has_m
     assert (caught.value.version == "of unknown version") != has_metadata
 
 
+@pytest.mark.parametrize(
+    "error",
+    ["OSError('libllama.so: file too short')", "RuntimeError('libllama.so: file too short')"],
+)
+def test_a_library_that_cannot_be_loaded_is_refused(monkeypatch, tmp_path, error):
+    """Also by `doctor`: it was a trace before, or a disk that is said to be full."""
+    (tmp_path / "llama_cpp.py").write_text(f"raise {error}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llama_cpp")
+    spec = importlib.util.find_spec(bindings.__name__)
+    with pytest.raises(BindingError, match=r"cannot be loaded \(libllama.so: file too short\)\.$"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 def test_the_tested_version_is_the_installed_one():
     pinned = (ROOT / "scripts" / "build" / "constraints.txt").read_text(encoding="utf-8")
     assert f"\nllama-cpp-python=={structures.TESTED}\n" in pinned
