@@ -28,8 +28,9 @@ except (AttributeError, OSError, RuntimeError) as error:
         _version = version("llama-cpp-python")
     except PackageNotFoundError:  # a frozen app without its metadata
         _version = "of unknown version"
-    _is_other = isinstance(error, AttributeError)
-    _why = "it does not fit its library" if _is_other else "its library cannot be loaded"
+    _why = "its library cannot be loaded"
+    if isinstance(error, AttributeError):
+        _why = "it does not fit its library"
     raise BindingError(_version, f"{_why} ({error})", TESTED) from error
 
 if _misfit := misfit(llama_cpp):

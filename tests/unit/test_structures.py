@@ -101,7 +101,7 @@ def test_a_library_that_lacks_a_function_is_refused(monkeypatch, tmp_path, has_m
     ["OSError('libllama.so: file too short')", "RuntimeError('libllama.so: file too short')"],
 )
 def test_a_library_that_cannot_be_loaded_is_refused(monkeypatch, tmp_path, error):
-    """Also by `doctor`: it was a trace before, or a disk that is said to be full."""
+    """With one line and a hint, as any error of the package, and no traceback."""
     (tmp_path / "llama_cpp.py").write_text(f"raise {error}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "llama_cpp")
