@@ -7,6 +7,7 @@ draft model's proposal behind the true text: token, confidence bucket. Where the
 draft model would propose behind it follow.
 """
 
+import argparse
 import gzip
 import json
 from pathlib import Path
@@ -73,6 +74,7 @@ def record(target, draft, prompt, temperature, seed, calibration):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.split("\n", 1)[0]).parse_args()
     traces, calibration = [], None
     with gguf_spec.load("tales", threads=1) as llm, llm.models() as (target, draft):
         for seed, (kind, text) in enumerate(prompts()):

@@ -21,7 +21,7 @@ from tests.support import children
 ROOT = Path(__file__).resolve().parents[2]
 # requirements without a condition: ours, and llama-cpp-python
 HOOK = re.search(
-    r"(?m)^dependencies = (\[.*\])$", (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    r"(?ms)^dependencies = (\[\n.*?^\])$", (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 )
 N_REQUIRED = 1 + sum(";" not in one for one in ast.literal_eval(HOOK[1]))
 WHEEL = "/cache/gguf-spec/wheels/0.3.36-x/llama_cpp_python-0.3.36-py3-none-linux_x86_64.whl"
