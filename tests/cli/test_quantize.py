@@ -130,11 +130,9 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
         and time.monotonic() < deadline
     ):
         time.sleep(0.01)
-    started = time.monotonic()
     os.killpg(child.pid, signal.SIGINT)
     out, err = child.communicate(timeout=30)
     assert (child.returncode, out, err.strip()) == (130, b"", b"")
-    assert time.monotonic() - started < 5
     assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
 
 

@@ -72,7 +72,7 @@ def test_who_leaves_frees_the_model(tales, how, monkeypatch):
                 break
 
     asyncio.run(leave())
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25
     assert tales.generate("Once", Sampling(max_tokens=1)).tokens
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio")]
 

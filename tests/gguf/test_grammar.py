@@ -474,10 +474,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("gbnf", REFUSED.values(), ids=REFUSED)
 def test_a_grammar_that_is_refused(model, capfd, gbnf):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(InvalidOptionError, match="grammar is") as caught:
         Grammar(model, gbnf, 0)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert len(str(caught.value)) < 500
     assert caught.value.hint
     assert capfd.readouterr() == ("", "")
@@ -523,7 +523,7 @@ HARD = {
 def test_a_grammar_that_is_hard_ends_soon(model, case):
     gbnf, text = case if isinstance(case, tuple) else (case, "")
     ids, refused = [ids_of(model, c)[0] for c in text], None
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         grammar = Grammar(model, gbnf, 0)
         for n in range(len(ids) + 1):
@@ -531,7 +531,7 @@ def test_a_grammar_that_is_hard_ends_soon(model, case):
             grammar.possible(ids[:n])
     except InvalidOptionError as error:
         refused = error
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
     if len(ids) == 24:
         assert "too many ways" in refused.reason
 
@@ -975,10 +975,10 @@ def test_a_keyword_that_is_not_followed_is_named(keyword, schema):
 @pytest.mark.parametrize("schema", NO_SCHEMA.values(), ids=NO_SCHEMA)
 def test_a_schema_that_is_refused(schema, monkeypatch):
     monkeypatch.setattr("socket.socket", None)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(InvalidOptionError, match="json_schema is") as caught:
         to_gbnf(schema)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert len(str(caught.value)) < 500
     assert caught.value.hint
 

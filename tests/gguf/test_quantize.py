@@ -386,7 +386,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         quantize.quantize(model, tmp_path / "small.gguf", "Q4_0", progress=interrupt)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50  # the program sleeps for 60
     assert only(tmp_path) == []
 
 

@@ -94,7 +94,7 @@ def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
         assert ask(child, path=f"/nowhere?{SECRET}").status == 404
         returned, out, err, seconds = child.end(number)
     assert (returned, out) == (code, "")
-    assert seconds < 3
+    assert seconds < 20
     assert SECRET not in err
     assert "llama" in err  # -v: the log is there
     assert f"Chat page     {child.url}/\n" in err
@@ -171,7 +171,7 @@ def test_a_request_over_the_time_limit_ends_with_a_note(ever):
         rest = response.read()
         thread.join(10)
     assert code == 0
-    assert seconds < 4
+    assert seconds < 10
     assert b'"code":"shutting_down"' in rest
     assert b"[DONE]" not in rest
     assert (waiting[0].status, waiting[0].code) == (503, "shutting_down")
@@ -188,7 +188,7 @@ def test_a_second_signal_does_not_wait(ever):
         time.sleep(0.5)
         code, _, _, seconds = child.end(signal.SIGINT)
     assert code == 130
-    assert seconds < 4
+    assert seconds < 20
 
 
 def test_the_end_does_not_wait_for_a_thread_that_holds_the_lock_of_python():

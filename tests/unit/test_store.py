@@ -607,7 +607,7 @@ def test_a_refused_connection(hub, monkeypatch):
         ) as caught:
             download.pull(entry_of())
     assert caught.value.hint.startswith("check HF_ENDPOINT, try again, or copy the file")
-    assert time.monotonic() - start < 5  # no use in trying for half a minute
+    assert time.monotonic() - start < 25  # no use in trying for half a minute
 
 
 @pytest.mark.parametrize(
