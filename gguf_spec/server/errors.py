@@ -194,9 +194,9 @@ def log(error: BaseException) -> None:
     )
 
 
-def in_request(text: str, names: Mapping[str, str] | None = None) -> str:
+def in_request(text: str) -> str:
     """Return a text of the engine with the fields of a request; empty if they lack an option."""
-    return written(text, lambda part: _in_request(part, names or {})) or ""
+    return written(text, lambda part: _in_request(part, {})) or ""
 
 
 def _in_request(part: Option | Pull, names: Mapping[str, str]) -> str | None:

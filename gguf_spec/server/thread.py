@@ -51,7 +51,7 @@ class Server:
             InvalidOptionError: The host is not a valid address.
             GgufSpecError: The address is in use or does not belong to this machine.
         """
-        self._settings, self._socket = settings, _listen(settings)
+        self._socket = _listen(settings)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)

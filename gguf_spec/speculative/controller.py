@@ -579,7 +579,6 @@ class DraftController(DraftTeam):
     Attributes:
         target: The model whose passes are saved; only its position, busy time and limits are read.
         known: Cost models and statistics over all requests; updated.
-        n_left: Largest length of the answer, in tokens.
         fixed: Draft as many tokens as allowed whatever they cost, from the draft model if there is
             one.
         widest: Largest number of rows of a pass, pending tokens included. Plain decoding is
@@ -601,7 +600,7 @@ class DraftController(DraftTeam):
     ) -> None:
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
-        self.n_left, self.fixed, self.widest = n_left, fixed, widest
+        self.fixed, self.widest = fixed, widest
         self.batches = batches = batches or Batches()
         self._forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}

@@ -172,7 +172,7 @@ def test_killed_at_random_moments(here, environment, prompts, tmp_path, n_kills)
     assert right.returncode == 1
     whole, out = (tmp_path / "right.jsonl").read_bytes(), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "gguf_spec", "batch", "in.jsonl", "out.jsonl", *args, "-q"]
-    sizes, n_cut = [0], 0
+    sizes = [0]
     for _ in range(n_kills):
         with children.Child(
             command,
@@ -191,7 +191,6 @@ def test_killed_at_random_moments(here, environment, prompts, tmp_path, n_kills)
         assert out.stat().st_size >= sizes[-1]
         sizes.append(out.stat().st_size)
         if rng.random() < 0.3:  # as a kill inside of a write leaves it
-            n_cut += 1
             os.truncate(out, max(0, sizes[-1] - rng.randint(1, 99)))
             sizes[-1] = out.stat().st_size
     assert len({*sizes}) > n_kills / 2

@@ -328,9 +328,8 @@ class RetryDrafter:
         self._drafted: list[int] = []
         self._rest: list[int] = []
         self._skipped = False
-        # Position where the rest begins; number of its tokens that were right; index in it of the
-        # next proposal.
-        self._start = self._n_true = self._at = 0
+        # Position where the rest begins; index in it of the next proposal.
+        self._start = self._at = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Begin a draft that follows `tokens`.
@@ -341,7 +340,7 @@ class RetryDrafter:
         n_emitted = len(tokens) - self._start
         if self._rest and list(tokens[self._start :]) != self._rest[:n_emitted]:
             self._rest = []
-        self._n_true = self._at = n_emitted
+        self._at = n_emitted
 
     def propose(self) -> Proposal | None:
         """Return the next token of the rest, or None."""
