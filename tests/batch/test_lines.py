@@ -42,7 +42,7 @@ def request_of(data, defaults=DEFAULTS, number=1):
 # ---- lines
 
 
-def test_blank_lines_count_but_are_none():
+def test_blank_lines_have_no_result_but_a_number():
     lines = lines_of(b'\xef\xbb\xbf{"a":1}\r\n\n  \n {"b":2} ')
     assert [(one.number, one.data) for one in lines] == [(1, b'{"a":1}'), (4, b'{"b":2}')]
     assert lines_of(b"") == lines_of(b"\n\n") == []

@@ -58,7 +58,7 @@ def test_the_table_and_the_useless_draft():
     )
 
 
-def test_what_was_not_done_is_told():
+def test_runs_that_were_left_out_are_reported():
     run = invoke("--minutes", "0.000001")
     assert run.exception is None
     assert "The time limit ended the benchmark early (--minutes)." in run.stdout

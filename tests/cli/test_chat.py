@@ -46,11 +46,11 @@ def test_a_last_line_without_a_newline_counts(chat, cli):
     assert seen(chat(b"hello\r\nagain", run=cli)) == (0, f"{SAYS}\n{SAYS}\n", "")
 
 
-def test_no_line_is_no_turn(chat):
+def test_empty_input_has_no_turns(chat):
     assert seen(chat([])) == (0, "", "")
 
 
-def test_bytes_that_are_no_text_end_nothing(chat):
+def test_bytes_that_are_not_text_do_not_end_the_chat(chat):
     assert seen(chat(b"\xff\xfe\x00 a\xc3\n")) == (0, f"{SAYS}\n", "")
 
 
@@ -91,7 +91,7 @@ def test_the_system_message_is_read(chat):
     )  # fmt: skip
 
 
-def test_an_error_ends_its_own_turn_alone(chat):
+def test_an_error_ends_only_its_own_turn(chat):
     code, out, err = seen(chat(["x" * 300, "hello"], "--ctx", "128"))
     assert (code, out) == (1, f"{SAYS}\n")
     assert err.splitlines()[0].startswith("Error: the prompt has ")
@@ -113,7 +113,7 @@ def test_an_error_ends_its_own_turn_alone(chat):
         ("/undo it", "begin the line with a space"),
     ],
 )
-def test_what_is_no_command_gets_a_hint(chat, line, hint):
+def test_an_unknown_command_gets_a_hint(chat, line, hint):
     code, out, err = seen(chat([line]))
     assert (code, out) == (1, "")
     assert err.startswith("Error: ")
@@ -121,7 +121,7 @@ def test_what_is_no_command_gets_a_hint(chat, line, hint):
 
 
 @pytest.mark.parametrize("line", [" /help", "/etc/hosts is a file", "/2 is a half"])
-def test_other_slashes_are_said_to_the_model(chat, line):
+def test_other_text_with_slashes_is_sent_to_the_model(chat, line):
     assert seen(chat([line])) == (0, f"{SAYS}\n", "")
 
 
@@ -175,7 +175,7 @@ def test_the_draft_can_be_switched_off_and_on(chat):
     assert "use on, off, show or hide" in err
 
 
-def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
+def test_the_oldest_turns_are_dropped_on_request(chat):
     lines = ["x" * 40] * 3  # the third is too much, and `shift` keeps a quarter free for the answer
     code, out, err = seen(chat(lines, "--ctx", "160"))
     assert (code, out) == (1, f"{SAYS}\n{SAYS}\n")
@@ -188,7 +188,7 @@ def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
     )
 
 
-def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
+def test_a_saved_conversation_is_continued(chat, tmp_path):
     file = tmp_path / "talk.session"
     code, _, err = seen(chat(["hello", "more"], "--save", file))
     assert code == 0
@@ -203,7 +203,7 @@ def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
     assert within[0]["prompt_tokens"] == whole["prompt_tokens"]
 
 
-def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
+def test_caches_of_other_models_are_not_used_and_a_note_says_so(chat, tmp_path):
     file = tmp_path / "talk.session"
     chat(["hello", f"/save {file}"])
     code, out, err = seen(chat([f"/load {file}", "more"], "-m", "plain.gguf"))
@@ -223,7 +223,7 @@ def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
         "/load",
     ],
 )
-def test_files_that_cannot_be_used_end_nothing(chat, line):
+def test_a_file_that_cannot_be_used_does_not_end_the_chat(chat, line):
     code, out, err = seen(chat([line, "hello"]))
     assert (code, out) == (1, f"{SAYS}\n")
     assert err.count("Error: ") == err.count("Hint: ") == 1
@@ -233,13 +233,13 @@ def test_files_that_cannot_be_used_end_nothing(chat, line):
 @pytest.mark.parametrize(
     "args", [("--load", "gone.session"), ("--save", "gone/x"), ("--save", ".")]
 )
-def test_a_file_that_cannot_be_used_is_told_before_anything_is_said(chat, args):
+def test_a_file_that_cannot_be_used_is_an_error_before_the_first_turn(chat, args):
     code, out, err = seen(chat(["hello"], *args))
     assert (code, out) == (1, "")
     assert err.startswith("Error: ")
 
 
-def test_nothing_said_is_not_saved_over_what_was(chat, tmp_path):
+def test_an_empty_conversation_does_not_overwrite_a_saved_one(chat, tmp_path):
     file = tmp_path / "talk.session"
     file.write_bytes(b"mine")
     assert seen(chat([], "--save", file)) == (0, "", "")
@@ -269,7 +269,7 @@ def test_a_bad_option_is_an_error_before_a_model_is_loaded(chat):
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("when", ["in an answer", "between two"])
-def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number, code, when):
+def test_sigterm_saves_and_ends_the_chat(chat, cage, environment, tmp_path, number, code, when):
     zoo.write(
         cage / "on.gguf",
         zoo.parrot("\n" + SAYS, for_ever=True),
@@ -442,7 +442,7 @@ def test_set_changes_options(chat):
     assert said[4] == "max_tokens            1024"
 
 
-def test_set_takes_lists_and_says_all(chat):
+def test_set_takes_lists_and_shows_all_options(chat):
     code, out, err = seen(chat(["/set stop 'e f' def", "hello", "/set stop none", "hello", "/set"]))
     assert (code, out) == (0, f"abc\n{SAYS}\n")
     assert {"temperature", "k", "drafter", "logit_bias", "json_schema"} <= {
@@ -500,7 +500,7 @@ def test_a_model_that_is_not_there_changes_nothing(chat):
     assert "chat.gguf, with drafts from" in err
 
 
-def test_a_file_goes_with_the_next_message_alone(chat, tmp_path):
+def test_a_file_is_sent_with_the_next_message_only(chat, tmp_path):
     (tmp_path / "a.txt").write_text("x" * 40 + "\n", encoding="utf-8")
     (tmp_path / "b.bin").write_bytes(b"a\0b")
     lines = [

@@ -269,7 +269,7 @@ def test_what_was_typed_is_there_the_next_time(terminal, home):
 
 
 @pytest.mark.full
-def test_what_is_typed_is_not_kept_where_that_is_wanted(terminal, home):
+def test_what_is_typed_is_not_kept_on_request(terminal, home):
     terminal.begin("--no-history")
     terminal.ask("first words")
     terminal.type("Up")
@@ -278,7 +278,7 @@ def test_what_is_typed_is_not_kept_where_that_is_wanted(terminal, home):
 
 
 @pytest.mark.full
-def test_a_history_that_cannot_be_kept_ends_nothing(terminal, home):
+def test_a_history_that_cannot_be_saved_does_not_end_the_chat(terminal, home):
     home.write_text("a file where a folder should be")
     terminal.begin()
     seen = terminal.ask("first words")
@@ -331,7 +331,7 @@ def test_commands_are_completed(terminal):
 
 
 @pytest.mark.full
-def test_errors_are_shown_and_the_chat_goes_on(terminal):
+def test_errors_are_shown_and_the_chat_continues(terminal):
     terminal.begin("--ctx", "128")
     seen = terminal.ask("/hlep")
     assert (
@@ -406,7 +406,7 @@ def test_accepted_tokens_are_green_on_request(terminal):
 
 
 @pytest.mark.full
-def test_no_colour_where_it_is_not_wanted(terminal):
+def test_no_colour_on_request(terminal):
     terminal.begin("-d", "chat.gguf", "-k", "2", "--fixed", "--show-draft", NO_COLOR="1")
     terminal.ask("/hlep")
     terminal.ask("hello")
@@ -431,7 +431,7 @@ def test_a_dumb_terminal(terminal):
 
 @pytest.mark.full
 @pytest.mark.parametrize("while_it_answers", [False, True])
-def test_told_to_end_it_leaves_the_terminal_as_it_was(terminal, tmp_path, while_it_answers):
+def test_sigterm_restores_the_terminal(terminal, tmp_path, while_it_answers):
     file = tmp_path / "talk.session"
     model = ("-m", "on.gguf", "-n", "-1", "--ctx", "60000") if while_it_answers else ()
     terminal.begin(*model, "--save", file)

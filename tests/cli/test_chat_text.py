@@ -69,7 +69,7 @@ LEFT = [
 
 @pytest.mark.parametrize("size", [None, 1, 4])
 @pytest.mark.parametrize("text", LEFT)
-def test_what_is_no_markdown_stays_as_it_is(text, size):
+def test_text_that_is_not_markdown_is_not_changed(text, size):
     assert plain(text, size) in (text, text.replace("\\*", "*"))
 
 
@@ -80,14 +80,14 @@ def test_text_does_not_wait_for_the_end_of_a_line():
     assert markdown.feed("ld** ") == [("bold", "bold"), (" ", "")]
 
 
-def test_a_span_without_an_end_is_not_waited_for_for_ever():
+def test_a_span_without_an_end_is_not_held_back_for_ever():
     markdown = Markdown()
     assert markdown.feed("**" + "word " * 20) == []
     assert markdown.feed("word " * 60)
 
 
 @given(st.text(alphabet="ab *_`#->~\\\n1.日", max_size=60), st.integers(1, 9))
-def test_letters_are_kept_whatever_comes_in_whatever_parts(text, size):
+def test_no_letter_is_lost_for_any_text_in_any_parts(text, size):
     shown = plain(text, size)
     assert [c for c in shown if c in "ab1日\n"] == [c for c in text if c in "ab1日\n"]
     assert shown == plain(text)

@@ -82,7 +82,7 @@ def test_commands_options_and_models(complete, shell):
 
 
 @pytest.mark.parametrize(("shell", "offered"), [("bash", set()), ("fish", {"zzz.gguf"})])
-def test_files_where_no_name_begins_so(complete, shell, offered, tmp_path):
+def test_files_are_completed_where_no_name_matches(complete, shell, offered, tmp_path):
     """Bash looks for files itself where the script offers nothing."""
     (tmp_path / "zzz.gguf").touch()
     assert complete(shell, "gguf-spec", "generate", "-m", "zz") == offered

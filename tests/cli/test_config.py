@@ -87,7 +87,7 @@ def test_what_is_wrong_is_named_with_the_file(here, config, text, said):
     assert here("config", "path", env=env).returncode == 0
 
 
-def test_a_file_that_is_no_text(here, config):
+def test_a_file_that_is_not_text(here, config):
     check(here("generate", "a", env=config(b"\xff\xfe[")), 2, "config.toml: it is not UTF-8")
     config.file.unlink()
     config.file.mkdir()

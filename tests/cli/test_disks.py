@@ -82,7 +82,7 @@ def full(folder):
 
 
 @pytest.mark.parametrize("state", ["read-only", "full"])
-def test_a_home_that_takes_nothing(command, own, tale, disk, state):
+def test_a_read_only_home(command, own, tale, disk, state):
     if state == "full":
         full(disk)
     else:
@@ -156,7 +156,7 @@ def test_a_cache_of_another_version(command, own, tale, first):
     assert (again.returncode, again.stdout, again.stderr) == (0, tale, "")
 
 
-def test_a_cache_that_is_no_folder(command, tale, tmp_path):
+def test_a_cache_that_is_not_a_folder(command, tale, tmp_path):
     (tmp_path / "file").write_text("mine")
     told = command(*TALE, XDG_CACHE_HOME=str(tmp_path / "file"))
     assert (told.returncode, told.stdout, told.stderr) == (0, tale, "")

@@ -70,14 +70,14 @@ def test_the_declared_draft_of_a_model_that_is_on_the_disk(run):
     assert (data["drafts"][0]["name"], data["drafts"][0]["declared"]) == ("tales-draft", True)
 
 
-def test_what_is_no_model_is_one_line(run):
+def test_a_file_that_is_not_a_model_is_one_line_of_error(run):
     for name in ("nothing", "smollm2", "./small"):
         result = run("models", "drafts", name)
         assert result.returncode == 1
         assert len(result.stderr.decode().splitlines()) == 2
 
 
-def test_generate_takes_it_and_says_so(run):
+def test_generate_uses_the_draft_and_notes_it(run):
     words = "generate --raw -m ./big.gguf --threads 1 -n 3 -t 0 a --json"
     result = run(*words.split())
     assert json.loads(result.stdout)["draft"] == "small.gguf"
@@ -86,7 +86,7 @@ def test_generate_takes_it_and_says_so(run):
     )
 
 
-def test_the_defaults_of_an_entry_count_where_nothing_else_is_said(run, home):
+def test_the_defaults_of_an_entry_apply_without_options(run, home):
     preset = "{temperature: 0.0, seed: 7, max_tokens: 4}"
     (home / "mine.yaml").write_text(
         f"models:\n  mine: {{path: big.gguf, draft: ngram, prompt: text, sampling: {preset}}}\n"

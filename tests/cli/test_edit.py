@@ -93,7 +93,7 @@ def test_a_link_stays_a_link(edit, file):
     assert file.read_text() == "abcXefgh\n"
 
 
-def test_a_fence_around_the_whole_answer_goes():
+def test_a_fence_around_the_complete_answer_is_removed():
     from gguf_spec.cli.edit import EditPrompt
 
     def text(old, answer, reason="stop"):
@@ -228,7 +228,7 @@ def test_ctrl_c_writes_nothing(cage, environment, file):
     assert file.read_text() == "abcdefgh\n"
 
 
-def test_a_gain_is_shown_only_where_it_is_one(monkeypatch, capsys):
+def test_a_gain_is_shown_only_if_drafts_are_faster(monkeypatch, capsys):
     from gguf_spec import Stats
     from gguf_spec.cli.edit import show_summary
 

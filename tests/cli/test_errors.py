@@ -183,7 +183,7 @@ def test_verify_with_nothing_to_do(here, flags):
     check(here("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *flags), 2)
 
 
-def test_verify_of_prompts_that_are_none(here, cage):
+def test_verify_of_a_file_without_prompts(here, cage):
     (cage / "empty.txt").write_text("\n\n", encoding="utf-8")
     verify = ("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1)
     check(

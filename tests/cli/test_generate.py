@@ -36,7 +36,7 @@ def test_a_draft_changes_nothing(generate_here):
             assert out(generate_here("a", *flags, *fixed)) == "bcdefghijkl\n", (flags, fixed)
 
 
-def test_a_character_split_over_tokens_is_whole(generate_here):
+def test_a_character_split_over_tokens_is_complete(generate_here):
     assert out(generate_here("a", "-m", "split.gguf")) == "é日\n"
     assert out(generate_here("a", "-m", "split.gguf", "-n", "3")) == "é\n"
 
@@ -179,7 +179,7 @@ def test_stop_tokens_bias_and_ends(generate_here):
     assert (len(whole["tokens"]), whole["finish_reason"]) == (30, "length")
 
 
-def test_drafts_from_the_text_alone(generate_here, tmp_path):
+def test_drafts_from_the_text_only(generate_here, tmp_path):
     """Here the text repeats itself; and it is found in a text beside it."""
     flags = ("a", "-m", "ever.gguf", "--ctx", "200", "-n", "60", "--json", "--fixed", "-k", "4")
     one = json.loads(out(generate_here(*flags, "-d", "ngram")))
@@ -269,7 +269,7 @@ def test_options_from_the_environment(generate_here, here):
     assert bad.returncode == 2
 
 
-def test_that_no_draft_is_known_is_told_with_the_statistics(here, cage, tmp_path):
+def test_a_missing_draft_is_noted_with_the_statistics(here, cage, tmp_path):
     shutil.copy(cage / "abc.gguf", tmp_path)  # what lies beside a model might draft for it
     words = ("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
     assert out(here(*words, cwd=tmp_path)) == "bcdefghijkl\n"
@@ -308,7 +308,7 @@ def endless(cage, environment):
         child.communicate()
 
 
-def test_a_reader_that_has_enough(endless):
+def test_a_reader_that_closes_the_pipe(endless):
     child = endless()
     assert child.stdout.read(5) == b"bcdef"
     child.stdout.close()

@@ -62,7 +62,7 @@ def test_the_nearest_command(typed, near):
     assert nearest_command(typed, names) == near
 
 
-def test_no_hint_destroys_anything():
+def test_no_hint_names_a_destructive_command():
     names = [path for path, _ in root.paths()]
     options = ["--force", "--yes", "-y", "--draft"]
     for typed in ("remove", "models remove", "rm", "del", "uninstall", "erase", "r"):
@@ -119,7 +119,7 @@ def test_run_at_a_terminal_is_a_chat(cage, environment):
     assert b"Ctrl-D" in seen
 
 
-def test_run_wants_a_model(here):
+def test_run_requires_a_model(here):
     check(here("run"), 2, "MODEL is missing")
     check(here("run", "--temp", "0"), 2, "MODEL is missing")
     check(here("run", "abc.gguf", "a", "--nonsense"), 2, "gguf-spec run has no option --nonsense")
@@ -155,7 +155,7 @@ def test_an_empty_prompt_is_refused_before_the_model_is_loaded(here, cage, words
     check(here("generate", *words, "-m", "gone.gguf"), 1, "the prompt is empty")
 
 
-def test_a_pipe_that_nobody_closes_is_named(cage, environment):
+def test_a_pipe_that_is_never_closed_is_named(cage, environment):
     import subprocess
     import sys
 

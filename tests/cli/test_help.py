@@ -35,7 +35,7 @@ def test_help_begins_with_examples(here):
     assert text.index("Options:") < text.index("Commands:")
 
 
-def test_every_option_says_what_it_does():
+def test_every_option_has_a_help_text():
     for path, command in root.paths():
         assert command.help, path
         for option in command.params:

@@ -63,7 +63,7 @@ def test_wrong_options(folder, run):
 
 
 @needs_mtmd
-def test_a_file_that_is_no_projector(folder, run):
+def test_a_file_that_is_not_a_projector(folder, run):
     done = run("generate", "What?", "--mmproj", folder / "model.gguf")
     assert done.returncode == 1
     assert "is not a projector but a model (llama)" in done.stderr.decode()

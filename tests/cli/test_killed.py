@@ -60,7 +60,7 @@ with gguf_spec.load("tales", threads=1) as llm:
 """
 
 
-def test_a_session_is_whole_or_as_before(tmp_path, tales):
+def test_a_session_is_complete_or_unchanged(tmp_path, tales):
     session, lengths = tmp_path / "talk.session", set()
     for _ in range(KILLS):
         assert killed(SAVE, session, most_s=0.15) == -signal.SIGKILL
@@ -91,7 +91,7 @@ with gguf_spec.load("tales", threads=1) as llm:
 """
 
 
-def test_a_profile_is_whole_or_as_before(tmp_path, monkeypatch, tales):
+def test_a_profile_is_complete_or_unchanged(tmp_path, monkeypatch, tales):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seen = set()
     for _ in range(KILLS):
@@ -121,7 +121,7 @@ while True:
 """
 
 
-def test_a_quantised_file_is_whole_or_as_before(tmp_path):
+def test_a_quantised_file_is_complete_or_unchanged(tmp_path):
     from gguf_spec.quantize import quantize
 
     made = tmp_path / "small.gguf"
@@ -156,7 +156,7 @@ def test_a_quantised_file_is_whole_or_as_before(tmp_path):
 PULL = "import sys; from gguf_spec.cli import main; sys.argv[0] = 'gguf-spec'; main()"
 
 
-def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
+def test_a_download_is_complete_or_missing(tmp_path, monkeypatch):
     body = random.Random(1).randbytes(20_000_000)
     body = TARGET.read_bytes()[:4] + body[4:]
     with Hub() as hub:

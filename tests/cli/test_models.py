@@ -184,7 +184,7 @@ def test_a_place_on_the_hub(run, hub):
     assert hub.requests == []
 
 
-def test_a_token_is_sent_to_the_hub_alone(run, hub):
+def test_a_token_is_sent_only_to_the_hub(run, hub):
     assert run("pull", "two", env={"HF_TOKEN": "hf_x"}).returncode == 0
     sent = {(path.split("/")[1], headers.get("authorization")) for _, path, headers in hub.requests}
     assert sent == {("someone", "Bearer hf_x"), ("cdn", None)}

@@ -38,7 +38,7 @@ def test_a_line_at_the_end(quantise, here, tmp_path):
 
 
 @pytest.mark.full
-def test_what_was_made_drafts(quantise, here, tmp_path):
+def test_the_written_file_drafts(quantise, here, tmp_path):
     quantise("--type", "Q4_0")
     args = ("-m", "abc.gguf", "-d", tmp_path / "small.gguf", "--raw", "-t", "0", "--threads", "1", "-k", "2", "--fixed", "--json")  # fmt: skip
     data = json.loads(here("generate", "a", *args).stdout)
@@ -66,7 +66,7 @@ def test_json_and_the_note(quantise, here, tmp_path):
 
 
 @pytest.mark.full
-def test_rows_that_blocks_do_not_divide_are_told(quantise):
+def test_rows_that_blocks_do_not_divide_are_reported(quantise):
     assert re.search(
         rb"s, \d+ of 12 tensors in a larger type, because blocks do not divide their rows\n",
         quantise("--type", "Q4_K_M").stdout,
@@ -87,7 +87,7 @@ def test_a_bundled_model_by_its_name(quantise, tmp_path):
         (("--type", "Q8_0", "--threads", "0"), 2, "threads is 0"),
     ],
 )
-def test_what_is_wrong_is_said(quantise, tmp_path, args, code, said):
+def test_errors_name_the_cause(quantise, tmp_path, args, code, said):
     result = quantise(*args)
     assert (result.returncode, result.stdout) == (code, b"")
     assert said in result.stderr.decode()

@@ -34,7 +34,7 @@ def plain(text):
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_the_prompt_comes_first_and_the_text_goes_on(terminal):
+def test_the_prompt_is_shown_before_the_text(terminal):
     code, seen = terminal("xa")
     assert code == 0
     assert plain(seen) == "xabcdefghijkl\n"
@@ -48,7 +48,7 @@ def test_accepted_tokens_are_green(terminal):
     assert green == "bcefhikl"
 
 
-def test_no_colour_where_it_is_not_wanted(terminal, environment, monkeypatch):
+def test_no_colour_on_request(terminal, environment, monkeypatch):
     monkeypatch.setitem(environment, "NO_COLOR", "1")
     _, seen = terminal("a", "--show-draft", "-d", "abc.gguf")
     assert "\x1b[32m" not in seen
@@ -68,7 +68,7 @@ def test_a_prompt_is_text_on_one_line(terminal):
     assert plain(seen) == f"\ufffd]2;z\ufffd{words}abcdefghijkl\n"
 
 
-def test_json_at_a_terminal_is_json_alone(terminal):
+def test_json_at_a_terminal_is_only_json(terminal):
     code, seen = terminal("a", "--json")
     assert (code, seen[0], seen[-2:]) == (0, "{", "}\n")
 
@@ -162,7 +162,7 @@ def test_ctrl_c_while_a_prompt_is_read(impatient):
     assert "100% of 49,999" not in seen
 
 
-def test_the_first_load_says_that_it_measures(cage, environment, tmp_path):
+def test_the_first_load_notes_that_it_measures(cage, environment, tmp_path):
     def load(**variables):
         command = [sys.executable, "-m", "gguf_spec", *GENERATE, "-d", "abc.gguf", "a"]
         code, seen = children.at_terminal(command, cwd=cage, env=environment | variables)

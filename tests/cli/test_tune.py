@@ -85,7 +85,7 @@ def test_where_it_cannot_be_kept(here, tmp_path):
     ("args", "code", "said"),
     [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "--threads is 0")],
 )
-def test_what_is_wrong_is_said(here, args, code, said):
+def test_errors_name_the_cause(here, args, code, said):
     result = here("tune", *args)
     assert (result.returncode, result.stdout) == (code, b"")
     assert said in result.stderr.decode()

@@ -84,7 +84,7 @@ def use_in_many_ways(llm, animals):
     chat.restore(animals / "kept")
 
 
-def test_close_frees_all_at_once_when_nothing_uses_it(animals):
+def test_close_frees_all_memory_that_is_not_in_use(animals):
     llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **OPTIONS)
     natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
     gc.disable()
@@ -153,7 +153,7 @@ LEFT_OPEN = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", LEFT_OPEN)
-def test_a_program_that_leaves_something_open_ends_in_peace(animals, what):
+def test_a_program_that_leaves_streams_open_ends_normally(animals, what):
     program = AT_EXIT.format(LEFT_OPEN[what])
     child = children.run(
         [sys.executable, "-c", program, animals / "llama.gguf"],

@@ -42,7 +42,7 @@ def wait_until(condition):
     raise AssertionError("it never came")
 
 
-def test_turns_come_in_the_order_of_asking():
+def test_turns_are_in_the_order_of_the_requests():
     line, first, order = Line(), Ticket(), []
 
     def take(i):
@@ -64,7 +64,7 @@ def test_turns_come_in_the_order_of_asking():
     assert line.first is None
 
 
-def test_a_ticket_that_leaves_before_its_turn_and_one_that_nobody_calls():
+def test_a_ticket_removed_before_its_turn_and_one_never_called():
     line, first, second, third = Line(), Ticket(), Ticket(), Ticket()
     line.join(first)
     line._tickets.append(second)
@@ -114,7 +114,7 @@ def test_an_error_in_a_round_that_is_a_value_error_is_not_taken_for_the_end(monk
     assert len(llm.generate("ab", FREE).tokens) == 20
 
 
-def test_those_who_wait_are_told_when_it_is_closed():
+def test_waiting_requests_get_an_error_on_close():
     llm, opened, done, raised = llm_of(), threading.Event(), threading.Event(), []
 
     def hold(_):
@@ -160,7 +160,7 @@ def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
     join_all(holder)
 
 
-def test_close_in_the_middle_of_ones_own_round_is_refused():
+def test_close_during_a_round_of_the_same_thread_is_refused():
     llm, raised = llm_of(), []
 
     def close(_):

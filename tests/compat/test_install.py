@@ -18,7 +18,7 @@ def installed():
     del sys.modules["early_bird"]
 
 
-def test_who_asks_llama_cpp_gets_ours_and_who_has_it_too(installed):
+def test_modules_that_import_llama_before_or_after_get_our_class(installed):
     compat.install()
     from llama_cpp import Llama
 
@@ -29,7 +29,7 @@ def test_who_asks_llama_cpp_gets_ours_and_who_has_it_too(installed):
     assert installed.Ours is Llama  # whoever had ours keeps it
 
 
-def test_llama_cpp_itself_goes_on(installed, pair):
+def test_llama_cpp_itself_still_works(installed, pair):
     theirs = llama_cpp.llama.Llama(pair[0], n_ctx=64, verbose=False, n_threads=1)
     assert theirs("Once", max_tokens=3)["usage"]["completion_tokens"] == 3
     theirs.close()

@@ -184,7 +184,7 @@ def test_the_draft_is_used(pair):
 # ---- the same answers
 
 
-def test_what_the_file_and_the_vocabulary_say(ours, theirs):
+def test_metadata_of_the_file_and_the_vocabulary(ours, theirs):
     assert ours.metadata == theirs.metadata
     assert ours.chat_format == theirs.chat_format
     for name in ("n_ctx", "n_vocab", "token_bos", "token_eos"):
@@ -466,7 +466,7 @@ def test_messages_in_parts(ours):
         )
 
 
-def test_prompts_that_are_none_or_too_long(ours):
+def test_empty_prompts_and_prompts_that_are_too_long(ours):
     with pytest.raises(EmptyPromptError):
         ours("")
     with pytest.raises(ValueError, match="prompt"):
@@ -496,7 +496,7 @@ def test_streams_that_are_read_in_turns_from_few_threads(ours):
     assert texts == alone
 
 
-def test_a_stream_that_is_left_alone_holds_nobody_up(ours):
+def test_an_unread_stream_does_not_block_other_requests(ours):
     left = ours(PROMPTS[0], stream=True, **GREEDY)
     next(left)
     assert ours(PROMPTS[1], **GREEDY)["usage"]["completion_tokens"] == 80
@@ -535,7 +535,7 @@ def test_close_ends_streams_and_all_else(pair):
     assert len(list(stream)) < 400
 
 
-def test_one_that_is_dropped_gives_its_memory_back(pair):
+def test_a_dropped_object_frees_its_memory(pair):
     llama = Llama(pair[0], draft_model_path=None, n_threads=1, verbose=False)
     inner = llama._llm
     del llama

@@ -173,7 +173,7 @@ def test_so_does_one_whose_draft_model_fails(rule, who, after, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, monkeypatch):
+def test_a_token_of_the_text_treated_as_drawn_would_be_caught(rule, monkeypatch):
     """A proposal from the text is no random choice: its distribution has only that token."""
     rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
     table = random_table(rng, V)
@@ -204,7 +204,7 @@ def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
     assert distance(distribution, right_law(table, [1, 2])) > 1e-3
 
 
-def test_the_right_law_is_that_of_the_other_enumeration():
+def test_both_enumerations_give_the_same_distribution():
     table = random_table(np.random.default_rng(5), V)
     distribution = {}
     for tokens, weight in exact_distribution(table, {}).items():

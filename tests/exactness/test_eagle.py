@@ -194,7 +194,7 @@ def test_a_kind_of_head_that_is_not_there(folder):
         assert "to the file of one" in caught.value.hint
 
 
-def test_doctor_tells_that_the_head_drafts(folder):
+def test_doctor_reports_that_the_head_drafts(folder):
     def checks(head, name="llama"):
         found = doctor.doctor(
             folder / f"{name}.gguf", folder / f"{head}.gguf", ContextOptions(256, 1)

@@ -164,7 +164,7 @@ def test_a_wrong_coupling_is_caught(tables, rule):
 
 
 @pytest.mark.full
-def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
+def test_a_rollback_that_drops_too_much_changes_only_the_speed(tables, monkeypatch):
     target, draft = tables
     monkeypatch.setattr(
         ModelDrafter, "rollback", lambda self, to: self._model.rollback(max(to - 1, 0))
@@ -189,7 +189,7 @@ def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
-def test_the_loop_cuts_bursts_without_changing_the_law(tables, rule):
+def test_the_loop_cuts_rounds_without_changing_the_distribution(tables, rule):
     """With end tokens and a limit, over `rounds`: sequences that end early count as such."""
     target_table, draft_table = tables
     ends, n_max = {0}, 3

@@ -104,7 +104,7 @@ def test_attention_is_exact_with_the_own_kernel_in_any_build(use, tmp_path):
     assert has_exact_attention(one, in_blocks, "on", LLAMAFILE)
 
 
-def test_a_profile_promises_no_more():
+def test_a_profile_has_no_larger_exact_width():
     """The rows that were measured had the same bits by chance."""
     model = FakeModel(random_table(np.random.default_rng(1), 6), n_ctx=512)
     assert measure(model, None).exact_width == 65

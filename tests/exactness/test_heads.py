@@ -237,7 +237,7 @@ def test_a_head_that_fails_is_switched_off(folder, monkeypatch):
         assert llm.generate("a", GREEDY, speculation=FIXED).stats.n_accepted > 0
 
 
-def test_what_is_asked_for_and_not_there(folder):
+def test_a_requested_head_that_does_not_exist(folder):
     for name, why in (
         ("plain", "plain.gguf has no prediction head"),
         ("two", "two.gguf has 2"),
@@ -299,7 +299,7 @@ def test_plain_decoding_loads_no_head(folder):
             assert target.hidden is None
 
 
-def test_a_head_alone_is_no_model(folder):
+def test_a_file_with_only_a_head_is_not_a_model(folder):
     for target, draft in (("alone", None), ("other", folder / "alone.gguf")):
         if draft is None:
             with pytest.raises(UnsupportedModelError, match="without the layers of its model"):
@@ -335,7 +335,7 @@ def test_models_lists_a_head_among_the_drafts(folder):
     assert not [one for one in models.find_drafts(folder / "plain.gguf") if one.name == "mtp"]
 
 
-def test_doctor_tells_which_head_drafts(folder):
+def test_doctor_reports_which_head_drafts(folder):
     def checks(name, draft="auto"):
         found = doctor.doctor(folder / f"{name}.gguf", draft, ContextOptions(256, 1)).checks
         return {one.name: one for one in found}
@@ -357,7 +357,7 @@ def test_doctor_tells_which_head_drafts(folder):
 @pytest.mark.parametrize(
     ("declared", "kind"), [(None, "own"), ("ngram", "own"), ("none", ""), ("other", "")]
 )
-def test_what_models_yaml_says_of_drafts(folder, declared, kind):
+def test_values_of_draft_in_models_yaml(folder, declared, kind):
     """`ngram` means that there is no draft model; the head in the file is none."""
     path = folder / "trained.gguf"
     entry, options = replace(resolve(path), draft=declared), ContextOptions(256, 1)
@@ -365,7 +365,7 @@ def test_what_models_yaml_says_of_drafts(folder, declared, kind):
     assert planned.head.kind == kind
 
 
-def test_a_head_is_there_for_requests_that_want_it(folder):
+def test_a_head_is_used_by_requests_that_ask_for_it(folder):
     with loaded(folder, speculation=Speculation(k=0)) as llm:
         assert llm.draft_name == "trained.gguf (prediction head)"
         assert not llm.generate("a", GREEDY).stats.n_drafted

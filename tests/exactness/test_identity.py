@@ -27,7 +27,7 @@ def dense(distribution, n=6):
 
 
 @given(laws(), laws())
-def test_the_emitted_law_is_p(p, q):
+def test_the_emitted_distribution_is_p(p, q):
     a, b = dense(p), dense(q)
     accepted = np.minimum(a, b)
     emitted = accepted + (1 - accepted.sum()) * dense(residual(p, q))
@@ -40,14 +40,14 @@ def test_without_mass_the_residual_is_p(p):
 
 
 @given(laws(), laws())
-def test_the_residual_is_a_law_of_tokens_p_has(p, q):
+def test_the_residual_is_a_distribution_of_tokens_of_p(p, q):
     rest = residual(p, q)
     assert abs(rest.probs.sum() - 1) < 1e-12
     assert (rest.probs > 0).all()
     assert set(rest.ids) <= set(p.ids)
 
 
-def test_the_identity_fails_where_the_residual_is_forgotten():
+def test_the_identity_fails_without_the_residual():
     p, q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
     accepted = np.minimum(p, q)
     assert np.abs(accepted + (1 - accepted.sum()) * p - p).max() > 0.1

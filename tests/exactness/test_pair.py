@@ -82,7 +82,7 @@ def opening(tales):
     return prompt, exact_distribution(tales._target, prompt)
 
 
-def test_the_law_depends_on_earlier_tokens(opening):
+def test_the_distribution_depends_on_earlier_tokens(opening):
     _, distribution = opening
     first = {t[0] for t in distribution}
     given = [

@@ -204,7 +204,7 @@ def test_cancelled_and_taken_up_again(tales):
         assert (*said, *rest.tokens) == whole.tokens
 
 
-def test_what_was_asked_before_changes_no_text(tales):
+def test_earlier_requests_change_no_text(tales):
     """The draft learns from every request; the text does not depend on it."""
     sampling = Sampling(seed=2, max_tokens=50)
     before = tales.generate("A fox and a hen", sampling)

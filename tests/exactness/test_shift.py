@@ -47,7 +47,7 @@ def test_the_text_is_the_same_with_any_draft(short, more):
         )
 
 
-def test_it_goes_on_from_the_prompt_and_the_later_half(short):
+def test_it_continues_from_the_prompt_and_the_later_half(short):
     """The definition, put together by hand from single texts."""
     prompt = short.tokenize("There was once a king who")
     room = N_CTX - len(prompt)
@@ -60,7 +60,7 @@ def test_it_goes_on_from_the_prompt_and_the_later_half(short):
     assert list(long.tokens) == said[: 2 * N_CTX]
 
 
-def test_the_noise_of_a_place_does_not_come_again(short):
+def test_the_noise_of_a_position_is_not_repeated(short):
     """Positions do: with the noise of the part before, texts of little temperature would go in circles."""
     tokens = short.generate(
         "Once upon a time", sampling(400, temperature=3.0, top_k=0, top_p=1.0)
@@ -70,7 +70,7 @@ def test_the_noise_of_a_place_does_not_come_again(short):
     assert same < 0.2 * (len(tokens) - 100 - period)
 
 
-def test_numbers_go_on(short):
+def test_numbers_of_the_statistics_continue(short):
     with short.stream(
         "Once upon a time", sampling(300), speculation=Speculation(3, adaptive=False)
     ) as stream:
@@ -86,7 +86,7 @@ def test_numbers_go_on(short):
     )
 
 
-def test_an_end_still_ends_it(short):
+def test_an_end_token_still_ends_the_text(short):
     tokens = short.generate("Once upon a time", sampling(300)).tokens
     stop = tokens[200]
     at = tokens.index(stop)
@@ -115,7 +115,7 @@ def test_a_prompt_that_leaves_one_place_just_ends(short):
 @pytest.mark.parametrize(
     "more", [{"grammar": 'root ::= "a"+'}, {"json_schema": {}}], ids=["grammar", "schema"]
 )
-def test_a_grammar_must_see_the_whole_answer(more):
+def test_a_grammar_needs_the_complete_answer(more):
     with pytest.raises(InvalidOptionError, match="stop if there is a grammar or a JSON schema"):
         Sampling(overflow="shift", **more)
 

@@ -101,7 +101,7 @@ def test_a_planted_bug_is_caught(llm, prompts, monkeypatch, bug):
 
 
 @pytest.mark.failing_drafts
-def test_requests_that_fail_in_company_only_are_said(llm, prompts, monkeypatch):
+def test_requests_that_fail_only_in_a_batch_are_reported(llm, prompts, monkeypatch):
     decode = Slots.decode
 
     def failing(self, parts, *more):
@@ -119,7 +119,7 @@ def test_requests_that_fail_in_company_only_are_said(llm, prompts, monkeypatch):
     assert "planted" in report.checks[1].faults[0]
 
 
-def test_one_request_at_a_time_is_no_load(tales, prompts):
+def test_one_request_at_a_time_is_refused(tales, prompts):
     with pytest.raises(InvalidOptionError, match="parallel"):
         verify(tales, prompts[:1], under_load=True)
 

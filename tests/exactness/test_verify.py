@@ -167,7 +167,7 @@ def test_it_stops_when_the_time_is_up(tales, prompts):
 
 @pytest.mark.full
 @pytest.mark.parametrize("flash_attention", ["off", "on"])
-def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_attention):
+def test_a_broken_batch_path_is_not_taken_for_rounding_noise(monkeypatch, prompts, flash_attention):
     """It is there when the profile is measured, too: no pass is exact then, the noise is large, and nearly everything is a near tie."""
     monkeypatch.setattr("gguf_spec.speculative.profiler.write_profile", lambda *_: True)
     rows_scaled(monkeypatch)
@@ -180,7 +180,7 @@ def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_at
 
 
 @pytest.mark.full
-def test_rounding_noise_is_no_broken_batch_path(prompts, stock_kernels):
+def test_rounding_noise_is_not_taken_for_a_broken_batch_path(prompts, stock_kernels):
     """Flash attention over a long cache rounds otherwise for a single token, on any processor."""
     with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention="on") as llm:
         check = check_rows(llm, WAYS.values())
@@ -292,7 +292,7 @@ def test_the_chi_square_of_a_right_sampler_is_uniform():
     assert 3 <= sum(p < 0.05 for p in p_values) <= 30
 
 
-def test_a_token_that_the_law_does_not_know_has_no_chance():
+def test_a_token_outside_of_the_distribution_has_probability_zero():
     distribution = chi_square("x", Counter({(0,): 99, (7,): 1}), {(0,): 1.0})
     assert (distribution.chi_square, distribution.p_value, distribution.ok) == (None, 0.0, False)
 
@@ -313,7 +313,7 @@ def report(differences=(), laws=(), faults=()):
     )
 
 
-def test_near_ties_are_told_but_do_not_fail():
+def test_near_ties_are_reported_but_do_not_fail():
     near = Difference("greedy", "model, k = 1", 0, 3, 0.01, True)
     assert report([near]).ok
     assert "4 of 5 texts identical, 1 differ at a near tie" in report([near]).sentence

@@ -24,7 +24,7 @@ async def read(llm, prompt, sampling):
     return "".join([piece async for piece in async_app.stream(llm, prompt, sampling)])
 
 
-def test_streams_at_once_are_those_alone(tales):
+def test_concurrent_streams_are_those_of_separate_requests(tales):
     sampling, prompts = (
         Sampling(temperature=0.8, seed=3, max_tokens=40),
         ["The fox said", "The king said", "Once upon a time"],
@@ -51,7 +51,7 @@ def test_the_event_loop_is_not_blocked(tales):
 
 
 @pytest.mark.parametrize("how", ["cancel", "break"])
-def test_who_leaves_frees_the_model(tales, how, monkeypatch):
+def test_a_reader_that_stops_frees_the_model(tales, how, monkeypatch):
     quick = Stream.__next__
     monkeypatch.setattr(
         Stream, "__next__", lambda self: (time.sleep(0.02), quick(self))[1]

@@ -14,7 +14,7 @@ each_unit = pytest.mark.parametrize("path", UNITS, ids=lambda one: one.stem)
 
 
 @each_unit
-def test_it_calls_what_there_is(path):
+def test_the_command_of_the_unit_exists(path):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read(path)
@@ -28,7 +28,7 @@ def test_it_calls_what_there_is(path):
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
 @each_unit
-def test_systemd_takes_it(tmp_path, path):
+def test_systemd_accepts_the_unit(tmp_path, path):
     copy = tmp_path / path.name
     copy.write_text(
         re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", path.read_text(encoding="utf-8")),

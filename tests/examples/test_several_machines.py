@@ -128,7 +128,7 @@ def test_the_drop_in():
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
-def test_systemd_takes_the_drop_in(tmp_path):
+def test_systemd_accepts_the_drop_in(tmp_path):
     def verify(text):
         unit = tmp_path / "gguf-spec.service"
         unit.write_text(

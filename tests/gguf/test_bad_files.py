@@ -159,7 +159,7 @@ def test_no_model_at_all(tmp_path, kind):
     refused(UnsupportedModelError, path, f"part.gguf is not a model but of type '{kind}'")
 
 
-def test_vocabulary_alone(tmp_path):
+def test_a_file_with_only_a_vocabulary(tmp_path):
     refused(
         UnsupportedModelError,
         zoo.write(tmp_path / "v.gguf", (zoo.llama()[0], {})),
@@ -309,7 +309,7 @@ def test_unusual_but_valid_files(tmp_path, metadata):
         assert len(llm.generate("Once upon", Sampling(temperature=0, max_tokens=4)).tokens) == 4
 
 
-def test_weights_that_are_no_numbers(tmp_path):
+def test_weights_that_are_not_numbers(tmp_path):
     path = zoo.write(
         tmp_path / "nan.gguf",
         tensors={"output.weight": np.full((len(zoo.TOKENS), 64), np.nan, np.float32)},

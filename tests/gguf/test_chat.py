@@ -88,7 +88,7 @@ def test_a_turn_reads_what_is_new_and_nothing_else(llm, reads):
         assert answer.stats.n_prompt == len(before)
 
 
-def test_an_answer_to_somebody_else_costs_a_fresh_read_but_changes_nothing(llm):
+def test_an_answer_to_another_request_costs_a_new_prefill_but_changes_nothing(llm):
     one, other = llm.chat(sampling=SAID), llm.chat("You are brief.", sampling=SAID)
     before = [one.send(QUESTIONS[0]), one.send(QUESTIONS[1])]
     one.reset()
@@ -150,7 +150,7 @@ def test_a_stopped_answer_stays_in_the_chat(llm):
     assert chat.messages == before
 
 
-def test_what_does_not_fit_is_refused_or_old_turns_go():
+def test_a_conversation_that_does_not_fit_is_refused_or_loses_old_turns():
     with gguf_spec.load("tales", threads=1, n_ctx=160) as llm:
         chat = llm.chat("You tell tales.", sampling=SAID)
         with pytest.raises(PromptTooLongError):
@@ -325,7 +325,7 @@ def test_saving_where_there_is_no_room_leaves_what_was_there(fresh, tmp_path, mo
         chat.save(tmp_path / "no folder" / "two")
 
 
-def test_a_file_that_is_no_session_is_not_overwritten(fresh, tmp_path):
+def test_a_file_that_is_not_a_session_is_not_overwritten(fresh, tmp_path):
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear fox")
     with pytest.raises(SessionError, match="is not a session file"):

@@ -226,7 +226,7 @@ def pair(tmp_path):
     model.close()
 
 
-def test_pieces_of_a_text_are_as_the_whole(pair):
+def test_pieces_of_a_text_give_the_rows_of_the_complete_text(pair):
     _, head = pair
     whole = check_pieces(head)
     head.rollback(1)

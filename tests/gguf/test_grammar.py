@@ -170,7 +170,7 @@ def test_json_schemas_are_read_like_llama_cpp_reads_them(model):
 # ---- positions
 
 
-def test_only_the_answer_is_the_grammars(model):
+def test_the_grammar_applies_to_the_answer_only(model):
     grammar = Grammar(model, 'root ::= "ab"', 3)
     assert (
         texts(model, grammar, [5, 6, 7])
@@ -341,7 +341,7 @@ def test_an_end_only_where_the_grammar_is_complete(model):
 @pytest.mark.parametrize(
     "gbnf", ["root ::= .*", 'root ::= "<|im_start|>" | "<" .*', "root ::= [^x]+ # <|im_start|>"]
 )
-def test_control_tokens_are_no_text(model, gbnf):
+def test_control_tokens_are_not_text(model, gbnf):
     grammar = Grammar(model, gbnf, 0)
     hidden = [i for i in range(model.n_vocab) if not model.piece(i) and not model.is_end(i)]
     assert hidden
@@ -402,7 +402,7 @@ def test_characters_split_over_tokens(model):
     "bad",
     [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf4\x90\x80\x80", b"\x80", b"\0"],
 )
-def test_bytes_that_are_no_text(model, bad):
+def test_bytes_that_are_not_text(model, bad):
     byte = {model.piece(i): i for i in range(model.n_vocab) if len(model.piece(i)) == 1}
     grammar, history = Grammar(model, "root ::= .*", 0), []
     for value in bad:
@@ -520,7 +520,7 @@ HARD = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", HARD.values(), ids=HARD)
-def test_a_grammar_that_is_hard_ends_soon(model, case):
+def test_an_expensive_grammar_is_refused_soon(model, case):
     gbnf, text = case if isinstance(case, tuple) else (case, "")
     ids, refused = [ids_of(model, c)[0] for c in text], None
     started = time.process_time()

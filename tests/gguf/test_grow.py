@@ -157,7 +157,7 @@ def test_a_vocabulary_of_the_right_size_stays_as_it_is(tmp_path, shape, tied, pr
     assert {key for key in changed if not key.startswith(("llama.", "GGUF."))} == set()
 
 
-def test_a_precise_one_loses_less_to_four_bits(tmp_path):
+def test_a_precise_model_loses_less_with_four_bits(tmp_path):
     source = grouped(tmp_path / "small.gguf")
     _, logits = rows(source)
     lost = []

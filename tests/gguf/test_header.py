@@ -300,7 +300,7 @@ def test_a_folder_that_is_a_file(good):
         read_header(good / "x.gguf")
 
 
-def test_texts_that_are_no_utf8(tmp_path):
+def test_texts_that_are_not_utf8(tmp_path):
     (tmp_path / "odd.gguf").write_bytes(
         _file(
             0, 2, _pair(b"\xff", 8, struct.pack("<Q", 2) + b"\xc3\x28") + _pair(b"\xfe", 7, b"\x02")

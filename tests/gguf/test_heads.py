@@ -234,7 +234,7 @@ def test_own_rows_are_dropped_with_the_draft(pair):
     assert head.cached == TEXT[:4]
 
 
-def test_pieces_of_a_text_are_as_the_whole(pair):
+def test_pieces_of_a_text_give_the_rows_of_the_complete_text(pair):
     model, head = pair
     model.read(TEXT)
     check_pieces(head)

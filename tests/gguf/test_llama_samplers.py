@@ -67,7 +67,7 @@ def test_typical_follows_the_paper(n, mass):
         assert (row(n, seed)[1] == logits).all()
 
 
-def test_typical_may_leave_out_the_likeliest_and_a_hopeless_token_changes_nothing():
+def test_typical_may_leave_out_the_likeliest_and_an_unlikely_token_changes_nothing():
     ids, logits = np.arange(66), np.log(np.array([0.35, *[0.01] * 65]))
     kept = typical(ids, logits, 0.505)
     assert len(kept) == 51
@@ -96,7 +96,7 @@ def test_typical_keeps_one_at_least():
     ],
 )
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_no_numbers_are_left_out(keeps, bad):
+def test_logits_that_are_not_numbers_are_left_out(keeps, bad):
     for n in (1, 2, 40, 300):
         assert keeps(np.arange(n), np.full(n, bad)).tolist() == []
     ids, logits = row(40, 1)
@@ -136,7 +136,7 @@ def test_xtc_removes_the_likeliest_tokens(n, threshold):
         assert (row(n, seed)[1] == logits).all()
 
 
-def test_xtc_keeps_hopeless_tokens():
+def test_xtc_keeps_unlikely_tokens():
     logits = np.array([0.0, -0.1, -200.0, -1e300])
     assert xtc(np.arange(4), logits, 1.0, 0.1, 0).tolist() == [1, 2, 3]
 
@@ -146,7 +146,7 @@ def tossed(seed, probability=0.5, logits=(0.0, 0.1)):
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_xtc_tosses_one_coin_a_seed(probability):
+def test_xtc_draws_one_number_for_each_seed(probability):
     tosses = [tossed(seed, probability) for seed in range(4000)]
     assert np.mean(tosses) == pytest.approx(probability, abs=0.03)
     assert tosses == [tossed(seed, probability, (3.0, 3.3, 3.1, -9.0)) for seed in range(4000)]
@@ -230,7 +230,7 @@ def test_dry_follows_its_rule_however_the_history_changes(model, options, breake
     assert n_penalised > 50 or last_n == 1
 
 
-def test_dry_is_what_llama_cpp_does_to_a_whole_vocabulary(model):
+def test_dry_is_that_of_llama_cpp_for_a_complete_vocabulary(model):
     dry, rnd = Dry(model, 0.8, 1.75, 1, -1, BREAKERS), random.Random(1)
     breakers = (ctypes.c_char_p * 4)(*[text.encode() for text in BREAKERS])
     for n in (0, 1, 5, 60, 400):

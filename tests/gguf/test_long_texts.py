@@ -46,7 +46,7 @@ def partition(text, names, stripping, rng):
 
 
 @pytest.mark.full
-def test_the_parts_of_a_text_are_those_of_the_whole():
+def test_the_parts_have_the_tokens_of_the_complete_text():
     rng, n_cuts = random.Random(3), 0
     for _ in range(4000):
         names = {"".join(rng.choices("ab<\n ", k=rng.randrange(1, 6))).encode() for _ in range(5)}

@@ -338,7 +338,7 @@ def test_matrices_that_do_not_fit(folder, tmp_path, pairs, said):
     refused(folder, write(tmp_path / "lora.gguf", pairs), said)
 
 
-def test_half_a_pair_and_strangers(folder, tmp_path):
+def test_one_matrix_of_a_pair_and_unknown_tensors(folder, tmp_path):
     half = write(tmp_path / "half.gguf", tensors={"blk.0.attn_q.weight.lora_b": None})
     refused(folder, half, "only one of the two matrices for blk.0.attn_q.weight")
     refused(

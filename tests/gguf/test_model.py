@@ -181,7 +181,7 @@ def test_a_token_longer_than_the_buffer(tmp_path):
     model.close()
 
 
-def test_a_start_token_is_added_as_the_header_says(tmp_path):
+def test_the_header_decides_on_the_start_token(tmp_path):
     model = Model(
         zoo.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}),
         ContextOptions(n_ctx=32, threads=1, extra_bufts=False),

@@ -97,7 +97,7 @@ def test_a_damaged_or_old_profile_is_measured_again(cache, measured):
         assert json.loads(path.read_text(encoding="utf-8")).keys() == whole.keys()
 
 
-def test_without_a_place_to_keep_it_things_go_on(cache, measured):
+def test_a_profile_that_cannot_be_stored_is_still_used(cache, measured):
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("in the way", encoding="utf-8")
     with load() as llm:
@@ -106,7 +106,7 @@ def test_without_a_place_to_keep_it_things_go_on(cache, measured):
 
 
 @pytest.mark.full
-def test_what_was_learned_is_kept_and_damage_to_it_is_no_matter(cache):
+def test_learned_statistics_are_kept_and_damaged_ones_ignored(cache):
     with load() as llm:
         llm.generate("Once", Sampling(temperature=0.0, max_tokens=40))
         learned = llm._pair.experiences["greedy"].chances.to_list()
@@ -121,7 +121,7 @@ def test_what_was_learned_is_kept_and_damage_to_it_is_no_matter(cache):
         load().close()
 
 
-def test_nonsense_is_no_profile():
+def test_an_invalid_profile_is_ignored():
     with load() as llm:
         profile = llm.profile
     assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile

@@ -313,7 +313,7 @@ def test_a_quantiser_that_is_killed(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["half", "tokens", "tensors"])
-def test_what_is_not_right_is_not_kept(model, tmp_path, monkeypatch, wrong):
+def test_an_invalid_result_is_not_kept(model, tmp_path, monkeypatch, wrong):
     other = tmp_path / "other.bin"
     if wrong == "half":
         other.write_bytes(bytes(1000))

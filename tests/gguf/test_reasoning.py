@@ -78,7 +78,7 @@ def test_the_reasoning_is_apart_from_the_answer(name, request):
     assert result.to_dict()["reasoning"] == "ab"
 
 
-def test_reasoning_that_was_cut_is_no_answer(qwen35):
+def test_reasoning_that_was_cut_off_is_not_an_answer(qwen35):
     result = qwen35.generate(HELLO, replace(GREEDY, max_tokens=2))
     assert (result.reasoning, result.text, result.finish_reason) == ("ab", "", "length")
 

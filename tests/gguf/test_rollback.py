@@ -255,7 +255,7 @@ def test_others_have_passes_before_a_rollback(files, name):
     slots.model.close()
 
 
-def test_a_state_that_cannot_be_restored_is_lost_alone(files, monkeypatch):
+def test_a_state_that_cannot_be_restored_affects_only_its_sequence(files, monkeypatch):
     """The pass of another sequence fails once for it; then the sequence is empty, and is read again."""
     model = opened(files["qwen35"])
     rows = single_rows(model)
@@ -307,7 +307,7 @@ class Drafting:
 
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS)
 @pytest.mark.parametrize(("widest", "failing"), [(65, ()), (6, ()), (65, (3, 9, 10)), (6, (1, 2))])
-def test_drafts_of_recurrent_models_in_company(files, name, widest, failing, monkeypatch):
+def test_drafts_of_recurrent_models_in_a_batch(files, name, widest, failing, monkeypatch):
     """In one pass or in several, some of which fail: each is decoded again, others in between."""
     model = opened(files[name])
     rows = single_rows(model)

@@ -151,7 +151,7 @@ def test_pieces_are_longer_where_passes_would_delay_first_tokens(models, a_token
     run(scheduler)
 
 
-def test_alone_prompts_are_read_in_large_passes(models):
+def test_prompts_of_a_single_request_are_read_in_large_passes(models):
     scheduler, slot = scheduler_of(models[0]), None
     task = Task(scheduler, 1, PROMPT, 3)
     scheduler.step()
@@ -254,7 +254,7 @@ def test_a_full_context_is_an_error_of_one_task(models):
     assert tasks[1].is_right(models[1])
 
 
-def test_a_parked_task_is_no_part_of_common_passes(models):
+def test_a_parked_task_is_not_in_common_passes(models):
     """The draft controllers of the others would share costs with it, and read for it in small pieces."""
     scheduler = scheduler_of(models[0])
     parked = scheduler.start(scheduler.pairs[0], scheduler.park)
@@ -435,7 +435,7 @@ def test_random_tasks_start_and_end(models, rows_of_one_pass):
 
 
 @pytest.mark.parametrize("parked", [False, True])
-def test_sequences_become_neighbours_when_others_end(models, passes, parked):
+def test_sequences_get_consecutive_ids_when_others_end(models, passes, parked):
     """Tasks in slots 0 and 3 go on when those between them end, with the same rows; a parked one stays."""
     scheduler = scheduler_of(models[0])
     lost, resumed = [], []

@@ -261,7 +261,7 @@ def test_it_drafts_for_another_tokenizer_too(half, animals):
     check_translated_draft(animals / "llama.gguf", half, "Once upon a time", sampling)
 
 
-def test_a_table_of_other_tokens_is_no_table_of_the_target(half, tmp_path):
+def test_a_table_of_other_tokens_is_not_a_table_of_the_target(half, tmp_path):
     """The ids fit, the texts do not: the texts decide."""
     header = read_header(half)
     names = FileVocabulary(header)

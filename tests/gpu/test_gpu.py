@@ -93,7 +93,7 @@ def test_what_a_device_needs_is_not_underestimated(files, gpu, capfd, file):
         assert used <= 1.02 * estimate + MIB
 
 
-def test_a_tensor_goes_to_the_gpu_alone(files, gpu, capfd):
+def test_a_single_tensor_on_the_gpu(files, gpu, capfd):
     placement = Placement(overrides=((r"^blk\.0\.attn_q\.weight$", gpu),))
     found = buffers(capfd, files / "plain.gguf", gpu_layers=0, placement=placement)
     assert found["model"][gpu] == pytest.approx(64 * zoo.N_EMBD * 4 / MIB, abs=0.02)
@@ -170,7 +170,7 @@ def test_draft_and_target_are_on_different_devices(files, gpu, capfd):
         assert draft.slow_first_pass
 
 
-def test_no_bit_is_promised_that_was_not_measured(files):
+def test_the_exact_width_is_only_what_was_measured(files):
     """Wide passes use other kernels, so prompts are read on a grid."""
     model = Model(files / "plain.gguf", ContextOptions(n_ctx=256, threads=1))
     try:

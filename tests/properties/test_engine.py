@@ -271,7 +271,7 @@ def test_the_seed_alone_decides_the_text(prompt, sampling, draft, speculation, c
                 assert (*said, *rest.tokens) == plain.tokens
 
 
-def test_the_rules_that_draw_anew_do_not_give_the_same_text():
+def test_rules_that_draw_again_do_not_give_the_same_text():
     """The test above must fail with them: a negative control."""
     sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3, max_tokens=12)
     with make_llm() as llm:
@@ -286,7 +286,7 @@ def test_the_rules_that_draw_anew_do_not_give_the_same_text():
 
 
 @pytest.mark.full
-def test_a_draft_that_is_not_sure_enough_is_read_colder():
+def test_a_draft_with_low_confidence_is_read_with_a_lower_temperature():
     """The draft is the target at more than twice the temperature; with the same noise it gives the same text at its own."""
     sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=None)
     table = random_table(np.random.default_rng(5), V) * 2

@@ -55,7 +55,7 @@ def read(folder, data):
         return None
 
 
-def test_what_is_mutated_is_whole(tmp_path):
+def test_the_source_of_the_mutations_is_valid(tmp_path):
     assert list(read(tmp_path, GOOD.encode())) == ["mine", "other"]
 
 

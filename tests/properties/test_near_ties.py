@@ -77,7 +77,7 @@ chains = st.fixed_dictionaries(
 @pytest.mark.full
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
-def test_texts_part_only_at_a_near_tie(seed, options, k):
+def test_texts_differ_only_at_a_near_tie(seed, options, k):
     plain = text(seed, options, 0, Rule(coupled, WOBBLE))
     burst = text(seed, options, k, Rule(coupled, WOBBLE))
     assert plain[1] == []  # at width 1 there is nothing to tell
@@ -97,7 +97,7 @@ def test_strict_gives_the_plain_text_where_a_cache_does_not_depend_on_its_passes
 @pytest.mark.full
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
-def test_strict_texts_part_only_at_a_near_tie(seed, options, k):
+def test_strict_texts_differ_only_at_a_near_tie(seed, options, k):
     plain, strict = (
         text(seed, options, 0, Rule()),
         text(seed, options, k, Rule(coupled, WOBBLE, strict=True)),
@@ -145,7 +145,7 @@ def parted_alone(seed, options, rule, remembers=True):
 
 @pytest.mark.full
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 2}], ids=str)
-def test_a_single_token_pass_behind_wide_ones_may_part_too_and_is_counted(options):
+def test_a_single_token_pass_after_wide_ones_may_differ_and_is_counted(options):
     """Of a model that remembers how its cache was computed."""
     parted = [
         one
@@ -207,7 +207,7 @@ def differences(rule, n=60, **options):
 @pytest.mark.parametrize(
     "options", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}]
 )
-def test_texts_do_part_here_and_unwatched_would_not_be_told(options):
+def test_texts_differ_here_and_would_not_be_reported_without_the_check(options):
     n_parted, n_untold = differences(Rule(coupled, WOBBLE), **options)
     assert n_parted >= 5
     assert n_untold == 0
@@ -280,7 +280,7 @@ def test_the_noise_is_measured_with_the_profile():
     assert calm.logit_noise(4) == 0.0
 
 
-def test_the_noise_of_a_width_is_that_of_12_rows_at_least_and_of_the_widths_up_to_the_next_one_measured():
+def test_the_noise_of_a_width_is_at_least_that_of_12_rows_and_of_narrower_widths():
     """On Q4_K_M the few rows of passes over 4 to 9 tokens showed 0.00003 logits, yet texts parted at gaps of 0.03 with drafts of 3."""
     profile = replace(
         DEFAULT_PROFILE, noise={2: 0.1, 4: 0.05, 8: 0.3, 16: 0.4, 24: 0.35, 33: 0.5}, exact_width=1
@@ -310,7 +310,7 @@ def test_the_noise_of_a_width_is_that_of_12_rows_at_least_and_of_the_widths_up_t
     assert DEFAULT_PROFILE.logit_noise(4) == 0.0
 
 
-def test_a_build_that_forgot_its_flags_drafts_nothing_without_exact_passes(monkeypatch):
+def test_a_build_without_its_flags_drafts_nothing_without_exact_passes(monkeypatch):
     """On a CPU llamafile's products can be left out, so near ties are not what it gets by default; a GPU has no choice."""
     profile = replace(DEFAULT_PROFILE, noise={2: 0.1}, exact_width=1)
     features, gpu = {"LLAMAFILE": "1"}, []
@@ -326,7 +326,7 @@ def test_a_build_that_forgot_its_flags_drafts_nothing_without_exact_passes(monke
     assert profile.widest(True) == K_MAX + 1
 
 
-def test_a_profile_of_the_wobbling_model_has_no_exact_pass_and_one_of_a_calm_model_has_all():
+def test_a_model_with_noise_has_no_exact_pass_and_one_without_has_all():
     table = random_table(np.random.default_rng(1), V)
     assert measure(Wobbly(table, WOBBLE, n_ctx=512), None).exact_width == 1
     assert measure(FakeModel(table, n_ctx=512), None).exact_width == K_MAX + 1
@@ -345,7 +345,7 @@ def test_the_widest_exact_pass_is_found_between_the_widths_that_are_timed(exact)
     assert found == exact
 
 
-def test_a_pass_whose_last_rows_alone_differ_is_not_exact():
+def test_a_pass_whose_last_rows_differ_is_not_exact():
     class Ragged(FakeModel):
         """The rows beyond a multiple of 64 go through other kernels."""
 
@@ -365,7 +365,7 @@ def test_tokens_that_cannot_come_do_not_count_as_noise():
     assert 0 < measure(Wobbly(table, WOBBLE), None).logit_noise(4) <= 2 * WOBBLE
 
 
-def test_rows_alone_are_compared_with_rows_together():
+def test_single_rows_are_compared_with_rows_of_one_pass():
     """A shift of all logits of a row is no change; the gaps to the best one count."""
     alone = SingleTokenReference()
     for row in ([1.0, 3.0, 2.0], [0.0, -np.inf, 1.0]):

@@ -118,7 +118,7 @@ def test_the_hash_can_be_inverted(a, b, ids):
 
 
 @pytest.mark.full
-def test_a_far_token_that_is_lucky_is_found():
+def test_an_unlikely_token_with_large_noise_is_found():
     """A token 13 nats down wins once in half a million places, and only by the inverted hash: here its hash value is 0."""
     rng, n_vocab, position = SeededRng(3), 152_064, 0
     while (

@@ -85,7 +85,7 @@ def stream(port, seed, begun=None):
     return [texts[i] for i in sorted(texts)], is_whole
 
 
-def test_streams_go_on_when_a_node_is_killed(served, cluster, tales):
+def test_streams_continue_when_a_node_is_killed(served, cluster, tales):
     port, handle = served()
     seeds = [10, 20, 30, 40]
     begun = {seed: threading.Event() for seed in seeds}

@@ -144,7 +144,7 @@ def joined(body):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_goes_on_wherever_a_replica_is_lost(app, name):
+def test_a_stream_continues_wherever_a_replica_is_lost(app, name):
     path, fields = STREAMS[name]
     fields = fields | {"stream": True, "seed": 5, "temperature": 0.8}
     whole = Replicas(app)

@@ -38,7 +38,7 @@ def test_a_build_without_rpc_is_named_with_what_builds_one(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:50052", "192.0.2.1:50052"])
-def test_other_machines_need_the_flag(address, with_rpc, monkeypatch):
+def test_other_machines_require_the_flag(address, with_rpc, monkeypatch):
     monkeypatch.setattr(remote, "serve", lambda *_: pytest.fail("it listens"))
     with pytest.raises(errors.InvalidOptionError, match="controls the process") as caught:
         run_worker(address)

@@ -208,7 +208,7 @@ def test_invalid_settings(settings):
     assert "a b" not in str(caught.value)
 
 
-def test_other_addresses_want_a_key():
+def test_other_addresses_require_a_key():
     assert not Settings(host="0.0.0.0", api_key="k").is_local
     assert Settings(host="127.0.0.2").is_local
     assert Settings(host="::1").is_local

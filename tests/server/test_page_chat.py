@@ -272,7 +272,7 @@ class TestFullContext:
         assert "context of 2,048 tokens is full" in page.text(".divider")
         assert page.count(".question") == 3, "they are still there to read"
 
-    def test_the_server_has_the_last_word(self, page):
+    def test_the_server_decides_what_fits(self, page):
         page.fake(pieces("a"), pieces("b"), TOO_LONG, pieces("c"))
         for question in ("One.", "Two.", "Three."):
             page.answer(question)

@@ -377,7 +377,7 @@ def test_reasoning(tmp_path):
 # ---- files and long conversations
 
 
-def test_the_whole_reasoning_is_given_back_not_its_summary():
+def test_the_complete_reasoning_is_returned_and_not_its_summary():
     summary, content = ([{"type": "x", "text": text}] for text in ("Short.", "All of it."))
     for item, text in (
         ({"content": content, "summary": summary}, "All of it."),

@@ -41,7 +41,7 @@ class Steps:
         return self._counts.pop(0)
 
 
-def test_a_sign_of_life_needs_progress(inbox):
+def test_a_watchdog_message_requires_progress(inbox):
     watchdog = systemd.Watchdog(Steps(None, None, 3, 4, 4, 4, 5, None))
     alive = [watchdog.tick() for _ in range(8)]
     assert alive == [True, True, True, True, False, False, True, True]

@@ -357,7 +357,7 @@ def test_interrupted_adding_the_checks_is_not_ready(machine):
 
 
 @pytest.mark.full
-def test_a_moved_clone_is_made_anew_from_the_cache(machine):
+def test_a_moved_clone_is_set_up_again_from_the_cache(machine):
     machine.run()
     moved = machine.folder / "moved"
     machine.clone.rename(moved)
@@ -392,7 +392,7 @@ def test_a_changed_list_of_packages_is_noticed(machine, file):
 
 
 @pytest.mark.full
-def test_goes_on_working_without_the_compiler(machine):
+def test_still_runs_without_the_compiler(machine):
     machine.run()
     (machine.tools / "cc").unlink()
     done = machine.run("x")
@@ -448,7 +448,7 @@ def test_the_kernels_are_compiled_once_and_again_after_a_change(machine, kernels
 
 
 @pytest.mark.full
-def test_goes_on_without_kernels_that_cannot_be_compiled(machine, kernels):
+def test_runs_without_kernels_that_cannot_be_compiled(machine, kernels):
     done = machine.run("x", NO_KERNELS="1")
     assert done.stdout.endswith(" x\n")
     (warning,) = (
@@ -711,7 +711,7 @@ def test_the_users_own_constraints_are_kept(llama_wheel, machine, monkeypatch):
     assert ours == seen["PIP_BUILD_CONSTRAINT"] == llama_wheel.CONSTRAINTS.as_uri()
 
 
-def test_progress_is_told_in_lines_where_there_is_no_terminal(llama_wheel, monkeypatch, capsys):
+def test_progress_is_in_lines_without_a_terminal(llama_wheel, monkeypatch, capsys):
     clock = iter([0, 1, 31, 32, 33, 62])
     monkeypatch.setattr(llama_wheel.time, "monotonic", lambda: next(clock))
     progress = llama_wheel.Progress()

@@ -95,7 +95,7 @@ def test_text_around_calls(family):
 
 
 @each()
-def test_nothing_is_lost_of_bad_calls(family):
+def test_broken_calls_lose_no_text(family):
     """A cut or changed call is text, and all its characters are in the stream."""
     rng = random.Random(7)
     good = written(family, CALLS[3])
@@ -164,7 +164,7 @@ def test_named_and_single(family):
 
 
 @each()
-def test_strict_leaves_text_alone(family):
+def test_strict_does_not_change_text(family):
     made = tool_grammar(use(strict=frozenset(["weather"])), family, no_token)
     for text in TEXTS:
         if family.name == HARMONY:
@@ -274,7 +274,7 @@ def test_definitions_with_two_references_are_converted_once(family):
 @each()
 @pytest.mark.parametrize("part", [{"enum": 3}, {"$ref": "#/$defs/self"}, {"type": ["string", {}]}])
 @pytest.mark.parametrize("required", [["x"], [{}], 5])
-def test_schemas_that_are_none(family, part, required):
+def test_invalid_schemas(family, part, required):
     """They are refused or followed, and never a failure of the server."""
     schema = {"type": "object", "properties": {"x": part}, "required": required}
     schema["$defs"] = {"self": {"anyOf": [{"$ref": "#/$defs/self"}, INTEGER]}}

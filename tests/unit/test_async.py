@@ -178,7 +178,7 @@ def test_cancel_gives_the_last_chunk(llm, rounds):
 
 
 @pytest.mark.parametrize("how", ["break", "never read", "async with"])
-def test_who_leaves_frees_the_model(llm, rounds, how):
+def test_a_reader_that_stops_frees_the_model(llm, rounds, how):
     async def main():
         a = AsyncLLM(llm)
         if how == "never read":

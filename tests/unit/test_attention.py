@@ -97,7 +97,7 @@ def test_nonsense_in_the_file_is_measured_again(probe, data):
     assert len(probe.calls) == 2
 
 
-def test_a_slow_machine_makes_each_pass_once_and_a_hanging_one_none(probe):
+def test_a_slow_machine_runs_each_pass_once_and_a_hanging_one_none(probe):
     probe.model.pass_s = 0.2
     assert set(depth_costs(header(), ContextOptions())) == set(WIDTHS)
     assert probe.calls[0][1] == [*WIDTHS, *WIDTHS[:3], *WIDTHS]

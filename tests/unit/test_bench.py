@@ -194,7 +194,7 @@ def runs(monkeypatch):
     return seen
 
 
-def test_all_take_turns_and_the_hopeless_run_once(tales, runs):
+def test_contenders_alternate_and_slow_ones_run_once(tales, runs):
     steps = []
     found = bench(tales, ["story"], n_rounds=3, progress=steps.append)
     first = [one[3] for one in runs if one[:3] == (0, "story", 0.0)]

@@ -53,7 +53,7 @@ def test_parts_are_distinguished(cache):
     )
 
 
-def test_what_is_kept_is_recalled(cache):
+def test_stored_data_is_read_again(cache):
     path = cache / "some" / "folder" / "one.json"
     assert read_json(path) is None
     assert write_json(path, {"a": [1, 2.5, "ä"]}) is True
@@ -64,13 +64,13 @@ def test_what_is_kept_is_recalled(cache):
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b'{"a": 1}}'])
-def test_what_is_damaged_is_nothing(cache, data):
+def test_damaged_entries_are_ignored(cache, data):
     cache.mkdir(parents=True)
     (cache / "one.json").write_bytes(data)
     assert read_json(cache / "one.json") is None
 
 
-def test_a_folder_where_nothing_can_be_kept(cache):
+def test_a_folder_that_cannot_be_written(cache):
     cache.parent.mkdir()
     cache.write_text("a file where the folder should be")
     assert write_json(cache / "profiles" / "one.json", 1) is False

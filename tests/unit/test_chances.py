@@ -61,7 +61,7 @@ def test_a_request_weighs_its_own_first_positions_more_than_those_of_others():
     assert hard.of(("model", 0)) == 0.5  # another drafter
 
 
-def test_a_firm_drafter_is_doubted_less():
+def test_the_rates_of_a_firm_drafter_change_less():
     known = AcceptanceRates(BELIEFS)
     soft, firm = RequestAcceptance(known), RequestAcceptance(AcceptanceRates(BELIEFS), {"model"})
     for _ in range(5):
@@ -83,7 +83,7 @@ def test_rates_of_a_request_stay_between_0_and_1(seen):
     assert all(0 <= one.of(kind) <= 1 for kind in (("ngram", 0), ("ngram", 1), ("model", 0)))
 
 
-def test_what_a_pair_is_like_is_seen_from_few_places():
+def test_few_positions_show_the_rates_of_a_pair():
     """0 of 17 accepted in one bucket lowers the estimates of the others. Without a position nothing changes."""
     priors = [0.4, 0.7, 0.9]
     assert fitted(priors, [(0, 0)] * 3) == pytest.approx(priors)
@@ -102,7 +102,7 @@ def test_a_chance_is_never_below_0_or_above_1():
             assert 0 <= chances.of(kind) <= 1
 
 
-def test_what_was_seen_can_be_kept_and_counts_less_another_day():
+def test_counts_can_be_stored_and_weigh_less_in_a_later_run():
     before = AcceptanceRates(BELIEFS)
     for _ in range(500):
         before.learn(("ngram", 0), True)
@@ -116,7 +116,7 @@ def test_what_was_seen_can_be_kept_and_counts_less_another_day():
     assert after.of(("ngram", 0)) < before.of(("ngram", 0)) - 0.1
 
 
-def test_kinds_that_are_no_more_are_passed_over_and_nonsense_is_refused():
+def test_unknown_kinds_are_skipped_and_invalid_data_is_refused():
     chances = AcceptanceRates(BELIEFS)
     chances.recall([("gone", 0, 5.0, 9.0), ("ngram", 9, 1.0, 2.0), ("model", 0, 0.0, 0.0)])
     assert chances.of(("model", 0)) == 0.5

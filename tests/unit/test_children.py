@@ -50,7 +50,7 @@ def test_a_read_ends_when_the_time_is_over():
         assert child.stdout.read() == b"one\n"
 
 
-def test_what_fails_and_should_not_shows_what_it_printed():
+def test_an_unexpected_failure_shows_the_output():
     with pytest.raises(AssertionError, match=r"ended with 3: .*two"):
         children.run(
             [sys.executable, "-c", "import sys; print('two'); sys.exit(3)"],
@@ -61,7 +61,7 @@ def test_what_fails_and_should_not_shows_what_it_printed():
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM", "SIGQUIT"])
-def test_a_child_of_tests_started_with_signals_ignored_dies_of_them(name):
+def test_a_child_has_default_signals_if_the_tests_ignore_them(name):
     """As they are after nohup, or in the background of a script."""
     code = (
         "import signal, sys; from tests.support import children\n"

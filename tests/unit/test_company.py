@@ -53,7 +53,7 @@ def test_the_common_number_of_rows_has_the_largest_value(some, seconds, rate):
     assert value(found) == pytest.approx(best, abs=1e-6)
 
 
-def test_who_drafts_on_is_the_best_choice_for_all_by_brute_force():
+def test_the_sequences_that_draft_on_are_the_best_choice_by_brute_force():
     """Some of the likeliest next tokens, so many further ones of each, and any number of rows."""
     rng, chosen = np.random.default_rng(0), set()
     for _ in range(200):

@@ -137,7 +137,7 @@ def test_a_draft_that_pays_is_used_as_well_as_at_the_best_fixed_length(scene, mo
 
 @pytest.mark.parametrize("target_s", [FLAT, half, stairs, linear])
 @pytest.mark.parametrize("draft_s", [CHEAP, DEAR])
-def test_a_useless_draft_costs_next_to_nothing(scene, target_s, draft_s):
+def test_a_useless_draft_costs_little(scene, target_s, draft_s):
     models = (target_s, draft_s, "useless")
     plain = scene(*models).run(PLAIN)
     for way in (AUTO, MODEL):
@@ -181,7 +181,7 @@ def slow_searches(monkeypatch):
     return slow
 
 
-def test_looking_for_drafts_in_vain_costs_next_to_nothing(scene, slow_searches, monkeypatch):
+def test_searches_without_a_draft_cost_little(scene, slow_searches, monkeypatch):
     plain = scene(linear).run(PLAIN)
     assert slow_searches(scene(linear)).run() < 1.025 * plain
     monkeypatch.setattr(SearchBudget, "rounds_without", lambda *_: 0)
@@ -195,13 +195,13 @@ def test_a_first_request_looks_in_its_first_rounds(scene, slow_searches):
     assert one.n_searches == 1 + 3, "of the prompt, and of three rounds"
 
 
-def test_drafts_that_pay_are_looked_for_though_looking_is_slow(scene, slow_searches):
+def test_drafts_that_pay_are_searched_though_the_search_is_slow(scene, slow_searches):
     one = slow_searches(scene(half))
     plain = one.run(PLAIN, temperature=0.0)
     assert one.run(temperature=0.0) < 0.55 * plain
 
 
-def test_drafts_go_to_the_edge_of_a_stair(scene):
+def test_drafts_end_before_a_step_of_the_costs(scene):
     one = scene(stairs, CHEAP, "good")
     one.run()
     widths = [n for n, _ in one.target.passes]
@@ -231,7 +231,7 @@ def test_drafts_are_not_longer_than_the_limit(scene):
 # ---- asking a draft that is not used
 
 
-def test_asking_costs_less_than_one_part_in_a_hundred(scene):
+def test_the_controller_takes_less_than_one_percent(scene):
     one = scene(FLAT, DEAR, "useless")
     one.run(MODEL)
     seconds = one.run(MODEL, n=2000)
@@ -322,7 +322,7 @@ class NeedsTheStart(FakeModel):
 
 
 @pytest.mark.parametrize("n", [100, 800])
-def test_the_whole_prompt_is_read_in_pieces_if_its_last_part_does_not_serve(scene, n):
+def test_the_complete_prompt_is_read_in_pieces_if_its_last_part_is_not_enough(scene, n):
     one = scene(FLAT, lambda n, n_past: 0.0015 + 0.0005 * n, "good")
     one.run(MODEL)
     one.known.answer = 100.0
@@ -384,7 +384,7 @@ def test_drafting_stops_where_wide_passes_become_expensive(scene):
 @pytest.mark.parametrize(
     "models", [*PAYS, (half, DEAR, "fair"), (FLAT, DEAR, "useless")], ids=lambda models: None
 )
-def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
+def test_the_forecast_is_within_ten_percent_of_the_time(scene, models):
     one = scene(*models)
     for way in (
         AUTO,
@@ -426,7 +426,7 @@ def n_checked(*steps):
     return controller._cut()
 
 
-def test_a_token_that_was_drawn_is_checked_however_unlikely_it_looks():
+def test_a_drawn_token_is_checked_at_any_confidence():
     """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
     distribution = Distribution(np.array([2]), np.ones(1))
     sure, unsure = Step(Proposal(1, ("model", 12)), 0.99), Step(Proposal(2, ("model", 0)), 0.01)

@@ -32,7 +32,7 @@ def test_beyond_the_last_width_the_slope_continues():
     assert interpolate({1: 10.0, 3: 20.0, 4: 23.0}, 6) == 23.0 + 2 * 13.0 / 3
 
 
-def test_beyond_the_last_width_no_row_is_dearer_than_those_before():
+def test_beyond_the_last_width_no_row_is_more_expensive_than_those_before():
     """The last two widths may stand where the stairs are steepest: 32 rows would seem to take three times what they do."""
     assert interpolate({1: 10.0, 3: 20.0, 4: 28.0}, 6) == 28.0 + 2 * 28.0 / 4
     assert interpolate({1: 88.7, 2: 170.7, 4: 245.3, 6: 301.1, 8: 446.4}, 33) < 33 / 8 * 446.5
@@ -67,13 +67,13 @@ def after(n_passes, costs, seconds, widths=(1, 4, 8), n_past=0):
     return costs
 
 
-def test_what_is_true_already_stays():
+def test_correct_costs_do_not_change():
     costs = after(100, CostModel(STAIRS, {}, 33, Pace()), STAIRS.get)
     assert [costs.seconds(n, 0) for n in STAIRS] == pytest.approx([*STAIRS.values()])
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_machine_of_another_pace_is_followed_at_all_widths_at_once(factor):
+def test_a_change_of_the_machine_speed_corrects_all_widths_at_once(factor):
     """Half as fast, or twice as fast, all of a sudden: thirty passes later that is known, of widths too that did not come."""
     pace = Pace()
     costs, other = CostModel(STAIRS, {}, 33, pace), CostModel({1: 4.0, 33: 30.0}, {}, 33, pace)
@@ -127,7 +127,7 @@ def test_a_table_that_is_refuted_is_checked_again():
     assert costs.width_to_check(1, 33, 0.9, 0.0)
 
 
-def test_a_width_that_was_measured_wrong_is_corrected_and_leaves_the_others_alone():
+def test_a_wrong_width_is_corrected_without_a_change_of_the_others():
     true = STAIRS | {4: 174.0}
     costs = after(400, CostModel(STAIRS, {}, 33, Pace()), true.get)
     assert costs.seconds(4, 0) == pytest.approx(174.0, rel=0.05)
@@ -178,14 +178,14 @@ def test_a_corrected_width_of_an_estimated_depth_cost_stays():
         assert costs.seconds(n, 1000) == pytest.approx(seconds, rel=0.2)
 
 
-def test_one_pass_that_was_held_up_hardly_counts():
+def test_one_delayed_pass_has_little_weight():
     costs = CostModel(STAIRS, {}, 33, Pace())
     costs.learn(4, 0, 87.0 * 1000)
     assert costs.seconds(4, 0) < 87.0 * 1.1
     assert costs.seconds(1, 0) < 40.0 * 1.1
 
 
-def test_prompts_teach_what_prompts_cost():
+def test_prefill_passes_correct_the_cost_of_prompts():
     costs = CostModel(STAIRS, {}, 33, Pace())
     assert costs.reading_s(1000, 0, 400) == pytest.approx(1000 * 324.0 / 33)
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_prompts_teach_what_prompts_cost():
 
 @pytest.mark.parametrize("n", [400, 410, 460, 799, 2000])
 @pytest.mark.parametrize("factor", [0.3, 1.5, 6.0])
-def test_the_time_to_read_a_prompt_settles_at_what_it_took(n, factor):
+def test_the_time_to_read_a_prompt_converges(n, factor):
     """Also where the rest of the prompt is a narrow pass, whose cost the reading does not teach.
 
     A narrow pass behind 400 tokens was once blamed on the depth of the wide one before it, which has
@@ -213,7 +213,7 @@ def test_the_time_to_read_a_prompt_settles_at_what_it_took(n, factor):
     assert costs.seconds(400, 200) < 10 * factor * 2 * 400 * (324.0 / 33 + 0.01 * 200)
 
 
-def test_a_clock_that_did_not_move_is_no_error():
+def test_a_time_of_zero_is_not_an_error():
     costs = CostModel(STAIRS, {}, 33, Pace())
     costs.learn(4, 0, 0.0)
     assert costs.seconds(4, 0) == pytest.approx(87.0, rel=0.1)
@@ -225,14 +225,14 @@ def test_a_clock_that_did_not_move_is_no_error():
     ),
     st.booleans(),
 )
-def test_whatever_passes_take_costs_stay_numbers_above_0(passes, guesses_depth):
+def test_costs_stay_above_0_for_all_times(passes, guesses_depth):
     costs = CostModel({1: 0.02, 33: 0.1}, {1: 1e-6}, 33, Pace(), guesses_depth)
     for n, n_past, seconds in passes:
         costs.learn(n, n_past, seconds)
     assert all(0 < costs.seconds(n, 100) < math.inf for n in range(1, 40))
 
 
-def test_overheads_are_a_mean_of_late_and_not_moved_by_one_long_wait():
+def test_overheads_are_a_running_mean_without_outliers():
     one = Overhead()
     one.learn(0.001)
     assert one.seconds == 0.001
@@ -313,7 +313,7 @@ def test_a_large_error_counts_when_it_is_repeated(factor):
     assert [costs.seconds(n, 0) for n in (1, 2, 8)] == pytest.approx([40.0, 78.0, 110.0], rel=0.1)
 
 
-def test_other_programs_for_one_pass_in_five_do_not_poison_the_table():
+def test_delays_of_one_pass_in_five_do_not_spoil_the_table():
     costs = CostModel(STAIRS, {}, 33, Pace())
     for i in range(200):
         for n in (1, 4, 8):

@@ -84,7 +84,7 @@ def check(name, **options):
     return found(name, doctor(options=OPTIONS, **options))
 
 
-def test_all_is_well():
+def test_all_checks_pass():
     diagnosis = doctor(options=OPTIONS)
     assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
     assert [one.name for one in diagnosis.checks] == [
@@ -226,7 +226,7 @@ def test_a_processor_without_what_the_build_needs(monkeypatch):
     )
 
 
-def test_a_processor_that_can_more(monkeypatch):
+def test_a_processor_with_more_features(monkeypatch):
     monkeypatch.setattr(installation, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
     assert check("processor").status == "warn"
     assert "New has AVX512, AVX512_VNNI, which" in check("processor").found
@@ -265,7 +265,7 @@ def test_kernels_that_failed_once():
     assert str(own_kernels.repacking_result()) in check("fast kernels").todo
 
 
-def test_kernels_that_are_not_wanted():
+def test_kernels_that_are_switched_off():
     fast = found(
         "fast kernels", doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
     )
@@ -527,7 +527,7 @@ def test_no_request_without_the_option(served):
 
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="told by Linux")
-def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
+def test_every_check_of_this_machine_passes(monkeypatch, tmp_path, capfd):
     from gguf_spec.llama.model import Model
 
     monkeypatch.undo()
@@ -599,7 +599,7 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
         ("tail", "no model with that"),
     ],
 )
-def test_a_file_that_is_no_model(files, role, file, said):
+def test_a_file_that_is_not_a_model(files, role, file, said):
     pair = {"model": files / "one.gguf", "draft": files / "draft.gguf"} | {
         {"target": "model", "draft": "draft"}[role]: files / file
     }
@@ -681,13 +681,13 @@ def test_a_model_that_llama_does_not_load(files, tmp_path):
     assert "nonesuch" in loading.found
 
 
-def test_a_draft_with_other_words(files):
+def test_a_draft_with_another_vocabulary(files):
     diagnosis = doctor(files / "one.gguf", files / "others.gguf", OPTIONS)
     assert found("vocabulary", diagnosis).status == "ok"
     assert "has another tokenizer" in found("vocabulary", diagnosis).found
 
 
-def test_a_draft_of_the_same_words(files):
+def test_a_draft_with_the_same_vocabulary(files):
     diagnosis = doctor(files / "one.gguf", files / "draft.gguf", OPTIONS)
     assert diagnosis.ok
     assert (

@@ -54,7 +54,7 @@ def test_the_best_length_is_that_of_all_lengths(chances, cost):
     st.just(0.0) | shares,
     prices(20),
 )
-def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(
+def test_the_value_of_another_token_is_that_of_all_lengths_and_confidences(
     chances, by_confidence, k, first_s, each_s, by_text, cost
 ):
     reaches, odds = reaches_of(chances), np.array([0.5, 0.3, 0.2])

@@ -68,7 +68,7 @@ def test_a_draft_like_the_target_is_always_kept_with_penalties_too(temperature):
         tokens += one.tokens
 
 
-def test_one_target_pass_a_round_whatever_is_accepted():
+def test_one_target_pass_in_each_round():
     target, drafter, chain = pair(draft_table=OTHER)
     tokens = [1]
     for i in range(20):
@@ -205,7 +205,7 @@ def test_a_draft_reads_each_token_once_over_many_rounds():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_behind_an_end_the_draft_holds_nothing_that_was_not_said(seed):
+def test_after_an_end_the_draft_caches_only_emitted_tokens(seed):
     target, drafter, chain = pair(end={3}, seed=seed)
     said = [1, 2]
     for one in rounds(target, drafter, [1, 2], chain, 5, RULE, 60, target.is_end, never):
@@ -255,7 +255,7 @@ def test_log_probabilities_are_those_of_the_row_before_penalties_and_bias():
 
 
 @pytest.mark.parametrize("n_cached", [0, 1, 3, 4, 5, 7])
-def test_a_decision_that_is_made_again_is_made_from_a_pass_over_one_token(n_cached):
+def test_a_repeated_decision_uses_a_pass_over_one_token(n_cached):
     """Whatever the cache holds: recurrent layers may have dropped more tokens, and after a refused draft it holds too many."""
     history = [1, 2, 3, 4, 5]
     target, _, chain = pair()
@@ -266,7 +266,7 @@ def test_a_decision_that_is_made_again_is_made_from_a_pass_over_one_token(n_cach
     assert alone.history(0) == history
 
 
-def test_a_model_that_cannot_go_back_reads_all_again_unless_the_prompt_goes_on():
+def test_a_model_without_rollback_reads_all_again_unless_the_prompt_continues():
     target = FakeModel(TABLE)
 
     def rollback(to):

@@ -126,7 +126,7 @@ FAILURES = [("logits", how) for how in ("raise", "nan", "inf", "-inf", "one nan"
     ("mode", "drafter", "failure", "after"),
     pairwise(list(MODES), ["model", "hybrid"], FAILURES, [0, 1, 7]),
 )
-def test_the_text_is_the_plain_one_whatever_the_draft_model_does(mode, drafter, failure, after):
+def test_a_failing_draft_model_changes_no_text(mode, drafter, failure, after):
     mode, (method, how) = MODES[mode], failure
     for chain in chains_of(mode):
         draft = Failing(TARGET, method, after, how)

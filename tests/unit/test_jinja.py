@@ -192,7 +192,7 @@ def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
 
 
 @pytest.mark.parametrize("template", OTHER.values(), ids=OTHER)
-def test_what_cannot_be_watched_is_sent_away(template, monkeypatch):
+def test_other_templates_are_rendered_in_a_child(template, monkeypatch):
     asked = []
     monkeypatch.setattr(
         jinja_sandbox, "_render_apart", lambda *given: asked.append(given) or "there"
@@ -316,7 +316,7 @@ def harmed():
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in KiB")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_harm_ends_soon_and_small(harmed, name):
+def test_hostile_templates_end_within_limits(harmed, name):
     child = harmed[name].result()
     assert (child.returncode, child.stderr) == (0, "")
     n, said, seconds, mib = json.loads(child.stdout)
@@ -328,7 +328,7 @@ def test_harm_ends_soon_and_small(harmed, name):
 
 
 @pytest.mark.full
-def test_most_harm_is_refused():
+def test_most_hostile_templates_are_refused():
     for name in (
         "a long string",
         "doubling",

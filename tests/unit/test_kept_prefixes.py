@@ -287,7 +287,7 @@ def test_the_longest_of_slots_and_store_wins():
     assert prefix_cache.choose_slots(pairs, [*A, 1], store) is pairs[0], "50 are not worth a copy"
 
 
-def test_a_kept_text_is_not_waited_for():
+def test_a_kept_text_causes_no_wait():
     store, pairs = store_of(), pairs_of(A)
     assert prefix_cache.reads_prefix(pairs_of([]), [[*A, 1]], [*A, 2], store)
     prefix_cache.choose_slots(pairs, [*B, 1], store)

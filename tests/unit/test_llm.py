@@ -159,7 +159,7 @@ class Only:
         {"temperature": 0.0, "logit_bias": {2: -np.inf}},
     ],
 )
-def test_a_grammar_at_its_end_ends_the_text_whatever_is_forbidden(monkeypatch, k, options):
+def test_a_complete_grammar_ends_the_text_also_with_forbidden_ends(monkeypatch, k, options):
     grammar = Filters(grammar=Only([3, 1, 3, 3], 2), ends=np.array([2]))
     monkeypatch.setattr("gguf_spec.runtime.generation.make_filters", lambda *_: grammar)
     with fake_llm(FakeModel(TABLES[0], end={2}), FakeModel(TABLES[1], end={2}), fixed(k)) as llm:
@@ -189,7 +189,7 @@ def test_strict_changes_nothing_without_rounding_noise(llm):
 
 
 @pytest.mark.failing_drafts
-def test_a_draft_whose_numbers_are_none_changes_nothing(llm, monkeypatch):
+def test_a_draft_with_nan_logits_changes_nothing(llm, monkeypatch):
     plain = llm.generate("ab", FREE, speculation=Speculation(0)).tokens
     llm._draft.table[:] = np.nan
     result = llm.generate("ab", FREE)
@@ -238,7 +238,7 @@ def test_the_callback_stops_at_its_token(llm, k):
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError, ValueError, KeyboardInterrupt, InvalidOptionError]
 )
-def test_a_failing_callback_gives_the_llm_back(llm, error):
+def test_a_failing_callback_releases_the_llm(llm, error):
     """And its error to the caller: a ValueError too, which is what a generator raises that another thread is running."""
 
     def fail(token):
@@ -311,12 +311,12 @@ def test_the_streaming_thread_gets_an_error_and_other_threads_wait(llm):
     assert done[0].tokens == llm.generate("ab", FREE).tokens
 
 
-def test_a_stream_that_is_dropped_gives_the_llm_back(llm):
+def test_a_dropped_stream_releases_the_llm(llm):
     next(llm.stream("ab", FREE))
     assert llm.generate("ab", FREE).tokens
 
 
-def test_a_stream_that_is_dropped_while_a_thread_waits_gives_the_llm_back(llm):
+def test_a_stream_dropped_while_a_thread_waits_releases_the_llm(llm):
     done, stream = [], llm.stream("ab", FREE)
     next(stream)
     other = threading.Thread(target=lambda: done.append(llm.generate("ab", FREE)), daemon=True)
@@ -328,7 +328,7 @@ def test_a_stream_that_is_dropped_while_a_thread_waits_gives_the_llm_back(llm):
     assert done and done[0].tokens == llm.generate("ab", FREE).tokens
 
 
-def test_closing_while_a_round_runs_cancels_and_gives_the_llm_back(llm, monkeypatch):
+def test_closing_during_a_round_cancels_it_and_releases_the_llm(llm, monkeypatch):
     """As from another thread, or from the caller's own code inside a round: the generator cannot be closed then."""
     stream = llm.stream("ab", Sampling(temperature=1.0, max_tokens=None, seed=1))
     piece = llm._target.piece
@@ -406,7 +406,7 @@ def test_close_ends_a_stream_that_another_thread_holds_and_does_not_read():
         llm.generate("ab", FREE)
 
 
-def test_close_while_a_round_runs_gives_the_llm_back_after_it(llm, monkeypatch):
+def test_close_during_a_round_releases_the_llm_after_it(llm, monkeypatch):
     """The reader takes its chunk and reads no more; other requests do not wait for it."""
     running, closed, piece = threading.Event(), threading.Event(), llm._target.piece
     stream = llm.stream("ab", FREE)
@@ -450,7 +450,7 @@ def test_without_a_draft_no_tokens_are_drafted():
         assert models == (target, draft)
 
 
-def test_what_is_learned_can_be_taken_back(llm):
+def test_learned_statistics_can_be_restored(llm):
     def known():
         snapshot = llm.snapshot()
         return (

@@ -70,7 +70,7 @@ def test_the_next_turn_continues_from_the_read_part():
 @pytest.mark.parametrize(
     "other", [PROMPT[1:], PROMPT[:100], [*PROMPT[: 4000 + _LEAST_CONTEXT - 1], -1], []]
 )
-def test_a_part_that_is_of_no_use_is_forgotten(other):
+def test_a_useless_part_is_dropped(other):
     model, first = FakeModel(TABLE, n_ctx=9000), FirstRead()
     one = drafter(model, first)
     one.begin_at(4000)
@@ -79,7 +79,7 @@ def test_a_part_that_is_of_no_use_is_forgotten(other):
     assert (one.n_past, model.cached, first.offset) == (0, [], 0)
 
 
-def test_a_cache_that_another_hand_emptied_or_filled_is_noticed():
+def test_a_cache_changed_by_other_code_is_noticed():
     """Sessions give back a cache from the start of a text; tuning empties it."""
     model, first = FakeModel(TABLE, n_ctx=9000), FirstRead(4000)
     model.read(PROMPT[:3000])
@@ -161,7 +161,7 @@ def test_a_deep_cache_that_slows_the_draft_model_is_not_filled(clock):
     ("surest", "n_left", "pays"),
     [(False, 10**6, True), (True, 10**6, False), (True, 50, False), (False, 50, False)],
 )
-def test_an_answer_that_ends_before_the_whole_text_is_read(surest, n_left, pays):
+def test_an_answer_that_ends_before_the_complete_text_is_read(surest, n_left, pays):
     """Fewer tokens are left than rounds are needed, so nothing can be saved, also where reading would make it slower."""
     known = DEFAULT_PROFILE.experiences()["sampled"]
     known.target = CostModel({1: 0.050, 65: 0.300}, {}, 65, Pace())

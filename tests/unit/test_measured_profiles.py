@@ -111,12 +111,12 @@ def test_entries_that_only_another_program_explains_are_left_out(table, wanted):
     assert set(plausible(table)) == wanted
 
 
-def test_where_a_single_token_was_held_up_the_wider_passes_bound_it():
+def test_wider_passes_bound_a_delayed_single_token_pass():
     assert plausible({1: 476.0, 2: 1.0, 4: 1.5, 8: 2.0}) == {1: 1.0, 2: 1.0, 4: 1.5, 8: 2.0}
 
 
 @pytest.mark.parametrize("grid", [0, 64])
-def test_a_prompt_is_read_on_the_grid_whatever_was_read_before(grid):
+def test_a_prompt_is_read_on_the_grid_after_any_other_text(grid):
     """Each token is read in a pass that begins and ends where that of a fresh read does."""
     model = FakeModel(random_table(np.random.default_rng(1), 4), n_ctx=4000)
     model.grid, model.reads_at_once = grid, 256

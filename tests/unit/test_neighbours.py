@@ -12,7 +12,7 @@ ids = st.sets(st.integers(0, N - 1), max_size=N)
 
 
 @given(ids, ids)
-def test_after_the_moves_the_active_are_neighbours_and_no_fewer_moves_do(active, free):
+def test_the_moves_are_the_fewest_that_make_active_ids_consecutive(active, free):
     free -= active
     found = moves(sorted(active), free)
     windows = [
@@ -38,7 +38,7 @@ def test_runs_are_those_of_consecutive_ids(active):
     assert runs(list(active)) == [len(list(some)) for _, some in by_run]
 
 
-def test_a_move_must_be_paid_by_sixteen_passes():
+def test_sixteen_passes_must_save_the_time_of_the_moves():
     assert pays(0.10, 0.09, 1, 0.15)
     assert not pays(0.10, 0.09, 2, 0.15)
     assert not pays(0.09, 0.10, 1, 0.0)

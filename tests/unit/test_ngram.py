@@ -89,7 +89,7 @@ def test_the_end_of_the_reference_is_not_the_end_of_drafts():
     assert said(proposed(NgramDrafter(reference("ab ab")), letters("xx ab"), 3)) == " ab"
 
 
-def test_longer_matches_and_clearer_ones_are_surer():
+def test_longer_and_clearer_matches_have_a_higher_confidence():
     def confidence(text):
         drafter = NgramDrafter()
         drafter.begin(letters(text))
@@ -171,7 +171,7 @@ def test_a_draft_is_dropped_when_the_text_differs():
     assert drafter.propose() is None
 
 
-def test_the_longer_it_was_right_the_surer_it_is():
+def test_a_longer_right_draft_has_a_higher_confidence():
     drafter, tokens = after("the cat sat on it", "the b")
     confidence = []
     drafter.begin(tokens)

@@ -69,7 +69,7 @@ with _openmp.spin_count_set():
         "from gguf_spec.doctor import installation; installation.library(); import gguf_spec.llama.model",
     ],
 )  # fmt: skip
-def test_it_is_set_whatever_is_imported_first_and_does_not_stay(first):
+def test_it_is_set_for_any_order_of_imports_and_then_removed(first):
     assert said(first=first) == ["set", "None"]
 
 
@@ -79,7 +79,7 @@ def test_it_is_in_the_environment_while_llama_is_loaded():
 
 
 @pytest.mark.full
-def test_a_user_decides():
+def test_the_variable_of_the_user_is_kept():
     assert said(GOMP_SPINCOUNT="77") == ["user", "77"]
     assert said(OMP_WAIT_POLICY="passive") == ["user", "None"]
 

@@ -167,7 +167,7 @@ def test_unsupported_head_sizes_are_not_requested(kernels):
     ],
     ids=["right", "off", "not a number", "other bits"],
 )
-def test_what_a_planted_fault_is_called(monkeypatch, spoil, said):
+def test_the_name_of_a_planted_fault(monkeypatch, spoil, said):
     rows = np.random.default_rng(1).choice([-1.0, 1.0], (17, 8)).astype(np.float32)
 
     class Library:

@@ -467,7 +467,7 @@ def test_a_process_killed_after_a_piece_leaves_no_package_for_the_next(folder, m
 
 
 @pytest.mark.usefixtures("copied")
-def test_other_packages_do_not_go_on_with_the_old_ones(folder, monkeypatch):
+def test_other_packages_do_not_continue_an_old_download(folder, monkeypatch):
     entry, whole = wheels.pieces(folder, THREE), package.read_member
 
     def stops(name, archive, piece, most):

@@ -219,7 +219,7 @@ def replace_experts(options, n):
     return ContextOptions(n_ctx=options.n_ctx, placement=Placement(n_cpu_moe=n))
 
 
-def test_a_plain_model_gives_up_layers(tmp_path):
+def test_a_plain_model_leaves_layers_on_the_cpu(tmp_path):
     metadata, tensors = zoo.llama(n_layer=8)
     header = read_header(zoo.write(tmp_path / "plain.gguf", (metadata, tensors)))
     options = ContextOptions(n_ctx=256, gpu_layers="auto")

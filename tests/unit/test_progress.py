@@ -90,7 +90,7 @@ def test_cancelling_takes_effect_after_the_pass(way):
     assert len(llm.generate_tokens(PROMPT, SAMPLING).tokens) == 4, "the LLM is free again"
 
 
-def test_none_and_true_go_on():
+def test_none_and_true_continue():
     for result in (None, True, 0):
         llm, _ = an_llm()
         assert (

@@ -81,7 +81,7 @@ def test_a_repository(reference, repo, quant):
     "reference",
     ["models/x.gguf", "a/b/c", "./x", "../x", "a/..", "a/b:", "a/b:c/d", "/a/b", "a b/c", "hf.co/a", "a--b/c", "ollama:a", "ollama:../a", "ollama:", "C:/x", "a/b\n"],
 )  # fmt: skip
-def test_what_is_no_reference(reference):
+def test_texts_that_are_not_references(reference):
     with pytest.raises(errors.ModelNotFoundError) as caught:
         resolve(reference)
     assert caught.value.hint

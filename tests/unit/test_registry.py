@@ -138,7 +138,7 @@ def test_every_entry_has_the_fields_that_a_user_needs():
     assert not_permissive == {"gemma", "llama3.1", "llama3.2", "qwen-research", "lfm1.0"}
 
 
-def test_what_is_written_of_the_bundled_files_is_true():
+def test_entries_of_the_bundled_files_are_correct():
     written = yaml.safe_load(
         (Path(__file__).parents[2] / "models.yaml").read_text(encoding="utf-8")
     )["models"]
@@ -245,7 +245,7 @@ def test_a_local_split_model_is_as_large_as_all_its_files(tmp_path):
         "m-0000١-of-00002.gguf",
     ],
 )
-def test_what_is_no_part_of_a_split_model(name):
+def test_files_that_are_not_parts_of_a_split_model(name):
     assert split_names(name) == [name]
 
 
@@ -326,7 +326,7 @@ NO_PLACES = [
 
 
 @pytest.mark.parametrize("spec", NO_PLACES)
-def test_what_is_no_place_on_the_hub(spec, tmp_path, monkeypatch):
+def test_texts_that_are_not_places_on_the_hub(spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(spec)
@@ -517,7 +517,7 @@ def test_a_user_without_a_home(monkeypatch):
     assert "tales" in entries()
 
 
-def test_a_broken_file_of_the_user_is_no_hindrance_to_a_path(write, tmp_path):
+def test_a_broken_models_file_of_the_user_does_not_affect_paths(write, tmp_path):
     write("models: 3\n", "config/gguf-spec/models.yaml")
     (tmp_path / "m.gguf").write_text("")
     assert resolve(tmp_path / "m.gguf") == resolve(str(tmp_path / "m.gguf"))

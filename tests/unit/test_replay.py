@@ -137,7 +137,7 @@ def test_the_controller_counts_replays():
     assert DraftController(FakeModel(TABLE), [], None, known, 30)._replay(2, 4, 10) == ((), 0)
 
 
-def test_returning_reads_what_is_missing():
+def test_a_rollback_reads_the_missing_tokens_again():
     for n in range(1, 8):
         model = Copying(TABLE)
         model.read(PROMPT[:2])

@@ -127,13 +127,13 @@ def test_two_places_do_not_share_their_noise_shifted():
     ).all()  # with the second key alike they have
 
 
-def test_the_coin_differs_by_position_and_seed():
+def test_the_acceptance_draw_differs_by_position_and_seed():
     coins = [SeededRng(seed).coin(position) for seed in range(20) for position in range(200)]
     assert len(set(coins)) > 3990
     assert abs(np.mean(coins) / 2**32 - 0.5) < 0.02
 
 
-def test_the_coin_is_no_part_of_the_noise():
+def test_the_acceptance_draw_is_independent_of_the_noise():
     """`pick` hashes by four numbers of a position; XTC's coin is a fifth."""
     rng = SeededRng(3)
     assert not any(rng.coin(position) in rng._keys(position)[:4] for position in range(200))
@@ -165,7 +165,7 @@ def test_the_contenders_are_few():
     assert np.mean([len(rng._contenders(ids, logits, 1.0, position)) for position in range(50)]) < 3
 
 
-def test_draft_and_target_agree_more_often_than_two_who_draw_apart():
+def test_coupled_draws_agree_more_often_than_independent_ones():
     rng, n = np.random.default_rng(0), 2_000
     chain, other = sampler(SeededRng(1)), sampler(SeededRng(2))
     target = rng.normal(size=30).astype(np.float32) * 1.5

@@ -237,7 +237,7 @@ def test_no_token_is_an_end_without_a_model():
 
 
 @pytest.mark.parametrize("one", [sampler(None), CompatSampling()])
-def test_what_decides_cannot_be_changed_under_way(one):
+def test_a_sampler_cannot_be_changed_during_a_request(one):
     with pytest.raises(FrozenInstanceError):
         one.seed = 3
 

@@ -27,7 +27,7 @@ def test_the_longer_match_wins():
     assert proposed(NgramDrafter(shared=shared), [5, 1, 2, 3, 9, 5, 1, 2, 3], 1) == [9]
 
 
-def test_texts_are_bounded_and_the_least_recently_used_go():
+def test_texts_are_bounded_and_the_least_recently_used_are_removed():
     shared, rng = SharedTexts(most=80, n_pages=4), random.Random(1)
     for page in range(4):
         shared.add([100 * page + i for i in range(20)])

@@ -74,7 +74,7 @@ def test_a_fresh_profile_is_hardly_ever_slower_than_plain_decoding(
 @pytest.mark.full
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("costs", ["kernels", "avx2", "avx512"])
-def test_a_bad_measurement_is_found_out_within_64_tokens(sim, costs, temperature):
+def test_a_wrong_measurement_is_corrected_within_64_tokens(sim, costs, temperature):
     """The best fixed setting is that of each text in hindsight, so not even right costs always reach it."""
     found = np.array([sim.after_bad_measurement(costs, temperature, seed) for seed in range(8)])
     assert found[:, 1].min() > 0.94
@@ -126,9 +126,7 @@ def right_s(sim):
 @pytest.mark.full
 @pytest.mark.parametrize("costs", ["kernels", "avx512"])
 @pytest.mark.parametrize(("which", "n", "factor"), WRONG)
-def test_a_profile_with_a_wrong_entry_is_right_again_after_300_tokens(
-    sim, right_s, costs, which, n, factor
-):
+def test_a_wrong_entry_is_corrected_after_300_tokens(sim, right_s, costs, which, n, factor):
     right = sim.profile_of(costs)
     table = getattr(right, which)
     assert (
@@ -137,7 +135,7 @@ def test_a_profile_with_a_wrong_entry_is_right_again_after_300_tokens(
     )
 
 
-def test_exploring_and_probing_cost_less_than_one_part_in_a_hundred(sim):
+def test_exploring_and_probing_cost_less_than_one_percent(sim):
     """A draft model that is always wrong, and texts that do not repeat: all that is not plain decoding is curiosity."""
     known = sim.experience("kernels", "sampled", useless=True)
     runs = [

@@ -126,7 +126,7 @@ def test_the_hub_client_requests_only_the_file(hub, monkeypatch):
     ]  # ours, the library's, the file's, and where it lies
 
 
-def test_the_library_is_left_as_it_was(hub, caplog, capfd):
+def test_the_library_of_the_hub_is_not_changed(hub, caplog, capfd):
     from huggingface_hub import constants
     from huggingface_hub.utils import logging as library
 
@@ -190,7 +190,7 @@ def test_without_a_sum_the_etag_counts(hub):
     assert len(hub.sent("GET")) == 1
 
 
-def test_an_etag_that_is_no_sum(hub):
+def test_an_etag_that_is_not_a_checksum(hub):
     hub.add(FILE, BODY, etag="0123abcd", cdn=False)
     assert download.pull(entry_of()).verified == "size"
     assert (

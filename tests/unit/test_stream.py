@@ -165,7 +165,7 @@ def test_text_that_was_held_back_is_not_shown_as_drafted():
     assert last.accepted_text[-1] == (plain[-2:], False)
 
 
-def test_a_request_cannot_be_changed_under_way():
+def test_a_running_request_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
         Request([1], FREE, Speculation()).prefill = "x"
 

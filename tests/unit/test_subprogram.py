@@ -43,7 +43,7 @@ def test_outside_a_frozen_app():
     subprogram.freeze_support()  # does nothing
 
 
-def test_an_app_that_does_not_recognise_them_starts_none(
+def test_an_app_without_freeze_support_starts_no_child(
     frozen, never_started, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

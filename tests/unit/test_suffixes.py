@@ -139,7 +139,7 @@ def test_a_long_text_is_read_in_time_that_grows_with_it():
         assert Counting.n < 12 * len(text)
 
 
-def test_of_equals_the_last_one_is_proposed():
+def test_of_equally_frequent_tokens_the_last_one_is_proposed():
     assert automaton([1, 2, 7, 1, 2, 8, 1, 2]).follow(
         automaton([1, 2, 7, 1, 2, 8, 1, 2]).state
     ) == (8, 1, 2)

@@ -82,7 +82,7 @@ def test_a_small_context_is_enough(pair, n_ctx, thorough):
     assert not thorough or steps[-1][0] == steps[-1][1]
 
 
-def test_passes_of_one_width_lie_apart(pair):
+def test_passes_of_one_width_are_spread_over_time(pair):
     """Another program has the processor for a while: no width may suffer in all its passes."""
     target, _ = pair
     busy = range(200, 206)
@@ -185,7 +185,7 @@ def test_the_sentence_without_a_draft():
 
 
 @pytest.mark.parametrize("draft", [None, {1: 0.01, 33: 0.1}])
-def test_a_program_may_read_it(draft):
+def test_the_result_can_be_written_as_json(draft):
     one = tuning({1: 0.06, 33: 0.5}, draft, 0.5)
     data = json.loads(json.dumps(one.to_dict(), allow_nan=False))
     assert data["sentence"] == one.sentence
@@ -230,14 +230,14 @@ def test_tune_stores_the_result_and_uses_it(pair, kept, with_draft):
         tune(llm)
 
 
-def test_where_there_is_no_place_for_it(pair, monkeypatch):
+def test_a_profile_that_cannot_be_written(pair, monkeypatch):
     monkeypatch.setattr(module, "write_profile", lambda *args: False)
     with fake_llm(*pair, Speculation(3)) as llm:
         assert tune(llm).kept is False
         assert llm.profile.target[1] == pytest.approx(0.06, rel=0.01)
 
 
-def test_nothing_to_tune_where_nothing_can_be_taken_back(pair, kept):
+def test_a_model_without_rollback_is_refused(pair, kept):
     pair[0].why_plain = "it cannot go back"
     with (
         fake_llm(*pair, Speculation(0)) as llm,

@@ -115,7 +115,7 @@ def test_a_grammar_and_a_schema_exclude_each_other():
 
 
 @pytest.mark.parametrize("accept", ["gumbel", "", None, 3])
-def test_a_rule_that_there_is_not(accept):
+def test_an_unknown_rule(accept):
     with pytest.raises(InvalidOptionError, match="coupled, rejection, block"):
         Speculation(accept=accept)
 
