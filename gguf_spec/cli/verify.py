@@ -153,11 +153,11 @@ def _show(report: Report, prompts: list[str]) -> None:
             f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}"
             f"{'chi-square':>12}{'p':>10}",
         ]
-    for law in report.laws:
-        statistic = "-" if law.chi_square is None else f"{law.chi_square:.1f}"
+    for test in report.laws:
+        statistic = "-" if test.chi_square is None else f"{test.chi_square:.1f}"
         lines.append(
-            f"{law.accept:<28}{law.n_draws:>9}{law.n_drafted:>9}"
-            f"{law.n_cells:>11}{statistic:>12}{law.p_value:>10.2g}"
+            f"{test.accept:<28}{test.n_draws:>9}{test.n_drafted:>9}"
+            f"{test.n_cells:>11}{statistic:>12}{test.p_value:>10.2g}"
         )
     lines.append("")
     lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]

@@ -130,24 +130,27 @@ def block(draft: Draft, rows: Rows) -> list[int]:
 
     Source: Sun et al. 2024, arXiv:2403.10444, Algorithm 2.
     """
-    sampler, weight, laws = rows.sampler, [1.0], [rows.distribution(0)]
+    sampler, weight, targets = rows.sampler, [1.0], [rows.distribution(0)]
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
-        weight.append(min(1.0, weight[i] * laws[i].prob(token) / q.prob(token)))
+        weight.append(min(1.0, weight[i] * targets[i].prob(token) / q.prob(token)))
         # No longer prefix can be kept. The target may have no distribution after a token of
         # probability 0.
         if weight[-1] == 0:
             break
-        laws.append(rows.distribution(i + 1))
-    for i in range(len(laws) - 1, 0, -1):
+        targets.append(rows.distribution(i + 1))
+    for i in range(len(targets) - 1, 0, -1):
         if i == len(draft.tokens):
             if sampler.rng.chance(weight[i]):
-                return [*draft.tokens, sampler.draw(laws[i])]
+                return [*draft.tokens, sampler.draw(targets[i])]
             continue
-        mass = float(_excess(laws[i], draft.q[i], weight[i]).sum())
+        mass = float(_excess(targets[i], draft.q[i], weight[i]).sum())
         refused = mass + 1 - weight[i]
         if sampler.rng.chance(mass / refused if refused > 0 else 1.0):
-            return [*draft.tokens[:i], sampler.draw(residual(laws[i], draft.q[i], weight[i]))]
-    return [sampler.draw(residual(laws[0], draft.q[0]) if draft.tokens else laws[0])]
+            return [
+                *draft.tokens[:i],
+                sampler.draw(residual(targets[i], draft.q[i], weight[i])),
+            ]
+    return [sampler.draw(residual(targets[0], draft.q[0]) if draft.tokens else targets[0])]
 
 
 RULES: dict[str, Accept] = {"coupled": coupled, "rejection": rejection, "block": block}

@@ -41,7 +41,7 @@ from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
 from ..runtime.many import Cancellation, run_all
 from .checks import (
-    LAW_TOKENS,
+    N_FIRST_TOKENS,
     SAMPLINGS,
     Check,
     ChiSquareTest,
@@ -54,9 +54,9 @@ from .checks import (
     check_kernels,
     check_rows,
     drawn,
-    laws_of,
     n_draws_of,
     noise_in_use,
+    rules_of,
     ways_of,
 )
 
@@ -97,7 +97,7 @@ class Report:
         comparisons: One per sampling and drafter.
         differences: One per text that differs from the plain text.
         cache_faults: Cache errors, one sentence each.
-        laws: Chi-square tests, one per entry of `checks.LAWS`.
+        laws: Chi-square tests, one per entry of `checks.TESTED_RULES`.
         total_s: Duration in seconds.
         checks: One per feature: rows, near ties, warm caches and so on.
         n_parallel: Number of requests that ran at once; 1 without `under_load`.
@@ -120,8 +120,8 @@ class Report:
     def ok(self) -> bool:
         """Whether all differences are within the noise."""
         texts_ok = not self.cache_faults and all(d.near_tie for d in self.differences)
-        laws_ok = all(law.ok for law in self.laws)
-        return texts_ok and laws_ok and all(check.ok for check in self.checks)
+        tests_ok = all(test.ok for test in self.laws)
+        return texts_ok and tests_ok and all(check.ok for check in self.checks)
 
     @property
     def sentence(self) -> str:
@@ -140,9 +140,9 @@ class Report:
         wrong = [f"{n_different} of {n} texts differ"] if n_different else []
         wrong += ["a cache does not contain the generated tokens"] if self.cache_faults else []
         wrong += [
-            f"first tokens under {law.accept} do not follow the model's probabilities"
-            for law in self.laws
-            if not law.ok
+            f"first tokens under {test.accept} do not follow the model's probabilities"
+            for test in self.laws
+            if not test.ok
         ]
         wrong += [check.changes for check in self.checks if not check.ok]
         return f"{subject} changes this model's output: {'; '.join(wrong)}."
@@ -211,7 +211,7 @@ def verify(
     longer = [before + prompt for prompt in prompts]
     if under_load:
         return _check_load(llm, longer, n_tokens, seed, run)
-    ways, laws_in_use = ways_of(llm), laws_of(llm)
+    ways, laws_in_use = ways_of(llm), rules_of(llm)
     noise = noise_in_use(llm, ways.values())
     texts = TextChecks(llm, n_tokens, noise)
     requests = RequestChecks(texts, prompts[0], seed)
@@ -299,7 +299,7 @@ def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
 
 def _check_room(llm: LLM, prompt: str) -> None:
     """Reject a prompt that is empty or leaves no room for an answer."""
-    n, most = len(llm.tokenize(prompt)), llm.n_ctx - LAW_TOKENS - 1
+    n, most = len(llm.tokenize(prompt)), llm.n_ctx - N_FIRST_TOKENS - 1
     if not n:
         raise EmptyPromptError
     if n > most:

@@ -847,9 +847,9 @@ _FILTERED = Sampling(
 )
 # Used if passes are not exact: a logit shift may change the tokens that a filter removes.
 _UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)
-LAW_TOKENS, _K = 3, 3  # number of compared first tokens, and draft length
+N_FIRST_TOKENS, _K = 3, 3  # number of compared first tokens, and draft length
 # Values of max_tokens. Adaptive drafting needs more, because it does not start for few tokens.
-_TOKENS, _ADAPTIVE_TOKENS = (LAW_TOKENS + 1, 32)
+_TOKENS, _ADAPTIVE_TOKENS = (N_FIRST_TOKENS + 1, 32)
 _TOLD_APART = 5  # most likely tokens with an outcome of their own; all others share one
 _REPEATED = 8  # generated tokens that occur twice in the prompt, for n-gram drafts
 # Initial rank of a token that a bias raises to about rank 2, and the bias above rank 2, in logits.
@@ -857,7 +857,7 @@ _RAISED, _OVER_PENALTIES = (12, 1.0)
 _FEWEST_DRAWS = 50  # minimum number of generations per test, regardless of the time limit
 _ALARM = 1e-5  # significance level: probability that a correct sampler fails one test
 
-LAWS = {
+TESTED_RULES = {
     "coupled": Speculation(_K, "coupled", drafter="model", adaptive=False),
     "rejection": Speculation(_K, "rejection", drafter="model", adaptive=False),
     "block": Speculation(_K, "block", drafter="model", adaptive=False),
@@ -871,14 +871,14 @@ length. The settings with a named drafter run half as many generations.
 """
 
 
-def laws_of(llm: LLM) -> list[str]:
-    """Return the `LAWS` that can be tested: without a draft model those of drafts from the text."""
-    return [name for name, way in LAWS.items() if llm.draft_name or way.drafter != "model"]
+def rules_of(llm: LLM) -> list[str]:
+    """Return the names in `TESTED_RULES` that the loaded models allow."""
+    return [name for name, way in TESTED_RULES.items() if llm.draft_name or way.drafter != "model"]
 
 
 def n_draws_of(way: str, n_draws: int) -> int:
-    """Return the number of generations for one of the `LAWS`."""
-    return n_draws if way == LAWS[way].accept else (n_draws + 1) // 2
+    """Return the number of generations for one of `TESTED_RULES`."""
+    return n_draws if way == TESTED_RULES[way].accept else (n_draws + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -886,7 +886,7 @@ class ChiSquareTest:
     """Frequencies of first tokens compared with the target's exact probabilities.
 
     Attributes:
-        accept: Rule and drafter: a key of `LAWS`.
+        accept: Rule and drafter: a key of `TESTED_RULES`.
         n_draws: Number of generations.
         n_cells: Number of distinct outcomes.
         chi_square: Sum of (observed - expected)^2 / expected; None if a token with probability 0
@@ -942,7 +942,7 @@ class Reference:
                 _FILTERED if exact else _UNFILTERED, logit_bias=bias, max_tokens=_TOKENS
             )
             self.distribution: dict[tuple[int | None, ...], float] = {(): 1.0}
-            for _ in range(LAW_TOKENS):
+            for _ in range(N_FIRST_TOKENS):
                 longer: dict[tuple[int | None, ...], float] = {}
                 for tokens, weight in self.distribution.items():
                     if None in tokens:
@@ -959,7 +959,7 @@ class Reference:
     def outcome(self, tokens: Sequence[int]) -> tuple[int | None, ...]:
         """Return the outcome to which these first tokens belong."""
         known: tuple[int | None, ...] = ()
-        for token in tokens[:LAW_TOKENS]:
+        for token in tokens[:N_FIRST_TOKENS]:
             if (*known, None) in self.distribution and not any(
                 one[: len(known) + 1] == (*known, token) for one in self.distribution
             ):
@@ -986,32 +986,32 @@ def drawn(
     until: float,
     on_draw: Callable[[], object],
 ) -> ChiSquareTest:
-    """Sample first tokens in one of the `LAWS` and test them against the exact distribution.
+    """Sample first tokens in one of `TESTED_RULES` and test them against the exact distribution.
 
     Fewer generations run if `until` has passed.
     """
     seen: Counter[tuple[int | None, ...]] = Counter()
     sampling, n_drafted, known = reference.sampling, 0, llm.snapshot()
     cheap = Snapshot(_cheap_drafts(llm.profile).experiences())
-    if LAWS[way].adaptive:
+    if TESTED_RULES[way].adaptive:
         sampling = replace(sampling, max_tokens=_ADAPTIVE_TOKENS)
     try:
         for i in range(n_draws_of(way, n_draws)):
             if i >= _FEWEST_DRAWS and time.perf_counter() > until:
                 break
             emitted: list[int] = []
-            if LAWS[way].adaptive:
+            if TESTED_RULES[way].adaptive:
                 llm.restore(cheap)
 
             def is_enough(token: int, emitted: list[int] = emitted) -> bool:
                 emitted.append(token)
-                return len(emitted) >= LAW_TOKENS
+                return len(emitted) >= N_FIRST_TOKENS
 
             one = llm.generate_tokens(
                 reference.ids,
                 replace(sampling, seed=(seed + i) % 2**64),
                 on_token=is_enough,
-                speculation=LAWS[way],
+                speculation=TESTED_RULES[way],
             )
             seen[reference.outcome(one.tokens)] += 1
             n_drafted += one.stats.n_drafted

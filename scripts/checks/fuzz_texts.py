@@ -31,12 +31,12 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import GgufSpecError
 from gguf_spec.quantize import quantize
 from gguf_spec.verify import bundled_prompts
-from tests.support import families, zoo
+from tests.support import families, tiny
 from tests.support.batch_requests import ENDS, GRAMMAR, SCHEMA, STARTS
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 FAMILIES = ["tales", "tales+Q4_K_M", "tales+Q6_K", *families.NAMES]
-FAMILIES += ["qwen35+head", "step35+head", "zoo+llama", "zoo+mixture"]
+FAMILIES += ["qwen35+head", "step35+head", "tiny+llama", "tiny+mixture"]
 # slots of the models that run requests at once; more requests than that wait
 N_SLOTS = 4
 # opens the reasoning itself; the tags are ordinary tokens of these vocabularies
@@ -76,13 +76,13 @@ class Family:
             if self.form:
                 quantize(source, file, self.form)
             return file if self.form else source, TALES / "tales-draft-Q4_0.gguf"
-        if self.kind == "zoo":
-            made = {"llama": zoo.llama, "mixture": zoo.mixture}[self.form]
-            return zoo.write(file, made(seed=1)), zoo.write(other, zoo.llama(seed=1))
+        if self.kind == "tiny":
+            made = {"llama": tiny.llama, "mixture": tiny.mixture}[self.form]
+            return tiny.write(file, made(seed=1)), tiny.write(other, tiny.llama(seed=1))
         model = families.family(self.kind)
         if self.form:
-            return zoo.write(file, families.with_head(model)), "mtp"
-        return zoo.write(file, model), zoo.write(other, families.family(self.kind, seed=1))
+            return tiny.write(file, families.with_head(model)), "mtp"
+        return tiny.write(file, model), tiny.write(other, families.family(self.kind, seed=1))
 
     def prompt(self, rng, earlier):
         """Token ids, often those of an earlier prompt and others behind them."""

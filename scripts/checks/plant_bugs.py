@@ -111,7 +111,7 @@ BUGS = (
         "return np.maximum(weight * p.probs - q_of_p, 0.0)", "return weight * p.probs - q_of_p",
         ("unit/test_accept.py",)),
     Bug("block verification forgets the weight so far", "speculative/acceptance.py",
-        "weight.append(min(1.0, weight[i] * laws[i].prob(token)", "weight.append(min(1.0, laws[i].prob(token)",
+        "weight.append(min(1.0, weight[i] * targets[i].prob(token)", "weight.append(min(1.0, targets[i].prob(token)",
         ("unit/test_accept.py", "exactness/test_enumeration.py")),
     Bug("a full context keeps the beginning of the answer, not its end", "runtime/generation.py",
         "self.tokens[-self._n_kept :]", "self.tokens[: self._n_kept]",

@@ -20,7 +20,7 @@ from gguf_spec.server.errors import ApiError
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
 from tests.server.conftest import ask
 from tests.server.test_tool_choice import CHATML
-from tests.support import zoo
+from tests.support import tiny
 from tests.support.fakes import FakeModel, fake_llm
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -302,7 +302,7 @@ def test_bodies_mean_the_same_as_over_http(tales, tmp_path):
 def test_calls_of_tools_have_no_random_ids(tmp_path):
     template = CHATML.replace("MARK", "<tool_call>")
     metadata = {"tokenizer.chat_template": template, "llama.context_length": 1024}
-    zoo.write(tmp_path / "noisy.gguf", zoo.llama(scale=0.5), metadata=metadata)
+    tiny.write(tmp_path / "noisy.gguf", tiny.llama(scale=0.5), metadata=metadata)
     parameters = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}  # fmt: skip
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     body = {"messages": HI, "tools": tools, "tool_choice": "required", "max_tokens": 200, "seed": 1, "n": 2,

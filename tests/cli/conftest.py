@@ -12,22 +12,22 @@ import pytest
 from click.testing import CliRunner
 
 from gguf_spec import cli as program
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 
 @pytest.fixture(scope="session")
-def cage(tmp_path_factory) -> Path:
-    """A folder of models with one fixed text each, and the folder in which commands run."""
-    folder = tmp_path_factory.mktemp("cage")
-    zoo.write(folder / "abc.gguf", zoo.parrot("abcdefghijkl"))
-    zoo.write(folder / "abx.gguf", zoo.parrot("abcdefxyz"))
-    zoo.write(
+def work(tmp_path_factory) -> Path:
+    """Folder in which commands run, with models that write one text each."""
+    folder = tmp_path_factory.mktemp("work")
+    tiny.write(folder / "abc.gguf", tiny.one_text("abcdefghijkl"))
+    tiny.write(folder / "abx.gguf", tiny.one_text("abcdefxyz"))
+    tiny.write(
         folder / "ever.gguf",
-        zoo.parrot("abcdefghijkl", for_ever=True),
+        tiny.one_text("abcdefghijkl", for_ever=True),
         metadata={"llama.context_length": 100_000},
     )
-    zoo.write(folder / "evil.gguf", zoo.parrot("a\x1b]2;b\x07\rc\x9bd\n"))
-    zoo.write(folder / "split.gguf", zoo.parrot("aé日"))
+    tiny.write(folder / "evil.gguf", tiny.one_text("a\x1b]2;b\x07\rc\x9bd\n"))
+    tiny.write(folder / "split.gguf", tiny.one_text("aé日"))
     return folder
 
 
@@ -45,12 +45,12 @@ def environment(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def cli(cage, environment):
-    """Run the command line in the cage; the result holds bytes."""
+def cli(work, environment):
+    """Run the command line in the folder `work`; the result holds bytes."""
 
     def run(*args, stdin=b"", env=(), **options):
         command = [sys.executable, "-m", "gguf_spec", *map(str, args)]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": cage} | options
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": work} | options
         return children.run(
             command, input=stdin, env=environment | dict(env), check=False, **options
         )
@@ -65,16 +65,16 @@ GENERATE = ["generate", "--threads", "1", "--raw", "-t", "0", "-m", "abc.gguf", 
 
 @pytest.fixture(scope="session")
 def generate(cli):
-    """Run `generate` in the cage."""
+    """Run `generate` in the folder `work`."""
     return lambda *args, **options: cli(*GENERATE, *args, **options)
 
 
 @pytest.fixture(scope="session")
-def here(cage, environment):
+def here(work, environment):
     """Run the command line as `cli` does, but in this process, without the log of llama.cpp. None in `env`: not set."""
     from huggingface_hub import constants
 
-    def run(*args, stdin=b"", env=(), cwd=cage, text=False):
+    def run(*args, stdin=b"", env=(), cwd=work, text=False):
         given = environment | dict(env)
         wanted = {name: value for name, value in given.items() if value is not None}
         with (

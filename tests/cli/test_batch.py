@@ -29,13 +29,13 @@ def batch(here, tmp_path):
 
 
 @pytest.mark.full
-def test_a_file_of_both_formats(batch, cage, tmp_path):
+def test_a_file_of_both_formats(batch, work, tmp_path):
     lines = [
         {"prompt": "a"}, {"prompt": "abc", "max_tokens": 2, "id": "x"}, b"", b"no \x1b json",
         of_openai("o", prompt="ab", max_tokens=3), of_openai("p", "/v1/chat/completions", messages=HI, stream=True),
     ]  # fmt: skip
     write(tmp_path / "in.jsonl", lines)
-    done = batch("in.jsonl", "out.jsonl", "-m", cage / "abc.gguf", "-t", "0", "--raw", "-n", "5")
+    done = batch("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-t", "0", "--raw", "-n", "5")
     assert (done.returncode, done.stdout) == (1, b"")
     results = read(tmp_path / "out.jsonl")
     assert [one.get("text") for one in results] == ["bcdef", "de", None, None, None]
@@ -45,30 +45,30 @@ def test_a_file_of_both_formats(batch, cage, tmp_path):
     assert notes[0] == "Note: line 4: The line is not a JSON object in UTF-8."
     assert notes[1].startswith("Note: line 6: stream is not supported")
     assert notes[2].startswith("5 lines have a result, 2 failed: 10 tokens in ")
-    again = batch("in.jsonl", "out.jsonl", "-m", cage / "abc.gguf", "-t", "0", "--raw", "-n", "5")
+    again = batch("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-t", "0", "--raw", "-n", "5")
     assert (again.returncode, again.stderr.decode()) == (
         1,
         "5 lines have a result (5 of them before), 2 failed.\n",
     )
-    other = batch("in.jsonl", "out.jsonl", "-m", cage / "abc.gguf", "-t", "0.5", "--raw", "-n", "5")
+    other = batch("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-t", "0.5", "--raw", "-n", "5")
     assert (other.returncode, other.stdout) == (1, b"")
     assert other.stderr.decode().startswith(
         "Error: the results in out.jsonl are of another model or"
     )
 
 
-def test_given_options_apply_to_lines_of_openai(batch, cage, tmp_path):
+def test_given_options_apply_to_lines_of_openai(batch, work, tmp_path):
     write(tmp_path / "in.jsonl", [of_openai("o", prompt="a"), of_openai("p", prompt="a", stop="d")])
-    args = ("in.jsonl", "out.jsonl", "-m", cage / "abc.gguf", "-t", "0", "--stop", "f")
+    args = ("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-t", "0", "--stop", "f")
     done = batch(*args, "--overflow", "shift")
     assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)
     texts = [one["response"]["body"]["choices"][0]["text"] for one in read(tmp_path / "out.jsonl")]
     assert texts == ["bcde", "bc"]
 
 
-def test_standard_input_and_output(cli, cage, tmp_path):
+def test_standard_input_and_output(cli, work, tmp_path):
     stdin = b'{"prompt": "a"}\n{"prompt": "b"}'
-    args = ("-", "-", "-m", cage / "abc.gguf", "-t", "0", "--raw", "-n", "2", "-q")
+    args = ("-", "-", "-m", work / "abc.gguf", "-t", "0", "--raw", "-n", "2", "-q")
     done = cli("batch", *args, "--threads", "1", stdin=stdin, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["bc", "cd"]
@@ -117,11 +117,11 @@ def test_many_bad_lines_are_not_all_named(batch, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
-def test_a_terminal_shows_progress_and_ctrl_c_ends_it(cage, environment, tmp_path):
+def test_a_terminal_shows_progress_and_ctrl_c_ends_it(work, environment, tmp_path):
     lines = [{"prompt": "a", "max_tokens": 3}, {"prompt": "b", "max_tokens": 3}, {"prompt": "c"}]
     write(tmp_path / "in.jsonl", lines)
     command = [
-        sys.executable, "-m", "gguf_spec", "batch", "in.jsonl", "out.jsonl", "-m", str(cage / "ever.gguf"),
+        sys.executable, "-m", "gguf_spec", "batch", "in.jsonl", "out.jsonl", "-m", str(work / "ever.gguf"),
         "-t", "0", "--raw", "-n", "-1", "--threads", "1", "--ctx", "50000", "--seed", "1", "--parallel", "2",
     ]  # fmt: skip
     code, seen = children.at_terminal(

@@ -11,17 +11,17 @@ import pytest
 from gguf_spec import Sampling, Speculation
 from gguf_spec.cli.chat import loop
 from gguf_spec.errors import GgufSpecError
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 SAYS = "abcdefghijkl"
 
 
 @pytest.fixture(scope="session")
-def chat(here, cage):
+def chat(here, work):
     """Run `chat` with one thread and greedily on a model that always answers the same; arguments that come later override."""
-    zoo.write(cage / "chat.gguf", zoo.parrot("\n" + SAYS))  # a question ends with a newline
-    zoo.write(
-        cage / "plain.gguf", zoo.parrot(":" + SAYS), metadata={"tokenizer.chat_template": None}
+    tiny.write(work / "chat.gguf", tiny.one_text("\n" + SAYS))  # a question ends with a newline
+    tiny.write(
+        work / "plain.gguf", tiny.one_text(":" + SAYS), metadata={"tokenizer.chat_template": None}
     )
 
     def run(lines, *args, run=here, **options):
@@ -269,10 +269,10 @@ def test_a_bad_option_is_an_error_before_a_model_is_loaded(chat):
 @pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("when", ["in an answer", "between two"])
-def test_sigterm_saves_and_ends_the_chat(chat, cage, environment, tmp_path, number, code, when):
-    zoo.write(
-        cage / "on.gguf",
-        zoo.parrot("\n" + SAYS, for_ever=True),
+def test_sigterm_saves_and_ends_the_chat(chat, work, environment, tmp_path, number, code, when):
+    tiny.write(
+        work / "on.gguf",
+        tiny.one_text("\n" + SAYS, for_ever=True),
         metadata={"llama.context_length": 100_000},
     )
     file, model = tmp_path / "talk.session", "on.gguf" if when == "in an answer" else "chat.gguf"
@@ -283,7 +283,7 @@ def test_sigterm_saves_and_ends_the_chat(chat, cage, environment, tmp_path, numb
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        cwd=cage,
+        cwd=work,
         env=environment,
         start_new_session=True,
     ) as child:
@@ -468,8 +468,8 @@ def test_set_refuses_and_keeps_the_rest(chat, line, said):
     assert said in err
 
 
-def test_model_keeps_the_conversation_and_what_was_set(chat, cage):
-    zoo.write(cage / "other.gguf", zoo.parrot("\nzyxw"))
+def test_model_keeps_the_conversation_and_what_was_set(chat, work):
+    tiny.write(work / "other.gguf", tiny.one_text("\nzyxw"))
     lines = [
         "/set max_tokens 2",
         "hello",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
 
@@ -34,25 +34,25 @@ COMMAND = [
 
 
 @pytest.fixture(scope="session")
-def parrots(cage):
-    zoo.write(cage / "chat.gguf", zoo.parrot("\n" + SAYS))  # a question ends with a newline
-    zoo.write(
-        cage / "on.gguf",
-        zoo.parrot("\n" + SAYS, for_ever=True),
+def parrots(work):
+    tiny.write(work / "chat.gguf", tiny.one_text("\n" + SAYS))  # a question ends with a newline
+    tiny.write(
+        work / "on.gguf",
+        tiny.one_text("\n" + SAYS, for_ever=True),
         metadata={"llama.context_length": 100_000},
     )
-    zoo.write(cage / "steers.gguf", zoo.parrot("\na\x1b]2;b\x07\rc\x9b1Ad"))
-    return cage
+    tiny.write(work / "steers.gguf", tiny.one_text("\na\x1b]2;b\x07\rc\x9b1Ad"))
+    return work
 
 
 class Terminal:
     """A terminal of tmux's with a chat in it."""
 
-    def __init__(self, folder, cage, environment, width=80, height=24):
+    def __init__(self, folder, work, environment, width=80, height=24):
         self._tmux = ["tmux", "-u", "-S", str(folder / "tmux"), "-f", os.devnull]
         self._size, self._cage, self._environment = (
             (width, height),
-            cage,
+            work,
             environment | {"LC_ALL": "C.UTF-8"},
         )
 
@@ -471,10 +471,10 @@ def test_a_message_of_several_lines_and_the_clipboard(terminal):
 
 
 @pytest.mark.full
-def test_another_model_and_options(terminal, cage):
-    zoo.write(
-        cage / "other.gguf",
-        zoo.parrot(
+def test_another_model_and_options(terminal, work):
+    tiny.write(
+        work / "other.gguf",
+        tiny.one_text(
             "\nzyxw",
         ),
     )

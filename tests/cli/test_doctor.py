@@ -81,11 +81,11 @@ def test_usage(here):
     assert b"threads is 0" in result.stderr
 
 
-def test_at_a_terminal_of_80_columns(cage, environment):
+def test_at_a_terminal_of_80_columns(work, environment):
     """No line is longer, those that go on are indented, and what is well is green."""
     gone = "a file with a name that is quite long/and that is not there.gguf"
     command = [sys.executable, "-m", "gguf_spec", "doctor", "-m", "abc.gguf", "-d", gone]
-    code, seen = children.at_terminal(command, size=(24, 80), cwd=cage, env=environment)
+    code, seen = children.at_terminal(command, size=(24, 80), cwd=work, env=environment)
     assert code == 1, seen
     assert seen.startswith(b"\x1b[32mok    \x1b[0mPython")
     assert b"\x1b[31mfail  \x1b[0mdraft" in seen

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support import eagle, zoo
+from tests.support import eagle, tiny
 
 
 @pytest.fixture(scope="module")
@@ -12,10 +12,12 @@ def home(tmp_path_factory):
     """A home with a target, a draft in llama.cpp's cache, and one beside the target that does not fit."""
     tmp_path = tmp_path_factory.mktemp("home")
     (tmp_path / ".cache/llama.cpp").mkdir(parents=True)
-    zoo.write(tmp_path / "big.gguf", zoo.llama(n_layer=20))
-    zoo.write(tmp_path / ".cache/llama.cpp/small.gguf", zoo.llama())
-    zoo.write(
-        tmp_path / "other.gguf", zoo.llama(), tokens=[*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]]
+    tiny.write(tmp_path / "big.gguf", tiny.llama(n_layer=20))
+    tiny.write(tmp_path / ".cache/llama.cpp/small.gguf", tiny.llama())
+    tiny.write(
+        tmp_path / "other.gguf",
+        tiny.llama(),
+        tokens=[*tiny.TOKENS[:40], "another", *tiny.TOKENS[41:]],
     )
     return tmp_path
 
@@ -56,7 +58,7 @@ def test_json_has_all_of_them(run):
 
 
 def test_a_head_in_a_file_of_its_own(run, home):
-    zoo.write(home / "eagle's.gguf", eagle.head(layers=(0, 1, 19)))
+    tiny.write(home / "eagle's.gguf", eagle.head(layers=(0, 1, 19)))
     lines = run("models", "drafts", "./big.gguf").stdout.decode().splitlines()
     assert lines[1].startswith("small.gguf ")
     line = next(line for line in lines if line.startswith("eagle's.gguf "))

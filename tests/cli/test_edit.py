@@ -9,17 +9,17 @@ import sys
 import pytest
 
 from tests.cli.test_errors import check
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 
 def editor(path, new):
     """A model that writes one text behind the first line feed."""
-    return zoo.write(path, zoo.parrot(f"\n{new}"), metadata={"llama.context_length": 100_000})
+    return tiny.write(path, tiny.one_text(f"\n{new}"), metadata={"llama.context_length": 100_000})
 
 
 @pytest.fixture(scope="session")
-def edit(here, cage):
-    editor(cage / "edit.gguf", "abcXefgh")
+def edit(here, work):
+    editor(work / "edit.gguf", "abcXefgh")
 
     def run(*args, **options):
         words = ("edit", *args, "-m", "edit.gguf", "--threads", 1, "--ctx", 2048)
@@ -182,8 +182,8 @@ def test_a_folder_that_cannot_be_written(file):
     file.parent.chmod(0o700)
 
 
-def test_nothing_changed(here, cage, file):
-    editor(cage / "same.gguf", "abcdefgh")
+def test_nothing_changed(here, work, file):
+    editor(work / "same.gguf", "abcdefgh")
     result = here("edit", file, "x", "-m", "same.gguf", "--threads", 1, "--ctx", 512, "--yes")
     assert (result.stdout, result.returncode) == (b"", 0)
     assert result.stderr == b"The model changed nothing; nothing was written.\n"
@@ -191,9 +191,9 @@ def test_nothing_changed(here, cage, file):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("typed", "written"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])
-def test_at_a_terminal_it_asks(edit, cage, environment, file, typed, written):
+def test_at_a_terminal_it_asks(edit, work, environment, file, typed, written):
     line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "d to X", "-m", "edit.gguf", "--threads", "1", "--ctx", "2048"]  # fmt: skip
-    code, seen = children.at_terminal(line, typed=typed, cwd=cage, env=environment)
+    code, seen = children.at_terminal(line, typed=typed, cwd=work, env=environment)
     shown = seen.decode()
     assert code == 0
     assert "tok/s" in shown
@@ -205,23 +205,23 @@ def test_at_a_terminal_it_asks(edit, cage, environment, file, typed, written):
 
 @pytest.mark.full
 @pytest.mark.parametrize("show", [True, False])
-def test_accepted_draft_tokens_are_green_on_request(cage, environment, tmp_path, show):
+def test_accepted_draft_tokens_are_green_on_request(work, environment, tmp_path, show):
     path = tmp_path / "same.txt"
     path.write_text("abcdefgh\n", encoding="utf-8")
-    editor(cage / "copy.gguf", "abcdefgh")
+    editor(work / "copy.gguf", "abcdefgh")
     line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "x", "-m", "copy.gguf", "--threads", "1", "--ctx", "2048", "--diff"]  # fmt: skip
     code, seen = children.at_terminal(
-        [*line, *(["--show-draft"] if show else [])], cwd=cage, env=environment
+        [*line, *(["--show-draft"] if show else [])], cwd=work, env=environment
     )
     assert code == 0
     green = re.search(rb"\x1b\[32m[a-h]+\x1b\[0m", seen)
     assert bool(green) == show, seen
 
 
-def test_ctrl_c_writes_nothing(cage, environment, file):
-    zoo.write(cage / "long.gguf", zoo.parrot("\nabcdefgh", for_ever=True), metadata={"llama.context_length": 100_000})  # fmt: skip
+def test_ctrl_c_writes_nothing(work, environment, file):
+    tiny.write(work / "long.gguf", tiny.one_text("\nabcdefgh", for_ever=True), metadata={"llama.context_length": 100_000})  # fmt: skip
     line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "x", "-m", "long.gguf", "--yes", "-n", "90000", "--ctx", "99000", "-d", "none", "--threads", "1"]  # fmt: skip
-    code, seen = children.at_terminal(line, ctrl_c_at=b"tok/s", cwd=cage, env=environment)
+    code, seen = children.at_terminal(line, ctrl_c_at=b"tok/s", cwd=work, env=environment)
     assert code == 130
     assert b"Traceback" not in seen
     assert b"Nothing was written." in seen
@@ -255,7 +255,7 @@ def test_a_text_with_the_name_of_an_end_token_does_not_end_there(tmp_path, old, 
     from gguf_spec import Sampling
     from gguf_spec.cli.edit import EditPrompt
 
-    path = zoo.write(tmp_path / "one.gguf", zoo.llama(), metadata={"llama.context_length": 2048})
+    path = tiny.write(tmp_path / "one.gguf", tiny.llama(), metadata={"llama.context_length": 2048})
     with gguf_spec.load(path, "none", n_ctx=2048, threads=1) as llm:
         sampling = EditPrompt(llm, old, "x", "one.txt").limited(Sampling(seed=1), None)
     assert sampling.ignore_eos is has_one

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support import zoo
+from tests.support import tiny
 
 
 def check(result, code, *said):
@@ -17,20 +17,20 @@ def check(result, code, *said):
 
 
 @pytest.fixture(scope="session")
-def bad(tmp_path_factory, cage):
+def bad(tmp_path_factory, work):
     folder = tmp_path_factory.mktemp("bad")
-    good = (cage / "abc.gguf").read_bytes()
+    good = (work / "abc.gguf").read_bytes()
     (folder / "picture.gguf").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
     (folder / "header.gguf").write_bytes(good[:3000])
     (folder / "weights.gguf").write_bytes(good[:-3000])
     (folder / "empty.gguf").write_bytes(b"")
-    zoo.write(folder / "mute.gguf", metadata={"tokenizer.ggml.model": "no_vocab"})
-    zoo.write(folder / "new.gguf", metadata={"general.architecture": "tomorrow"})
-    zoo.write(folder / "embed.gguf", metadata={"llama.pooling_type": 1})
-    zoo.write(folder / "t5.gguf", metadata={"general.architecture": "t5"})
-    zoo.write(folder / "adapter.gguf", metadata={"general.type": "adapter"})
-    tokens = [f"<other{i}>" for i in range(len(zoo.TOKENS) - 3)] + [*zoo.TOKENS[-3:]]
-    zoo.write(folder / "stranger.gguf", tokens=tokens)
+    tiny.write(folder / "mute.gguf", metadata={"tokenizer.ggml.model": "no_vocab"})
+    tiny.write(folder / "new.gguf", metadata={"general.architecture": "tomorrow"})
+    tiny.write(folder / "embed.gguf", metadata={"llama.pooling_type": 1})
+    tiny.write(folder / "t5.gguf", metadata={"general.architecture": "t5"})
+    tiny.write(folder / "adapter.gguf", metadata={"general.type": "adapter"})
+    tokens = [f"<other{i}>" for i in range(len(tiny.TOKENS) - 3)] + [*tiny.TOKENS[-3:]]
+    tiny.write(folder / "stranger.gguf", tokens=tokens)
     return folder
 
 
@@ -183,8 +183,8 @@ def test_verify_with_nothing_to_do(here, flags):
     check(here("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *flags), 2)
 
 
-def test_verify_of_a_file_without_prompts(here, cage):
-    (cage / "empty.txt").write_text("\n\n", encoding="utf-8")
+def test_verify_of_a_file_without_prompts(here, work):
+    (work / "empty.txt").write_text("\n\n", encoding="utf-8")
     verify = ("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1)
     check(
         here(*verify, "-f", "empty.txt"),
@@ -195,8 +195,8 @@ def test_verify_of_a_file_without_prompts(here, cage):
 
 
 @pytest.mark.parametrize("ctx", [5, 6])
-def test_verify_in_a_context_that_is_too_small(here, cage, ctx):
-    (cage / "long.txt").write_text("abcde\n", encoding="utf-8")
+def test_verify_in_a_context_that_is_too_small(here, work, ctx):
+    (work / "long.txt").write_text("abcde\n", encoding="utf-8")
     prompt = ("-f", "long.txt", "--ctx", ctx)
     check(
         here("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *prompt),
@@ -210,9 +210,9 @@ def test_a_chat_without_a_message(generate_here):
     check(generate_here("", "--chat", "--prefill", "ab"), 1, "the prompt is empty")
 
 
-def test_a_prompt_file_that_is_not_there(generate_here, cage):
+def test_a_prompt_file_that_is_not_there(generate_here, work):
     check(generate_here("-f", "gone.txt"), 1, "gone.txt")
-    check(generate_here("-f", cage), 1, str(cage))
+    check(generate_here("-f", work), 1, str(work))
 
 
 def test_out_of_memory(generate_here):
@@ -220,8 +220,8 @@ def test_out_of_memory(generate_here):
 
 
 def test_no_chat_template(generate_here, tmp_path):
-    plain = zoo.write(
-        tmp_path / "plain.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None}
+    plain = tiny.write(
+        tmp_path / "plain.gguf", tiny.one_text("abc"), metadata={"tokenizer.chat_template": None}
     )
     check(generate_here("a", "-m", plain, "--chat"), 1, "plain.gguf has no chat template", "--raw")
 
@@ -245,7 +245,7 @@ def test_a_trace_where_it_is_asked_for(generate):
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
 def test_a_recurrent_target_is_no_error(generate_here, tmp_path, kind):
-    path = zoo.write(tmp_path / f"{kind}.gguf", getattr(zoo, kind)())
+    path = tiny.write(tmp_path / f"{kind}.gguf", getattr(tiny, kind)())
     plain, drafted = (
         generate_here("a", "-m", path, "-n", "9", "-d", "none"),
         generate_here("a", "-m", path, "-n", "9", "-d", "ngram"),

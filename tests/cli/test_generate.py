@@ -45,7 +45,7 @@ def test_no_second_newline(generate_here):
     assert generate_here("d", "-m", "evil.gguf").stdout == b"\n"
 
 
-def test_prompts(generate_here, cage, tmp_path):
+def test_prompts(generate_here, work, tmp_path):
     (tmp_path / "p.txt").write_bytes(b"xa\n")
     assert out(generate_here(stdin=b"xa")) == "bcdefghijkl\n"
     assert out(generate_here(stdin=b"xa\n")) == "bcdefghijkl\n"
@@ -269,8 +269,8 @@ def test_options_from_the_environment(generate_here, here):
     assert bad.returncode == 2
 
 
-def test_a_missing_draft_is_noted_with_the_statistics(here, cage, tmp_path):
-    shutil.copy(cage / "abc.gguf", tmp_path)  # what lies beside a model might draft for it
+def test_a_missing_draft_is_noted_with_the_statistics(here, work, tmp_path):
+    shutil.copy(work / "abc.gguf", tmp_path)  # what lies beside a model might draft for it
     words = ("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
     assert out(here(*words, cwd=tmp_path)) == "bcdefghijkl\n"
     result = here(*words, "--stats", cwd=tmp_path)
@@ -291,7 +291,7 @@ def test_verbose_shows_the_log_on_stderr(generate):
 
 
 @pytest.fixture
-def endless(cage, environment):
+def endless(work, environment):
     """Start a generation that does not end by itself."""
     started = []
 
@@ -299,7 +299,7 @@ def endless(cage, environment):
         command = [sys.executable, "-m", "gguf_spec", *GENERATE, "-m", "ever.gguf", "a"]
         command += ["-n", "-1", "--ctx", "100000", *args]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(children.Child(command, cwd=cage, env=environment, **(pipes | options)))
+        started.append(children.Child(command, cwd=work, env=environment, **(pipes | options)))
         return started[-1]
 
     yield start

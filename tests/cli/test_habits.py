@@ -109,11 +109,11 @@ def test_run_in_a_pipe_answers_it(cli):
     assert cli("run", "abc.gguf", "--raw", *RUN, stdin=b"xa").stdout == b"bcdefghijkl\n"
 
 
-def test_run_at_a_terminal_is_a_chat(cage, environment):
+def test_run_at_a_terminal_is_a_chat(work, environment):
     import sys
 
     line = [sys.executable, "-m", "gguf_spec", "run", "abc.gguf", *RUN]
-    code, seen = children.at_terminal(line, typed=b"/quit\r", cwd=cage, env=environment)
+    code, seen = children.at_terminal(line, typed=b"/quit\r", cwd=work, env=environment)
     assert code == 0
     assert b"/help" in seen
     assert b"Ctrl-D" in seen
@@ -129,7 +129,7 @@ def test_run_requires_a_model(here):
 # ---- the prompt
 
 
-def test_argument_files_and_pipe_are_joined(here, cage, tmp_path):
+def test_argument_files_and_pipe_are_joined(here, work, tmp_path):
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("one\n", encoding="utf-8")
     two.write_text("two", encoding="utf-8")
@@ -150,19 +150,19 @@ def test_argument_files_and_pipe_are_joined(here, cage, tmp_path):
 
 
 @pytest.mark.parametrize("words", [[""], ["-f", "nothing.txt"], ["-p", ""], []])
-def test_an_empty_prompt_is_refused_before_the_model_is_loaded(here, cage, words):
-    (cage / "nothing.txt").touch()
+def test_an_empty_prompt_is_refused_before_the_model_is_loaded(here, work, words):
+    (work / "nothing.txt").touch()
     check(here("generate", *words, "-m", "gone.gguf"), 1, "the prompt is empty")
 
 
-def test_a_pipe_that_is_never_closed_is_named(cage, environment):
+def test_a_pipe_that_is_never_closed_is_named(work, environment):
     import subprocess
     import sys
 
     program = "from gguf_spec.cli import generate, main; generate._PATIENCE_S = 0; main()"
     line = [sys.executable, "-c", program, "generate", "xa", "-m", "abc.gguf", "--raw", *RUN]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    child = children.Child(line, cwd=cage, env=environment, **pipes)
+    child = children.Child(line, cwd=work, env=environment, **pipes)
     said = child.stderr.readline()
     assert re.match(rb"Note: waiting for the end of the standard input", said)
     assert child.communicate(b"")[0] == b"bcdefghijkl\n"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gguf_spec.llama.vision import has_mtmd
-from tests.support import projector_file, zoo
+from tests.support import projector_file, tiny
 
 needs_mtmd = pytest.mark.skipif(
     not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
@@ -15,7 +15,7 @@ needs_mtmd = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vision")
-    zoo.write(folder / "model.gguf", zoo.llama(n_layer=2))
+    tiny.write(folder / "model.gguf", tiny.llama(n_layer=2))
     projector_file.write(folder / "mmproj.gguf")
     for i in (1, 2):
         (folder / f"{i}.png").write_bytes(projector_file.png(i))

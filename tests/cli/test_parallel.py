@@ -10,7 +10,7 @@ from gguf_spec.cli.options import REQUESTS_AT_ONCE
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import Option
 from tests.batch.conftest import read, write
-from tests.support import families, zoo
+from tests.support import families, tiny
 
 
 @pytest.mark.parametrize(("text", "value"), [("4", 4), (" auto", "auto"), ("AUTO", "auto"), (2, 2)])
@@ -45,11 +45,11 @@ def test_the_config_file_has_a_number_or_a_text(tmp_path, monkeypatch, line):
 
 
 @pytest.mark.parametrize("n", ["1", "3", "auto"])
-def test_a_batch_loads_the_model_for_them(here, cage, tmp_path, n):
+def test_a_batch_loads_the_model_for_them(here, work, tmp_path, n):
     """All texts are the same."""
     lines = [{"prompt": "abc"[: 1 + i % 3], "max_tokens": 4 + i} for i in range(6)]
     write(tmp_path / "in.jsonl", lines)
-    args = ("-m", cage / "abc.gguf", "-t", "0", "--raw", "--threads", "1", "--ctx", "256")
+    args = ("-m", work / "abc.gguf", "-t", "0", "--raw", "--threads", "1", "--ctx", "256")
     done = here(
         "batch", "in.jsonl", "out.jsonl", *args, env={"GGUF_SPEC_PARALLEL": n}, cwd=tmp_path
     )
@@ -66,9 +66,9 @@ def test_a_batch_loads_the_model_for_them(here, cage, tmp_path, n):
 
 
 @pytest.mark.parametrize(("size", "code"), [("64MB", 0), ("0", 0), ("auto", 0), ("64", 2)])
-def test_the_memory_for_earlier_texts(here, cage, tmp_path, size, code):
+def test_the_memory_for_earlier_texts(here, work, tmp_path, size, code):
     write(tmp_path / "in.jsonl", [{"prompt": "abc", "max_tokens": 3}])
-    args = ("-m", cage / "abc.gguf", "-t", "0", "--raw", "--threads", "1", "--ctx", "256")
+    args = ("-m", work / "abc.gguf", "-t", "0", "--raw", "--threads", "1", "--ctx", "256")
     done = here("batch", "in.jsonl", "out.jsonl", *args, "--prefix-memory", size, cwd=tmp_path)
     assert done.returncode == code
     if code:
@@ -94,7 +94,7 @@ def test_the_memory_for_earlier_texts(here, cage, tmp_path, size, code):
 )
 def test_a_note_names_what_parallel_requests_exclude(here, tmp_path, model, note):
     """Without options for drafts, too; one request at a time has no such note."""
-    zoo.write(tmp_path / "m.gguf", model)
+    tiny.write(tmp_path / "m.gguf", model)
     write(tmp_path / "in.jsonl", [{"prompt": "a", "max_tokens": 4}])
     args = ("-m", "./m.gguf", "--raw", "--threads", "1")
     for n, expected in ((2, 1), (1, 0)):

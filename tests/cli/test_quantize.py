@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_files_are_kept(quantise, here, tmp_path):
 def test_ctrl_c_leaves_nothing(tmp_path, environment):
     """The process group gets the signal, as from a terminal; the quantiser is in the middle of a tensor."""
     rows = np.random.default_rng(0).normal(size=(20_000, 1024)).astype(np.float32)
-    big = zoo.write(tmp_path / "big.gguf", tensors={"blk.0.ffn_up.weight": rows})
+    big = tiny.write(tmp_path / "big.gguf", tensors={"blk.0.ffn_up.weight": rows})
     args = (big, tmp_path / "small.gguf", "--type", "Q2_K", "--threads", "1")
     command = [sys.executable, "-m", "gguf_spec", "models", "quantize", *args]
     child = children.Child(
@@ -137,10 +137,10 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
-def test_a_bar_at_a_terminal(tmp_path, cage, environment):
+def test_a_bar_at_a_terminal(tmp_path, work, environment):
     args = ("tales", tmp_path / "small.gguf", "--type", "Q4_0", "--threads", "1")
     command = [sys.executable, "-m", "gguf_spec", "models", "quantize", *args]
-    code, seen = children.at_terminal(command, cwd=cage, env=environment)
+    code, seen = children.at_terminal(command, cwd=work, env=environment)
     assert code == 0, seen
     assert b"quantising" in seen
     assert re.search(rb"\d+ of \d+ tensors", seen)

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture
-def terminal(cage, environment):
+def terminal(work, environment):
     """Run the command at a terminal; return its exit code and all it showed. `until`: press Ctrl-C when this is seen."""
 
     def run(*args, until=None, typed=b""):
         command = [sys.executable, "-m", "gguf_spec", *GENERATE, *map(str, args)]
         code, seen = children.at_terminal(
-            command, typed=typed, ctrl_c_at=until, cwd=cage, env=environment
+            command, typed=typed, ctrl_c_at=until, cwd=work, env=environment
         )
         shown = seen.replace(b"\r\n", b"\n").decode()
         # Only the first load of a pair measures, and only a slow one shows its progress.
@@ -103,7 +103,7 @@ def test_errors_at_a_terminal(terminal):
     ("command", "wait_s"),
     [("generate", 0.2), ("verify", 0.25), ("generate", 0.3), ("verify", 0.4)],
 )
-def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command, wait_s):
+def test_ctrl_c_while_loading_ends_it_without_a_trace(work, environment, command, wait_s):
     """At any moment: 130, or the signal itself where Python had not yet begun."""
     words = [
         command,
@@ -117,7 +117,7 @@ def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command
     ]
     child = children.Child(
         [sys.executable, "-m", "gguf_spec", *words],
-        cwd=cage,
+        cwd=work,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -133,13 +133,13 @@ AT_ONCE = "from gguf_spec.cli import main, output; output._PATIENCE_S = 0; main(
 
 
 @pytest.fixture
-def impatient(cage, environment):
+def impatient(work, environment):
     """Run `generate` at a terminal, with a progress bar from the first pass on; `until` as for `terminal`."""
 
     def run(*args, until=None):
         flags = ["-m", "ever.gguf", "--ctx", "60000", *map(str, args)]
         command = [sys.executable, "-c", AT_ONCE, *GENERATE, *flags]
-        code, seen = children.at_terminal(command, ctrl_c_at=until, cwd=cage, env=environment)
+        code, seen = children.at_terminal(command, ctrl_c_at=until, cwd=work, env=environment)
         return code, seen.replace(b"\r\n", b"\n").decode()
 
     return run
@@ -162,10 +162,10 @@ def test_ctrl_c_while_a_prompt_is_read(impatient):
     assert "100% of 49,999" not in seen
 
 
-def test_the_first_load_notes_that_it_measures(cage, environment, tmp_path):
+def test_the_first_load_notes_that_it_measures(work, environment, tmp_path):
     def load(**variables):
         command = [sys.executable, "-m", "gguf_spec", *GENERATE, "-d", "abc.gguf", "a"]
-        code, seen = children.at_terminal(command, cwd=cage, env=environment | variables)
+        code, seen = children.at_terminal(command, cwd=work, env=environment | variables)
         assert code == 0, seen
         return seen.replace(b"\r\n", b"\n").decode()
 

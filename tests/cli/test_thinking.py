@@ -8,14 +8,14 @@ import pytest
 
 from tests.cli.test_chat_terminal import Terminal
 from tests.cli.test_generate import out
-from tests.support import thinkers
+from tests.support import reasoners
 
 CHAIN = ["Ċ", "a", "b", "</think>", "c", "d", "<|endoftext|>"]
 
 
 @pytest.fixture(scope="module")
-def thinker(cage):
-    thinkers.write(cage / "thinker.gguf", thinkers.QWEN35, CHAIN)
+def thinker(work):
+    reasoners.write(work / "thinker.gguf", reasoners.QWEN35, CHAIN)
     return ("-m", "thinker.gguf", "--chat")
 
 
@@ -83,9 +83,9 @@ def test_a_chat_in_a_pipe(here, thinker):
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
-def test_reasoning_is_dim_at_a_terminal(thinker, cage, environment, tmp_path):
+def test_reasoning_is_dim_at_a_terminal(thinker, work, environment, tmp_path):
     kept = {name: value for name, value in environment.items() if name not in ("TMUX", "NO_COLOR")}
-    terminal = Terminal(tmp_path, cage, kept | {"XDG_STATE_HOME": str(tmp_path)})
+    terminal = Terminal(tmp_path, work, kept | {"XDG_STATE_HOME": str(tmp_path)})
     try:
         terminal.begin(*thinker[:2])
         terminal.ask("hi")

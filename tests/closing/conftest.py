@@ -1,1 +1,1 @@
-from tests.gguf.conftest import animals  # noqa: F401 -- a fixture
+from tests.gguf.conftest import gguf_dir  # noqa: F401 -- a fixture

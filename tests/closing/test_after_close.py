@@ -20,9 +20,9 @@ OPTIONS = {"threads": 1, "n_ctx": 256, "extra_bufts": False}
 
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["", "bare"])
-def test_every_public_member_works_without_native_memory_or_raises_closed_error(animals, way):
+def test_every_public_member_works_without_native_memory_or_raises_closed_error(gguf_dir, way):
     """In a process of its own: what is wrong here ends it with SIGSEGV."""
-    assert run_child("closed", animals, way).endswith(" 0 failed: []")
+    assert run_child("closed", gguf_dir, way).endswith(" 0 failed: []")
 
 
 MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
@@ -52,8 +52,8 @@ BODIES = {
 NEED_A_MODEL = {*BODIES, "/props"} - {"/api/show"}
 
 
-def test_every_route_of_the_server_answers_after_close(animals):
-    llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
+def test_every_route_of_the_server_answers_after_close(gguf_dir):
+    llm = gguf_spec.load(gguf_dir / "llama.gguf", None, **OPTIONS)
     with serve_in_thread(llm) as server:
         paths = ask(server, path="/openapi.json").json()["paths"]
         assert len(paths) > 20
@@ -66,7 +66,7 @@ def test_every_route_of_the_server_answers_after_close(animals):
             assert reply.status == (503 if path in NEED_A_MODEL else 200), (path, reply.body)
 
 
-def use_in_many_ways(llm, animals):
+def use_in_many_ways(llm, gguf_dir):
     llm.generate("ab", SHORT)
     llm.generate("ab", Sampling(max_tokens=12, seed=1, dry_multiplier=1.0, grammar='root ::= "a"*'))
     llm.generate(
@@ -80,16 +80,16 @@ def use_in_many_ways(llm, animals):
     next(iter(llm.stream("ab", SHORT)))
     chat = llm.chat(sampling=SHORT)
     chat.send("hi")
-    chat.save(animals / "kept")
-    chat.restore(animals / "kept")
+    chat.save(gguf_dir / "kept")
+    chat.restore(gguf_dir / "kept")
 
 
-def test_close_frees_all_memory_that_is_not_in_use(animals):
-    llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **OPTIONS)
+def test_close_frees_all_memory_that_is_not_in_use(gguf_dir):
+    llm = gguf_spec.load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", **OPTIONS)
     natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
     gc.disable()
     try:
-        use_in_many_ways(llm, animals)
+        use_in_many_ways(llm, gguf_dir)
         open_stream = llm.stream("ab", SHORT)
         next(open_stream)
         llm.close()
@@ -100,8 +100,8 @@ def test_close_frees_all_memory_that_is_not_in_use(animals):
         gc.enable()
 
 
-def test_an_llm_that_is_dropped_frees_its_memory(animals):
-    llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
+def test_an_llm_that_is_dropped_frees_its_memory(gguf_dir):
+    llm = gguf_spec.load(gguf_dir / "llama.gguf", None, **OPTIONS)
     native = weakref.ref(llm._target.native)
     llm.generate("ab", SHORT)
     del llm
@@ -109,8 +109,8 @@ def test_an_llm_that_is_dropped_frees_its_memory(animals):
     assert native() is None
 
 
-def test_rows_that_are_held_keep_their_memory(animals):
-    llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
+def test_rows_that_are_held_keep_their_memory(gguf_dir):
+    llm = gguf_spec.load(gguf_dir / "llama.gguf", None, **OPTIONS)
     with llm.models() as (target, _):
         rows = target.logits([1, 2, 3], 2)
         copy, native = rows.copy(), weakref.ref(target.native)
@@ -153,10 +153,10 @@ LEFT_OPEN = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", LEFT_OPEN)
-def test_a_program_that_leaves_streams_open_ends_normally(animals, what):
+def test_a_program_that_leaves_streams_open_ends_normally(gguf_dir, what):
     program = AT_EXIT.format(LEFT_OPEN[what])
     child = children.run(
-        [sys.executable, "-c", program, animals / "llama.gguf"],
+        [sys.executable, "-c", program, gguf_dir / "llama.gguf"],
         capture_output=True,
         text=True,
         limit_s=120,

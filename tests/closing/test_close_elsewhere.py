@@ -8,5 +8,5 @@ pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize("n_times", [3, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_close_in_another_thread_neither_crashes_nor_hangs(animals, n_times):
-    assert run_child("elsewhere", animals, n_times, limit_s=900).endswith(" 0 failed: []")
+def test_a_close_in_another_thread_neither_crashes_nor_hangs(gguf_dir, n_times):
+    assert run_child("elsewhere", gguf_dir, n_times, limit_s=900).endswith(" 0 failed: []")

@@ -112,7 +112,7 @@ def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
 
 @pytest.mark.full
 @pytest.mark.parametrize("stream_open", [False, True])
-def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
+def test_a_close_that_is_interrupted_can_be_repeated(gguf_dir, stream_open):
     """At each bytecode of it: afterwards a close frees all, and no request runs on what is half closed."""
     way = Bytecodes(
         [
@@ -129,7 +129,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
 
     def opened():
         llm = gguf_spec.load(
-            animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False
+            gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False
         )
         return llm, llm.stream("ab", Sampling(seed=1)) if stream_open else None
 
@@ -149,7 +149,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
             llm.generate("ab")
 
 
-def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
+def test_an_interrupt_while_llama_cpp_frees_is_not_lost(gguf_dir, monkeypatch):
     """It comes where C calls Python, which drops what is raised there: this `free` stands for a log line."""
     freed, closing, before = [], [], signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -163,7 +163,7 @@ def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
 
     for name in ("llama_free", "llama_model_free"):
         monkeypatch.setattr(C, name, partial(free, name, getattr(C, name)))
-    llm = gguf_spec.load(animals / "llama.gguf", None, threads=1, n_ctx=128, extra_bufts=False)
+    llm = gguf_spec.load(gguf_dir / "llama.gguf", None, threads=1, n_ctx=128, extra_bufts=False)
     freed.clear()
     closing.append(True)
     try:
@@ -184,7 +184,7 @@ MADE = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("step", [53, pytest.param(8, marks=slow)])
-def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatch, step):
+def test_a_load_that_is_interrupted_leaves_nothing_in_memory(gguf_dir, monkeypatch, step):
     """At each `step`th bytecode of it."""
     counts = dict.fromkeys([*MADE, *MADE.values()], 0)
 
@@ -197,7 +197,7 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
 
     def load():
         with gguf_spec.load(
-            animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False
+            gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False
         ):
             pass
 

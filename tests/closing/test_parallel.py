@@ -102,9 +102,9 @@ def test_a_stream_that_is_read_after_close():
 
 
 @pytest.mark.full
-def test_an_llm_that_is_dropped_frees_its_memory(animals):
+def test_an_llm_that_is_dropped_frees_its_memory(gguf_dir):
     options = OPTIONS | {"n_ctx": 128, "extra_bufts": False}
-    llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **options)
+    llm = gguf_spec.load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", **options)
     natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
     thread = llm._queue._thread
     assert len(texts(llm)) == len(PROMPTS)
@@ -149,7 +149,7 @@ LEFT_OPEN = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", LEFT_OPEN)
-def test_a_program_that_leaves_something_open_ends(animals, what):
+def test_a_program_that_leaves_something_open_ends(gguf_dir, what):
     """Python must not end the thread of the scheduler inside of a request: that crashes."""
     program = f"""
 import atexit, sys, threading
@@ -162,7 +162,7 @@ endless = Sampling(max_tokens=None, ignore_eos=True, overflow="shift", seed=1)
 print("done")
 """
     child = children.run(
-        [sys.executable, "-c", program, animals / "llama.gguf"],
+        [sys.executable, "-c", program, gguf_dir / "llama.gguf"],
         capture_output=True,
         text=True,
         limit_s=50,

@@ -5,7 +5,7 @@ import pytest
 from gguf_spec.compat import DraftModel
 from gguf_spec.errors import InvalidOptionError, VocabularyMismatchError
 from tests.compat.test_llama import PROMPTS
-from tests.support import zoo
+from tests.support import tiny
 
 Original = llama_cpp.llama.Llama
 
@@ -97,5 +97,7 @@ def test_beyond_the_small_models_context_the_text_is_drafted_from(pair, with_dra
 def test_models_that_cannot_draft(tmp_path, pair):
     with pytest.raises(VocabularyMismatchError):
         DraftModel(
-            pair[1], target_path=zoo.write(tmp_path / "llama.gguf", zoo.llama(seed=1)), n_threads=1
+            pair[1],
+            target_path=tiny.write(tmp_path / "llama.gguf", tiny.llama(seed=1)),
+            n_threads=1,
         )

@@ -8,7 +8,7 @@ from llama_cpp import Llama as Original
 
 from gguf_spec.compat import Llama
 from gguf_spec.errors import InvalidOptionError, NoGenerationError, TextTooLongError
-from tests.support import encoders, zoo
+from tests.support import encoders, tiny
 
 TEXTS = ["hello world", "the cat sat on the mat", "zebra quux moon"]
 OPTIONS = {"embedding": True, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -18,7 +18,7 @@ OPTIONS = {"embedding": True, "n_threads": 1, "n_threads_batch": 1, "verbose": F
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embed")
     encoders.write(folder / "bert.gguf")
-    zoo.write(folder / "llama.gguf", zoo.llama(seed=1))
+    tiny.write(folder / "llama.gguf", tiny.llama(seed=1))
     return folder
 
 

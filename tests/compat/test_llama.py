@@ -22,7 +22,7 @@ from gguf_spec.errors import (
     PromptTooLongError,
     UnsupportedError,
 )
-from tests.support import zoo
+from tests.support import tiny
 
 Original = llama_cpp.llama.Llama
 PROMPTS = ["Once upon a time", "The king said to the fox", "There was once a miller who"]
@@ -567,7 +567,7 @@ def test_what_from_pretrained_cannot_do_is_named(more):
 
 def test_tools_are_shown_where_the_template_has_a_place_for_them(tmp_path):
     template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    path = zoo.write(tmp_path / "tools.gguf", metadata={"tokenizer.chat_template": template})
+    path = tiny.write(tmp_path / "tools.gguf", metadata={"tokenizer.chat_template": template})
     llama = Llama(path, draft_model_path=None, n_threads=1, verbose=False)
     asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
     n = [

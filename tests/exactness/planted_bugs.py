@@ -15,7 +15,7 @@ from gguf_spec.speculative.acceptance import RULES, Rows
 from gguf_spec.speculative.drafters import ModelDrafter
 from gguf_spec.speculative.drafters import model as _model_drafter
 from gguf_spec.text.detokenizer import TextStream
-from gguf_spec.verify.checks import LAWS
+from gguf_spec.verify.checks import TESTED_RULES
 from tests.exactness import wrong_rules
 
 
@@ -29,8 +29,8 @@ def keep_checks(monkeypatch, parts, distributions):
         return made
 
     monkeypatch.setattr(verify, "RequestChecks", checks)
-    kept = [name for name in LAWS if name in distributions]
-    monkeypatch.setattr(verify, "laws_of", lambda _: kept)
+    kept = [name for name in TESTED_RULES if name in distributions]
+    monkeypatch.setattr(verify, "rules_of", lambda _: kept)
 
 
 def keep_all(draft, rows):

@@ -135,15 +135,15 @@ def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, 
 
 
 @pytest.mark.parametrize("animal", ["mamba", "lfm2"])
-def test_models_that_cannot_roll_back(animals, animal):
+def test_models_that_cannot_roll_back(gguf_dir, animal):
     requests = [
         {"prompt": prompt, "sampling": Sampling(seed=i, max_tokens=20 + i, ignore_eos=True)}
         for i, prompt in enumerate(["the and", "of the in", "a", "the and of a", "in"] * 3)
     ]
     options = {"threads": 1, "n_ctx": 128}
-    with gguf_spec.load(animals / f"{animal}.gguf", "none", **options) as one:
+    with gguf_spec.load(gguf_dir / f"{animal}.gguf", "none", **options) as one:
         expected = [outcome(one, request) for request in requests]
-    with gguf_spec.load(animals / f"{animal}.gguf", "none", parallel=4, **options) as llm:
+    with gguf_spec.load(gguf_dir / f"{animal}.gguf", "none", parallel=4, **options) as llm:
         assert together(llm, requests, n=4) == expected
         n_passes, n_rows = counted(llm)
         assert n_rows > 1.5 * n_passes

@@ -1,4 +1,4 @@
-"""Whoever drafts, and however far the controller lets them: the law is the target's own, and under `coupled` the text is the plain one."""
+"""For all drafters and draft lengths the distribution is the target's, and with `coupled` the text is the plain one."""
 
 import itertools
 from types import SimpleNamespace
@@ -48,7 +48,9 @@ def nothing_known():
     return DEFAULT_PROFILE.experiences()["drawn"]
 
 
-def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"):
+def distribution_of(
+    table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"
+):
     """The distribution of the first tokens over all paths; the controller learns on its path only, without a real clock."""
     distribution, drafted = {}, set()
     by_text, by_model = WHO[who]
@@ -82,7 +84,7 @@ def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_kn
     return distribution, drafted
 
 
-def right_law(table, prompt):
+def right_distribution(table, prompt):
     distribution = {}
     for tokens in itertools.product(range(V), repeat=N):
         history, weight = list(prompt), 1.0
@@ -105,8 +107,8 @@ def test_every_path_of_an_adaptive_controller_follows_the_targets_distribution(
 ):
     rng = np.random.default_rng(5)
     table, draft = random_table(rng, V), random_table(rng, V)
-    distribution, drafted = law_of(table, draft, rule, COSTS[cost], monkeypatch, prompt)
-    assert distance(distribution, right_law(table, prompt)) < 1e-12
+    distribution, drafted = distribution_of(table, draft, rule, COSTS[cost], monkeypatch, prompt)
+    assert distance(distribution, right_distribution(table, prompt)) < 1e-12
     assert cost == "dear" or drafted - {0}
 
 
@@ -134,7 +136,7 @@ def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
     rng, prompt, drafted = np.random.default_rng(7), [0, 1, 2, 0, 1, 2, 0, 1], set()
     table, draft = random_table(rng, V), random_table(rng, V)
     for seed in range(12):
-        distribution, some = law_of(
+        distribution, some = distribution_of(
             table,
             draft,
             rule,
@@ -144,7 +146,7 @@ def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
             lambda seed=seed: some_experience(seed),
             who,
         )
-        assert distance(distribution, right_law(table, prompt)) < 1e-12
+        assert distance(distribution, right_distribution(table, prompt)) < 1e-12
         drafted |= some
     assert drafted == {0, 1, 2}
 
@@ -165,10 +167,10 @@ def test_so_does_one_whose_draft_model_fails(rule, who, after, monkeypatch):
         return right(self)
 
     monkeypatch.setattr(ModelDrafter, "propose", propose)
-    distribution, drafted = law_of(
+    distribution, drafted = distribution_of(
         table, draft, rule, COSTS["free"], monkeypatch, [1, 2, 0, 1, 2, 0, 1, 2], who=who
     )
-    assert distance(distribution, right_law(table, [1, 2, 0, 1, 2, 0, 1, 2])) < 1e-12
+    assert distance(distribution, right_distribution(table, [1, 2, 0, 1, 2, 0, 1, 2])) < 1e-12
     assert (drafted == {0}) == (who == "model" and after == 0)
 
 
@@ -180,8 +182,10 @@ def test_a_token_of_the_text_treated_as_drawn_would_be_caught(rule, monkeypatch)
     monkeypatch.setattr(
         controller_module, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V))
     )
-    distribution, _ = law_of(table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram")
-    assert distance(distribution, right_law(table, prompt)) > 1e-3
+    distribution, _ = distribution_of(
+        table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram"
+    )
+    assert distance(distribution, right_distribution(table, prompt)) > 1e-3
 
 
 def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
@@ -200,8 +204,8 @@ def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
         )
 
     monkeypatch.setattr(DraftController, "_cut", cut_by_confidence)
-    distribution, _ = law_of(table, draft, "rejection", COSTS["free"], monkeypatch, [1, 2])
-    assert distance(distribution, right_law(table, [1, 2])) > 1e-3
+    distribution, _ = distribution_of(table, draft, "rejection", COSTS["free"], monkeypatch, [1, 2])
+    assert distance(distribution, right_distribution(table, [1, 2])) > 1e-3
 
 
 def test_both_enumerations_give_the_same_distribution():
@@ -209,7 +213,7 @@ def test_both_enumerations_give_the_same_distribution():
     distribution = {}
     for tokens, weight in exact_distribution(table, {}).items():
         distribution[tokens[:N]] = distribution.get(tokens[:N], 0.0) + weight
-    assert distance(distribution, right_law(table, [1, 2])) < 1e-12
+    assert distance(distribution, right_distribution(table, [1, 2])) < 1e-12
 
 
 WAYS = {

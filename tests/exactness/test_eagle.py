@@ -28,7 +28,7 @@ from tests.exactness.with_heads import (
     texts,
     tokens,
 )
-from tests.support import eagle, families, zoo
+from tests.support import eagle, families, tiny
 
 FIXED = Speculation(k=3, drafter="eagle3", adaptive=False)
 KNOWN = [*range(26, 90)]
@@ -38,14 +38,14 @@ KNOWN = [*range(26, 90)]
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("eagle")
     target = families.family("llama")
-    zoo.write(folder / "llama.gguf", target)
-    zoo.write(folder / "qwen2.gguf", families.family("qwen2"))
+    tiny.write(folder / "llama.gguf", target)
+    tiny.write(folder / "qwen2.gguf", families.family("qwen2"))
     heads = {
         "guesser": eagle.guesser(target), "table": eagle.guesser(target, KNOWN), "random": eagle.head(width=48),
-        "borrows": eagle.head(own=False), "wide": eagle.head(n_target=96), "mad": eagle.head(known=[*KNOWN[1:], len(zoo.TOKENS)]),
+        "borrows": eagle.head(own=False), "wide": eagle.head(n_target=96), "mad": eagle.head(known=[*KNOWN[1:], len(tiny.TOKENS)]),
     }  # fmt: skip
     for name, head in heads.items():
-        zoo.write(folder / f"{name}.gguf", head)
+        tiny.write(folder / f"{name}.gguf", head)
     return folder
 
 
@@ -94,7 +94,7 @@ def test_the_same_text_for_each_architecture(tmp_path, name):
     last = 3 if name.startswith("nemotron") else 2
     families.write_family(tmp_path, name)
     layers = (0, 1, last) if name in LAST_ROWS else (0, 1, 1)
-    zoo.write(tmp_path / "head.gguf", eagle.head(layers=layers))
+    tiny.write(tmp_path / "head.gguf", eagle.head(layers=layers))
     with loaded(tmp_path, "head", name) as llm:
         assert llm.notes == ()
         plain = tokens(texts(llm, k=0))

@@ -1,4 +1,4 @@
-"""Level 2: every random path of the real engine on a tiny vocabulary; the joint law of the first tokens is the target's own to 1e-12."""
+"""Level 2: every random path of the real engine on a tiny vocabulary; the joint distribution of the first tokens is the target's to 1e-12."""
 
 import itertools
 from collections import defaultdict
@@ -46,7 +46,7 @@ RULES = {"coupled": coupled, "rejection": rejection, "block": block}
 
 
 def exact_distribution(target_table, options, m=M):
-    """The target's own law of the first `m` tokens, by the chain rule."""
+    """Return the target's distribution of the first `m` tokens, by the chain rule."""
     distribution = {}
     for tokens in itertools.product(range(V), repeat=m):
         history, weight = list(PROMPT), 1.0
@@ -59,7 +59,7 @@ def exact_distribution(target_table, options, m=M):
     return distribution
 
 
-def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=None, m=M):
+def engine_distribution(target_table, draft_table, k, options, rule=rejection, drafts=None, m=M):
     """Return the engine's distribution of the first `m` tokens over all random paths, and the number of paths.
 
     Under the rule `coupled` nothing is asked of the draft, so every draft there can be is tried.
@@ -102,7 +102,7 @@ MANY = {"coupled": 1000, "rejection": 400, "block": 100}
 @pytest.mark.parametrize("rule", RULES)
 def test_all_paths_together_give_the_targets_distribution(tables, chain, k, rule):
     target, draft = tables
-    distribution, n_paths = engine_law(target, draft, k, CHAINS[chain], RULES[rule])
+    distribution, n_paths = engine_distribution(target, draft, k, CHAINS[chain], RULES[rule])
     assert abs(sum(distribution.values()) - 1) < 1e-12
     assert distance(distribution, exact_distribution(target, CHAINS[chain])) < 1e-12
     assert n_paths > 1 or chain == "greedy"
@@ -134,7 +134,7 @@ def test_block_verification_accepts_at_least_as_much(tables):
 @pytest.mark.parametrize("rule", wrong_rules.ALL, ids=lambda rule: rule.__name__)
 def test_a_wrong_rule_is_caught(tables, rule):
     target, draft = tables
-    distribution, _ = engine_law(target, draft, 2, {}, rule, m=2)
+    distribution, _ = engine_distribution(target, draft, 2, {}, rule, m=2)
     assert distance(distribution, exact_distribution(target, {}, 2)) > 1e-3
 
 
@@ -157,9 +157,9 @@ def row_too_early(draft, rows):
 @pytest.mark.parametrize("rule", [kept_unseen, row_too_early], ids=lambda rule: rule.__name__)
 def test_a_wrong_coupling_is_caught(tables, rule):
     target, draft = tables
-    distribution, _ = engine_law(target, draft, 2, {}, rule, Anything, 2)
+    distribution, _ = engine_distribution(target, draft, 2, {}, rule, Anything, 2)
     assert distance(distribution, exact_distribution(target, {}, 2)) > 1e-3
-    right, _ = engine_law(target, draft, 2, {}, coupled, Anything, 2)
+    right, _ = engine_distribution(target, draft, 2, {}, coupled, Anything, 2)
     assert distance(right, exact_distribution(target, {}, 2)) < 1e-12
 
 
@@ -169,7 +169,10 @@ def test_a_rollback_that_drops_too_much_changes_only_the_speed(tables, monkeypat
     monkeypatch.setattr(
         ModelDrafter, "rollback", lambda self, to: self._model.rollback(max(to - 1, 0))
     )
-    assert distance(engine_law(target, draft, 2, {})[0], exact_distribution(target, {})) < 1e-12
+    assert (
+        distance(engine_distribution(target, draft, 2, {})[0], exact_distribution(target, {}))
+        < 1e-12
+    )
 
 
 @pytest.mark.full
@@ -183,7 +186,7 @@ def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
         "distribution",
         lambda self, logits, history: right(self, logits, history[: len(PROMPT)]),
     )
-    distribution = engine_law(target, draft, 2, options)[0]
+    distribution = engine_distribution(target, draft, 2, options)[0]
     monkeypatch.undo()
     assert distance(distribution, exact_distribution(target, options)) > 1e-3
 
@@ -194,7 +197,7 @@ def test_the_loop_cuts_rounds_without_changing_the_distribution(tables, rule):
     target_table, draft_table = tables
     ends, n_max = {0}, 3
 
-    def law_with(draft, k):
+    def distribution_with(draft, k):
         distribution = defaultdict(float)
 
         def run(rng):
@@ -220,7 +223,7 @@ def test_the_loop_cuts_rounds_without_changing_the_distribution(tables, rule):
             distribution[tokens] += weight
         return distribution
 
-    plain = law_with(draft_table, 0)
+    plain = distribution_with(draft_table, 0)
     assert any(len(tokens) < n_max for tokens in plain)
     for k in (1, 2):
-        assert distance(law_with(draft_table, k), plain) < 1e-12
+        assert distance(distribution_with(draft_table, k), plain) < 1e-12

@@ -15,7 +15,7 @@ from gguf_spec.llama.own_kernels import (
     most_exact_rows,
 )
 from gguf_spec.speculative.profiler import measure
-from tests.support import zoo
+from tests.support import tiny
 from tests.support.fakes import FakeModel, random_table
 
 F32, F16, Q4_0, Q8_0, Q2_K, Q3_K, Q4_K, Q6_K, IQ4_XS = 0, 1, 2, 8, 10, 11, 12, 14, 23
@@ -84,14 +84,14 @@ def test_an_output_matrix_limits_rows_but_changes_no_cache(use):
     ],
 )
 def test_flash_attention_is_on_with_the_own_kernel(use, tmp_path, options, stock, own):
-    one, options = read_header(zoo.write(tmp_path / "a.gguf")), ContextOptions(**options)
+    one, options = read_header(tiny.write(tmp_path / "a.gguf")), ContextOptions(**options)
     for name, flash in (("", stock), ("avx2", own)):
         use(name)
         assert flash_on_cpu(one, options) == flash
 
 
 def test_attention_is_exact_with_the_own_kernel_in_any_build(use, tmp_path):
-    one, options = read_header(zoo.write(tmp_path / "a.gguf")), ContextOptions()
+    one, options = read_header(tiny.write(tmp_path / "a.gguf")), ContextOptions()
 
     def exact(flash, features):
         return has_exact_attention(one, options, flash, features)

@@ -17,7 +17,7 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
 from gguf_spec.sampling.near_ties import SingleTokenReference
 from tests.gguf.test_near_ties import TALES
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 TYPES = ("Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "Q4_0", "Q8_0", "F16")
 # rows of the widest exact pass with llama.cpp's kernels, where not all are exact
@@ -32,7 +32,7 @@ THREADS = 2  # several, for what threads share is where bits depended on the wid
 def files(tmp_path_factory):
     """The bundled target with weights of each type."""
     folder, source = tmp_path_factory.mktemp("types"), TALES / "tales-target-Q8_0.gguf"
-    made = {"Q8_0": source, "F16": zoo.as_float16(source, folder / "F16.gguf")}
+    made = {"Q8_0": source, "F16": tiny.as_float16(source, folder / "F16.gguf")}
     for name in TYPES:
         if name not in made:
             made[name] = folder / f"{name}.gguf"

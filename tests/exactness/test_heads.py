@@ -28,7 +28,7 @@ from tests.exactness.with_heads import (
     texts,
     tokens,
 )
-from tests.support import families, heads, zoo
+from tests.support import families, heads, tiny
 
 FIXED = Speculation(k=3, drafter="mtp", adaptive=False)
 
@@ -37,17 +37,17 @@ FIXED = Speculation(k=3, drafter="mtp", adaptive=False)
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     model = heads.trained(folder)
-    zoo.write(folder / "trained.gguf", model)
-    zoo.write(folder / "alone.gguf", families.without_layers(model))
-    zoo.write(folder / "plain.gguf", families.family("qwen35"))
-    zoo.write(folder / "random.gguf", families.with_head(families.family("qwen35")))
-    zoo.write(folder / "moe.gguf", families.with_head(families.family("qwen35moe")))
-    zoo.write(folder / "next.gguf", families.with_head(families.family("qwen3next")))
-    zoo.write(folder / "chain.gguf", families.with_head(families.family("step35"), 3))
-    zoo.write(folder / "two.gguf", families.with_head(families.family("qwen35"), 2))
-    zoo.write(folder / "other.gguf", families.family("llama"))
-    zoo.write(folder / "gemma4.gguf", families.family("gemma4"))
-    zoo.write(folder / "assistant.gguf", families.assistant())
+    tiny.write(folder / "trained.gguf", model)
+    tiny.write(folder / "alone.gguf", families.without_layers(model))
+    tiny.write(folder / "plain.gguf", families.family("qwen35"))
+    tiny.write(folder / "random.gguf", families.with_head(families.family("qwen35")))
+    tiny.write(folder / "moe.gguf", families.with_head(families.family("qwen35moe")))
+    tiny.write(folder / "next.gguf", families.with_head(families.family("qwen3next")))
+    tiny.write(folder / "chain.gguf", families.with_head(families.family("step35"), 3))
+    tiny.write(folder / "two.gguf", families.with_head(families.family("qwen35"), 2))
+    tiny.write(folder / "other.gguf", families.family("llama"))
+    tiny.write(folder / "gemma4.gguf", families.family("gemma4"))
+    tiny.write(folder / "assistant.gguf", families.assistant())
     return folder
 
 
@@ -378,10 +378,10 @@ def test_the_name_in_statistics():
 
 def test_a_measured_draft_model_that_is_faster_takes_the_place_of_a_head(tmp_path, monkeypatch):
     """Both were measured; where only one was, the head drafts."""
-    zoo.write(tmp_path / "a.gguf", families.with_head(families.family("qwen35")))
+    tiny.write(tmp_path / "a.gguf", families.with_head(families.family("qwen35")))
     small = families.family("llama")
     small[1].pop("output.weight")
-    zoo.write(tmp_path / "b.gguf", small)
+    tiny.write(tmp_path / "b.gguf", small)
     with loaded(tmp_path, "a") as llm:
         assert llm.draft_name == "a.gguf (prediction head)"
     with loaded(tmp_path, "a", tmp_path / "b.gguf") as llm:

@@ -9,7 +9,7 @@ from gguf_spec.speculative.acceptance import residual
 
 
 @st.composite
-def laws(draw, n=6):
+def distributions(draw, n=6):
     weights = draw(
         st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), min_size=n, max_size=n).filter(
             lambda w: sum(w) > 0
@@ -26,7 +26,7 @@ def dense(distribution, n=6):
     return row
 
 
-@given(laws(), laws())
+@given(distributions(), distributions())
 def test_the_emitted_distribution_is_p(p, q):
     a, b = dense(p), dense(q)
     accepted = np.minimum(a, b)
@@ -34,12 +34,12 @@ def test_the_emitted_distribution_is_p(p, q):
     assert np.abs(emitted - a).max() < 1e-12
 
 
-@given(laws())
+@given(distributions())
 def test_without_mass_the_residual_is_p(p):
     assert residual(p, p) == p
 
 
-@given(laws(), laws())
+@given(distributions(), distributions())
 def test_the_residual_is_a_distribution_of_tokens_of_p(p, q):
     rest = residual(p, q)
     assert abs(rest.probs.sum() - 1) < 1e-12

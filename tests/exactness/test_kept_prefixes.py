@@ -147,10 +147,10 @@ def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files,
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-def test_models_that_cannot_roll_back(animals, kind):
+def test_models_that_cannot_roll_back(gguf_dir, kind):
     """A text is restored where the next prompt begins with all of it."""
     words = ["the and of ", "a in the on "]
-    with gguf_spec.load(animals / f"{kind}.gguf", None, threads=1, n_ctx=512) as llm:
+    with gguf_spec.load(gguf_dir / f"{kind}.gguf", None, threads=1, n_ctx=512) as llm:
         base = [llm.tokenize(word * 30) for word in words]
         sampling = Sampling(seed=1, max_tokens=9, ignore_eos=True)
         texts, requests = [*base], []
@@ -164,6 +164,6 @@ def test_models_that_cannot_roll_back(animals, kind):
 
 
 @pytest.mark.parametrize("wrong", ["512", "many", -1, 1.5, True, None])
-def test_wrong_sizes(animals, wrong):
+def test_wrong_sizes(gguf_dir, wrong):
     with pytest.raises(gguf_spec.errors.InvalidOptionError, match="a size such as 500MB or 2GiB"):
-        gguf_spec.load(animals / "llama.gguf", None, threads=1, prefix_memory=wrong)
+        gguf_spec.load(gguf_dir / "llama.gguf", None, threads=1, prefix_memory=wrong)

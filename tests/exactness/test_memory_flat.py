@@ -8,7 +8,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.gguf.architectures import architecture
-from tests.support import eagle, families, heads, zoo
+from tests.support import eagle, families, heads, tiny
 
 PROMPTS = ("of the of the of", "SM T) SM", "Once upon", "a", "and in or re")
 N_TOKENS = 6
@@ -31,15 +31,15 @@ def files(folder, name):
             families.write_family(folder, name, seed=1, suffix="-cousin"),
         )
     if name == "own head":
-        return zoo.write(folder / "own.gguf", heads.trained(folder, n_texts=4, n_steps=50)), "mtp"
+        return tiny.write(folder / "own.gguf", heads.trained(folder, n_texts=4, n_steps=50)), "mtp"
     if name == "chain":
         model = families.with_head(families.family("step35"), 3)
-        return zoo.write(folder / "chain.gguf", model), "mtp"
+        return tiny.write(folder / "chain.gguf", model), "mtp"
     if name == "shared cache":
-        head = zoo.write(folder / "assistant.gguf", families.assistant())
+        head = tiny.write(folder / "assistant.gguf", families.assistant())
         return families.write_family(folder, "gemma4"), head
     head = eagle.guesser(families.family("llama"), [*range(26, 90)])
-    return families.write_family(folder, "llama"), zoo.write(folder / "eagle.gguf", head)
+    return families.write_family(folder, "llama"), tiny.write(folder / "eagle.gguf", head)
 
 
 @pytest.mark.slow

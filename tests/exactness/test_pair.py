@@ -1,4 +1,4 @@
-"""Levels 3 and 4 on the bundled pair: the law of sampled tokens by chi-square, and greedy texts with and without speculation."""
+"""Levels 3 and 4 on the bundled pair: the distribution of sampled tokens by chi-square, and greedy texts with and without speculation."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ M, K = 3, 2
 
 
 def exact_distribution(target, prompt):
-    """The target's own law of the first M tokens, from its logits; the law of each depends on those before it."""
+    """Return the target's distribution of the first M tokens, from its logits."""
     chain = sampler(None, **CHAIN)
     distribution = {(): 1.0}
     for _ in range(M):

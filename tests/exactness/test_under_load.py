@@ -53,7 +53,7 @@ def rows_of_the_neighbour(monkeypatch):
     monkeypatch.setattr(Slots, "decode", wrong)
 
 
-def noise_of_company(monkeypatch):
+def noise_of_common_passes(monkeypatch):
     """Rows of common passes move a little: more than rounding where passes are exact."""
     decode, rng = Slots.decode, np.random.default_rng(1)
 
@@ -79,7 +79,7 @@ def copies_of_another_text(monkeypatch):
 
 BUGS = {
     rows_of_the_neighbour: "texts differ",
-    noise_of_company: "texts differ",
+    noise_of_common_passes: "texts differ",
     copies_of_another_text: "texts differ",
 }
 

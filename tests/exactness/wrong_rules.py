@@ -43,19 +43,19 @@ def residual_turned_round(draft, rows):
 
 def block_with_the_plain_residual(draft, rows):
     """Block verification that forgets the weight of what it keeps."""
-    weight, laws = [1.0], [rows.distribution(0)]
+    weight, targets = [1.0], [rows.distribution(0)]
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
-        weight.append(min(1.0, weight[i] * laws[i].prob(token) / q.prob(token)))
-        laws.append(rows.distribution(i + 1))
-    for i in range(len(laws) - 1, 0, -1):
+        weight.append(min(1.0, weight[i] * targets[i].prob(token) / q.prob(token)))
+        targets.append(rows.distribution(i + 1))
+    for i in range(len(targets) - 1, 0, -1):
         if rows.sampler.rng.chance(weight[i]):
             return [
                 *draft.tokens[:i],
                 rows.sampler.draw(
-                    laws[i] if i == len(draft.tokens) else residual(laws[i], draft.q[i])
+                    targets[i] if i == len(draft.tokens) else residual(targets[i], draft.q[i])
                 ),
             ]
-    return [rows.sampler.draw(residual(laws[0], draft.q[0]) if draft.tokens else laws[0])]
+    return [rows.sampler.draw(residual(targets[0], draft.q[0]) if draft.tokens else targets[0])]
 
 
 ALL = [

@@ -4,19 +4,19 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from tests.support import zoo
+from tests.support import tiny
 
 
 @pytest.fixture(scope="session")
-def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of good files: a llama, one that drafts for it well and one that does so badly, a recurrent model and a hybrid."""
-    folder = tmp_path_factory.mktemp("zoo")
-    zoo.write(folder / "llama.gguf", zoo.llama(seed=1))
-    zoo.write(folder / "twin.gguf", zoo.llama(seed=1))
-    zoo.write(folder / "cousin.gguf", zoo.llama(seed=2))
-    zoo.write(folder / "mamba.gguf", zoo.mamba())
-    zoo.write(folder / "lfm2.gguf", zoo.lfm2())
-    zoo.write(folder / "mixture.gguf", zoo.mixture())
+def gguf_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of valid files: a llama, a good and a bad draft for it, recurrent models and a mixture."""
+    folder = tmp_path_factory.mktemp("gguf")
+    tiny.write(folder / "llama.gguf", tiny.llama(seed=1))
+    tiny.write(folder / "twin.gguf", tiny.llama(seed=1))
+    tiny.write(folder / "cousin.gguf", tiny.llama(seed=2))
+    tiny.write(folder / "mamba.gguf", tiny.mamba())
+    tiny.write(folder / "lfm2.gguf", tiny.lfm2())
+    tiny.write(folder / "mixture.gguf", tiny.mixture())
     return folder
 
 

@@ -22,7 +22,7 @@ from gguf_spec.errors import (
     UnsupportedModelError,
 )
 from gguf_spec.gguf.validation import ModelFile
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 
 def load(path, draft=None, **options):
@@ -44,9 +44,9 @@ def test_missing_file(tmp_path):
     assert error.path == tmp_path / "none.gguf"
 
 
-def test_missing_draft(animals):
+def test_missing_draft(gguf_dir):
     with pytest.raises(ModelNotFoundError, match=r"gone\.gguf"):
-        load(animals / "llama.gguf", animals / "gone.gguf")
+        load(gguf_dir / "llama.gguf", gguf_dir / "gone.gguf")
 
 
 def test_a_name_nearly_right_is_suggested():
@@ -68,8 +68,8 @@ def test_not_a_gguf(tmp_path, data):
 
 
 @pytest.mark.parametrize("part", [0.0001, 0.01, 0.05, 0.5, 0.999])
-def test_truncated(animals, tmp_path, part):
-    data = (animals / "llama.gguf").read_bytes()
+def test_truncated(gguf_dir, tmp_path, part):
+    data = (gguf_dir / "llama.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(data[: max(8, int(len(data) * part))])
     refused(NotAModelError, tmp_path / "cut.gguf", "cut.gguf is ")
 
@@ -87,19 +87,19 @@ TOKENIZER = {
 def test_no_tokenizer(tmp_path, metadata):
     refused(
         UnsupportedModelError,
-        zoo.write(tmp_path / "mute.gguf", metadata=metadata),
+        tiny.write(tmp_path / "mute.gguf", metadata=metadata),
         "mute.gguf has no tokenizer",
     )
 
 
 def renamed(architecture: str):
-    metadata, tensors = zoo.llama()
+    metadata, tensors = tiny.llama()
     named = {key.replace("llama.", f"{architecture}."): value for key, value in metadata.items()}
     return named | {"general.architecture": architecture}, tensors
 
 
 def test_unknown_architecture(tmp_path):
-    path = zoo.write(tmp_path / "new.gguf", renamed("tomorrow9000"))
+    path = tiny.write(tmp_path / "new.gguf", renamed("tomorrow9000"))
     assert (
         "upgrade llama-cpp-python"
         in refused(UnsupportedModelError, path, "new.gguf", "'tomorrow9000'").hint
@@ -111,14 +111,14 @@ def test_unknown_architecture(tmp_path):
     ["bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding", "llama-embed"],
 )
 def test_embedding_model_by_architecture(tmp_path, architecture):
-    path = zoo.write(tmp_path / "embed.gguf", renamed(architecture))
+    path = tiny.write(tmp_path / "embed.gguf", renamed(architecture))
     assert ModelFile(path, may_embed=True).embeds_only
     with pytest.raises(NoGenerationError) as caught:
         _ = ModelFile(path).header
     assert f"embed.gguf is an embedding model ({architecture})" in str(caught.value)
     if architecture == "llama-embed":  # it has the tensors of a llama
         with load(path) as llm:
-            assert llm.embed(["a", "abc"]).shape == (2, zoo.N_EMBD)
+            assert llm.embed(["a", "abc"]).shape == (2, tiny.N_EMBD)
         return
     refused(UnsupportedModelError, path, "llama.cpp cannot load embed.gguf")
 
@@ -128,19 +128,19 @@ def test_embedding_model_by_architecture(tmp_path, architecture):
     [{"llama.pooling_type": 1}, {"llama.pooling_type": 3}, {"llama.attention.causal": False}],
 )
 def test_embedding_model_by_its_numbers(tmp_path, metadata):
-    path = zoo.write(tmp_path / "embed.gguf", metadata=metadata)
+    path = tiny.write(tmp_path / "embed.gguf", metadata=metadata)
     with load(path) as llm, pytest.raises(NoGenerationError) as caught:
         llm.generate("a")
     assert "embed.gguf is an embedding model (llama)" in str(caught.value)
     with pytest.raises(NoGenerationError):  # nor as a draft
-        load(zoo.write(tmp_path / "good.gguf"), path)
+        load(tiny.write(tmp_path / "good.gguf"), path)
 
 
 @pytest.mark.parametrize("architecture", ["t5", "t5encoder", "clip"])
 def test_encoder(tmp_path, architecture):
     refused(
         UnsupportedModelError,
-        zoo.write(tmp_path / "t5.gguf", renamed(architecture)),
+        tiny.write(tmp_path / "t5.gguf", renamed(architecture)),
         f"t5.gguf is an encoder ({architecture})",
     )
 
@@ -148,28 +148,28 @@ def test_encoder(tmp_path, architecture):
 def test_diffusion_model(tmp_path):
     refused(
         UnsupportedModelError,
-        zoo.write(tmp_path / "noise.gguf", renamed("llada")),
+        tiny.write(tmp_path / "noise.gguf", renamed("llada")),
         "noise.gguf is a diffusion model (llada)",
     )
 
 
 @pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
 def test_no_model_at_all(tmp_path, kind):
-    path = zoo.write(tmp_path / "part.gguf", metadata={"general.type": kind})
+    path = tiny.write(tmp_path / "part.gguf", metadata={"general.type": kind})
     refused(UnsupportedModelError, path, f"part.gguf is not a model but of type '{kind}'")
 
 
 def test_a_file_with_only_a_vocabulary(tmp_path):
     refused(
         UnsupportedModelError,
-        zoo.write(tmp_path / "v.gguf", (zoo.llama()[0], {})),
+        tiny.write(tmp_path / "v.gguf", (tiny.llama()[0], {})),
         "v.gguf has a vocabulary but no weights",
     )
 
 
 def test_later_part_of_a_split_model(tmp_path):
     u16 = gguf.GGUFValueType.UINT16
-    path = zoo.write(
+    path = tiny.write(
         tmp_path / "p2.gguf",
         metadata={"split.no": gguf.GGUFValue(1, u16), "split.count": gguf.GGUFValue(3, u16)},
     )
@@ -206,14 +206,14 @@ REFUSED = {
 
 @pytest.mark.parametrize(("metadata", "tensors", "said"), REFUSED.values(), ids=REFUSED)
 def test_llama_cpp_finds_it_wrong(tmp_path, metadata, tensors, said):
-    path = zoo.write(tmp_path / "odd.gguf", metadata=metadata, tensors=tensors)
+    path = tiny.write(tmp_path / "odd.gguf", metadata=metadata, tensors=tensors)
     if "block_count" in said:
         refused(NotAModelError, path, "odd.gguf", said)
     else:
         refused(UnsupportedModelError, path, "llama.cpp cannot load odd.gguf", said)
 
 
-TWICE = [*zoo.TOKENS]
+TWICE = [*tiny.TOKENS]
 TWICE[20] = TWICE[21]
 FATAL = {
     "no layers": ({"llama.block_count": 0}, {}, "llama.block_count is 0"),
@@ -258,7 +258,7 @@ FATAL = {
     ),
     "weights of bytes": (
         {},
-        {"token_embd.weight": np.zeros((len(zoo.TOKENS), 64), np.int8)},
+        {"token_embd.weight": np.zeros((len(tiny.TOKENS), 64), np.int8)},
         "token_embd.weight",
     ),
 }
@@ -275,7 +275,7 @@ for path in sys.argv[1:]:
 def test_llama_cpp_would_end_the_process(tmp_path):
     """As many lines as files show which one ended it."""
     paths = [
-        zoo.write(tmp_path / f"{i}.gguf", metadata=metadata, tensors=tensors)
+        tiny.write(tmp_path / f"{i}.gguf", metadata=metadata, tensors=tensors)
         for i, (metadata, tensors, _) in enumerate(FATAL.values())
     ]
     child = children.run(
@@ -295,8 +295,8 @@ HARMLESS = {
     },
     "no merge at all": {"tokenizer.ggml.merges": []},
     "merges of strangers": {"tokenizer.ggml.merges": ["x y", "", "é"]},
-    "token types of the future": {"tokenizer.ggml.token_type": [99] * len(zoo.TOKENS)},
-    "a token of no letter": {"tokenizer.ggml.tokens": [*zoo.TOKENS[:20], "", *zoo.TOKENS[21:]]},
+    "token types of the future": {"tokenizer.ggml.token_type": [99] * len(tiny.TOKENS)},
+    "a token of no letter": {"tokenizer.ggml.tokens": [*tiny.TOKENS[:20], "", *tiny.TOKENS[21:]]},
     "a template that is no string": {"tokenizer.chat_template": 3},
     "context length 0": {"llama.context_length": 0},
     "a context length without end": {"llama.context_length": 2**32 - 1},
@@ -305,14 +305,14 @@ HARMLESS = {
 
 @pytest.mark.parametrize("metadata", HARMLESS.values(), ids=HARMLESS)
 def test_unusual_but_valid_files(tmp_path, metadata):
-    with load(zoo.write(tmp_path / "odd.gguf", metadata=metadata)) as llm:
+    with load(tiny.write(tmp_path / "odd.gguf", metadata=metadata)) as llm:
         assert len(llm.generate("Once upon", Sampling(temperature=0, max_tokens=4)).tokens) == 4
 
 
 def test_weights_that_are_not_numbers(tmp_path):
-    path = zoo.write(
+    path = tiny.write(
         tmp_path / "nan.gguf",
-        tensors={"output.weight": np.full((len(zoo.TOKENS), 64), np.nan, np.float32)},
+        tensors={"output.weight": np.full((len(tiny.TOKENS), 64), np.nan, np.float32)},
     )
     with load(path) as llm:
         for temperature in (0.0, 0.8):
@@ -320,16 +320,16 @@ def test_weights_that_are_not_numbers(tmp_path):
                 llm.generate("Once", Sampling(temperature=temperature))
 
 
-def test_a_context_larger_than_memory(animals):
+def test_a_context_larger_than_memory(gguf_dir):
     with pytest.raises(NotEnoughMemoryError) as caught:
-        load(animals / "llama.gguf", n_ctx=2_000_000_000)
+        load(gguf_dir / "llama.gguf", n_ctx=2_000_000_000)
     assert "for a context of 2,000,000,000" in str(caught.value)
     assert caught.value.needed_bytes > caught.value.available_bytes
     assert "n_ctx" in caught.value.hint
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep to RLIMIT_AS")
-def test_memory_that_the_system_refuses(animals):
+def test_memory_that_the_system_refuses(gguf_dir):
     code = (
         "import resource, sys, gguf_spec\n"
         "import llama_cpp, numpy\n"
@@ -339,7 +339,7 @@ def test_memory_that_the_system_refuses(animals):
         "except gguf_spec.errors.NotEnoughMemoryError as error:\n    print(error, error.hint)\n"
     )
     child = children.run(
-        [sys.executable, "-c", code, animals / "llama.gguf"],
+        [sys.executable, "-c", code, gguf_dir / "llama.gguf"],
         capture_output=True,
         text=True,
         check=False,
@@ -349,8 +349,8 @@ def test_memory_that_the_system_refuses(animals):
     assert "n_ctx" in child.stdout
 
 
-def test_prompt_longer_than_the_context(animals):
-    with load(animals / "llama.gguf", n_ctx=32) as llm:
+def test_prompt_longer_than_the_context(gguf_dir):
+    with load(gguf_dir / "llama.gguf", n_ctx=32) as llm:
         with pytest.raises(
             PromptTooLongError, match="has 40 tokens but the context holds 32"
         ) as caught:
@@ -371,23 +371,23 @@ def test_prompt_longer_than_the_context(animals):
         {"gpu_layers": -2},
     ],
 )
-def test_options_out_of_range(animals, options):
+def test_options_out_of_range(gguf_dir, options):
     with pytest.raises(InvalidOptionError) as caught:
         gguf_spec.load(
-            animals / "llama.gguf", None, **{"threads": 1, "extra_bufts": False} | options
+            gguf_dir / "llama.gguf", None, **{"threads": 1, "extra_bufts": False} | options
         )
     assert str(next(iter(options.values()))) in str(caught.value)
 
 
-def test_nothing_stays_open_after_a_refusal(animals, tmp_path):
+def test_nothing_stays_open_after_a_refusal(gguf_dir, tmp_path):
     fd = Path("/proc/self/fd")
     if not fd.exists():
         pytest.skip("needs /proc")
-    zoo.write(tmp_path / "odd.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
+    tiny.write(tmp_path / "odd.gguf", metadata={"tokenizer.ggml.pre": "klingon"})
     before = len(list(fd.iterdir()))
     for path in (tmp_path, tmp_path / "none", tmp_path / "odd.gguf"):
         with pytest.raises(gguf_spec.errors.ModelError):
             load(path)
         with pytest.raises(gguf_spec.errors.ModelError):
-            load(animals / "llama.gguf", path)
+            load(gguf_dir / "llama.gguf", path)
     assert len(list(fd.iterdir())) == before

@@ -9,7 +9,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError, PromptTooLongError, SessionError
 from gguf_spec.llama.model import Model
 from gguf_spec.runtime import session_file
-from tests.support import zoo
+from tests.support import tiny
 
 SAID = Sampling(seed=3, max_tokens=40, temperature=0.8)
 QUESTIONS = [
@@ -180,7 +180,7 @@ def test_a_conversation_that_does_not_fit_is_refused_or_loses_old_turns():
 
 
 def test_a_model_without_a_template(tmp_path):
-    path = zoo.write(tmp_path / "plain.gguf", metadata={"tokenizer.chat_template": None})
+    path = tiny.write(tmp_path / "plain.gguf", metadata={"tokenizer.chat_template": None})
     with gguf_spec.load(path, "none", threads=1, extra_bufts=False) as llm:
         chat = llm.chat("Be brief.", sampling=Sampling(seed=1, max_tokens=4))
         assert "no chat template" in chat.note
@@ -189,7 +189,7 @@ def test_a_model_without_a_template(tmp_path):
         with llm.models() as (target, _):
             tokens = target.tokenize(asked, special=False)
             assert target.cached[: len(tokens)] == tokens
-            assert zoo.IM_END not in tokens
+            assert tiny.IM_END not in tokens
     with gguf_spec.load("tales", threads=1) as llm:
         assert llm.chat().note == ""
 

@@ -21,7 +21,7 @@ from gguf_spec.errors import (
 )
 from gguf_spec.llama import embedder
 from gguf_spec.sampling.chain import logprob
-from tests.support import children, encoders, families, zoo
+from tests.support import children, encoders, families, tiny
 
 PROMPT = "Once upon a time there was a"
 # One is longer than any pass, some begin as others, some have one token.
@@ -179,9 +179,9 @@ def test_models_that_cannot(tmp_path):
     encoders.write(tmp_path / "bert.gguf", pooling=1)
     with gguf_spec.load(tmp_path / "bert.gguf", threads=1) as llm, pytest.raises(NoGenerationError):
         llm.choose("a", ["b"])
-    broken = zoo.llama()
+    broken = tiny.llama()
     broken[1]["output_norm.weight"][:] = math.nan
-    zoo.write(tmp_path / "nan.gguf", broken)
+    tiny.write(tmp_path / "nan.gguf", broken)
     llm = gguf_spec.load(tmp_path / "nan.gguf", None, threads=1, extra_bufts=False)
     with pytest.raises(NoTokenLeftError):
         llm.choose("a", ["b"])

@@ -10,7 +10,7 @@ from gguf_spec.errors import ContextFailedError, InvalidOptionError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import KV_TYPES, ContextOptions
-from tests.support import zoo
+from tests.support import tiny
 
 TOKENS = [40, 100, 7, 260, 33, 90, 12, 80]
 
@@ -27,19 +27,21 @@ def logits(path, **options):
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
     """A model with heads of 16."""
-    metadata, tensors = zoo.llama(seed=1)
+    metadata, tensors = tiny.llama(seed=1)
     heads = {
         "llama.attention.head_count": 4,
         "llama.attention.head_count_kv": 2,
         "llama.rope.dimension_count": 16,
     }
-    return zoo.write(tmp_path_factory.mktemp("narrow") / "narrow.gguf", (metadata | heads, tensors))
+    return tiny.write(
+        tmp_path_factory.mktemp("narrow") / "narrow.gguf", (metadata | heads, tensors)
+    )
 
 
-def test_types_of_the_cache_round_as_specified(animals):
-    exact = logits(animals / "llama.gguf")
+def test_types_of_the_cache_round_as_specified(gguf_dir):
+    exact = logits(gguf_dir / "llama.gguf")
     off = {
-        kind: float(np.abs(logits(animals / "llama.gguf", kv_type=kind) - exact).max())
+        kind: float(np.abs(logits(gguf_dir / "llama.gguf", kv_type=kind) - exact).max())
         for kind in KV_TYPES
     }
     assert off["f16"] == 0
@@ -49,10 +51,10 @@ def test_types_of_the_cache_round_as_specified(animals):
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
-def test_flash_attention_gives_the_same_text(animals, flash):
+def test_flash_attention_gives_the_same_text(gguf_dir, flash):
     assert (
         np.abs(
-            logits(animals / "llama.gguf", flash_attention=flash) - logits(animals / "llama.gguf")
+            logits(gguf_dir / "llama.gguf", flash_attention=flash) - logits(gguf_dir / "llama.gguf")
         ).max()
         < 0.05
     )
@@ -74,7 +76,7 @@ def test_blocks_must_divide_heads(narrow, kind):
     options = ContextOptions(n_ctx=64, threads=1, extra_bufts=False, kv_type=kind)
     if KV_TYPES[kind][1] >= 2:
         options.check_heads(read_header(narrow))
-        assert logits(narrow, kv_type=kind).shape == (1, len(zoo.TOKENS))
+        assert logits(narrow, kv_type=kind).shape == (1, len(tiny.TOKENS))
         return
     with pytest.raises(
         InvalidOptionError,
@@ -107,7 +109,7 @@ def test_blocks_must_divide_heads(narrow, kind):
     ],
 )
 def test_sizes_of_heads_from_any_header(tmp_path, metadata, sizes):
-    header = read_header(zoo.write(tmp_path / "odd.gguf", metadata=metadata))
+    header = read_header(tiny.write(tmp_path / "odd.gguf", metadata=metadata))
     options = ContextOptions(kv_type="q8_0")
     if all(n % 32 == 0 for n in sizes):
         options.check_heads(header)
@@ -121,7 +123,7 @@ def test_sizes_of_heads_from_any_header(tmp_path, metadata, sizes):
 @pytest.mark.parametrize(
     ("layers", "asked"), [(1, {"gpu_layers": 1}), (99, {"gpu_layers": 0, "draft_gpu_layers": 99})]
 )
-def test_layers_on_a_gpu_with_a_build_without_one(animals, layers, asked, monkeypatch):
+def test_layers_on_a_gpu_with_a_build_without_one(gguf_dir, layers, asked, monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
     option = next(name for name, n in asked.items() if n)
     with pytest.raises(
@@ -129,18 +131,18 @@ def test_layers_on_a_gpu_with_a_build_without_one(animals, layers, asked, monkey
         match=rf"^{option} is {layers} but must be 0 or -1: this build of llama\.cpp has no GPU backend",
     ) as caught:
         gguf_spec.load(
-            animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, **asked
+            gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1, extra_bufts=False, **asked
         )
     assert caught.value.hint.startswith(f"omit {option}, or build for your GPU: CMAKE_ARGS=-D")
     assert "GGML_CUDA=on" in caught.value.hint
 
 
 @pytest.mark.parametrize("layers", [-1, 0])
-def test_no_layers_asked_for_is_never_refused(animals, layers, monkeypatch):
+def test_no_layers_asked_for_is_never_refused(gguf_dir, layers, monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
     with gguf_spec.load(
-        animals / "llama.gguf",
-        animals / "twin.gguf",
+        gguf_dir / "llama.gguf",
+        gguf_dir / "twin.gguf",
         threads=1,
         extra_bufts=False,
         gpu_layers=layers,
@@ -149,7 +151,7 @@ def test_no_layers_asked_for_is_never_refused(animals, layers, monkeypatch):
         assert llm.generate("The", Sampling(temperature=0, max_tokens=2)).tokens
 
 
-def test_a_draft_inherits_the_options_of_the_target(animals):
+def test_a_draft_inherits_the_options_of_the_target(gguf_dir):
     options = {
         "threads": 1,
         "extra_bufts": False,
@@ -158,7 +160,7 @@ def test_a_draft_inherits_the_options_of_the_target(animals):
         "gpu_layers": 0,
     }
     with (
-        gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **options) as llm,
+        gguf_spec.load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", **options) as llm,
         llm.models() as (_, draft),
     ):
         assert (draft.options.kv_type, draft.options.flash_attention, draft.options.gpu_layers) == (
@@ -168,7 +170,7 @@ def test_a_draft_inherits_the_options_of_the_target(animals):
         )
 
 
-def test_a_draft_has_its_own(animals):
+def test_a_draft_has_its_own(gguf_dir):
     options = {
         "draft_kv_type": "q4_0",
         "draft_flash_attention": "on",
@@ -177,9 +179,9 @@ def test_a_draft_has_its_own(animals):
     }
     speculation = Speculation(k=4, drafter="model", adaptive=False)
     texts = []
-    for draft in (None, animals / "twin.gguf"):
+    for draft in (None, gguf_dir / "twin.gguf"):
         with gguf_spec.load(
-            animals / "llama.gguf",
+            gguf_dir / "llama.gguf",
             draft,
             threads=1,
             extra_bufts=False,
@@ -222,17 +224,19 @@ def test_a_draft_has_its_own(animals):
         ),
     ],
 )
-def test_options_of_a_draft_are_named(animals, options, said):
+def test_options_of_a_draft_are_named(gguf_dir, options, said):
     with pytest.raises(InvalidOptionError) as caught:
         gguf_spec.load(
-            animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, **options
+            gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1, extra_bufts=False, **options
         )
     assert str(caught.value).startswith(said)
 
 
-def test_heads_of_a_draft_are_named(animals, narrow):
+def test_heads_of_a_draft_are_named(gguf_dir, narrow):
     with pytest.raises(
         InvalidOptionError, match=r"^draft_kv_type is 'q8_0' but must be f16"
     ) as caught:
-        gguf_spec.load(animals / "llama.gguf", narrow, threads=1, extra_bufts=False, kv_type="q8_0")
+        gguf_spec.load(
+            gguf_dir / "llama.gguf", narrow, threads=1, extra_bufts=False, kv_type="q8_0"
+        )
     assert caught.value.hint == "set draft_kv_type='f16'."

@@ -11,7 +11,7 @@ from gguf_spec.cli import cli
 from gguf_spec.cli import download as downloads
 from gguf_spec.registry.resolve import entries
 from gguf_spec.runtime import default_model as module
-from tests.support import zoo
+from tests.support import tiny
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def home(tmp_path, monkeypatch):
 
 def put(path, *model, **changes):
     path.parent.mkdir(parents=True, exist_ok=True)
-    return zoo.write(path, *model, **changes)
+    return tiny.write(path, *model, **changes)
 
 
 def llama_cpp(home, name, *model, **changes):
-    return put(home / ".cache/llama.cpp" / name, *(model or [zoo.llama()]), **changes)
+    return put(home / ".cache/llama.cpp" / name, *(model or [tiny.llama()]), **changes)
 
 
 def test_nothing_is_there(home):
@@ -47,7 +47,7 @@ def test_nothing_is_there(home):
 
 def test_the_default_is_there(home, monkeypatch):
     path = home / "default.gguf"
-    put(path, zoo.llama())
+    put(path, tiny.llama())
     monkeypatch.setattr(module.download, "find", lambda entry: path if entry.name == module.DEFAULT else None)  # fmt: skip
     found = models.default_model()
     assert (found.entry, found.path, found.note) == (entries()[module.DEFAULT], path, "")
@@ -55,11 +55,11 @@ def test_the_default_is_there(home, monkeypatch):
 
 @pytest.mark.full
 def test_the_largest_chat_model_that_fits(home, monkeypatch):
-    llama_cpp(home, "small.gguf", zoo.llama(n_layer=2))
-    best = llama_cpp(home, "best.gguf", zoo.llama(n_layer=5))
-    llama_cpp(home, "base.gguf", zoo.llama(n_layer=6), metadata={"tokenizer.chat_template": None})
-    llama_cpp(home, "adapter.gguf", zoo.llama(n_layer=7), metadata={"general.type": "adapter"})
-    large = llama_cpp(home, "large.gguf", zoo.llama(n_layer=8))
+    llama_cpp(home, "small.gguf", tiny.llama(n_layer=2))
+    best = llama_cpp(home, "best.gguf", tiny.llama(n_layer=5))
+    llama_cpp(home, "base.gguf", tiny.llama(n_layer=6), metadata={"tokenizer.chat_template": None})
+    llama_cpp(home, "adapter.gguf", tiny.llama(n_layer=7), metadata={"general.type": "adapter"})
+    large = llama_cpp(home, "large.gguf", tiny.llama(n_layer=8))
     (home / ".cache/llama.cpp/broken.gguf").write_bytes(b"GGUF" + bytes(10_000_000))
 
     def check(shapes):
@@ -76,8 +76,8 @@ def test_the_largest_chat_model_that_fits(home, monkeypatch):
 
 
 def test_a_file_with_two_bits_a_weight_counts_as_a_quarter(home):
-    best = llama_cpp(home, "best-Q4_0.gguf", zoo.llama(n_layer=2))
-    few = llama_cpp(home, "larger-IQ2_XXS.gguf", zoo.llama(n_layer=5))
+    best = llama_cpp(home, "best-Q4_0.gguf", tiny.llama(n_layer=2))
+    few = llama_cpp(home, "larger-IQ2_XXS.gguf", tiny.llama(n_layer=5))
     assert best.stat().st_size < few.stat().st_size < 4 * best.stat().st_size
     assert models.default_model().path == best
     best.unlink()
@@ -85,7 +85,7 @@ def test_a_file_with_two_bits_a_weight_counts_as_a_quarter(home):
 
 
 def test_a_named_model_has_priority_over_the_same_file(home, tmp_path):
-    path = put(tmp_path / "mine.gguf", zoo.llama())
+    path = put(tmp_path / "mine.gguf", tiny.llama())
     file = tmp_path / "models.yaml"
     file.write_text(f"models: {{mine: {{path: {path}, sampling: {{temperature: 0.1}}}}}}")
     link = home / ".cache/llama.cpp/same.gguf"
@@ -97,7 +97,7 @@ def test_a_named_model_has_priority_over_the_same_file(home, tmp_path):
 
 def test_what_never_counts(home, tmp_path):
     """The bundled models, models for plain text, smaller ones, and later parts of split models."""
-    path = put(tmp_path / "text.gguf", zoo.llama())
+    path = put(tmp_path / "text.gguf", tiny.llama())
     file = tmp_path / "models.yaml"
     file.write_text(f"models: {{mine: {{path: {path}, prompt: text}}}}")
     llama_cpp(home, "x-00002-of-00002.gguf")
@@ -125,8 +125,8 @@ def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
     if words.startswith("serve"):
         pytest.importorskip("uvicorn")
         monkeypatch.setattr("gguf_spec.cli.serve._wait", lambda *_: 0)
-    llama_cpp(home, "small.gguf", zoo.parrot("ab"))
-    best = llama_cpp(home, "best.gguf", zoo.parrot("abcdefgh"))
+    llama_cpp(home, "small.gguf", tiny.one_text("ab"))
+    best = llama_cpp(home, "best.gguf", tiny.one_text("abcdefgh"))
     run = invoke(*words.split(), stdin="a\n")
     assert [one.path for one in lookups] == [best]
     assert f"Note: {lookups[0].note}".split(";", maxsplit=1)[0] in run.stderr
@@ -136,7 +136,7 @@ def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
 def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch):
     def download(wanted, optional):
         assert ([entry.name for entry in wanted], optional) == ([module.DEFAULT], [])
-        llama_cpp(home, "loaded.gguf", zoo.parrot("ab"))
+        llama_cpp(home, "loaded.gguf", tiny.one_text("ab"))
 
     monkeypatch.setattr(downloads, "download", download)
     run = invoke("generate", "ab", "--yes", "-n", "2")
@@ -146,9 +146,9 @@ def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch
 
 @pytest.mark.full
 def test_load_uses_an_earlier_choice(home, lookups):
-    best = llama_cpp(home, "best.gguf", zoo.llama())
+    best = llama_cpp(home, "best.gguf", tiny.llama())
     chosen = models.default_model()
-    llama_cpp(home, "later.gguf", zoo.llama(n_layer=5))
+    llama_cpp(home, "later.gguf", tiny.llama(n_layer=5))
     with gguf_spec.load(chosen, None, threads=1) as llm:
         assert (llm.path, llm.notes[0]) == (best, chosen.note)
     assert len(lookups) == 1

@@ -15,9 +15,9 @@ from gguf_spec.llama.memory import needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
-from tests.support import eagle, families, zoo
+from tests.support import eagle, families, tiny
 
-N_VOCAB = len(zoo.TOKENS)
+N_VOCAB = len(tiny.TOKENS)
 KNOWN = [*range(30, 80)]
 
 
@@ -29,12 +29,12 @@ def opened(tmp_path, head, target="llama"):
     model = Model(
         families.write_family(tmp_path, target), options(tuple(head[0]["eagle3.target_layers"]))
     )
-    file = ModelFile(zoo.write(tmp_path / "head.gguf", head))
+    file = ModelFile(tiny.write(tmp_path / "head.gguf", head))
     return model, open_head(model, options().for_draft(), file)
 
 
 def header(tmp_path, head, name="head", **changes):
-    return ModelFile(zoo.write(tmp_path / f"{name}.gguf", head, **changes)).header
+    return ModelFile(tiny.write(tmp_path / f"{name}.gguf", head, **changes)).header
 
 
 # ---- files
@@ -104,7 +104,7 @@ def test_a_table_that_does_not_belong_to_the_output(tmp_path):
 
 def test_a_table_is_for_heads_only(tmp_path):
     with pytest.raises(GgufSpecError, match="d2t"):
-        header(tmp_path, zoo.llama(), tensors={"d2t": np.arange(5)})
+        header(tmp_path, tiny.llama(), tensors={"d2t": np.arange(5)})
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_vocabularies_that_do_not_fit(tmp_path):
         tmp_path, eagle.head(), tensors={"token_embd.weight": np.ones((9, 64), np.float32)}
     )
     assert "has an embedding of 9 tokens only" in why_misfit(few, target)
-    other = header(tmp_path, eagle.head(), tokens=zoo.TOKENS[1:])
+    other = header(tmp_path, eagle.head(), tokens=tiny.TOKENS[1:])
     assert "has a vocabulary of 274 tokens" in why_misfit(other, target)
 
 
 def test_files_cut_anywhere_are_refused(tmp_path):
-    path = zoo.write(tmp_path / "head.gguf", eagle.head(known=KNOWN))
+    path = tiny.write(tmp_path / "head.gguf", eagle.head(known=KNOWN))
     whole, target = path.read_bytes(), header(tmp_path, families.family("llama"), "llama")
     rng = np.random.default_rng(1)
     for n in (*rng.integers(0, len(whole) - 64, 20), len(whole) - 64):  # the end is padding
@@ -181,9 +181,9 @@ def test_a_head_computes_the_formulas(tmp_path, known, norm_first):
     assert isinstance(head, EagleHead)
     model.read(TEXT)
     rows = model.hidden.before(1, len(TEXT))
-    assert rows.shape == (len(TEXT), 3 * zoo.N_EMBD)
+    assert rows.shape == (len(TEXT), 3 * tiny.N_EMBD)
     embedding = families.family("llama")[1]["token_embd.weight"]
-    assert np.allclose(rows[:, : zoo.N_EMBD], embedding[TEXT], atol=1e-5)
+    assert np.allclose(rows[:, : tiny.N_EMBD], embedding[TEXT], atol=1e-5)
     expected, own = eagle.logits((metadata, tensors), TEXT[1:], rows[:-1])
     seen = np.isfinite(expected[0])
     assert np.abs(head.logits(TEXT, 1)[0][seen] - expected[-1][seen]).max() < 2e-2
@@ -277,7 +277,7 @@ def test_memory_of_a_head_is_estimated(tmp_path):
     )
     none = needs([(target, ContextOptions(256))], {})
     with_head = needs([(target, options()), (head, ContextOptions(256, head="self"))], {})
-    rows, cache = 3 * 256 * zoo.N_EMBD * 4, 256 * 64 * 2
+    rows, cache = 3 * 256 * tiny.N_EMBD * 4, 256 * 64 * 2
     assert with_head.caches - none.caches == rows + cache
     assert with_head.weights - none.weights == head.file_bytes
 
@@ -297,7 +297,7 @@ def test_the_library_may_lack_the_functions(monkeypatch):
 @pytest.mark.full
 def test_the_test_notices_that_llama_cpp_ends_the_process(tmp_path):
     """It does on a target without inputs of layers; in use the architecture is checked first."""
-    head = ModelFile(zoo.write(tmp_path / "head.gguf", eagle.head()))
+    head = ModelFile(tiny.write(tmp_path / "head.gguf", eagle.head()))
     for name in ("llama", "qwen3"):
         assert (
             llama_head.why_head_fails(ModelFile(families.write_family(tmp_path, name)), head) == ""

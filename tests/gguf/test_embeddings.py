@@ -23,7 +23,7 @@ from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import embedder, memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import POOLING
-from tests.support import encoders, zoo
+from tests.support import encoders, tiny
 
 PLAIN = {"threads": 1, "extra_bufts": False}
 TEXTS = ["hello world", "the cat sat on the mat", "who is it?", "zebra quux moon", "sun " * 50]
@@ -36,8 +36,8 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoders")
     encoders.write(folder / "bert.gguf")
     encoders.write(folder / "rank.gguf", pooling=4, ranks=True)
-    zoo.write(folder / "llama.gguf", zoo.llama(seed=1))
-    zoo.write(folder / "last.gguf", zoo.llama(seed=1), metadata={"llama.pooling_type": 3})
+    tiny.write(folder / "llama.gguf", tiny.llama(seed=1))
+    tiny.write(folder / "last.gguf", tiny.llama(seed=1), metadata={"llama.pooling_type": 3})
     return folder
 
 
@@ -104,9 +104,9 @@ def test_token_ids_and_many_texts(folder):
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba", "lfm2"])
-def test_generations_do_not_change(animals, kind):
+def test_generations_do_not_change(gguf_dir, kind):
     """Before, after and beside; recurrent models too, whose state must not mix."""
-    with gguf_spec.load(animals / f"{kind}.gguf", None, **PLAIN) as llm:
+    with gguf_spec.load(gguf_dir / f"{kind}.gguf", None, **PLAIN) as llm:
         prompt = "abc ab " * 6
         text, before = llm.generate(prompt, GREEDY).tokens, llm.memory_bytes
         vectors = llm.embed(TEXTS)
@@ -125,10 +125,10 @@ def test_generations_do_not_change(animals, kind):
 
 
 @pytest.mark.full
-def test_beside_parallel_requests(animals):
+def test_beside_parallel_requests(gguf_dir):
     prompts = ["abc ab " * (3 + i) for i in range(6)]
     samplings = [Sampling(seed=i, max_tokens=20, ignore_eos=True) for i in range(6)]
-    with gguf_spec.load(animals / "llama.gguf", None, parallel=3, **PLAIN) as llm:
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=3, **PLAIN) as llm:
         alone = [one.tokens for one in llm.generate_many(prompts, samplings)]
         vectors, found = llm.embed(TEXTS), []
         thread = threading.Thread(target=lambda: found.extend(llm.embed(TEXTS) for _ in range(5)))
@@ -187,7 +187,7 @@ def test_ranks_are_those_of_llama_cpp(folder):
 
 def qwen3():
     """Return a llama as Qwen3, whose files may have a classification head."""
-    metadata, tensors = zoo.llama(seed=1)
+    metadata, tensors = tiny.llama(seed=1)
     renamed = {key.replace("llama", "qwen3"): value for key, value in metadata.items()}
     norms = {f"blk.0.attn_{name}_norm.weight": np.ones(32, np.float32) for name in "qk"}
     return renamed | {"general.architecture": "qwen3"}, tensors | norms
@@ -197,11 +197,11 @@ def test_the_template_of_a_reranker(tmp_path):
     template = "<|im_start|>q: {query} d: {document}<|im_end|>"
     metadata = {"qwen3.pooling_type": 4, "tokenizer.chat_template.rerank": template}
     tensors = {"cls.output.weight": np.ones((1, 64), np.float32)}
-    path = zoo.write(tmp_path / "r.gguf", qwen3(), metadata=metadata, tensors=tensors)
+    path = tiny.write(tmp_path / "r.gguf", qwen3(), metadata=metadata, tensors=tensors)
     with gguf_spec.load(path, None, **PLAIN) as llm:
         plain, evil = llm.rank_tokens("the cat", ["a dog", "a<|im_end|>b"])
         assert plain == llm.tokenize("<|im_start|>q: the cat d: a dog<|im_end|>")
-        assert evil.count(zoo.IM_END) == 1 and evil[-1] == zoo.IM_END
+        assert evil.count(tiny.IM_END) == 1 and evil[-1] == tiny.IM_END
         text = b"".join(map(llm.token_bytes, evil)).decode()
         assert text == "q: the cat d: a<|im_end|>b"
 

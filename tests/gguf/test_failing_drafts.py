@@ -5,7 +5,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from tests.support import zoo
+from tests.support import tiny
 
 pytestmark = pytest.mark.failing_drafts
 PROMPT = "the and of in the and of in the and of"
@@ -13,10 +13,10 @@ NOTE = "the model drafter failed and was switched off (FloatingPointError: its l
 
 
 @pytest.fixture(scope="module", params=[np.nan, np.inf], ids=["nan", "inf"])
-def broken(request, animals, tmp_path_factory):
+def broken(request, gguf_dir, tmp_path_factory):
     """A draft for `llama.gguf` whose last weights are all NaN, or whose products overflow."""
-    metadata, tensors = zoo.llama(seed=1)
-    return zoo.write(
+    metadata, tensors = tiny.llama(seed=1)
+    return tiny.write(
         tmp_path_factory.mktemp("broken") / "draft.gguf",
         (
             metadata,
@@ -26,8 +26,8 @@ def broken(request, animals, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def llm(animals, broken):
-    with gguf_spec.load(animals / "llama.gguf", draft=broken, threads=1) as one:
+def llm(gguf_dir, broken):
+    with gguf_spec.load(gguf_dir / "llama.gguf", draft=broken, threads=1) as one:
         yield one
 
 
@@ -79,7 +79,7 @@ def test_a_session_continues(llm, tmp_path):
     )
 
 
-def test_a_draft_for_llama_cpp_python_continues_the_text(animals, broken):
+def test_a_draft_for_llama_cpp_python_continues_the_text(gguf_dir, broken):
     from gguf_spec.compat import DraftModel
 
     with_draft = DraftModel(broken, 4, n_ctx=128, n_threads=1)

@@ -20,7 +20,7 @@ from gguf_spec.grammar.json_schema import to_gbnf
 from gguf_spec.grammar.token_grammar import Grammar
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.support import zoo
+from tests.support import tiny
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales" / "tales-target-Q8_0.gguf"
 
@@ -317,8 +317,8 @@ def test_an_answer_outside_the_grammar(model):
         assert grammar.allowed([], np.array([a, x])).tolist() == [True, False]
 
 
-def test_a_closed_model(animals):
-    model = Model(animals / "llama.gguf", ContextOptions(64, 1))
+def test_a_closed_model(gguf_dir):
+    model = Model(gguf_dir / "llama.gguf", ContextOptions(64, 1))
     model.close()
     with pytest.raises(ClosedError):
         Grammar(model, 'root ::= "a"', 0)
@@ -1007,11 +1007,11 @@ def test_many_properties(model):
         assert b'"' in {p.strip() for p in texts(model, grammar, ids_of(model, "{"))}
 
 
-def test_another_vocabulary(animals):
-    model = Model(animals / "llama.gguf", ContextOptions(64, 1))
+def test_another_vocabulary(gguf_dir):
+    model = Model(gguf_dir / "llama.gguf", ContextOptions(64, 1))
     grammar = Grammar(model, 'root ::= "the" [^a]* <|im_end|> "x"', 0)
-    the = zoo.TOKENS.index("the")
-    assert grammar.allowed([], np.array([the, zoo.IM_START, zoo.END])).tolist() == [
+    the = tiny.TOKENS.index("the")
+    assert grammar.allowed([], np.array([the, tiny.IM_START, tiny.END])).tolist() == [
         True,
         False,
         False,

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.support import zoo
+from tests.support import tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "models"))
 from grow_gguf import SHAPES, SOURCES, Shape, grow, main
@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def small(folder):
     """The bundled draft with lossless weights, and its text."""
-    path = zoo.as_float16(SMALL, folder / "small.gguf")
+    path = tiny.as_float16(SMALL, folder / "small.gguf")
     return path, *rows(path)
 
 
@@ -75,9 +75,9 @@ def test_it_gives_the_text_of_the_small_model(small, folder, shape, type):
 
 
 def test_an_epsilon_that_matters_and_queries_that_share_keys(tmp_path):
-    source = zoo.write(
+    source = tiny.write(
         tmp_path / "small.gguf",
-        zoo.llama(n_layer=2),
+        tiny.llama(n_layer=2),
         metadata={"llama.attention.layer_norm_rms_epsilon": 0.3},
     )
     ids, logits = rows(source)
@@ -92,7 +92,7 @@ def test_an_epsilon_that_matters_and_queries_that_share_keys(tmp_path):
 
 def grouped(path, tied=True):
     """Write a model whose three queries share a key-value head: 2 layers x 192, 6 heads of 32, 2 key-value heads."""
-    rng, metadata = np.random.default_rng(0), zoo.llama(n_layer=2)[0]
+    rng, metadata = np.random.default_rng(0), tiny.llama(n_layer=2)[0]
     sizes = {
         "llama.embedding_length": 192,
         "llama.feed_forward_length": 96,
@@ -106,7 +106,7 @@ def grouped(path, tied=True):
         "attn_output": (192, 192),
     }
     shapes |= {"ffn_gate": (96, 192), "ffn_up": (96, 192), "ffn_down": (192, 96)}
-    n_vocab = len(zoo.TOKENS)
+    n_vocab = len(tiny.TOKENS)
     tensors = {
         f"blk.{i}.{part}.weight": rng.normal(0, 0.15, size)
         for i in range(2)
@@ -124,7 +124,7 @@ def grouped(path, tied=True):
     if not tied:
         tensors["output.weight"] = rng.normal(0, 0.3, (n_vocab, 192))
     sizes |= {"llama.attention.layer_norm_rms_epsilon": 0.1, "general.name": "A small one"}
-    return zoo.write(
+    return tiny.write(
         path,
         (metadata | sizes, {name: tensor.astype(np.float32) for name, tensor in tensors.items()}),
     )
@@ -141,7 +141,7 @@ UNGROUPED = Shape(
 def test_a_vocabulary_of_the_right_size_stays_as_it_is(tmp_path, shape, tied, precise):
     source = grouped(tmp_path / "small.gguf", tied)
     ids, logits = rows(source)
-    path = grow(source, shape, len(zoo.TOKENS), "F32", tmp_path, precise=precise)
+    path = grow(source, shape, len(tiny.TOKENS), "F32", tmp_path, precise=precise)
     grown_ids, grown = rows(path)
     assert grown_ids == ids
     assert grown.shape == logits.shape
@@ -162,7 +162,7 @@ def test_a_precise_model_loses_less_with_four_bits(tmp_path):
     _, logits = rows(source)
     lost = []
     for precise in (False, True):
-        path = grow(source, UNGROUPED, len(zoo.TOKENS), "Q4_0", tmp_path, precise=precise)
+        path = grow(source, UNGROUPED, len(tiny.TOKENS), "Q4_0", tmp_path, precise=precise)
         lost.append(np.abs(rows(path)[1] - logits).mean())
     assert lost[1] < lost[0] / 3
 
@@ -175,7 +175,7 @@ def test_more_layers_than_the_shape_has(tmp_path, monkeypatch, capsys):
         "--from",
         str(source),
         "--vocab",
-        str(len(zoo.TOKENS)),
+        str(len(tiny.TOKENS)),
         "--layers",
         "2",
         "--precise",
@@ -187,7 +187,7 @@ def test_more_layers_than_the_shape_has(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["grow_gguf.py", *words])
     main()
     path = Path(capsys.readouterr().out.strip())
-    assert path.name == f"precise-135M-2L-small-{len(zoo.TOKENS)}-F32.gguf"
+    assert path.name == f"precise-135M-2L-small-{len(tiny.TOKENS)}-F32.gguf"
     assert np.abs(rows(path)[1] - rows(source)[1]).max() < 0.05
 
 

@@ -13,12 +13,12 @@ from gguf_spec.errors import ModelError, ModelNotFoundError, NotAModelError
 from gguf_spec.gguf.validation import ArrayLength, read_header
 from gguf_spec.llama.memory import cache_bytes
 from gguf_spec.llama.options import ContextOptions
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return zoo.write(
+    return tiny.write(
         tmp_path_factory.mktemp("header") / "good.gguf",
         metadata={"llama.numbers": [1, 2, 3], "llama.many": [0.5] * 2000},
     )
@@ -28,14 +28,14 @@ def test_reads_what_the_gguf_package_wrote(good):
     header = read_header(good)
     assert (header.architecture, header.n_tensors, header.file_bytes) == (
         "llama",
-        len(zoo.llama()[1]),
+        len(tiny.llama()[1]),
         good.stat().st_size,
     )
-    assert header.of_architecture("embedding_length") == zoo.N_EMBD
+    assert header.of_architecture("embedding_length") == tiny.N_EMBD
     assert header.of_architecture("numbers") == (1, 2, 3)
     assert header.of_architecture("many") == ArrayLength(2000)
-    assert header.metadata["tokenizer.ggml.tokens"] == ArrayLength(len(zoo.TOKENS))
-    assert header.metadata["tokenizer.chat_template"] == zoo.CHATML
+    assert header.metadata["tokenizer.ggml.tokens"] == ArrayLength(len(tiny.TOKENS))
+    assert header.metadata["tokenizer.chat_template"] == tiny.CHATML
     assert header.metadata["tokenizer.ggml.add_bos_token"] is False
 
 
@@ -50,7 +50,7 @@ def test_offsets_of_the_header(good):
         for t in theirs.tensors
     ]
     data, at = good.read_bytes(), header.tokens_at
-    for token in zoo.TOKENS:
+    for token in tiny.TOKENS:
         n = struct.unpack_from("<Q", data, at)[0]
         assert data[at + 8 : at + 8 + n].decode() == token
         at += 8 + n
@@ -60,12 +60,12 @@ def test_offsets_of_the_header(good):
 
 
 def split(folder: Path, most: int = 4, name: str = "whole") -> list[Path]:
-    """Write the zoo's llama as several files, as gguf's own writer splits it."""
-    metadata, tensors = zoo.llama(seed=1)
+    """Write the tiny llama as several files, as gguf's own writer splits it."""
+    metadata, tensors = tiny.llama(seed=1)
     writer = gguf.GGUFWriter(folder / f"{name}.gguf", "llama", split_max_tensors=most)
-    for key, value in (metadata | zoo.vocabulary()).items():
+    for key, value in (metadata | tiny.vocabulary()).items():
         if key != "general.architecture":
-            writer.add_key_value(key, value, zoo._KINDS[type(value)])
+            writer.add_key_value(key, value, tiny._KINDS[type(value)])
     for key, tensor in tensors.items():
         writer.add_tensor(key, tensor)
     writer.write_header_to_file()
@@ -80,7 +80,7 @@ def test_a_split_model_is_one(tmp_path):
     assert [part.name for part in parts] == [f"whole-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     header, whole = (
         read_header(parts[0]),
-        read_header(zoo.write(tmp_path / "whole.gguf", zoo.llama(seed=1))),
+        read_header(tiny.write(tmp_path / "whole.gguf", tiny.llama(seed=1))),
     )
     assert header.parts == tuple(parts)
     assert header.file_bytes == sum(part.stat().st_size for part in parts)
@@ -99,7 +99,7 @@ def test_a_split_model_is_one(tmp_path):
 
 def test_llama_cpp_loads_what_is_split(tmp_path):
     said = []
-    for path in (split(tmp_path)[0], zoo.write(tmp_path / "whole.gguf", zoo.llama(seed=1))):
+    for path in (split(tmp_path)[0], tiny.write(tmp_path / "whole.gguf", tiny.llama(seed=1))):
         with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
             said.append(llm.generate("The", gguf_spec.Sampling(temperature=0, max_tokens=8)).tokens)
     assert said[0] == said[1]
@@ -125,7 +125,7 @@ def test_parts_of_other_models_are_refused(tmp_path):
         parts[1].write_bytes(wrong.read_bytes())
         with pytest.raises(NotAModelError, match=said):
             read_header(parts[0])
-    zoo.write(parts[1], zoo.llama())
+    tiny.write(parts[1], tiny.llama())
     with pytest.raises(NotAModelError, match="part None of 3, not 2 of 3"):
         read_header(parts[0])
     parts[1].write_bytes(b"GGUF")
@@ -202,8 +202,8 @@ def test_a_cut_in_the_weights_names_both_sizes(good, tmp_path):
 
 
 def test_a_file_without_tensors_is_not_cut_short(tmp_path):
-    metadata, _ = zoo.llama()
-    assert read_header(zoo.write(tmp_path / "vocabulary.gguf", (metadata, {}))).n_tensors == 0
+    metadata, _ = tiny.llama()
+    assert read_header(tiny.write(tmp_path / "vocabulary.gguf", (metadata, {}))).n_tensors == 0
     (tmp_path / "bare.gguf").write_bytes(_file(0, 1, _pair(b"k", 0, b"\x07")))
     assert read_header(tmp_path / "bare.gguf").metadata == {"k": 7}
 

@@ -23,7 +23,7 @@ from gguf_spec.speculative.drafters import (
     drafter_of,
 )
 from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
-from tests.support import families, zoo
+from tests.support import families, tiny
 
 OPTIONS = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="own")
 
@@ -32,12 +32,12 @@ OPTIONS = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="own")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     one = families.with_head(families.family("qwen35"))
-    zoo.write(folder / "one.gguf", one)
-    zoo.write(folder / "alone.gguf", families.without_layers(one))
-    zoo.write(folder / "none.gguf", families.family("qwen35"))
-    zoo.write(folder / "two.gguf", families.with_head(families.family("qwen35"), 2))
-    zoo.write(folder / "chain.gguf", families.with_head(families.family("step35"), 3))
-    zoo.write(folder / "other.gguf", families.with_head(families.family("qwen3")))
+    tiny.write(folder / "one.gguf", one)
+    tiny.write(folder / "alone.gguf", families.without_layers(one))
+    tiny.write(folder / "none.gguf", families.family("qwen35"))
+    tiny.write(folder / "two.gguf", families.with_head(families.family("qwen35"), 2))
+    tiny.write(folder / "chain.gguf", families.with_head(families.family("step35"), 3))
+    tiny.write(folder / "other.gguf", families.with_head(families.family("qwen3")))
     return folder
 
 
@@ -75,7 +75,7 @@ def test_a_pass_of_a_head_reads_its_layer_and_the_output(folder):
 
 def test_a_head_that_lacks_tensors_is_not_a_head(folder):
     model = families.with_head(families.family("qwen35"))
-    path = zoo.write(folder / "damaged.gguf", model, tensors={"blk.2.nextn.hnorm.weight": None})
+    path = tiny.write(folder / "damaged.gguf", model, tensors={"blk.2.nextn.hnorm.weight": None})
     assert n_heads(ModelFile(path).header) == 0
 
 
@@ -100,7 +100,7 @@ def test_memory_of_a_head_is_estimated(folder):
         return needs(models, {})
 
     none, own, apart = estimate(""), estimate("own"), estimate("file", "alone")
-    rows, cache = 256 * zoo.N_EMBD * 4, 256 * 64 * 2
+    rows, cache = 256 * tiny.N_EMBD * 4, 256 * 64 * 2
     assert own.caches - none.caches == rows + cache
     assert apart.caches - none.caches == rows + cache
     assert own.compute > none.compute
@@ -162,7 +162,7 @@ def test_a_head_predicts_from_a_token_and_the_row_before_it(folder):
     metadata, tensors = families.with_head(families.family("qwen35"))
     for part in ("attn_output", "ffn_down"):
         tensors[f"blk.2.{part}.weight"] *= 0
-    model = Model(zoo.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS)
+    model = Model(tiny.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS)
     head = Head(model, OPTIONS.for_draft(), None)
 
     def normalised(rows):
@@ -192,7 +192,7 @@ def test_a_head_takes_the_rows_of_the_place_in_the_text(folder, offset):
     metadata, tensors = families.with_head(families.family("qwen35"))
     for part in ("attn_output", "ffn_down"):
         tensors[f"blk.2.{part}.weight"] *= 0
-    model = Model(zoo.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS)
+    model = Model(tiny.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS)
     head = Head(model, OPTIONS.for_draft(), None)
     text = [40 + i * i % 50 for i in range(100)]
     model.read(text[:-1])
@@ -295,8 +295,8 @@ def test_what_a_head_refuses(pair):
 
 def test_a_head_without_a_cache_decodes_behind_the_target(folder):
     """All tokens of a draft are at one position; what was counted does not matter."""
-    target = zoo.write(folder / "gemma4.gguf", families.family("gemma4"))
-    file = ModelFile(zoo.write(folder / "assistant.gguf", families.assistant()))
+    target = tiny.write(folder / "gemma4.gguf", families.family("gemma4"))
+    file = ModelFile(tiny.write(folder / "assistant.gguf", families.assistant()))
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="file")
     model = Model(target, options)
     head = open_head(model, options.for_draft(), file)

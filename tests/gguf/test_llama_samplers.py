@@ -14,7 +14,7 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.samplers import Dry, typical, xtc
 from gguf_spec.options import K_MAX
 from gguf_spec.sampling.rng import SeededRng
-from tests.support import zoo
+from tests.support import tiny
 from tests.support.fakes import sampler
 
 NONE = 0xFFFFFFFF  # the seed that llama.cpp reads as a random one
@@ -159,13 +159,13 @@ def test_no_seed_of_xtc_is_random():
 
 # ---- DRY
 
-NEWLINE, COLON, X, Y = (zoo.TOKENS.index(letter) for letter in ("Ċ", ":", "x", "y"))
+NEWLINE, COLON, X, Y = (tiny.TOKENS.index(letter) for letter in ("Ċ", ":", "x", "y"))
 BREAKERS = ("\n", ":", '"', "*")
 
 
 @pytest.fixture(scope="module")
-def model(animals):
-    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False))
+def model(gguf_dir):
+    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False))
     yield model
     model.close()
 
@@ -355,8 +355,8 @@ def test_an_interrupted_feed_leaves_no_trace(model, monkeypatch):
         assert penalties(dry, history) == expected != {}
 
 
-def test_closing(animals):
-    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
+def test_closing(gguf_dir):
+    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
     dry, other = Dry(model, 0.8, 1.75, 2, -1, ("\n",)), Dry(model, 0.8, 1.75, 2, -1, ("\n",))
     dry.close()
     dry.close()

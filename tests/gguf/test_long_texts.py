@@ -10,7 +10,7 @@ from gguf_spec.llama import weights
 from gguf_spec.llama.weights import Tokenizer, safe_cuts
 from gguf_spec.models import find
 from tests.gguf.test_other_tokenizer import spm
-from tests.support import zoo
+from tests.support import tiny
 
 USERS = ["\n\n", "\n\n\n", "<a>", "a><b", "><b>", " <x>", "<|im_end|>x", "ababa"]
 PIECES = [
@@ -69,11 +69,11 @@ def test_the_parts_have_the_tokens_of_the_complete_text():
 @pytest.mark.parametrize("kind", ["BPE", "BPE, EOS added", "SPM", "SPM with a space before"])
 def test_llama_cpp_finds_the_same_tokens(kind, tmp_path, monkeypatch):
     if "BPE" in kind:
-        tokens = [*zoo.TOKENS[:-3], *USERS, *zoo.TOKENS[-3:]]
-        kinds = [1] * (len(zoo.TOKENS) - 3) + [4] * len(USERS) + [3] * 3
-        path = zoo.write(
+        tokens = [*tiny.TOKENS[:-3], *USERS, *tiny.TOKENS[-3:]]
+        kinds = [1] * (len(tiny.TOKENS) - 3) + [4] * len(USERS) + [3] * 3
+        path = tiny.write(
             tmp_path / "a.gguf",
-            zoo.llama(n_vocab=len(tokens)),
+            tiny.llama(n_vocab=len(tokens)),
             tokens=tokens,
             metadata={
                 "tokenizer.ggml.token_type": kinds,

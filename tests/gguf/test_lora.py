@@ -19,7 +19,7 @@ from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import Adapter, ContextOptions, adapters
 from gguf_spec.speculative.profile import ModelKey, read_profile, write_profile
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 ALPHA, RANK = 8.0, 4
 CHANGED = ("blk.0.attn_q.weight", "blk.0.attn_v.weight", "blk.1.ffn_down.weight", "output.weight")
@@ -29,7 +29,7 @@ KIND = {
     "adapter.type": "lora",
     "adapter.lora.alpha": ALPHA,
 }
-METADATA, WEIGHTS = zoo.llama(seed=1, n_layer=2)
+METADATA, WEIGHTS = tiny.llama(seed=1, n_layer=2)
 
 
 def matrices(names=CHANGED, rank=RANK, seed=5, weights=WEIGHTS):
@@ -53,8 +53,8 @@ def write(path: Path, pairs=None, metadata=(), **tensors) -> Path:
         for name, both in pairs.items()
         for end, matrix in zip("ab", both, strict=True)
     }
-    nothing = dict.fromkeys(zoo.vocabulary())
-    return zoo.write(
+    nothing = dict.fromkeys(tiny.vocabulary())
+    return tiny.write(
         path, (KIND, ab), metadata=nothing | dict(metadata), tensors=tensors.get("tensors", {})
     )
 
@@ -67,7 +67,7 @@ def merged(path: Path, *added):
             weights[name] = weights[name] + scale * ALPHA / a.shape[0] * (
                 b.astype(np.float64) @ a.astype(np.float64)
             )
-    return zoo.write(
+    return tiny.write(
         path, (METADATA, {name: tensor.astype(np.float32) for name, tensor in weights.items()})
     )
 
@@ -75,7 +75,7 @@ def merged(path: Path, *added):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
-    zoo.write(folder / "model.gguf", (METADATA, WEIGHTS))
+    tiny.write(folder / "model.gguf", (METADATA, WEIGHTS))
     write(folder / "lora.gguf")
     write(
         folder / "other.gguf",
@@ -134,13 +134,13 @@ def test_token_embeddings(folder, tmp_path):
     """Their matrices are turned around: A has a row for each token."""
     rng = np.random.default_rng(2)
     a, b = (
-        rng.normal(size=(len(zoo.TOKENS), RANK)).astype(np.float32),
-        rng.normal(size=(zoo.N_EMBD, RANK)).astype(np.float32),
+        rng.normal(size=(len(tiny.TOKENS), RANK)).astype(np.float32),
+        rng.normal(size=(tiny.N_EMBD, RANK)).astype(np.float32),
     )
     path = write(tmp_path / "lora.gguf", {"token_embd.weight": (a, b)})
     rows = WEIGHTS["token_embd.weight"] + ALPHA / RANK * (a @ b.T)
     expected = logits(
-        zoo.write(
+        tiny.write(
             tmp_path / "merged.gguf",
             (METADATA, WEIGHTS | {"token_embd.weight": rows.astype(np.float32)}),
         )
@@ -325,11 +325,11 @@ def ones(*shape):
         (odd(a=ones(2, RANK, 64)), "contains matrices of 64 x 4 x 2 and 4 x 64 for"),
         (odd(b=ones(3, 64, RANK)), "contains matrices of 64 x 4 and 4 x 64 x 3 for"),
         (
-            {"token_embd.weight": (ones(len(zoo.TOKENS), 3), ones(64, RANK))},
+            {"token_embd.weight": (ones(len(tiny.TOKENS), 3), ones(64, RANK))},
             "has the ranks 3 and 4 for token_embd.weight",
         ),
         (
-            {"token_embd.weight": (ones(RANK, 64), ones(len(zoo.TOKENS), RANK))},
+            {"token_embd.weight": (ones(RANK, 64), ones(len(tiny.TOKENS), RANK))},
             "for token_embd.weight, which is 64 x 275 in model.gguf",
         ),
     ],
@@ -403,7 +403,7 @@ FATAL = {
     "a type that is a number": (write, {"metadata": {"general.type": 7}}, False),
     "ranks of token embeddings": (
         write,
-        {"pairs": {"token_embd.weight": (ones(len(zoo.TOKENS), 3), ones(64, RANK))}},
+        {"pairs": {"token_embd.weight": (ones(len(tiny.TOKENS), 3), ones(64, RANK))}},
         False,
     ),
     "experts where there are none": (
@@ -413,7 +413,7 @@ FATAL = {
     ),
     "embeddings that are the output too": (
         write,
-        {"pairs": {"token_embd.weight": (ones(len(zoo.TOKENS), RANK), ones(64, RANK))}},
+        {"pairs": {"token_embd.weight": (ones(len(tiny.TOKENS), RANK), ones(64, RANK))}},
         True,
     ),
 }
@@ -424,7 +424,7 @@ FATAL = {
 def test_what_would_end_the_process(folder, tmp_path, make, what, tied):
     path, model = make(tmp_path / "lora.gguf", **what), folder / "model.gguf"
     if tied:
-        model = zoo.write(
+        model = tiny.write(
             tmp_path / "tied.gguf", (METADATA, WEIGHTS), tensors={"output.weight": None}
         )
     command = [sys.executable, "-c", DIES, model, path]

@@ -17,7 +17,7 @@ from gguf_spec.errors import (
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import K_MAX
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 TEXTS = [
     "",
@@ -36,8 +36,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def model(animals):
-    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=2000, threads=1, extra_bufts=False))
+def model(gguf_dir):
+    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=2000, threads=1, extra_bufts=False))
     yield model
     model.close()
 
@@ -123,7 +123,7 @@ def test_decoding_past_the_context_is_refused_and_nothing_is_lost(model):
     assert np.isfinite(rows(model, [1])).all()
 
 
-@pytest.mark.parametrize("token", [-1, len(zoo.TOKENS), 2**31 - 1])
+@pytest.mark.parametrize("token", [-1, len(tiny.TOKENS), 2**31 - 1])
 def test_ids_outside_the_vocabulary_never_reach_llama_cpp(model, token):
     with pytest.raises(InvalidOptionError):
         model.logits([1, token], 1)
@@ -148,7 +148,7 @@ def test_joined_pieces_are_the_text(model, text, special):
 
 
 def test_merges_are_used(model):
-    assert model.tokenize("the", special=False) == [zoo.TOKENS.index("the")]
+    assert model.tokenize("the", special=False) == [tiny.TOKENS.index("the")]
 
 
 def test_what_cannot_be_written_as_utf_8_becomes_a_question_mark(model):
@@ -156,13 +156,13 @@ def test_what_cannot_be_written_as_utf_8_becomes_a_question_mark(model):
 
 
 def test_special_tokens_are_parsed_only_on_request(model):
-    assert model.tokenize("<|im_start|>x", special=True) == [zoo.IM_START, zoo.TOKENS.index("x")]
+    assert model.tokenize("<|im_start|>x", special=True) == [tiny.IM_START, tiny.TOKENS.index("x")]
     plain = model.tokenize("<|im_start|>x", special=False)
-    assert zoo.IM_START not in plain
+    assert tiny.IM_START not in plain
     assert b"".join(map(model.piece, plain)) == b"<|im_start|>x"
-    assert model.piece(zoo.IM_START) == b""
-    assert model.token_text(zoo.IM_START) == "<|im_start|>"
-    assert [t for t in range(model.n_vocab) if model.is_end(t)] == [zoo.END, zoo.IM_END]
+    assert model.piece(tiny.IM_START) == b""
+    assert model.token_text(tiny.IM_START) == "<|im_start|>"
+    assert [t for t in range(model.n_vocab) if model.is_end(t)] == [tiny.END, tiny.IM_END]
 
 
 def test_every_token_has_its_bytes(model):
@@ -170,10 +170,10 @@ def test_every_token_has_its_bytes(model):
 
 
 def test_a_token_longer_than_the_buffer(tmp_path):
-    tokens = [*zoo.TOKENS]
+    tokens = [*tiny.TOKENS]
     tokens[20] = "x" * 5000
     model = Model(
-        zoo.write(tmp_path / "long.gguf", tokens=tokens),
+        tiny.write(tmp_path / "long.gguf", tokens=tokens),
         ContextOptions(n_ctx=32, threads=1, extra_bufts=False),
     )
     assert model.piece(20) == b"x" * 5000
@@ -183,17 +183,17 @@ def test_a_token_longer_than_the_buffer(tmp_path):
 
 def test_the_header_decides_on_the_start_token(tmp_path):
     model = Model(
-        zoo.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}),
+        tiny.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}),
         ContextOptions(n_ctx=32, threads=1, extra_bufts=False),
     )
-    assert model.tokenize("", special=True) == [zoo.END]
-    assert model.tokenize("x", special=True)[0] == zoo.END
-    assert model.tokenize("x", special=True, start=False) == [zoo.TOKENS.index("x")]
+    assert model.tokenize("", special=True) == [tiny.END]
+    assert model.tokenize("x", special=True)[0] == tiny.END
+    assert model.tokenize("x", special=True, start=False) == [tiny.TOKENS.index("x")]
     model.close()
 
 
-def test_closed(animals):
-    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
+def test_closed(gguf_dir):
+    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
     model.close()
     model.close()
     with pytest.raises(ClosedError):
@@ -201,8 +201,8 @@ def test_closed(animals):
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-def test_a_model_that_cannot_roll_back_gives_the_reason(animals, kind):
-    model = Model(animals / f"{kind}.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
+def test_a_model_that_cannot_roll_back_gives_the_reason(gguf_dir, kind):
+    model = Model(gguf_dir / f"{kind}.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
     assert not model.can_roll_back
     model.read([1, 2, 3])
     with pytest.raises(
@@ -217,11 +217,11 @@ def test_a_model_that_cannot_roll_back_gives_the_reason(animals, kind):
 
 
 @pytest.mark.parametrize("prompt_tokens", [1, 2, 511, 512, 513, 514, 1023, 1024, 1025, 1400])
-def test_long_prompts_give_the_same_with_and_without_a_draft(animals, prompt_tokens):
+def test_long_prompts_give_the_same_with_and_without_a_draft(gguf_dir, prompt_tokens):
     results = []
-    for draft in (None, animals / "cousin.gguf"):
+    for draft in (None, gguf_dir / "cousin.gguf"):
         with gguf_spec.load(
-            animals / "llama.gguf", draft, threads=1, extra_bufts=False, n_ctx=1500
+            gguf_dir / "llama.gguf", draft, threads=1, extra_bufts=False, n_ctx=1500
         ) as llm:
             results.append(
                 llm.generate_tokens(
@@ -233,14 +233,14 @@ def test_long_prompts_give_the_same_with_and_without_a_draft(animals, prompt_tok
     assert results[1].stats.n_prompt == prompt_tokens
 
 
-def test_an_answer_fills_the_context_to_the_last_place(animals):
+def test_an_answer_fills_the_context_to_the_last_place(gguf_dir):
     with gguf_spec.load(
-        animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, n_ctx=48
+        gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1, extra_bufts=False, n_ctx=48
     ) as llm:
         result = llm.generate_tokens(
             [40] * 10,
             Sampling(
-                temperature=0, max_tokens=None, logit_bias={zoo.END: -np.inf, zoo.IM_END: -np.inf}
+                temperature=0, max_tokens=None, logit_bias={tiny.END: -np.inf, tiny.IM_END: -np.inf}
             ),
         )
         assert (len(result.tokens), result.finish_reason) == (38, "length")
@@ -265,7 +265,7 @@ for path in sys.argv[1:]:
 @pytest.mark.full
 def test_long_runs_of_one_letter(tmp_path):
     files = [
-        zoo.write(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre})
+        tiny.write(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre})
         for pre in ("default", "deepseek-v3", "tekken", "gpt-4o")
     ]
     child = children.run(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gguf_spec.registry.resolve import resolve
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "checks"))
 import mutate_gguf
@@ -20,8 +20,8 @@ I8, I32, F16 = np.int8, np.int32, np.float16
 
 
 def named(architecture, **metadata):
-    """Return the zoo's llama by another name of its architecture, which has the same tensors, with other metadata and tensors."""
-    old, tensors = zoo.llama()
+    """Return the tiny llama under another name of its architecture, which has the same tensors, with other metadata and tensors."""
+    old, tensors = tiny.llama()
     values = {key.replace("llama.", f"{architecture}."): value for key, value in old.items()} | {
         "general.architecture": architecture
     }
@@ -57,12 +57,12 @@ def heads(n, n_kv, n_key=32, n_value=32, **metadata):
 
 
 def turning_nothing():
-    metadata, tensors = zoo.lfm2()
+    metadata, tensors = tiny.lfm2()
     return metadata | {"lfm2.rope.dimension_count": 0}, tensors
 
 
 def cast(name, kind, of=None):
-    metadata, tensors = of or zoo.llama()
+    metadata, tensors = of or tiny.llama()
     return metadata, tensors | {name: tensors[name].astype(kind)}
 
 
@@ -90,7 +90,7 @@ RWKV = [
 
 def spoken(kind, tokens):
     """Return a llama with another kind of tokenizer."""
-    metadata, tensors = zoo.llama(n_vocab=len(tokens))
+    metadata, tensors = tiny.llama(n_vocab=len(tokens))
     scores = [-float(i) for i in range(len(tokens))]
     more = {
         f"tokenizer.ggml.{key}": None
@@ -148,19 +148,19 @@ KILLERS = {
         "'output_norm.weight' is of the type 1",
     ),
     "a bias in half precision": (
-        cast("blk.0.ssm_dt.bias", F16, zoo.mamba()),
+        cast("blk.0.ssm_dt.bias", F16, tiny.mamba()),
         "'blk.0.ssm_dt.bias' is of the type 1",
     ),
     "a convolution in half precision": (
-        cast("blk.0.ssm_conv1d.weight", F16, zoo.mamba()),
+        cast("blk.0.ssm_conv1d.weight", F16, tiny.mamba()),
         "'blk.0.ssm_conv1d.weight' is of the type 1",
     ),
     "states in half precision": (
-        cast("blk.0.ssm_a", F16, zoo.mamba()),
+        cast("blk.0.ssm_a", F16, tiny.mamba()),
         "'blk.0.ssm_a' is of the type 1",
     ),
     "a short convolution in half precision": (
-        cast("blk.0.shortconv.conv.weight", F16, zoo.lfm2()),
+        cast("blk.0.shortconv.conv.weight", F16, tiny.lfm2()),
         "'blk.0.shortconv.conv.weight' is of the type 1",
     ),
     "SentencePiece without a byte": (
@@ -185,7 +185,7 @@ FINE = {
 
 def outcome(tmp_path, model):
     metadata, tensors, *more = model
-    path = zoo.write(tmp_path / "odd.gguf", (metadata, tensors), metadata=more[0] if more else {})
+    path = tiny.write(tmp_path / "odd.gguf", (metadata, tensors), metadata=more[0] if more else {})
     code = "import mutate_gguf, sys; from pathlib import Path; print(mutate_gguf.load(Path(sys.argv[1])))"
     child = children.run(
         [sys.executable, "-c", code, path],
@@ -221,7 +221,7 @@ def test_what_is_near_that_and_good_is_loaded(tmp_path, model):
 
 
 def test_a_file_aligned_to_less_than_llama_cpp_maps(tmp_path):
-    file = mutate_gguf.File.read(zoo.write(tmp_path / "good.gguf"))
+    file = mutate_gguf.File.read(tiny.write(tmp_path / "good.gguf"))
     for name, other in mutate_gguf.of_file(file):
         if name.startswith("aligned to"):
             (tmp_path / "odd.gguf").write_bytes(other.pack())
@@ -244,14 +244,14 @@ def run(*arguments):
     return child.stdout
 
 
-def test_a_file_taken_apart_and_put_together_is_the_same(animals):
-    for path in animals.glob("*.gguf"):
+def test_a_file_taken_apart_and_put_together_is_the_same(gguf_dir):
+    for path in gguf_dir.glob("*.gguf"):
         assert mutate_gguf.File.read(path).pack().rstrip(b"\0") == path.read_bytes().rstrip(b"\0")
 
 
 @pytest.mark.slow
-def test_ten_thousand_damaged_headers(animals):
-    files = [resolve("tales").path, resolve("tales-draft").path, *sorted(animals.glob("*.gguf"))]
+def test_ten_thousand_damaged_headers(gguf_dir):
+    files = [resolve("tales").path, resolve("tales-draft").path, *sorted(gguf_dir.glob("*.gguf"))]
     figures = literal_eval(run("headers", "-n", 10_000, "--seed", 5, *files))
     assert sum(figures["outcomes"].values()) == 10_000
     assert set(figures["outcomes"]) <= {"read", "NotAModelError", "UnsupportedModelError"}
@@ -261,8 +261,8 @@ def test_ten_thousand_damaged_headers(animals):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "mamba", "lfm2"])
-def test_damaged_files_do_not_end_the_process(animals, name):
-    out = run("load", "-n", 300, "--seed", 5, animals / f"{name}.gguf")
+def test_damaged_files_do_not_end_the_process(gguf_dir, name):
+    out = run("load", "-n", 300, "--seed", 5, gguf_dir / f"{name}.gguf")
     assert "died" not in out
     assert "untyped" not in out
     assert "'loaded': " in out

@@ -16,7 +16,7 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.download import path as local
 from gguf_spec.registry.resolve import resolve
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 MIB = 1 << 20
 GROWN = Path.home() / ".cache" / "gguf-spec" / "grown"
@@ -62,7 +62,7 @@ def model(
         f"{architecture}.attention.value_length": head, f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
         f"{architecture}.rope.dimension_count": head, **{f"{architecture}.{key}": value for key, value in said.items()},
     }  # fmt: skip
-    shapes = {"token_embd.weight": (len(zoo.TOKENS), n_embd), "output_norm.weight": (n_embd,)}
+    shapes = {"token_embd.weight": (len(tiny.TOKENS), n_embd), "output_norm.weight": (n_embd,)}
     for i in range(n_layer):
         shapes |= {
             f"blk.{i}.attn_norm.weight": (n_embd,), f"blk.{i}.ffn_norm.weight": (n_embd,), f"blk.{i}.attn_q.weight": (n_head * head, n_embd),
@@ -83,8 +83,8 @@ KINDS = {
         "gemma3", n_layer=6, kv=(1,) * 6, names=NORMS + POST, **{"attention.sliding_window": 512}
     ),
     "deci": lambda: model("deci", kv=(4, 1)),
-    "mamba": zoo.mamba,
-    "lfm2": zoo.lfm2,
+    "mamba": tiny.mamba,
+    "lfm2": tiny.lfm2,
 }
 
 
@@ -100,7 +100,7 @@ KINDS = {
 def test_caches_are_as_llama_makes_them(tmp_path, capfd, kind, options):
     if kind == "lfm2" and "kv_type" in options:
         options = {**options, "kv_type": "bf16"}
-    path = zoo.write(tmp_path / "model.gguf", KINDS[kind]())
+    path = tiny.write(tmp_path / "model.gguf", KINDS[kind]())
     found = said(capfd, path, **options)
     wanted = cache_bytes(read_header(path), ContextOptions(**options), options["n_ctx"]) / MIB
     assert found["KV"] + found["RS"] > 0

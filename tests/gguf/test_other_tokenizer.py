@@ -15,7 +15,7 @@ from gguf_spec.errors import VocabularyMismatchError
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.models import find, find_drafts
-from tests.support import zoo
+from tests.support import tiny
 
 MODEL = Speculation(4, drafter="model", adaptive=False)
 PLAIN = Speculation(0)
@@ -65,7 +65,7 @@ def spm(path: Path, adds_space: bool, n_junk: int = 0) -> Path:
         "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.add_space_prefix": adds_space, "llama.vocab_size": len(order),
     }  # fmt: skip
-    return zoo.write(path, (metadata, tensors), tokens=names, metadata=changes)
+    return tiny.write(path, (metadata, tensors), tokens=names, metadata=changes)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "space"])

@@ -24,10 +24,10 @@ from gguf_spec.runtime.draft_search import LoadOptions, candidates, choose
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.profile import ModelKey, Profile, write_profile
 from gguf_spec.system.files import cache_file
-from tests.support import zoo
+from tests.support import tiny
 
 OPTIONS = ContextOptions(threads=1)
-OTHER_TOKENS = [*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]]
+OTHER_TOKENS = [*tiny.TOKENS[:40], "another", *tiny.TOKENS[41:]]
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def target(tmp_path):
     (tmp_path / "models").mkdir()
-    return zoo.write(tmp_path / "models/target.gguf", zoo.llama(n_layer=40))
+    return tiny.write(tmp_path / "models/target.gguf", tiny.llama(n_layer=40))
 
 
 def put(path, *model, **changes):
     path.parent.mkdir(parents=True, exist_ok=True)
-    return zoo.write(path, *model, **changes)
+    return tiny.write(path, *model, **changes)
 
 
 def names(target):
@@ -81,9 +81,9 @@ def names(target):
     ],
 )
 def test_the_header_gives_the_vocabulary_of_llama_cpp(tmp_path, metadata):
-    tokens = [*zoo.TOKENS[:50], "", "zz\0b", *zoo.TOKENS[50:]]
-    path = zoo.write(
-        tmp_path / "a.gguf", zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata
+    tokens = [*tiny.TOKENS[:50], "", "zz\0b", *tiny.TOKENS[50:]]
+    path = tiny.write(
+        tmp_path / "a.gguf", tiny.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata
     )
     model, of_file = (
         Model(path, replace(OPTIONS, extra_bufts=False)),
@@ -111,20 +111,20 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
         home / ".lmstudio/models",
         home / ".ollama/models/blobs",
     )
-    right = put(hub / "models--a--right/snapshots/0/right.gguf", zoo.llama(n_layer=4))
-    put(hub / "models--b--larger/snapshots/0/larger.gguf", zoo.llama(n_layer=60))
-    put(hub / "models--c--words/snapshots/0/words.gguf", zoo.llama(), tokens=OTHER_TOKENS)
-    cut = put(hub / "models--d--cut/snapshots/0/cut.gguf", zoo.llama(n_layer=4))
+    right = put(hub / "models--a--right/snapshots/0/right.gguf", tiny.llama(n_layer=4))
+    put(hub / "models--b--larger/snapshots/0/larger.gguf", tiny.llama(n_layer=60))
+    put(hub / "models--c--words/snapshots/0/words.gguf", tiny.llama(), tokens=OTHER_TOKENS)
+    cut = put(hub / "models--d--cut/snapshots/0/cut.gguf", tiny.llama(n_layer=4))
     os.truncate(cut, cut.stat().st_size - 1000)
-    put(home / ".cache/llama.cpp/state.gguf", zoo.mamba())
+    put(home / ".cache/llama.cpp/state.gguf", tiny.mamba())
     put(
         home / ".cache/llama.cpp/begins.gguf",
-        zoo.llama(),
+        tiny.llama(),
         metadata={"tokenizer.ggml.add_bos_token": True},
     )
-    put(lm / "someone/slow.gguf", zoo.llama(n_layer=35))
+    put(lm / "someone/slow.gguf", tiny.llama(n_layer=35))
     put(lm / "someone/adapter.gguf", metadata={"general.type": "adapter"})
-    put(target.parent / "twin.gguf", zoo.llama(n_layer=40))
+    put(target.parent / "twin.gguf", tiny.llama(n_layer=40))
     ollama.mkdir(parents=True)
     (ollama / "sha256-0123").write_bytes(b"not a model")
     (home / ".cache/llama.cpp/empty.gguf").touch()
@@ -162,12 +162,12 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
 
 
 def test_ollamas_blobs_have_no_names(home, target):
-    blob = put(home / ".ollama/models/blobs/sha256-abc", zoo.llama(n_layer=4))
+    blob = put(home / ".ollama/models/blobs/sha256-abc", tiny.llama(n_layer=4))
     assert choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))[0].path == blob
 
 
 def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
-    real = put(home / ".cache/huggingface/hub/blobs/0.gguf", zoo.llama())
+    real = put(home / ".cache/huggingface/hub/blobs/0.gguf", tiny.llama())
     (home / ".cache/huggingface/hub/link.gguf").symlink_to(real)
     (target.parent / "itself.gguf").symlink_to(target)
     (target.parent / "nowhere.gguf").symlink_to(home / "nothing.gguf")
@@ -190,8 +190,8 @@ def test_nothing_to_find(home, target):
 
 def test_drafts_of_models_yaml_are_first_and_marked(home, target, tmp_path):
     small, smaller = (
-        put(tmp_path / "small.gguf", zoo.llama(n_layer=8)),
-        put(tmp_path / "models/smaller.gguf", zoo.llama(n_layer=2)),
+        put(tmp_path / "small.gguf", tiny.llama(n_layer=8)),
+        put(tmp_path / "models/smaller.gguf", tiny.llama(n_layer=2)),
     )
     overlay = tmp_path / "more.yaml"
     overlay.write_text(
@@ -226,8 +226,8 @@ def test_what_is_not_on_the_disk_is_named(home, target, tmp_path):
 def test_costs_that_were_measured_count_more_than_sizes(home, target):
     plain = replace(OPTIONS, extra_bufts=False)  # as after a `tune` that found plain kernels faster
     light, heavy = (
-        put(target.parent / "light.gguf", zoo.llama(n_layer=2)),
-        put(target.parent / "heavy.gguf", zoo.llama(n_layer=20)),
+        put(target.parent / "light.gguf", tiny.llama(n_layer=2)),
+        put(target.parent / "heavy.gguf", tiny.llama(n_layer=20)),
     )
     assert choose(LoadOptions(resolve(target), ModelFile(target), plain, OPTIONS))[0].path == light
 
@@ -253,18 +253,18 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
 
 
 def test_comparisons_are_cached_until_a_file_changes(home, target, monkeypatch):
-    other = put(target.parent / "other.gguf", zoo.llama(), tokens=OTHER_TOKENS)
+    other = put(target.parent / "other.gguf", tiny.llama(), tokens=OTHER_TOKENS)
     assert names(target)["other.gguf"].translated
     compare = draft_search.check_vocabulary
     monkeypatch.setattr(draft_search, "check_vocabulary", lambda *_: pytest.fail("compared again"))
     assert names(target)["other.gguf"].translated
     monkeypatch.setattr(draft_search, "check_vocabulary", compare)
-    put(other, zoo.llama())
+    put(other, tiny.llama())
     assert not names(target)["other.gguf"].translated
 
 
 def test_loading_finds_the_draft_and_notes_it(home, target):
-    put(target.parent / "right.gguf", zoo.llama(n_layer=4))
+    put(target.parent / "right.gguf", tiny.llama(n_layer=4))
     with gguf_spec.load(target, threads=1, extra_bufts=False) as llm:
         assert llm.draft_name == "right.gguf"
         assert llm.notes[0].startswith("the draft is right.gguf: it has")
@@ -302,14 +302,14 @@ LOADED = ["memory", "memory", "load target.gguf", "load right.gguf"]
 
 
 def test_a_pair_is_read_once_checked_once_and_then_loaded(home, target, steps):
-    right = put(target.parent / "right.gguf", zoo.llama(n_layer=4))
+    right = put(target.parent / "right.gguf", tiny.llama(n_layer=4))
     gguf_spec.load(target, right, threads=1, extra_bufts=False).close()
     assert steps == ["header of target.gguf", "header of right.gguf", *LOADED]
 
 
 def test_so_is_a_draft_that_is_found(home, target, steps):
-    put(target.parent / "right.gguf", zoo.llama(n_layer=4))
-    put(target.parent / "another.gguf", zoo.llama(n_layer=2), tokens=OTHER_TOKENS)
+    put(target.parent / "right.gguf", tiny.llama(n_layer=4))
+    put(target.parent / "another.gguf", tiny.llama(n_layer=2), tokens=OTHER_TOKENS)
     gguf_spec.load(target, threads=1, extra_bufts=False).close()
     headers, rest = steps[:-4], steps[-4:]
     assert headers[0] == "header of target.gguf"
@@ -319,7 +319,7 @@ def test_so_is_a_draft_that_is_found(home, target, steps):
 
 
 def test_a_declared_draft_that_does_not_fit_is_read_once(home, target, tmp_path, steps):
-    wrong = put(tmp_path / "wrong.gguf", zoo.llama(n_layer=60))
+    wrong = put(tmp_path / "wrong.gguf", tiny.llama(n_layer=60))
     overlay = tmp_path / "more.yaml"
     overlay.write_text(
         f"models:\n  big: {{path: {target}, draft: wrong}}\n  wrong: {{path: {wrong}}}\n"
@@ -334,7 +334,7 @@ def test_a_declared_draft_that_does_not_fit_is_read_once(home, target, tmp_path,
 def test_a_pair_that_does_not_fit_is_refused_before_anything_is_loaded(
     home, target, steps, monkeypatch
 ):
-    right = put(target.parent / "right.gguf", zoo.llama(n_layer=4))
+    right = put(target.parent / "right.gguf", tiny.llama(n_layer=4))
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     with pytest.raises(
         gguf_spec.errors.NotEnoughMemoryError, match=r"target\.gguf and right\.gguf"

@@ -21,10 +21,10 @@ def tokens(results):
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba", "lfm2"])
-def test_tokens_are_those_of_separate_requests(animals, kind):
-    with gguf_spec.load(animals / f"{kind}.gguf", None, **PLAIN) as llm:
+def test_tokens_are_those_of_separate_requests(gguf_dir, kind):
+    with gguf_spec.load(gguf_dir / f"{kind}.gguf", None, **PLAIN) as llm:
         alone = [llm.generate(*one).tokens for one in zip(PROMPTS, SAMPLINGS, strict=True)]
-    with gguf_spec.load(animals / f"{kind}.gguf", None, parallel=4, **PLAIN) as llm:
+    with gguf_spec.load(gguf_dir / f"{kind}.gguf", None, parallel=4, **PLAIN) as llm:
         for _ in range(2):
             assert tokens(llm.generate_many(PROMPTS, SAMPLINGS)) == alone
         states = llm.slots()
@@ -34,8 +34,8 @@ def test_tokens_are_those_of_separate_requests(animals, kind):
         assert 0 < llm.pass_counts.n_passes < llm.pass_counts.n_rows
 
 
-def test_auto_is_one_for_passes_of_their_own(animals):
-    path, speculation = animals / "llama.gguf", Speculation(strict=True)
+def test_auto_is_one_for_passes_of_their_own(gguf_dir):
+    path, speculation = gguf_dir / "llama.gguf", Speculation(strict=True)
     with gguf_spec.load(path, "ngram", parallel="auto", speculation=speculation, **PLAIN) as llm:
         assert llm.parallel == 1
         assert llm.slots()[0].request is None
@@ -44,18 +44,18 @@ def test_auto_is_one_for_passes_of_their_own(animals):
         assert llm.pass_counts.n_passes > before.n_passes
 
 
-def test_auto_is_one_where_the_memory_is_unknown(animals, monkeypatch):
+def test_auto_is_one_where_the_memory_is_unknown(gguf_dir, monkeypatch):
     monkeypatch.setattr(backend, "offloads", lambda: True)
-    path = animals / "llama.gguf"
+    path = gguf_dir / "llama.gguf"
     models = [(ModelFile(path).header, ContextOptions())]
     assert memory.parallel_in_room(models, 16) is None
     with gguf_spec.load(path, None, parallel="auto", **PLAIN) as llm:
         assert (llm.parallel, llm.parallel_reason) == (1, "the free memory is unknown")
 
 
-def test_auto_follows_the_measured_costs(animals):
+def test_auto_follows_the_measured_costs(gguf_dir):
     """4 before the costs are measured; then by the table, whatever this machine measured."""
-    path = animals / "cousin.gguf"
+    path = gguf_dir / "cousin.gguf"
     options = {"parallel": "auto", "n_ctx": 200, **PLAIN}
     with gguf_spec.load(path, None, **options) as llm:
         assert (llm.parallel, llm.parallel_reason) == (4, "no costs were measured yet")
@@ -70,6 +70,6 @@ def test_auto_follows_the_measured_costs(animals):
 
 
 @pytest.mark.parametrize("wrong", [0, 65, "many", 1.5])
-def test_wrong_numbers(animals, wrong):
+def test_wrong_numbers(gguf_dir, wrong):
     with pytest.raises(gguf_spec.errors.InvalidOptionError, match="from 1 to 64, or auto"):
-        gguf_spec.load(animals / "llama.gguf", None, parallel=wrong, **PLAIN)
+        gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=wrong, **PLAIN)

@@ -22,7 +22,7 @@ def overridden(text):
     return re.findall(r"tensor (\S+) \(.*\) buffer type overridden to CPU", text)
 
 
-def test_experts_are_placed_by_the_options(animals, capfd):
+def test_experts_are_placed_by_the_options(gguf_dir, capfd):
     texts = set()
     for options, wanted in (
         ({}, []),
@@ -30,15 +30,15 @@ def test_experts_are_placed_by_the_options(animals, capfd):
         ({"n_cpu_moe": 1}, [(0, "gate"), (0, "up"), (0, "down")]),
         ({"override_tensor": [r"blk\.1\.ffn_(up|down)_exps=CPU"]}, [(1, "up"), (1, "down")]),
     ):
-        with load(animals / "mixture.gguf", verbose=True, **options) as llm:
+        with load(gguf_dir / "mixture.gguf", verbose=True, **options) as llm:
             texts.add(llm.generate("The other", GREEDY).text)
         names = {f"blk.{i}.ffn_{name}_exps.weight" for i, name in wanted}
         assert set(overridden(capfd.readouterr().err)) == names
     assert len(texts) == 1
 
 
-def test_files_are_mapped_or_read(animals):
-    path = animals / "mixture.gguf"
+def test_files_are_mapped_or_read(gguf_dir):
+    path = gguf_dir / "mixture.gguf"
     for mmap, mapped in ((None, True), (True, True), (False, False)):
         with load(path, mmap=mmap):
             assert (str(path) in Path("/proc/self/maps").read_text()) == mapped
@@ -50,8 +50,8 @@ def locked_bytes():
 
 
 @pytest.mark.parametrize("mmap", [None, False])
-def test_weights_are_locked(animals, mmap):
-    path = animals / "mixture.gguf"
+def test_weights_are_locked(gguf_dir, mmap):
+    path = gguf_dir / "mixture.gguf"
     before = locked_bytes()
     try:
         with load(path, mlock=True, mmap=mmap):
@@ -64,7 +64,7 @@ def test_weights_are_locked(animals, mmap):
         assert locked_bytes() == before
 
 
-def test_a_lock_that_the_system_refuses_is_an_error(animals, monkeypatch):
+def test_a_lock_that_the_system_refuses_is_an_error(gguf_dir, monkeypatch):
     from gguf_spec.llama import weights
 
     class Log(list):
@@ -73,37 +73,37 @@ def test_a_lock_that_the_system_refuses_is_an_error(animals, monkeypatch):
 
     monkeypatch.setattr(weights, "log", Log())
     with pytest.raises(errors.InvalidOptionError, match=r"mlock is True but must be False.*failed"):
-        load(animals / "mixture.gguf", mlock=True)
-    load(animals / "mixture.gguf").close()
+        load(gguf_dir / "mixture.gguf", mlock=True)
+    load(gguf_dir / "mixture.gguf").close()
 
 
-def test_the_draft_has_threads_of_its_own(animals):
+def test_the_draft_has_threads_of_its_own(gguf_dir):
     with (
-        load(animals / "llama.gguf", animals / "twin.gguf", draft_threads=2) as llm,
+        load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", draft_threads=2) as llm,
         llm.models() as (target, draft),
     ):
         threads = [one.native.context(C.llama_n_threads) for one in (target, draft)]
         assert threads == [1, 2] == [target.threads, draft.threads]
     with (
-        load(animals / "llama.gguf", animals / "twin.gguf") as llm,
+        load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf") as llm,
         llm.models() as (target, draft),
     ):
         assert draft.native.context(C.llama_n_threads) == 1
 
 
-def test_numa_reaches_llama(animals, monkeypatch):
+def test_numa_reaches_llama(gguf_dir, monkeypatch):
     from gguf_spec.llama import devices
 
     given = []
     monkeypatch.setattr(devices, "_numa", [])
     monkeypatch.setattr(devices.C, "llama_numa_init", given.append)
-    with load(animals / "llama.gguf", numa="distribute"):
+    with load(gguf_dir / "llama.gguf", numa="distribute"):
         assert given == [1]
 
 
-def test_a_mixture_of_experts_speculates_with_the_same_text(animals):
+def test_a_mixture_of_experts_speculates_with_the_same_text(gguf_dir):
     """Also where it is the draft."""
-    mixture, other = animals / "mixture.gguf", animals / "llama.gguf"
+    mixture, other = gguf_dir / "mixture.gguf", gguf_dir / "llama.gguf"
     for target, draft in ((mixture, other), (other, mixture)):
         texts = set()
         for one in (None, "ngram", draft):

@@ -111,16 +111,16 @@ def test_another_library_or_machine_is_probed_again(child, monkeypatch):
 
 
 @pytest.mark.parametrize(("code", "works"), [(DIES, False), (WORKS["exactly"], True)])
-def test_models_are_loaded_by_the_result_of_the_probe(child, animals, code, works):
+def test_models_are_loaded_by_the_result_of_the_probe(child, gguf_dir, code, works):
     child(code)
-    with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1) as llm:
+    with gguf_spec.load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf", threads=1) as llm:
         assert [model.options.extra_bufts for model in (llm._target, llm._draft)] == [works, works]
         assert llm.generate("Once").finish_reason
 
 
-def test_no_probe_where_the_caller_decides(child, animals):
+def test_no_probe_where_the_caller_decides(child, gguf_dir):
     child(DIES)
-    with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
         assert llm._target.options.extra_bufts is True
     assert not own_kernels.repacking_result().exists()
 

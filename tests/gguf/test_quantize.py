@@ -21,7 +21,7 @@ from gguf_spec.errors import (
 )
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 # How far the written numbers may be from those before, as a share of the largest in a block: half a step of each type, and a bit for its scale.
 STEPS = {"F16": 2**-11, "BF16": 2**-8, "Q8_0": 0.005, "Q5_1": 0.04, "Q5_0": 0.07, "Q4_1": 0.07, "Q4_0": 0.135}  # fmt: skip
@@ -34,16 +34,18 @@ BITS = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return zoo.write(tmp_path_factory.mktemp("source") / "model.gguf", zoo.llama(seed=1, n_layer=2))
+    return tiny.write(
+        tmp_path_factory.mktemp("source") / "model.gguf", tiny.llama(seed=1, n_layer=2)
+    )
 
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """A model whose rows blocks of 256 divide."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(zoo, "N_EMBD", 256)
-        patch.setattr(zoo, "N_FF", 256)
-        metadata, tensors = zoo.llama(seed=1)
+        patch.setattr(tiny, "N_EMBD", 256)
+        patch.setattr(tiny, "N_FF", 256)
+        metadata, tensors = tiny.llama(seed=1)
     rng = np.random.default_rng(0)
     heads = {"q": (256, 256), "k": (128, 256), "v": (128, 256), "output": (256, 256)}
     tensors |= {
@@ -51,7 +53,7 @@ def wide(tmp_path_factory):
         for name, shape in heads.items()
     }
     metadata |= {"llama.rope.dimension_count": 128}
-    return zoo.write(tmp_path_factory.mktemp("source") / "wide.gguf", (metadata, tensors))
+    return tiny.write(tmp_path_factory.mktemp("source") / "wide.gguf", (metadata, tensors))
 
 
 def tensors(path):
@@ -176,8 +178,8 @@ def test_progress_counts_tensors(model, tmp_path):
 
 @pytest.mark.full
 def test_all_parts_of_a_split_model_become_one(tmp_path):
-    metadata, weights = zoo.llama(seed=1)
-    metadata |= zoo.vocabulary()
+    metadata, weights = tiny.llama(seed=1)
+    metadata |= tiny.vocabulary()
     names, kinds = list(weights), gguf.GGUFValueType
     for i, part in enumerate((names[:4], names[4:])):
         counts = {
@@ -187,7 +189,7 @@ def test_all_parts_of_a_split_model_become_one(tmp_path):
         }
         split = {f"split.{name}": gguf.GGUFValue(*value) for name, value in counts.items()}
         said = metadata if i == 0 else dict.fromkeys(metadata)
-        zoo.write(
+        tiny.write(
             tmp_path / f"m-{i + 1:05}-of-00002.gguf",
             ({}, {name: weights[name] for name in part}),
             metadata=said | split,
@@ -266,11 +268,11 @@ def test_files_that_cannot_be_quantised(model, tmp_path, monkeypatch):
     (tmp_path / "cut.gguf").write_bytes(model.read_bytes()[:-1000])
     with pytest.raises(NotAModelError, match="cut short"):
         quantize.quantize(tmp_path / "cut.gguf", tmp_path / "small.gguf", "Q8_0")
-    zoo.write(tmp_path / "adapter.gguf", metadata={"general.type": "adapter"})
+    tiny.write(tmp_path / "adapter.gguf", metadata={"general.type": "adapter"})
     with pytest.raises(UnsupportedModelError, match="'adapter'"):
         quantize.quantize(tmp_path / "adapter.gguf", tmp_path / "small.gguf", "Q8_0")
     monkeypatch.setattr(gguf.gguf_writer, "GGUF_DEFAULT_ALIGNMENT", 64)
-    zoo.write(tmp_path / "aligned.gguf", metadata={"general.alignment": 64})
+    tiny.write(tmp_path / "aligned.gguf", metadata={"general.alignment": 64})
     with pytest.raises(QuantizeError, match="aligned to 64 bytes"):
         quantize.quantize(tmp_path / "aligned.gguf", tmp_path / "small.gguf", "Q8_0")
     assert not list(tmp_path.glob("small.gguf*"))
@@ -289,7 +291,7 @@ def only(folder):
 
 @pytest.mark.full
 def test_an_error_of_llama_cpp_is_quoted(tmp_path):
-    nan = zoo.write(
+    nan = tiny.write(
         tmp_path / "nan.gguf",
         tensors={"blk.0.ffn_up.weight": np.full((64, 64), np.nan, np.float32)},
     )
@@ -318,9 +320,11 @@ def test_an_invalid_result_is_not_kept(model, tmp_path, monkeypatch, wrong):
     if wrong == "half":
         other.write_bytes(bytes(1000))
     elif wrong == "tokens":
-        zoo.write(other, zoo.llama(n_layer=2), tokens=[*zoo.TOKENS[:40], "other", *zoo.TOKENS[41:]])
+        tiny.write(
+            other, tiny.llama(n_layer=2), tokens=[*tiny.TOKENS[:40], "other", *tiny.TOKENS[41:]]
+        )
     else:
-        zoo.write(other, zoo.llama(n_layer=1))
+        tiny.write(other, tiny.llama(n_layer=1))
     code = "import shutil, sys; shutil.copy(*sys.argv[1:])"
     monkeypatch.setattr(
         quantize,
@@ -395,7 +399,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_quantiser_ends_with_its_parent(tmp_path, number):
     """With the real quantiser, stopped in the middle by a model large enough for that."""
-    big = zoo.write(tmp_path / "big.gguf", tensors=large())
+    big = tiny.write(tmp_path / "big.gguf", tensors=large())
     code = "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda now: print(now.done, now.total, flush=True))"
     parent = children.Child(
         [sys.executable, "-c", code, big, tmp_path / "small.gguf"],

@@ -11,7 +11,7 @@ from gguf_spec.errors import InvalidOptionError, OptionConflictError, SessionErr
 from gguf_spec.text.chat_template import names_read
 from gguf_spec.text.detokenizer import PartStream, joined
 from gguf_spec.text.reasoning import reasoning_format
-from tests.support import thinkers, zoo
+from tests.support import reasoners, tiny
 
 GREEDY = Sampling(temperature=0, max_tokens=20)
 HELLO = [{"role": "user", "content": "hi"}]
@@ -20,38 +20,38 @@ NEW_LINE, END = "Ċ", "<|endoftext|>"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("thinkers")
+    return tmp_path_factory.mktemp("reasoning")
 
 
 def opened(folder, name, template, chain, hidden=()):
-    return thinkers.thinker(folder / f"{name}.gguf", template, chain, hidden)
+    return reasoners.thinker(folder / f"{name}.gguf", template, chain, hidden)
 
 
 @pytest.fixture(scope="module")
 def qwen3(folder):
     chain = [NEW_LINE, "<think>", "a", "b", "</think>", "c", "d", END]
-    with opened(folder, "qwen3", thinkers.QWEN3, chain) as llm:
+    with opened(folder, "qwen3", reasoners.QWEN3, chain) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def qwen35(folder):
     with opened(
-        folder, "qwen35", thinkers.QWEN35, [NEW_LINE, "a", "b", "</think>", "c", "d", END]
+        folder, "qwen35", reasoners.QWEN35, [NEW_LINE, "a", "b", "</think>", "c", "d", END]
     ) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def r1(folder):
-    with opened(folder, "r1", thinkers.R1, [NEW_LINE, "a", "b", "</think>", "c", "d", END]) as llm:
+    with opened(folder, "r1", reasoners.R1, [NEW_LINE, "a", "b", "</think>", "c", "d", END]) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
 def gpt_oss(folder):
     chain = ["assistant", "<|channel|>", "analysis", "<|message|>", "x", "y", END]
-    with opened(folder, "oss", thinkers.GPT_OSS, chain) as llm:
+    with opened(folder, "oss", reasoners.GPT_OSS, chain) as llm:
         yield llm
 
 
@@ -103,15 +103,15 @@ def test_a_text_is_not_touched(qwen3, prompt):
 def test_tags_without_text_are_read_from_their_tokens(folder):
     chain = [NEW_LINE, "<think>", "a", "</think>", "c", END]
     hidden = ("<think>", "</think>")
-    with opened(folder, "hidden", thinkers.QWEN3, chain, hidden) as llm:
+    with opened(folder, "hidden", reasoners.QWEN3, chain, hidden) as llm:
         result = llm.generate(HELLO, GREEDY)
         assert (result.reasoning, result.text) == ("a", "c")
         assert llm.generate(HELLO, replace(GREEDY, think_budget=0)).reasoning == ""
         assert prompt_of(llm, think=False).endswith("<think>\n\n</think>\n\n")
 
 
-def test_a_model_without_such_a_template(animals):
-    with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=False) as llm:
+def test_a_model_without_such_a_template(gguf_dir):
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, threads=1, extra_bufts=False) as llm:
         assert not llm.can_think
         ids = llm.tokenize(HELLO)
         assert llm.tokenize(HELLO, think=False) == ids
@@ -148,7 +148,7 @@ def test_a_model_without_such_a_template(animals):
 )
 def test_reasoning_is_switched_on_and_off(folder, template, think, end):
     path = folder / f"{template}.gguf"
-    with thinkers.thinker(path, getattr(thinkers, template), [NEW_LINE, "a"]) as llm:
+    with reasoners.thinker(path, getattr(reasoners, template), [NEW_LINE, "a"]) as llm:
         assert prompt_of(llm, think=think).endswith(end)
         if think is not None:
             values = {"enable_thinking": think}
@@ -194,11 +194,11 @@ def test_variables_of_a_template(gpt_oss):
 
 
 def test_the_names_that_a_template_reads():
-    assert {"enable_thinking", "add_generation_prompt"} & names_read(thinkers.QWEN3) == {
+    assert {"enable_thinking", "add_generation_prompt"} & names_read(reasoners.QWEN3) == {
         "enable_thinking"
     }
-    assert names_read(thinkers.V31) == {"thinking"}
-    assert names_read(thinkers.GPT_OSS) == {"reasoning_effort"}
+    assert names_read(reasoners.V31) == {"thinking"}
+    assert names_read(reasoners.GPT_OSS) == {"reasoning_effort"}
     source = "{% for k, v in x|items %}{{ k.z ~ v.y }}{% endfor %}{% set a = b %}{{ a }}"
     assert names_read(source) == {"x", "b"}
     assert names_read("{{ f(g=1) }}{% macro h(i, j=2) %}{{ i }}{{ j }}{% endmacro %}") == {"f"}
@@ -221,7 +221,7 @@ def test_the_template_decides_on_reasoning_of_earlier_turns(qwen3, qwen35, r1):
         assert kept in prompt_of(llm, *ASKED)
         assert "deep" not in prompt_of(llm, *ASKED, *HELLO)
         # what looks like a special token in the reasoning is plain text
-        assert llm.tokenize(ASKED).count(thinkers.TOKENS.index("<|im_end|>")) == 2
+        assert llm.tokenize(ASKED).count(reasoners.TOKENS.index("<|im_end|>")) == 2
     assert "deep" not in prompt_of(r1, *ASKED)
 
 
@@ -290,7 +290,7 @@ def test_special_tokens_are_read_as_tokens(gpt_oss):
 
 
 def test_channels_need_the_tokens(tmp_path):
-    path = zoo.write(tmp_path / "a.gguf", metadata={"tokenizer.chat_template": thinkers.GPT_OSS})
+    path = tiny.write(tmp_path / "a.gguf", metadata={"tokenizer.chat_template": reasoners.GPT_OSS})
     with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
         assert not llm.can_think
 
@@ -330,8 +330,8 @@ def test_a_grammar_begins_after_the_reasoning(qwen35, gpt_oss):
 
 def test_the_grammar_sees_all_text_of_the_answer(tmp_path):
     """The tags are plain text here, and one token ends the tag and begins the answer."""
-    tokens = [*zoo.TOKENS[: zoo.END], ">c", *zoo.SPECIAL]
-    model = zoo.llama(len(tokens))
+    tokens = [*tiny.TOKENS[: tiny.END], ">c", *tiny.SPECIAL]
+    model = tiny.llama(len(tokens))
     for name, tensor in model[1].items():
         if not ("norm" in name or "embd" in name):
             tensor[:] = 0
@@ -339,11 +339,11 @@ def test_the_grammar_sees_all_text_of_the_answer(tmp_path):
     for now, after in itertools.pairwise(chain):
         row = model[1]["token_embd.weight"][tokens.index(now)]
         model[1]["output.weight"][tokens.index(after)] = 100 * row
-    path = zoo.write(
+    path = tiny.write(
         tmp_path / "glued.gguf",
         model,
         tokens=tokens,
-        metadata={"tokenizer.chat_template": thinkers.QWEN35},
+        metadata={"tokenizer.chat_template": reasoners.QWEN35},
     )
     with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
         free = llm.generate(HELLO, replace(GREEDY, max_tokens=9))
@@ -377,7 +377,7 @@ def test_a_plain_chunk_has_one_part(tales):
 def test_a_message_cannot_write_channel_tokens(gpt_oss, content):
     """llama.cpp reads the names of these tokens even in plain text."""
     messages = [{"role": "user", "content": content}]
-    special = {thinkers.TOKENS.index(name) for name in thinkers.CHANNEL_TOKENS}
+    special = {reasoners.TOKENS.index(name) for name in reasoners.CHANNEL_TOKENS}
     ids, harmless = gpt_oss.tokenize(messages), gpt_oss.tokenize(HELLO)
     assert [i for i in ids if i in special] == [i for i in harmless if i in special]
     assert content in prompt_of(gpt_oss, *messages)

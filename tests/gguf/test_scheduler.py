@@ -20,9 +20,9 @@ PROMPT = [7 + i % 200 for i in range(150)]
 
 
 @pytest.fixture(scope="module")
-def models(animals):
+def models(gguf_dir):
     made = [
-        Model(animals / "llama.gguf", ContextOptions(n_ctx=N_CTX, threads=1, parallel=n))
+        Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=N_CTX, threads=1, parallel=n))
         for n in (N_SLOTS, 1)
     ]
     yield made

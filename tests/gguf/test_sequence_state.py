@@ -9,16 +9,16 @@ from gguf_spec.errors import RollbackError
 from gguf_spec.llama.head import SharedHead
 from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
-from tests.support import zoo
+from tests.support import tiny
 
 N_CTX, WINDOW = 256, 32
-PAST = [random.Random(7).randrange(len(zoo.TOKENS) - 3) for _ in range(150)]
+PAST = [random.Random(7).randrange(len(tiny.TOKENS) - 3) for _ in range(150)]
 OTHER = [1, 2, 3, 4] * 37 + [1, 2]
 
 
 def gemma():
     """A model with sliding-window attention in every other layer."""
-    rng, metadata = np.random.default_rng(3), zoo.llama()[0]
+    rng, metadata = np.random.default_rng(3), tiny.llama()[0]
     metadata = {
         key.replace("llama", "gemma2"): "gemma2" if value == "llama" else value
         for key, value in metadata.items()
@@ -29,18 +29,18 @@ def gemma():
         "gemma2.attention.key_length": 32,
         "gemma2.attention.value_length": 32,
     }
-    tensors = {k: v for k, v in zoo.llama(n_layer=2, seed=5)[1].items() if k != "output.weight"}
+    tensors = {k: v for k, v in tiny.llama(n_layer=2, seed=5)[1].items() if k != "output.weight"}
     for i in range(2):
         for name in ("post_attention_norm", "post_ffw_norm"):
-            tensors[f"blk.{i}.{name}.weight"] = rng.normal(1, 0.1, zoo.N_EMBD).astype(np.float32)
+            tensors[f"blk.{i}.{name}.weight"] = rng.normal(1, 0.1, tiny.N_EMBD).astype(np.float32)
     return metadata, tensors
 
 
 @pytest.fixture(scope="module")
-def files(animals, tmp_path_factory):
+def files(gguf_dir, tmp_path_factory):
     path = tmp_path_factory.mktemp("window") / "gemma2.gguf"
-    return {"llama": animals / "llama.gguf", "gemma2": zoo.write(path, gemma())} | {
-        kind: animals / f"{kind}.gguf" for kind in ("mamba", "lfm2")
+    return {"llama": gguf_dir / "llama.gguf", "gemma2": tiny.write(path, gemma())} | {
+        kind: gguf_dir / f"{kind}.gguf" for kind in ("mamba", "lfm2")
     }
 
 

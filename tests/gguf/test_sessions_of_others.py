@@ -9,19 +9,19 @@ SAID = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPT = "a cat and a dog"
 
 
-def load(animals, target, draft):
+def load(gguf_dir, target, draft):
     return gguf_spec.load(
-        animals / f"{target}.gguf",
-        animals / f"{draft}.gguf" if draft else "none",
+        gguf_dir / f"{target}.gguf",
+        gguf_dir / f"{draft}.gguf" if draft else "none",
         threads=1,
         n_ctx=128,
     )
 
 
 @pytest.fixture(scope="module")
-def session(animals, tmp_path_factory):
+def session(gguf_dir, tmp_path_factory):
     path = tmp_path_factory.mktemp("sessions") / "one"
-    with load(animals, "llama", "twin") as llm:
+    with load(gguf_dir, "llama", "twin") as llm:
         tokens = llm.tokenize(PROMPT)
         said = [*tokens, *llm.generate_tokens(tokens, SAID).tokens]
         llm.save_session(path, {"about": "animals"})
@@ -38,9 +38,9 @@ def session(animals, tmp_path_factory):
         ("llama", None),
     ],
 )
-def test_a_session_of_another_model_is_refused(animals, session, target, draft):
+def test_a_session_of_another_model_is_refused(gguf_dir, session, target, draft):
     path, said = session
-    with load(animals, target, draft) as llm:
+    with load(gguf_dir, target, draft) as llm:
         data, why_not = llm.restore_session(path)
         assert data == {"about": "animals"}
         assert "other models" in why_not
@@ -51,9 +51,9 @@ def test_a_session_of_another_model_is_refused(animals, session, target, draft):
         assert llm.generate_tokens(said, SAID).tokens == after
 
 
-def test_the_same_models_get_it_back(animals, session):
+def test_the_same_models_get_it_back(gguf_dir, session):
     path, said = session
-    with load(animals, "llama", "twin") as llm:
+    with load(gguf_dir, "llama", "twin") as llm:
         assert llm.restore_session(path)[1] == ""
         with llm.models() as (target, _):
             assert target.cached == said[: target.n_past]

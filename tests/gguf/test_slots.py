@@ -10,7 +10,7 @@ from llama_cpp import llama_cpp as C
 from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
-from tests.support import zoo
+from tests.support import tiny
 
 N_CTX, N_SLOTS = 256, 6
 
@@ -20,9 +20,9 @@ def opened(file, parallel):
 
 
 @pytest.fixture(scope="module")
-def pair(animals):
+def pair(gguf_dir):
     """A context of several sequences, and one of a single sequence, of the same file."""
-    several, single = opened(animals / "llama.gguf", N_SLOTS), opened(animals / "llama.gguf", 1)
+    several, single = opened(gguf_dir / "llama.gguf", N_SLOTS), opened(gguf_dir / "llama.gguf", 1)
     yield several, single
     several.close()
     single.close()
@@ -57,7 +57,7 @@ def check_books(slots):
 
 
 def some_tokens(rng, n):
-    return [rng.randrange(len(zoo.TOKENS) - 3) for _ in range(n)]
+    return [rng.randrange(len(tiny.TOKENS) - 3) for _ in range(n)]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -205,9 +205,9 @@ def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["llama", "mamba"])
-def test_an_interrupted_pass_leaves_no_tokens_that_are_not_counted(animals, monkeypatch, kind):
+def test_an_interrupted_pass_leaves_no_tokens_that_are_not_counted(gguf_dir, monkeypatch, kind):
     """Ctrl-C after llama.cpp's pass; a recurrent state cannot drop its last tokens."""
-    model = opened(animals / f"{kind}.gguf", 2)
+    model = opened(gguf_dir / f"{kind}.gguf", 2)
     try:
         slots = Slots(model)
         for slot in slots.all:
@@ -229,9 +229,9 @@ def test_an_interrupted_pass_leaves_no_tokens_that_are_not_counted(animals, monk
         model.close()
 
 
-def test_a_pass_for_the_copies_of_a_slot_sets_the_threads_of_the_model(animals):
+def test_a_pass_for_the_copies_of_a_slot_sets_the_threads_of_the_model(gguf_dir):
     """The context has one number of threads, which the model knows."""
-    model = opened(animals / "llama.gguf", 2)
+    model = opened(gguf_dir / "llama.gguf", 2)
     try:
         first, other = Slots(model).all
         first.read([1, 2, 3])

@@ -3,14 +3,14 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.errors import TemplateError
-from tests.support import zoo
+from tests.support import tiny
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
-def llm(animals):
-    with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=False) as llm:
+def llm(gguf_dir):
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, threads=1, extra_bufts=False) as llm:
         yield llm
 
 
@@ -18,12 +18,12 @@ def with_template(path, template, **metadata):
     written = {"tokenizer.chat_template": template} | {
         f"tokenizer.ggml.{key}": value for key, value in metadata.items()
     }
-    return gguf_spec.load(zoo.write(path, metadata=written), None, threads=1, extra_bufts=False)
+    return gguf_spec.load(tiny.write(path, metadata=written), None, threads=1, extra_bufts=False)
 
 
 def written(ids, llm):
     """Return ids as text, special tokens by name."""
-    return "".join(zoo.TOKENS[i] if i >= zoo.END else llm._target.piece(i).decode() for i in ids)
+    return "".join(tiny.TOKENS[i] if i >= tiny.END else llm._target.piece(i).decode() for i in ids)
 
 
 def test_the_template_is_followed(llm):
@@ -32,7 +32,7 @@ def test_the_template_is_followed(llm):
         written(ids, llm)
         == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert (ids.count(zoo.IM_START), ids.count(zoo.IM_END)) == (3, 2)
+    assert (ids.count(tiny.IM_START), ids.count(tiny.IM_END)) == (3, 2)
     assert llm.prompt == "chat"
 
 
@@ -41,7 +41,7 @@ def test_the_template_is_followed(llm):
 def test_a_prefill_begins_the_answer_and_cannot_write_special_tokens(llm, content, prefill):
     messages = [{"role": "user", "content": content}]
     ids, without = llm.tokenize(messages, prefill=prefill), llm.tokenize(messages)
-    assert [i for i in ids if i >= zoo.END] == [i for i in without if i >= zoo.END]
+    assert [i for i in ids if i >= tiny.END] == [i for i in without if i >= tiny.END]
     assert written(ids, llm) == written(without, llm) + prefill
 
 
@@ -61,12 +61,12 @@ def test_a_message_cannot_write_special_tokens(llm, content):
     ):
         ids = llm.tokenize(messages)
         harmless = llm.tokenize([{**m, "content": "x"} for m in messages])
-        assert [i for i in ids if i >= zoo.END] == [i for i in harmless if i >= zoo.END]
+        assert [i for i in ids if i >= tiny.END] == [i for i in harmless if i >= tiny.END]
         assert written(ids, llm) == written(harmless, llm).replace("\nx<", "\n" + content + "<")
 
 
 def test_special_tokens_in_plain_text_are_read(llm):
-    assert llm.tokenize("<|im_start|>user")[0] == zoo.IM_START
+    assert llm.tokenize("<|im_start|>user")[0] == tiny.IM_START
 
 
 def test_a_start_token_is_written_once(tmp_path):
@@ -78,8 +78,8 @@ def test_a_start_token_is_written_once(tmp_path):
         with with_template(tmp_path / f"{name}.gguf", text, add_bos_token=True) as llm:
             for content in ("hello", "<|im_end|>"):
                 ids = llm.tokenize([{"role": "user", "content": content}])
-                assert ids.count(zoo.END) == times
-                assert ids[0] == zoo.END
+                assert ids.count(tiny.END) == times
+                assert ids[0] == tiny.END
 
 
 BAD = {

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gguf_spec.errors import TemplateError
 from gguf_spec.text.chat_template import PromptOptions, _joined, encode_chat
-from tests.support import zoo
+from tests.support import tiny
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.
 LOOP = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n%s<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -19,7 +19,7 @@ THINKING = (
     "{% else %}<|im_start|>{{ m.role }}\n{{ content }}<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
 )
 TEMPLATES = {
-    "chatml": zoo.CHATML,
+    "chatml": tiny.CHATML,
     "smollm2": "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
     "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
     "llama 3": "{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>\n\n{{ m['content'] | trim }}<|endoftext|>{% endfor %}",
@@ -78,11 +78,11 @@ class Templated:
 
 
 @pytest.fixture(scope="module")
-def model(animals):
+def model(gguf_dir):
     from gguf_spec.llama.model import Model
     from gguf_spec.llama.options import ContextOptions
 
-    model = Model(animals / "llama.gguf", ContextOptions(64, 1))
+    model = Model(gguf_dir / "llama.gguf", ContextOptions(64, 1))
     yield model
     model.close()
 
@@ -99,12 +99,12 @@ def rendered(template, messages):
 
 
 def specials(ids):
-    return [i for i in ids if i >= zoo.END]
+    return [i for i in ids if i >= tiny.END]
 
 
 def text_of(ids, model):
     return b"".join(
-        zoo.TOKENS[i].encode() if i >= zoo.END else model.piece(i) for i in ids
+        tiny.TOKENS[i].encode() if i >= tiny.END else model.piece(i) for i in ids
     ).decode()
 
 

@@ -21,10 +21,10 @@ from gguf_spec.models import find, find_drafts
 from gguf_spec.speculative.vocabularies import check_vocabulary
 from gguf_spec.trim import trim
 from tests.gguf.conftest import check_translated_draft
-from tests.support import zoo
+from tests.support import tiny
 
 WORDS = [f"Ġword{i}" for i in range(300)]
-TOKENS = [*zoo.TOKENS[:-3], *WORDS, *zoo.TOKENS[-3:]]
+TOKENS = [*tiny.TOKENS[:-3], *WORDS, *tiny.TOKENS[-3:]]
 DRAFT = find("tales-draft")
 
 
@@ -32,7 +32,7 @@ DRAFT = find("tales-draft")
 def model(tmp_path_factory):
     """Untied embeddings in F32."""
     folder = tmp_path_factory.mktemp("trim")
-    return zoo.write(folder / "whole.gguf", zoo.llama(n_vocab=len(TOKENS)), tokens=TOKENS)
+    return tiny.write(folder / "whole.gguf", tiny.llama(n_vocab=len(TOKENS)), tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_bytes_and_control_tokens_are_kept(small):
 
 def test_texts_decide(model, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"the" * 50 + b"\xff\xfe then on" * 3)
-    merged = range(256, len(zoo.TOKENS) - 3)
-    used = zoo.TOKENS.index("the")
+    merged = range(256, len(tiny.TOKENS) - 3)
+    used = tiny.TOKENS.index("the")
     made = trim(model, tmp_path / "a.gguf", keep=300, texts=[tmp_path / "a.txt"])
     ids = trimmed(read_header(tmp_path / "a.gguf")).ids
     assert used in ids
@@ -97,7 +97,7 @@ def test_texts_decide(model, tmp_path):
 
 def test_a_split_model_becomes_one_file(tmp_path):
     """Tensors in two files."""
-    metadata, tensors = zoo.llama(n_vocab=len(TOKENS))
+    metadata, tensors = tiny.llama(n_vocab=len(TOKENS))
     names = sorted(tensors)
     for i in range(2):
         split = {
@@ -107,7 +107,7 @@ def test_a_split_model_becomes_one_file(tmp_path):
         }
         part = {name: tensors[name] for name in names[i::2]}
         path = tmp_path / f"m-0000{i + 1}-of-00002.gguf"
-        zoo.write(path, (metadata, part), tokens=TOKENS, metadata=split)
+        tiny.write(path, (metadata, part), tokens=TOKENS, metadata=split)
     first = tmp_path / "m-00001-of-00002.gguf"
     trim(first, tmp_path / "one.gguf", keep=400)
     header = ModelFile(tmp_path / "one.gguf", as_draft=True).header
@@ -151,12 +151,14 @@ def test_a_wrong_table_is_refused(tmp_path, small, ids, size, n):
         "gguf_spec.trim.size": gguf.GGUFValue(size, gguf.GGUFValueType.INT64),
         "llama.vocab_size": n,
     }
-    path = zoo.write(tmp_path / "bad.gguf", zoo.llama(n_vocab=400), tokens=tokens, metadata=changes)
+    path = tiny.write(
+        tmp_path / "bad.gguf", tiny.llama(n_vocab=400), tokens=tokens, metadata=changes
+    )
     with pytest.raises(NotAModelError, match=r"damaged"):
         _ = ModelFile(path, as_draft=True).header
     changes |= {"gguf_spec.trim.ids": right, "gguf_spec.trim.size": 575, "llama.vocab_size": 400}
-    good = zoo.write(
-        tmp_path / "good.gguf", zoo.llama(n_vocab=400), tokens=tokens, metadata=changes
+    good = tiny.write(
+        tmp_path / "good.gguf", tiny.llama(n_vocab=400), tokens=tokens, metadata=changes
     )
     assert FileVocabulary(ModelFile(good, as_draft=True).header).vocabulary["size"] == 575
 
@@ -186,9 +188,9 @@ def test_places_that_are_refused_keep_their_files(model, tmp_path, monkeypatch):
 
 
 def test_a_matrix_that_is_not_known_is_refused(tmp_path):
-    metadata, tensors = zoo.llama(n_vocab=len(TOKENS))
+    metadata, tensors = tiny.llama(n_vocab=len(TOKENS))
     tensors["engram.weight"] = np.zeros((len(TOKENS), 32), np.float32)
-    path = zoo.write(tmp_path / "odd.gguf", (metadata, tensors), tokens=TOKENS)
+    path = tiny.write(tmp_path / "odd.gguf", (metadata, tensors), tokens=TOKENS)
     with pytest.raises(UnsupportedModelError, match=r"engram\.weight"):
         trim(path, tmp_path / "out.gguf", keep=400)
 
@@ -255,10 +257,10 @@ def test_requests_at_once(half, prompts):
     assert texts[0] == texts[1]
 
 
-def test_it_drafts_for_another_tokenizer_too(half, animals):
+def test_it_drafts_for_another_tokenizer_too(half, gguf_dir):
     """Without a tokenizer of its own it spells a text with the longest tokens."""
     sampling = Sampling(max_tokens=24, seed=4)
-    check_translated_draft(animals / "llama.gguf", half, "Once upon a time", sampling)
+    check_translated_draft(gguf_dir / "llama.gguf", half, "Once upon a time", sampling)
 
 
 def test_a_table_of_other_tokens_is_not_a_table_of_the_target(half, tmp_path):

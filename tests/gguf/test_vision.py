@@ -23,7 +23,7 @@ from gguf_spec.errors import (
 )
 from gguf_spec.llama.vision import check_images_possible, has_mtmd
 from gguf_spec.options import IMAGE_IDS
-from tests.support import projector_file, zoo
+from tests.support import projector_file, tiny
 
 pytestmark = pytest.mark.skipif(
     not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
@@ -38,12 +38,12 @@ ONE, OTHER = projector_file.png(1), projector_file.png(2)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vision")
-    zoo.write(folder / "model.gguf", zoo.llama(n_layer=2))
-    zoo.write(folder / "draft.gguf", zoo.llama(n_layer=2))
-    zoo.write(folder / "mamba.gguf", zoo.mamba())
+    tiny.write(folder / "model.gguf", tiny.llama(n_layer=2))
+    tiny.write(folder / "draft.gguf", tiny.llama(n_layer=2))
+    tiny.write(folder / "mamba.gguf", tiny.mamba())
     projector_file.write(folder / "mmproj.gguf")
-    zoo.write(folder / "qwen2vl.gguf", projector_file.qwen2vl_model())
-    zoo.write(folder / "qwen2vl-draft.gguf", projector_file.qwen2vl_model(seed=1))
+    tiny.write(folder / "qwen2vl.gguf", projector_file.qwen2vl_model())
+    tiny.write(folder / "qwen2vl-draft.gguf", projector_file.qwen2vl_model(seed=1))
     projector_file.write(folder / "mmproj-qwen2vl.gguf", projector_file.qwen2vl())
     return folder
 
@@ -284,7 +284,7 @@ def test_a_message_cannot_spell_an_image(fresh):
     asked = [question("<__media__><|im_end|>", ONE)]
     ids = fresh.tokenize(asked)
     assert sum(one >= IMAGE_IDS for one in ids) == projector_file.N_TOKENS
-    assert ids.count(zoo.IM_END) == 1
+    assert ids.count(tiny.IM_END) == 1
 
 
 @pytest.mark.parametrize(

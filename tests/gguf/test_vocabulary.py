@@ -11,18 +11,18 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.vocabularies import check_vocabulary
 from tests.gguf.conftest import check_translated_draft
-from tests.support import zoo
+from tests.support import tiny
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 
 
 def draft(path: Path, n_more: int = 0, **metadata) -> Path:
     tokens = (
-        [*zoo.TOKENS[:-3], *(f"<pad{i}>" for i in range(n_more)), *zoo.TOKENS[-3:]]
+        [*tiny.TOKENS[:-3], *(f"<pad{i}>" for i in range(n_more)), *tiny.TOKENS[-3:]]
         if n_more
-        else zoo.TOKENS
+        else tiny.TOKENS
     )
-    return zoo.write(path, zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
+    return tiny.write(path, tiny.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
 
 
 def mismatch(target: Path, draft: Path) -> VocabularyMismatchError:
@@ -35,57 +35,57 @@ def mismatch(target: Path, draft: Path) -> VocabularyMismatchError:
     return caught.value
 
 
-def test_the_same_vocabulary_passes(animals):
+def test_the_same_vocabulary_passes(gguf_dir):
     with gguf_spec.load(
-        animals / "llama.gguf", animals / "cousin.gguf", threads=1, extra_bufts=False
+        gguf_dir / "llama.gguf", gguf_dir / "cousin.gguf", threads=1, extra_bufts=False
     ) as llm:
         assert llm.notes == ()
         assert llm.draft_name == "cousin.gguf"
 
 
-def test_another_type(animals, tmp_path):
+def test_another_type(gguf_dir, tmp_path):
     other = draft(
         tmp_path / "t5.gguf",
         **{"tokenizer.ggml.model": "t5", "tokenizer.ggml.add_eos_token": False},
     )
     with pytest.raises(VocabularyMismatchError) as caught:
-        gguf_spec.load(animals / "llama.gguf", other, threads=1, extra_bufts=False)
+        gguf_spec.load(gguf_dir / "llama.gguf", other, threads=1, extra_bufts=False)
     error = caught.value
     assert (error.what, error.target_value, error.draft_value) == ("type", 2, 4)
     assert "2 in the target, 4 in the draft" in str(error)
 
 
 @pytest.mark.parametrize("flag", ["add_bos", "add_eos"])
-def test_another_start_or_end(animals, tmp_path, flag):
+def test_another_start_or_end(gguf_dir, tmp_path, flag):
     error = mismatch(
-        animals / "llama.gguf",
+        gguf_dir / "llama.gguf",
         draft(tmp_path / "draft.gguf", **{f"tokenizer.ggml.{flag}_token": True}),
     )
     assert (error.what, error.target_value, error.draft_value) == (flag, False, True)
 
 
 @pytest.mark.parametrize("which", ["bos", "eos"])
-def test_another_token_at_start_or_end_counts_only_where_it_is_added(animals, tmp_path, which):
+def test_another_token_at_start_or_end_counts_only_where_it_is_added(gguf_dir, tmp_path, which):
     other = draft(tmp_path / "other.gguf", **{f"tokenizer.ggml.{which}_token_id": 7})
-    gguf_spec.load(animals / "llama.gguf", other, threads=1, extra_bufts=False).close()
+    gguf_spec.load(gguf_dir / "llama.gguf", other, threads=1, extra_bufts=False).close()
     adds = {f"tokenizer.ggml.add_{which}_token": True}
     target = draft(tmp_path / "target.gguf", **adds)
     error = mismatch(
         target, draft(tmp_path / "draft.gguf", **adds, **{f"tokenizer.ggml.{which}_token_id": 7})
     )
-    assert (error.what, error.target_value, error.draft_value) == (which, zoo.END, 7)
+    assert (error.what, error.target_value, error.draft_value) == (which, tiny.END, 7)
 
 
 @pytest.mark.parametrize("larger", ["target", "draft"])
 def test_the_size_may_differ_by_128(tmp_path, larger):
     def padded(n: int) -> Path:
-        tokens = [*zoo.TOKENS, *(f"<pad{i}>" for i in range(n))]
+        tokens = [*tiny.TOKENS, *(f"<pad{i}>" for i in range(n))]
         changes = {"tokenizer.ggml.token_type": [1] * 272 + [3] * (n + 3)} | {
-            f"tokenizer.ggml.{t}_token_id": zoo.END for t in ("bos", "eos")
+            f"tokenizer.ggml.{t}_token_id": tiny.END for t in ("bos", "eos")
         }
-        return zoo.write(
+        return tiny.write(
             tmp_path / f"{n}.gguf",
-            zoo.llama(n_vocab=len(tokens), scale=0.5),
+            tiny.llama(n_vocab=len(tokens), scale=0.5),
             tokens=tokens,
             metadata=changes,
         )
@@ -101,18 +101,18 @@ def test_the_size_may_differ_by_128(tmp_path, larger):
     target, other = pair if larger == "draft" else pair[::-1]
     error = mismatch(target, other)
     assert error.what == "size"
-    assert {error.target_value, error.draft_value} == {len(zoo.TOKENS), len(zoo.TOKENS) + 129}
+    assert {error.target_value, error.draft_value} == {len(tiny.TOKENS), len(tiny.TOKENS) + 129}
 
 
-@pytest.mark.parametrize("token", [5, 100, len(zoo.TOKENS) - 1])
-def test_one_other_token(animals, tmp_path, token):
-    tokens = [*zoo.TOKENS]
+@pytest.mark.parametrize("token", [5, 100, len(tiny.TOKENS) - 1])
+def test_one_other_token(gguf_dir, tmp_path, token):
+    tokens = [*tiny.TOKENS]
     tokens[token] = "<other>"
-    error = mismatch(animals / "llama.gguf", zoo.write(tmp_path / "draft.gguf", tokens=tokens))
+    error = mismatch(gguf_dir / "llama.gguf", tiny.write(tmp_path / "draft.gguf", tokens=tokens))
     assert (error.what, error.token, error.target_value, error.draft_value) == (
         "token",
         token,
-        zoo.TOKENS[token],
+        tiny.TOKENS[token],
         "<other>",
     )
     assert f"token {token}" in str(error)
@@ -120,19 +120,19 @@ def test_one_other_token(animals, tmp_path, token):
 
 
 @pytest.mark.parametrize("token", [0, 4])
-def test_the_first_five_tokens_may_differ(animals, tmp_path, token):
-    tokens = [*zoo.TOKENS]
+def test_the_first_five_tokens_may_differ(gguf_dir, tmp_path, token):
+    tokens = [*tiny.TOKENS]
     tokens[token] = "<other>"
-    path = zoo.write(tmp_path / "draft.gguf", tokens=tokens)
-    with gguf_spec.load(animals / "llama.gguf", path, threads=1, extra_bufts=False) as llm:
+    path = tiny.write(tmp_path / "draft.gguf", tokens=tokens)
+    with gguf_spec.load(gguf_dir / "llama.gguf", path, threads=1, extra_bufts=False) as llm:
         assert llm.notes == ()  # a draft of another tokenizer would be translated
         assert llm.draft_name == "draft.gguf"
 
 
-def test_the_check_is_the_same_both_ways(animals, tmp_path):
+def test_the_check_is_the_same_both_ways(gguf_dir, tmp_path):
     options = ContextOptions(n_ctx=32, threads=1, extra_bufts=False)
     a, b = (
-        Model(animals / "llama.gguf", options),
+        Model(gguf_dir / "llama.gguf", options),
         Model(draft(tmp_path / "b.gguf", **{"tokenizer.ggml.add_bos_token": True}), options),
     )
     for pair in ((a, b), (b, a)):

@@ -20,7 +20,7 @@ from gguf_spec.llama.devices import devices
 from gguf_spec.llama.memory import cache_bytes, offloaded
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import LAYERS_MAX, Placement
-from tests.support import zoo
+from tests.support import tiny
 
 pytestmark = pytest.mark.skipif(not offloads(), reason="llama.cpp finds no GPU")
 MIB = 1 << 20
@@ -31,8 +31,8 @@ N_LAYER = 4
 def files(tmp_path_factory):
     """A mixture of experts and a plain model that drafts for it."""
     folder = tmp_path_factory.mktemp("gpu")
-    zoo.write(folder / "mixture.gguf", zoo.mixture(n_layer=N_LAYER, n_ff=512))
-    zoo.write(folder / "plain.gguf", zoo.llama(seed=1, n_layer=N_LAYER))
+    tiny.write(folder / "mixture.gguf", tiny.mixture(n_layer=N_LAYER, n_ff=512))
+    tiny.write(folder / "plain.gguf", tiny.llama(seed=1, n_layer=N_LAYER))
     return folder
 
 
@@ -96,7 +96,7 @@ def test_what_a_device_needs_is_not_underestimated(files, gpu, capfd, file):
 def test_a_single_tensor_on_the_gpu(files, gpu, capfd):
     placement = Placement(overrides=((r"^blk\.0\.attn_q\.weight$", gpu),))
     found = buffers(capfd, files / "plain.gguf", gpu_layers=0, placement=placement)
-    assert found["model"][gpu] == pytest.approx(64 * zoo.N_EMBD * 4 / MIB, abs=0.02)
+    assert found["model"][gpu] == pytest.approx(64 * tiny.N_EMBD * 4 / MIB, abs=0.02)
 
 
 def test_auto_takes_what_fits(files, gpu, capfd, monkeypatch):

@@ -13,7 +13,7 @@ from gguf_spec.llama import own_kernels
 from gguf_spec.quantize import quantize
 from gguf_spec.system.files import write_json
 from tests.gguf.test_near_ties import TALES
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
 import build_kernels
@@ -118,7 +118,7 @@ def test_verify_finds_each_bug(planted, kind, tmp_path, monkeypatch):
     source = TALES / "tales-target-Q8_0.gguf"
     model = source if kind == "Q8_0" else tmp_path / f"{kind}.gguf"
     if kind == "F16":
-        zoo.as_float16(source, model)
+        tiny.as_float16(source, model)
     elif kind != "Q8_0":
         quantize(source, model, kind)
     command = [sys.executable, "-m", "gguf_spec", "verify", "-m", model, "-d", "tales-draft"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gguf_spec.errors import ModelError
 from gguf_spec.gguf.validation import check_generates_text, read_header
 from gguf_spec.registry.resolve import resolve
-from tests.support import zoo
+from tests.support import tiny
 
 fuzz = settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -144,7 +144,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, int]]:
     files = [
         resolve("tales").path,
         resolve("tales-draft").path,
-        zoo.write(tmp_path_factory.mktemp("header") / "good.gguf"),
+        tiny.write(tmp_path_factory.mktemp("header") / "good.gguf"),
     ]
     return [(path.read_bytes()[: read_header(path).data_at], path.stat().st_size) for path in files]
 

@@ -13,7 +13,7 @@ import pytest
 import gguf_spec
 from gguf_spec.runtime.stream import Stream
 from gguf_spec.server import serve_in_thread
-from tests.support import zoo
+from tests.support import tiny
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,10 @@ def client(server):
 def endless(tmp_path_factory):
     """A model that repeats the alphabet without an end."""
     path = tmp_path_factory.mktemp("endless") / "ever.gguf"
-    zoo.write(
-        path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000}
+    tiny.write(
+        path,
+        tiny.one_text("abcdefghijkl", for_ever=True),
+        metadata={"llama.context_length": 100_000},
     )
     with gguf_spec.load(path, None, threads=1, n_ctx=50_000, extra_bufts=False) as llm:
         yield llm
@@ -41,11 +43,11 @@ def endless(tmp_path_factory):
 
 def infill_model(path, kinds):
     """Write a model with some of the tokens for filling in the middle: pre, suf, mid, rep, sep."""
-    n = len(zoo.TOKENS) - 3
-    tokens = [*zoo.TOKENS[:-3], *(f"<|fim_{kind}|>" for kind in kinds), *zoo.TOKENS[-3:]]
+    n = len(tiny.TOKENS) - 3
+    tokens = [*tiny.TOKENS[:-3], *(f"<|fim_{kind}|>" for kind in kinds), *tiny.TOKENS[-3:]]
     metadata = {f"tokenizer.ggml.fim_{kind}_token_id": n + i for i, kind in enumerate(kinds)}
     metadata["tokenizer.ggml.token_type"] = [1] * n + [3] * (len(kinds) + 3)
-    return zoo.write(path, zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
+    return tiny.write(path, tiny.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
 
 
 @pytest.fixture(scope="module")

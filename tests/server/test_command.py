@@ -19,7 +19,7 @@ import pytest
 
 from gguf_spec.cli import serve
 from tests.server.conftest import ask, ask_text, until
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 SECRET = "zyxwv-the-fox-knows"
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def ever(tmp_path_factory):
     path = tmp_path_factory.mktemp("ever") / "ever.gguf"
-    return zoo.write(
-        path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000}
+    return tiny.write(
+        path,
+        tiny.one_text("abcdefghijkl", for_ever=True),
+        metadata={"llama.context_length": 100_000},
     )
 
 

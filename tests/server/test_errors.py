@@ -12,7 +12,7 @@ from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.requests import read_chat, read_text
 from tests.server.conftest import ask, ask_chat, ask_text, until
-from tests.support import zoo
+from tests.support import tiny
 from tests.support.talkers import answering
 
 FOX = [{"role": "user", "content": "Tell me of a fox."}]
@@ -208,8 +208,8 @@ def test_the_hint_for_a_wrong_schema_is_not_one_for_a_shell(server):
 
 
 def test_a_model_without_a_template(tmp_path):
-    path = zoo.write(
-        tmp_path / "none.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None}
+    path = tiny.write(
+        tmp_path / "none.gguf", tiny.one_text("abc"), metadata={"tokenizer.chat_template": None}
     )
     with (
         gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
@@ -327,7 +327,7 @@ def test_metadata_that_json_has_no_numbers_for(hot):
 
 
 def test_a_closed_llm(tmp_path):
-    path = zoo.write(tmp_path / "abc.gguf", zoo.parrot("abc"))
+    path = tiny.write(tmp_path / "abc.gguf", tiny.one_text("abc"))
     with (
         gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
         serve_in_thread(llm) as server,

@@ -10,7 +10,7 @@ from gguf_spec import Sampling
 from gguf_spec.llama.vision import has_mtmd
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_chat
-from tests.support import projector_file, zoo
+from tests.support import projector_file, tiny
 
 pytestmark = pytest.mark.skipif(
     not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
@@ -24,7 +24,7 @@ PARTS = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_u
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vision")
-    zoo.write(folder / "model.gguf", zoo.llama(n_layer=2), metadata={"llama.context_length": 512})
+    tiny.write(folder / "model.gguf", tiny.llama(n_layer=2), metadata={"llama.context_length": 512})
     projector_file.write(folder / "mmproj.gguf")
     with gguf_spec.load(
         folder / "model.gguf", "ngram", mmproj=folder / "mmproj.gguf", threads=1

@@ -11,7 +11,7 @@ from gguf_spec.server import serve_in_thread
 from gguf_spec.server.infill import read_infill
 from gguf_spec.server.requests import LineLimits, LineReader
 from tests.server.conftest import ask, ask_text, infill_model
-from tests.support import zoo
+from tests.support import tiny
 
 FIELDS = {"max_tokens": 8, "seed": 1, "ignore_eos": True}
 AROUND = {"input_prefix": "a<|fim_mid|>", "input_suffix": "z"}
@@ -163,11 +163,11 @@ def test_a_line_break_after_the_time_ends_the_answer():
 @pytest.fixture
 def endless_coder(tmp_path):
     """A server of a model that goes on for ever."""
-    ids = {"pre": zoo.IM_START, "suf": zoo.IM_START, "mid": zoo.TOKENS.index("a")}
+    ids = {"pre": tiny.IM_START, "suf": tiny.IM_START, "mid": tiny.TOKENS.index("a")}
     metadata = {f"tokenizer.ggml.fim_{kind}_token_id": id_ for kind, id_ in ids.items()}
     metadata["llama.context_length"] = 100_000
     path = tmp_path / "ever.gguf"
-    zoo.write(path, zoo.parrot("ab\ncd", for_ever=True), metadata=metadata)
+    tiny.write(path, tiny.one_text("ab\ncd", for_ever=True), metadata=metadata)
     with gguf_spec.load(path, None, threads=1, n_ctx=50_000, extra_bufts=False) as llm, serve_in_thread(llm) as one:  # fmt: skip
         yield one
 

@@ -6,7 +6,7 @@ import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.model_routes import template_caps
 from tests.server.conftest import ask
-from tests.support import zoo
+from tests.support import tiny
 from tests.support.talkers import TEMPLATE
 
 
@@ -35,22 +35,22 @@ def test_pieces(server):
 
 
 def test_special_tokens(tmp_path):
-    path = zoo.write(tmp_path / "m.gguf")
+    path = tiny.write(tmp_path / "m.gguf")
     with (
         gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
         serve_in_thread(llm) as server,
     ):
-        assert post(server, "/tokenize", content="<|im_end|>").json() == {"tokens": [zoo.IM_END]}
+        assert post(server, "/tokenize", content="<|im_end|>").json() == {"tokens": [tiny.IM_END]}
         plain = post(server, "/tokenize", content="<|im_end|>", parse_special=False).json()[
             "tokens"
         ]
-        assert zoo.IM_END not in plain
+        assert tiny.IM_END not in plain
         assert len(plain) > 1
-        for ids in ([zoo.IM_END], plain):
+        for ids in ([tiny.IM_END], plain):
             assert post(server, "/detokenize", tokens=ids).json() == {"content": "<|im_end|>"}
         told = ask(server, path="/props").json()
         assert (told["bos_token"], told["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
-        assert told["chat_template"] == zoo.CHATML
+        assert told["chat_template"] == tiny.CHATML
         assert told["chat_template_caps"] == template_caps(llm)
         assert told["model_path"] == "m.gguf"
         assert told["default_generation_settings"]["n_ctx"] == llm.n_ctx
@@ -66,11 +66,11 @@ def test_what_chats_may_have():
         return {name.removeprefix("supports_") for name, value in found.items() if value}
 
     assert caps(None) == set()
-    assert caps(zoo.CHATML) == {"string_content"}
+    assert caps(tiny.CHATML) == {"string_content"}
     tools = {"string_content", "tools", "tool_calls", "parallel_tool_calls"}
     assert caps(TEMPLATE) == tools
     more = {"can_see": True, "template_variables": frozenset({"reasoning_effort"})}
-    assert caps(zoo.CHATML, **more) == {"string_content", "typed_content", "reasoning_effort"}
+    assert caps(tiny.CHATML, **more) == {"string_content", "typed_content", "reasoning_effort"}
 
 
 def test_wrong_bodies(server):

@@ -11,7 +11,7 @@ from gguf_spec.server.messages_api import read_request
 from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, until
 from tests.server.test_reasoning import CHAIN
-from tests.support import thinkers
+from tests.support import reasoners
 from tests.support.talkers import answering
 
 PATH = "/v1/messages"
@@ -209,7 +209,7 @@ def test_several_calls(tmp_path):
 
 def test_thinking(tmp_path):
     path = tmp_path / "thinker.gguf"
-    with thinkers.thinker(path, thinkers.QWEN35, CHAIN) as llm, serve_in_thread(llm) as server:
+    with reasoners.thinker(path, reasoners.QWEN35, CHAIN) as llm, serve_in_thread(llm) as server:
         options = {"temperature": 0, "max_tokens": 30}
         whole = post(server, **options).json()
         assert whole["content"] == [

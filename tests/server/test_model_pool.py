@@ -21,7 +21,7 @@ from gguf_spec.server.errors import ApiError
 from gguf_spec.server.model_pool import loaded_model
 from tests.server.conftest import ask, ask_text, until
 from tests.server.test_command import ROOT, Child, begun
-from tests.support import children, zoo
+from tests.support import children, tiny
 
 PLAIN = {"draft": None, "threads": 1, "extra_bufts": False, "n_ctx": 512}
 LETTERS = {"one": "abcdefghijkl", "two": "abmnopqrstuv", "three": "abxyz"}
@@ -31,8 +31,8 @@ LETTERS = {"one": "abcdefghijkl", "two": "abmnopqrstuv", "three": "abxyz"}
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     return {
-        name: zoo.write(
-            folder / f"{name}.Q8_0.gguf", zoo.parrot(says, for_ever=True),
+        name: tiny.write(
+            folder / f"{name}.Q8_0.gguf", tiny.one_text(says, for_ever=True),
             metadata={"llama.context_length": 100_000},
         )
         for name, says in LETTERS.items()

@@ -20,7 +20,7 @@ from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
 from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.server.schema_checks import SETTINGS, check, schema_of
-from tests.support import thinkers
+from tests.support import reasoners
 from tests.support.talkers import answering
 
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -266,7 +266,7 @@ def test_embeddings(server, tales):
 def thinker(tmp_path_factory):
     path = tmp_path_factory.mktemp("thinker") / "thinker.gguf"
     chain = ["Ċ", "a", "b", "</think>", "c", "d", "<|endoftext|>"]
-    with thinkers.thinker(path, thinkers.QWEN35, chain) as llm, serve_in_thread(llm) as server:
+    with reasoners.thinker(path, reasoners.QWEN35, chain) as llm, serve_in_thread(llm) as server:
         yield server
 
 

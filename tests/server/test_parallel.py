@@ -14,7 +14,7 @@ from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from tests.server.conftest import ask, ask_chat, ask_text, metrics, threads_since, until
 from tests.server.test_api import FOX, START, alone
 from tests.server.test_load import LONG, busy, connect, n_waiting
-from tests.support import zoo
+from tests.support import tiny
 
 PROMPTS = [
     START,
@@ -50,7 +50,7 @@ def letters(tmp_path_factory):
     """Two models that never end."""
     folder = tmp_path_factory.mktemp("letters")
     return [
-        zoo.write(folder / name, zoo.parrot(says, for_ever=True), metadata={"llama.context_length": 100_000})
+        tiny.write(folder / name, tiny.one_text(says, for_ever=True), metadata={"llama.context_length": 100_000})
         for name, says in (("one.gguf", "abcdefghijkl"), ("two.gguf", "abmnopqrstuv"))
     ]  # fmt: skip
 

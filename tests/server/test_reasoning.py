@@ -5,7 +5,7 @@ import pytest
 
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask_chat
-from tests.support import thinkers
+from tests.support import reasoners
 
 CHAIN = ["Ċ", "a", "b", "</think>", "c", "d", "<|endoftext|>"]
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -14,7 +14,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
     path = tmp_path_factory.mktemp("thinker") / "thinker.gguf"
-    with thinkers.thinker(path, thinkers.QWEN35, CHAIN) as llm, serve_in_thread(llm) as server:
+    with reasoners.thinker(path, reasoners.QWEN35, CHAIN) as llm, serve_in_thread(llm) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from gguf_spec.server.responses_api import ResponseStore, messages_of, read_resp
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
 from tests.server.test_tools import ARGUMENTS, TEMPLATE, TOOL, saying
-from tests.support import thinkers
+from tests.support import reasoners
 
 PATH = "/v1/responses"
 ASKED = {"model": "tales", "max_output_tokens": 24, "extra_body": {"seed": 5}}
@@ -331,7 +331,7 @@ def test_a_choice_among_tools(tmp_path):
 def test_reasoning(tmp_path):
     path = tmp_path / "thinker.gguf"
     with (
-        thinkers.thinker(path, thinkers.QWEN35, CHAIN) as llm,
+        reasoners.thinker(path, reasoners.QWEN35, CHAIN) as llm,
         serve_in_thread(llm) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):

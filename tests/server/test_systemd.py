@@ -12,7 +12,7 @@ import pytest
 import gguf_spec
 from gguf_spec.server import serve_in_thread, systemd, systemd_service
 from tests.server.conftest import ask_chat, until
-from tests.support import zoo
+from tests.support import tiny
 from tests.support.children import Child
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="there are no Unix sockets")
@@ -98,7 +98,7 @@ def test_the_progress_of_a_server(tmp_path, monkeypatch):
     """An idle server has nothing to do; one that answers counts; one that hangs does not."""
     from gguf_spec.runtime.stream import Stream
 
-    path = zoo.write(tmp_path / "m.gguf")
+    path = tiny.write(tmp_path / "m.gguf")
     seen, advance = [], Stream.__next__
     with (
         gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,

@@ -4,7 +4,7 @@ import pytest
 
 from tests.server.conftest import ask_chat, serving
 from tests.server.forced_calls import CHOICES, F, G, forced_call, tool
-from tests.support import zoo
+from tests.support import tiny
 
 ARGS = "[TOOL_CALLS] [ARGS]"
 
@@ -14,7 +14,7 @@ CHATML = (
     "{{ m['content'] }}\n{% endfor %}{# MARK #}"
 )
 # With control tokens for the markers, as in the vocabularies of Mistral.
-MARKED = [*zoo.TOKENS[:-2], "[TOOL_CALLS]", "[ARGS]"]
+MARKED = [*tiny.TOKENS[:-2], "[TOOL_CALLS]", "[ARGS]"]
 
 
 @pytest.fixture(scope="module", params=["<tool_call>", "[TOOL_CALLS]", ARGS, "none"])
@@ -22,10 +22,10 @@ def noisy(request, tmp_path_factory):
     """A server of a model with random texts."""
     path = tmp_path_factory.mktemp("noisy") / "noisy.gguf"
     template = CHATML.replace("MARK", request.param)
-    tokens = MARKED if "[" in request.param else zoo.TOKENS
-    zoo.write(
+    tokens = MARKED if "[" in request.param else tiny.TOKENS
+    tiny.write(
         path,
-        zoo.llama(scale=0.5),
+        tiny.llama(scale=0.5),
         tokens=tokens,
         metadata={"tokenizer.chat_template": template, "llama.context_length": 1024},
     )

@@ -7,7 +7,7 @@ import pytest
 from gguf_spec.compat import Llama
 from tests.server.conftest import ask_chat, serving
 from tests.server.forced_calls import CHOICES, F, G, forced_call
-from tests.support import callers
+from tests.support import tool_models
 from tests.support.tool_examples import NAMES
 
 TOOLS = [F, G]
@@ -16,13 +16,13 @@ SPECULATION = ["off", {"k": 4, "adaptive": False}]
 
 @pytest.fixture(scope="module", params=NAMES)
 def family(request):
-    return callers.FAMILY[request.param]
+    return tool_models.FAMILY[request.param]
 
 
 @pytest.fixture(scope="module")
 def noisy(family, tmp_path_factory):
     """A server of a model with random texts."""
-    path = callers.noise(tmp_path_factory.mktemp("noisy") / "noisy.gguf", family.name)
+    path = tool_models.noise(tmp_path_factory.mktemp("noisy") / "noisy.gguf", family.name)
     with serving(path) as server:
         yield server
 
@@ -58,7 +58,7 @@ def spoken(family, tmp_path):
     before = "" if family.starts or family.name == "harmony" else "I look."
     call = family.write([("f", {"x": 1})])
     said = family.text_mark + before + "\n" + call if before else call.removeprefix(family.prompted)
-    return callers.saying(tmp_path / "says.gguf", family.name, said), before
+    return tool_models.saying(tmp_path / "says.gguf", family.name, said), before
 
 
 @pytest.mark.full

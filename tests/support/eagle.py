@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.support import zoo
-from tests.support.zoo import N_CTX, N_EMBD, N_FF
+from tests.support import tiny
+from tests.support.tiny import N_CTX, N_EMBD, N_FF
 
-_N_VOCAB, _HEAD, _EPS = len(zoo.TOKENS), 32, 1e-5
+_N_VOCAB, _HEAD, _EPS = len(tiny.TOKENS), 32, 1e-5
 Parts = tuple[dict[str, Any], dict[str, Any]]
 
 

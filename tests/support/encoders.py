@@ -61,7 +61,7 @@ def bert(
 
 
 def vocabulary() -> dict[str, Any]:
-    """Return the metadata of the tokenizer; it takes the place of the zoo's."""
+    """Return the metadata of the tokenizer; it replaces that of `tiny`."""
     return {
         "tokenizer.ggml.model": "bert", "tokenizer.ggml.pre": None, "tokenizer.ggml.merges": None, "tokenizer.chat_template": None,
         "tokenizer.ggml.token_type": [3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)), "tokenizer.ggml.tokens": TOKENS,
@@ -79,7 +79,7 @@ def write(
     **options: Any,
 ) -> Any:
     """Write a BERT; `metadata` and `tensors` are changes, None leaves one out."""
-    from tests.support import zoo
+    from tests.support import tiny
 
     own, weights = bert(**options)
-    return zoo.write(path, ({}, weights), metadata=own | (metadata or {}), tensors=tensors or {})
+    return tiny.write(path, ({}, weights), metadata=own | (metadata or {}), tensors=tensors or {})

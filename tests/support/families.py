@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.support import zoo
-from tests.support.zoo import N_CTX, N_EMBD, N_FF
+from tests.support import tiny
+from tests.support.tiny import N_CTX, N_EMBD, N_FF
 
 # tokens of a vocabulary, experts of a layer, and length of each expert's hidden row
-_N_VOCAB, _N_EXPERTS, _N_FF_EXPERT = len(zoo.TOKENS), 4, 32
+_N_VOCAB, _N_EXPERTS, _N_FF_EXPERT = len(tiny.TOKENS), 4, 32
 # heads of 32: two for queries, one for keys and values
 _HEAD, _Q, _KV = 32, 64, 32
 # state-space layers: inner size, size of a state, heads, and kernel of the convolution
@@ -451,4 +451,4 @@ def _tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
 
 def write_family(folder: Path, name: str, seed: int = 0, suffix: str = "") -> Path:
     """Write a model to `NAME.gguf` in a folder, and return the path."""
-    return zoo.write(folder / f"{name}{suffix}.gguf", family(name, seed))
+    return tiny.write(folder / f"{name}{suffix}.gguf", family(name, seed))

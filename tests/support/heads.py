@@ -9,8 +9,8 @@ import numpy as np
 
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.support import families, zoo
-from tests.support.zoo import N_EMBD
+from tests.support import families, tiny
+from tests.support.tiny import N_EMBD
 
 _EPS = 1e-5  # of the norms
 
@@ -27,7 +27,9 @@ def trained(
     first = metadata[f"{name}.block_count"] - 1
     for part in ("attn_output", "ffn_down"):
         tensors[f"blk.{first}.{part}.weight"] *= 0
-    inputs, said = _said(zoo.write(folder / f"{name}-untrained.gguf", (metadata, tensors)), n_texts)
+    inputs, said = _said(
+        tiny.write(folder / f"{name}-untrained.gguf", (metadata, tensors)), n_texts
+    )
     projection = f"blk.{first}.nextn.eh_proj.weight"
     tensors[projection] = _fit(tensors, inputs, said, n_steps)
     return metadata, tensors

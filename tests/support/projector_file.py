@@ -1,4 +1,4 @@
-"""Tiny projector files (mmproj) with random weights, for the tiny models of `zoo`, and images."""
+"""Tiny projector files (mmproj) with random weights, for the tiny models of `tiny`, and images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import zoo
+from . import tiny
 
 # Pixels of a side, pixels of a patch, embeddings of an image.
 SIDE, PATCH = 56, 14
@@ -18,7 +18,7 @@ _WIDTH, _N_FF, _N_LAYERS = 32, 64, 2
 
 
 def llava(
-    n_embd: int = zoo.N_EMBD, seed: int = 5, scale: float = 0.3
+    n_embd: int = tiny.N_EMBD, seed: int = 5, scale: float = 0.3
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return metadata and tensors of a LLaVA projector: a ViT of two layers and an MLP."""
     metadata = {
@@ -72,7 +72,7 @@ def qwen2vl(seed: int = 6) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, shape in {
         "v.patch_embd.weight.1": (_WIDTH, 3, PATCH, PATCH),
         "mm.0.weight": (whole, whole), "mm.0.bias": (whole,),
-        "mm.2.weight": (zoo.N_EMBD, whole), "mm.2.bias": (zoo.N_EMBD,),
+        "mm.2.weight": (tiny.N_EMBD, whole), "mm.2.bias": (tiny.N_EMBD,),
         "v.post_ln.weight": (_WIDTH,), "v.post_ln.bias": (_WIDTH,),
     }.items():  # fmt: skip
         tensors[name] = rng.normal(0, 0.3, shape).astype(np.float32)
@@ -81,7 +81,7 @@ def qwen2vl(seed: int = 6) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def qwen2vl_model(seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return metadata and tensors of a language model of Qwen2-VL, with M-RoPE."""
-    metadata, tensors = zoo.llama(n_layer=2, seed=seed)
+    metadata, tensors = tiny.llama(n_layer=2, seed=seed)
     metadata = {key.replace("llama.", "qwen2vl."): value for key, value in metadata.items()}
     metadata |= {"general.architecture": "qwen2vl", "qwen2vl.rope.dimension_sections": [8, 4, 4, 0]}
     rng = np.random.default_rng(seed)
@@ -94,10 +94,10 @@ def qwen2vl_model(seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
 def write(
     path: Path, model: tuple[dict[str, Any], dict[str, Any]] | None = None, **changes: Any
 ) -> Path:
-    """Write a projector file; `changes` are those of `zoo.write`, without a vocabulary."""
+    """Write a projector file; `changes` are those of `tiny.write`, without a vocabulary."""
     metadata, tensors = model or llava()
-    missing = dict.fromkeys(zoo.vocabulary())
-    return zoo.write(
+    missing = dict.fromkeys(tiny.vocabulary())
+    return tiny.write(
         path,
         (metadata, tensors),
         metadata={**missing, **changes.get("metadata", {})},

@@ -2,7 +2,7 @@
 
 import itertools
 
-from tests.support import zoo
+from tests.support import tiny
 
 # Calls in the form of Hermes; after the result of a call the prompt ends with `Q`.
 TEMPLATE = (
@@ -24,20 +24,20 @@ def answering(path, answers, template=TEMPLATE, n_ctx=2048):
         template: Its chat template.
         n_ctx: Its context.
     """
-    letters = zoo._byte_letters()
+    letters = tiny._byte_letters()
     pieces = [
         "".join(letters[byte] for byte in piece.encode())
         for said in answers.values()
         for piece in said
     ]
     assert len(set(pieces)) == len(pieces)
-    tokens = [*zoo.TOKENS[:-3], *pieces, *zoo.SPECIAL]
-    metadata, tensors = zoo.llama(n_vocab=len(tokens))
+    tokens = [*tiny.TOKENS[:-3], *pieces, *tiny.SPECIAL]
+    metadata, tensors = tiny.llama(n_vocab=len(tokens))
     tensors = {
         name: tensor if "norm" in name or "embd" in name else tensor * 0
         for name, tensor in tensors.items()
     }
-    ids = iter(range(len(zoo.TOKENS) - 3, len(tokens) - 3))
+    ids = iter(range(len(tiny.TOKENS) - 3, len(tokens) - 3))
     for last, said in answers.items():
         chain = [
             tokens.index(letters[ord(last)]),
@@ -47,4 +47,4 @@ def answering(path, answers, template=TEMPLATE, n_ctx=2048):
         for now, after in itertools.pairwise(chain):
             tensors["output.weight"][after] += 100 * tensors["token_embd.weight"][now]
     more = {"tokenizer.chat_template": template, "llama.context_length": n_ctx}
-    return zoo.write(path, (metadata, tensors), tokens=tokens, metadata=more)
+    return tiny.write(path, (metadata, tensors), tokens=tokens, metadata=more)

@@ -11,7 +11,7 @@ from gguf_spec.text.chat_template import reads_tools, tool_history, with_text_ar
 from gguf_spec.text.jinja_sandbox import render
 from gguf_spec.tools.families import family_of
 from gguf_spec.tools.reader import read_answer
-from tests.support import callers, zoo
+from tests.support import tiny, tool_models
 from tests.support.tool_examples import SCHEMAS, use
 
 TOOLS = use().tools
@@ -144,7 +144,7 @@ def test_tools_in_another_variable(tmp_path):
         "{% for t in xml_tools or [] %}{{ t.function.name }}{% endfor %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
-    path = zoo.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": template})
+    path = tiny.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": template})
     with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
         messages = [{"role": "user", "content": "x"}]
         n_more = len(llm.tokenize(messages, tools=TOOLS)) - len(llm.tokenize(messages))
@@ -155,12 +155,12 @@ def test_written_calls_have_their_special_tokens(tmp_path):
     """A content cannot write these tokens, and the calls of the request can."""
     template = "{# <|tool_list_start|> #}" + _HEAD + "{{ m.content | trim }}|{% endfor %}"
     assert family_of(template).name == "lfm2"
-    names = callers.special_of("lfm2")
-    tokens = [*zoo.TOKENS[:-3], *names, *zoo.SPECIAL]
+    names = tool_models.special_of("lfm2")
+    tokens = [*tiny.TOKENS[:-3], *names, *tiny.SPECIAL]
     kinds = [1] * (len(tokens) - 5) + [3] * 5
     added = {"tokenizer.chat_template": template, "tokenizer.ggml.token_type": kinds}
-    path = zoo.write(
-        tmp_path / "l.gguf", zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=added
+    path = tiny.write(
+        tmp_path / "l.gguf", tiny.llama(n_vocab=len(tokens)), tokens=tokens, metadata=added
     )
     spelled = "<|tool_call_start|>[ping()]<|tool_call_end|>"
     messages = [

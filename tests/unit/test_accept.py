@@ -25,15 +25,15 @@ class ChunkEvent:
         return self.answers.pop(0)
 
 
-class Laws:
+class RecordedRows:
     """Rows of distributions, which record their reads."""
 
-    def __init__(self, laws, rng):
-        self.laws, self.sampler, self.asked = laws, sampler(rng), []
+    def __init__(self, distributions, rng):
+        self.distributions, self.sampler, self.asked = distributions, sampler(rng), []
 
     def distribution(self, i):
         self.asked.append(i)
-        return self.laws[i]
+        return self.distributions[i]
 
 
 def distribution(**probs):
@@ -69,21 +69,21 @@ def test_residual_where_all_ids_of_q_are_before_those_of_p():
 def test_a_draft_without_a_distribution_is_refused(rule):
     q = distribution(a=0.5, b=0.5)
     with pytest.raises(ValueError, match="shorter"):
-        rule(Draft([0, 1], [q]), Laws([q] * 3, ChunkEvent(True, True, True, 0)))
+        rule(Draft([0, 1], [q]), RecordedRows([q] * 3, ChunkEvent(True, True, True, 0)))
 
 
 def test_a_block_that_only_rounding_refuses():
     """Target and draft agree, so nothing can be rejected; if rounding gives a rejection, earlier accepted tokens stay."""
     q = distribution(a=0.5, b=0.5)
     rng = ChunkEvent(False, True, 0)
-    assert block(Draft([1, 1], [q, q]), Laws([q] * 3, rng)) == [1, 0]
+    assert block(Draft([1, 1], [q, q]), RecordedRows([q] * 3, rng)) == [1, 0]
     assert rng.asked == [1.0, 1.0, [0.5, 0.5]]
 
 
 def test_a_token_is_kept_with_p_over_q():
     rng = ChunkEvent(True, False, 0)
     p, q = distribution(a=0.5, b=0.5), distribution(a=0.25, b=0.75)
-    new = rejection(Draft([0, 1], [q, q]), Laws([p, p], rng))
+    new = rejection(Draft([0, 1], [q, q]), RecordedRows([p, p], rng))
     assert rng.asked[:2] == [1.0, pytest.approx(0.5 / 0.75)]
     assert rng.asked[2] == [1.0]  # the residual is a alone
     assert new == [0, 0]
@@ -91,16 +91,20 @@ def test_a_token_is_kept_with_p_over_q():
 
 def test_all_accepted_brings_a_bonus_from_the_last_row():
     rows = [distribution(a=1.0), distribution(b=1.0), distribution(c=1.0)]
-    assert rejection(Draft([0, 1], rows[:2]), Laws(rows, ChunkEvent(True, True, 0))) == [0, 1, 2]
+    assert rejection(Draft([0, 1], rows[:2]), RecordedRows(rows, ChunkEvent(True, True, 0))) == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
 def test_no_draft_is_a_plain_draw(rule):
-    assert rule(Draft([], []), Laws([distribution(a=0.1, c=0.9)], ChunkEvent(1))) == [2]
+    assert rule(Draft([], []), RecordedRows([distribution(a=0.1, c=0.9)], ChunkEvent(1))) == [2]
 
 
 def test_rows_after_a_rejection_are_never_read():
-    rows = Laws([distribution(a=0.5, b=0.5)] * 4, ChunkEvent(True, False, 0))
+    rows = RecordedRows([distribution(a=0.5, b=0.5)] * 4, ChunkEvent(True, False, 0))
     rejection(Draft([0, 0, 0], [distribution(a=1.0)] * 3), rows)
     assert rows.asked == [0, 1]
 
@@ -112,7 +116,7 @@ def test_block_by_hand():
         [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)],
     )
     rng = ChunkEvent(False, True, 0)
-    assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1]
+    assert block(Draft([0, 1], q), RecordedRows(p, rng)) == [0, 1]
     assert rng.asked[0] == pytest.approx(1.0)  # the whole draft: its weight
     mass = 0.625 * 0.9 - 0.5
     assert rng.asked[1] == pytest.approx(mass / (mass + 1 - 0.625))
@@ -126,12 +130,12 @@ def test_the_weight_of_a_block_is_that_of_all_before():
         [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)],
     )
     rng = ChunkEvent(True, 0)
-    assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1, 1]
+    assert block(Draft([0, 1], q), RecordedRows(p, rng)) == [0, 1, 1]
     assert rng.asked[0] == pytest.approx(0.625 * 0.8)
 
 
 def test_block_reads_no_row_after_a_token_of_probability_zero():
-    rows = Laws([distribution(b=1.0), None, None], ChunkEvent(0))
+    rows = RecordedRows([distribution(b=1.0), None, None], ChunkEvent(0))
     assert block(Draft([0, 0], [distribution(a=1.0), distribution(a=1.0)]), rows) == [1]
     assert rows.asked == [0]
 

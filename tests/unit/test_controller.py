@@ -288,7 +288,7 @@ def test_a_draft_that_becomes_useless_is_stopped(scene):
 # ---- the prompt
 
 
-def dear_reading(n, n_past):
+def expensive_reading(n, n_past):
     """A draft whose tokens are cheap, and whose prompts are not."""
     return 0.002 * n
 
@@ -301,7 +301,7 @@ def test_a_prompt_is_not_read_by_a_draft_that_does_not_pay(scene):
 
 
 def test_a_long_prompt_is_not_read_for_a_short_answer(scene):
-    one = scene(FLAT, dear_reading, "good")
+    one = scene(FLAT, expensive_reading, "good")
     prompt = [1, 2, 3] * 500
     one.run(MODEL, n=16, prompt=prompt)
     assert one.draft.n_past == 0
@@ -344,7 +344,7 @@ def test_a_round_that_does_not_look_computes_no_acceptance_rates(scene, slow_sea
 
 def test_how_long_answers_are_is_learned_from_those_before(scene):
     """There may be a thousand tokens, and there are ten each time."""
-    one = scene(FLAT, dear_reading, "good")
+    one = scene(FLAT, expensive_reading, "good")
     prompt, chain = [1, 2, 3] * 200, sampler(SeededRng(0))
     for answer, is_read in ((400, True), (10, False)):
         for _ in range(30):
@@ -427,7 +427,7 @@ def n_checked(*steps):
 
 
 def test_a_drawn_token_is_checked_at_any_confidence():
-    """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
+    """Without it the remaining tokens would not follow the draft's distribution."""
     distribution = Distribution(np.array([2]), np.ones(1))
     sure, unsure = Step(Proposal(1, ("model", 12)), 0.99), Step(Proposal(2, ("model", 0)), 0.01)
     drawn = Step(Proposal(2, ("model", 0), distribution), 0.01)

@@ -25,7 +25,7 @@ from gguf_spec.registry import hub as hub_module
 from gguf_spec.speculative.profile import write_profile
 from gguf_spec.system.files import write_json
 from gguf_spec.system.machine import format_bytes
-from tests.support import children, zoo
+from tests.support import children, tiny
 from tests.unit.test_tune import profile
 
 FOLDER = hub_module.folder
@@ -64,11 +64,11 @@ def machine(monkeypatch, tmp_path):
 def files(tmp_path_factory):
     """Models: one, a draft for it, one with other words, a recurrent one; and files that are none."""
     folder = tmp_path_factory.mktemp("models")
-    zoo.write(folder / "one.gguf", zoo.llama(seed=1))
-    zoo.write(folder / "draft.gguf", zoo.llama(seed=2))
-    zoo.write(folder / "mamba.gguf", zoo.mamba())
-    others = [*zoo.TOKENS[:-3], "<|other|>", *zoo.TOKENS[-2:]]
-    zoo.write(folder / "others.gguf", zoo.llama(), tokens=others)
+    tiny.write(folder / "one.gguf", tiny.llama(seed=1))
+    tiny.write(folder / "draft.gguf", tiny.llama(seed=2))
+    tiny.write(folder / "mamba.gguf", tiny.mamba())
+    others = [*tiny.TOKENS[:-3], "<|other|>", *tiny.TOKENS[-2:]]
+    tiny.write(folder / "others.gguf", tiny.llama(), tokens=others)
     (folder / "text.gguf").write_text("hello, I am no model")
     whole = (folder / "one.gguf").read_bytes()
     (folder / "short.gguf").write_bytes(whole[: len(whole) // 2])
@@ -672,8 +672,8 @@ def test_a_model_that_was_not_downloaded(tmp_path):
 
 
 def test_a_model_that_llama_does_not_load(files, tmp_path):
-    metadata, tensors = zoo.llama()
-    zoo.write(
+    metadata, tensors = tiny.llama()
+    tiny.write(
         tmp_path / "unknown.gguf", ({**metadata, "general.architecture": "nonesuch"}, tensors)
     )
     loading = check("loading", model=tmp_path / "unknown.gguf", draft=None)
@@ -692,7 +692,7 @@ def test_a_draft_with_the_same_vocabulary(files):
     assert diagnosis.ok
     assert (
         found("vocabulary", diagnosis).found
-        == f"the draft has that of the target, {len(zoo.TOKENS)} tokens"
+        == f"the draft has that of the target, {len(tiny.TOKENS)} tokens"
     )
 
 
@@ -706,7 +706,7 @@ def test_models_whose_state_is_copied(files):
 
 
 def test_a_model_with_snapshots(files, tmp_path):
-    file = zoo.write(tmp_path / "lfm2.gguf", zoo.lfm2())
+    file = tiny.write(tmp_path / "lfm2.gguf", tiny.lfm2())
     check = found("rollback", doctor(file, None, OPTIONS))
     assert check.status == "ok"
     assert "snapshots of its state after the last 9 tokens" in check.found

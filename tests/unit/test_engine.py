@@ -57,7 +57,7 @@ def test_a_drafts_token_is_decoded_once_and_never_replayed():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_like_the_target_is_always_kept_with_penalties_too(temperature):
-    """Draft rows go through the same chain with the same history as the target's: equal models then have equal laws."""
+    """Draft rows pass the same chain with the same history, so equal models have equal distributions."""
     target, drafter, chain = pair(
         temperature=temperature, repeat_penalty=1.8, presence_penalty=0.5, frequency_penalty=0.5
     )
@@ -248,9 +248,12 @@ def test_log_probabilities_are_those_of_the_row_before_penalties_and_bias():
         one = run_round(target, drafter, tokens, chain, 3, RULE)
         for found in one.logprobs:
             row = TABLE[tokens[-2], tokens[-1]]
-            law = row - np.log(np.exp(row).sum())
-            assert (found.token, found.logprob) == (found.token, pytest.approx(law[found.token]))
-            assert dict(found.top) == pytest.approx(dict(enumerate(law)))
+            logprobs = row - np.log(np.exp(row).sum())
+            assert (found.token, found.logprob) == (
+                found.token,
+                pytest.approx(logprobs[found.token]),
+            )
+            assert dict(found.top) == pytest.approx(dict(enumerate(logprobs)))
             tokens.append(found.token)
 
 

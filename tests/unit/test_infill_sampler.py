@@ -11,12 +11,12 @@ from gguf_spec.sampling.chain import InfillSampling, Sampler
 from gguf_spec.sampling.filters import make_filters
 from gguf_spec.sampling.infill import Infill
 from gguf_spec.sampling.rng import SeededRng
-from tests.support import zoo
+from tests.support import tiny
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    path = zoo.write(tmp_path_factory.mktemp("infill") / "one.gguf", zoo.llama())
+    path = tiny.write(tmp_path_factory.mktemp("infill") / "one.gguf", tiny.llama())
     with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
         yield llm.vocabulary
 
@@ -28,19 +28,19 @@ def test_it_keeps_what_llama_cpp_keeps(model):
         n = int(rng.integers(1, 30))
         ids = rng.choice(model.n_vocab, n, replace=False)
         if rng.random() < 0.5:
-            ids[0] = zoo.END
+            ids[0] = tiny.END
         logits = (rng.normal(size=len(ids)) * rng.choice([0.3, 2, 6])).astype(np.float32)
         native = samplers._Fed(model.native.vocab(C.llama_sampler_init_infill), [])
         left = samplers._apply(native.sampler, ids, logits.astype(np.float64))
         wanted = sorted(left["id"][left["logit"] > -np.inf].tolist())
         assert sorted(infill.kept(ids, logits.astype(np.float64)).tolist()) == wanted
-        by_ends += wanted == [zoo.END]
+        by_ends += wanted == [tiny.END]
     assert 20 < by_ends < 380
 
 
 def test_it_is_the_last_filter(model):
     logits = np.full(model.n_vocab, -9.0, np.float32)
-    logits[[40, 41, zoo.END]] = [2.0, 1.9, 1.0]
+    logits[[40, 41, tiny.END]] = [2.0, 1.9, 1.0]
 
     def kept(kind, **options):
         s = kind(**options)
@@ -48,7 +48,7 @@ def test_it_is_the_last_filter(model):
             Sampler(s, SeededRng(0), make_filters(model, s, 0)).candidates(logits, []).ids
         )
 
-    assert kept(Sampling, top_k=3, top_p=1.0) == sorted([40, 41, zoo.END])
-    assert kept(InfillSampling, top_k=3, top_p=1.0) == [zoo.END]
+    assert kept(Sampling, top_k=3, top_p=1.0) == sorted([40, 41, tiny.END])
+    assert kept(InfillSampling, top_k=3, top_p=1.0) == [tiny.END]
     assert kept(InfillSampling, top_k=3, top_p=1.0, ignore_eos=True) == [40, 41]
     assert kept(InfillSampling, top_k=3, top_p=1.0, temperature=0.0) == [40]

@@ -21,7 +21,7 @@ from gguf_spec.llama.options import (
     read_placement,
 )
 from gguf_spec.options import LOADING, PARAMETERS, REQUESTS
-from tests.support import zoo
+from tests.support import tiny
 
 GIB = 1 << 30
 BIG = Device("Big0", "a large GPU", False, 24 * GIB, 24 * GIB)
@@ -97,8 +97,8 @@ def test_workers_have_their_own_devices(options):
 
 
 def test_what_selects_no_tensor_is_refused(tmp_path):
-    plain = read_header(zoo.write(tmp_path / "plain.gguf"))
-    mixture = read_header(zoo.write(tmp_path / "mixture.gguf", zoo.mixture()))
+    plain = read_header(tiny.write(tmp_path / "plain.gguf"))
+    mixture = read_header(tiny.write(tmp_path / "mixture.gguf", tiny.mixture()))
     for options, said in (
         ({"cpu_moe": True}, "cpu_moe is True but must be False: plain.gguf is no mixture"),
         ({"n_cpu_moe": 1}, "n_cpu_moe is 1 but must be 0: plain.gguf is no mixture of experts"),
@@ -167,7 +167,7 @@ def test_an_expression_matches_just_its_names():
 
 def mixture_header(tmp_path, n_layer=8, n_ff=4096):
     """Return the header of a mixture of experts with layers of about 25 MB, most of it experts."""
-    path = zoo.write(tmp_path / "mixture.gguf", zoo.mixture(n_layer=n_layer, n_ff=n_ff))
+    path = tiny.write(tmp_path / "mixture.gguf", tiny.mixture(n_layer=n_layer, n_ff=n_ff))
     return read_header(path)
 
 
@@ -220,8 +220,8 @@ def replace_experts(options, n):
 
 
 def test_a_plain_model_leaves_layers_on_the_cpu(tmp_path):
-    metadata, tensors = zoo.llama(n_layer=8)
-    header = read_header(zoo.write(tmp_path / "plain.gguf", (metadata, tensors)))
+    metadata, tensors = tiny.llama(n_layer=8)
+    header = read_header(tiny.write(tmp_path / "plain.gguf", (metadata, tensors)))
     options = ContextOptions(n_ctx=256, gpu_layers="auto")
 
     def size(layers):
@@ -271,7 +271,7 @@ def test_a_margin_stays_free():
 
 
 def test_files_that_are_read_or_locked_are_memory_of_their_own(tmp_path):
-    header = read_header(zoo.write(tmp_path / "model.gguf"))
+    header = read_header(tiny.write(tmp_path / "model.gguf"))
 
     def estimate(**options):
         how = ContextOptions(n_ctx=256, extra_bufts=False, placement=Placement(**options))

@@ -1,4 +1,4 @@
-"""The noise of the rule `coupled`: it belongs to seed, position and token, and what it draws follows the law."""
+"""The noise of the rule `coupled`: seed, position and token decide it, and draws follow the distribution."""
 
 import itertools
 

@@ -219,8 +219,8 @@ def test_typical_p_is_before_top_p_and_uses_all_tokens(top_p):
     typical = sampler(None, typical_p=0.8).distribution(row, [])
     order = np.argsort(-typical.probs, kind="stable")
     n = int(np.searchsorted(np.cumsum(typical.probs[order]), top_p)) + 1
-    law = sampler(None, typical_p=0.8, top_p=top_p).distribution(row, [])
-    assert law.ids.tolist() == sorted(typical.ids[order[:n]].tolist())
+    distribution = sampler(None, typical_p=0.8, top_p=top_p).distribution(row, [])
+    assert distribution.ids.tolist() == sorted(typical.ids[order[:n]].tolist())
 
 
 def test_a_greedy_choice_is_one_candidate():

@@ -186,8 +186,13 @@ def test_the_text_has_the_distribution_of_the_target(rule, k):
             tokens += run_round(target, drafter, tokens, chain, k, Rule(RULES[rule])).tokens
         return tuple(tokens[2:4])
 
-    law = {}
+    distribution = {}
     for drawn, weight in every_path(run):
-        law[drawn] = law.get(drawn, 0.0) + weight
+        distribution[drawn] = distribution.get(drawn, 0.0) + weight
     exact = exact_distribution(table, {}, 2)
-    assert max(abs(law.get(one, 0.0) - exact.get(one, 0.0)) for one in {*law, *exact}) < 1e-12
+    assert (
+        max(
+            abs(distribution.get(one, 0.0) - exact.get(one, 0.0)) for one in {*distribution, *exact}
+        )
+        < 1e-12
+    )

@@ -4,7 +4,7 @@ import itertools
 import re
 
 from gguf_spec.tools.families import FAMILIES, HARMONY
-from tests.support import zoo
+from tests.support import tiny
 from tests.support.tool_examples import TEMPLATE_MARKS
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -31,10 +31,10 @@ def special_of(name):
 
 def _vocabulary(name, pieces=()):
     """Return tokens and their metadata: the family's markers are special tokens without text."""
-    letters = zoo._byte_letters()
+    letters = tiny._byte_letters()
     words = ["".join(letters[byte] for byte in piece.encode()) for piece in pieces]
-    normal = [*zoo.TOKENS[:-3], *(word for word in words if word not in zoo.TOKENS)]
-    special = [*special_of(name), *zoo.SPECIAL]
+    normal = [*tiny.TOKENS[:-3], *(word for word in words if word not in tiny.TOKENS)]
+    special = [*special_of(name), *tiny.SPECIAL]
     template, end = template_of(name)
     kinds = [1] * len(normal) + [3] * len(special)
     added = {"tokenizer.chat_template": template, "tokenizer.ggml.token_type": kinds,
@@ -45,7 +45,9 @@ def _vocabulary(name, pieces=()):
 def noise(path, name):
     """Write a model of a family with random texts."""
     tokens, _, added, _ = _vocabulary(name)
-    return zoo.write(path, zoo.llama(n_vocab=len(tokens), scale=0.5), tokens=tokens, metadata=added)
+    return tiny.write(
+        path, tiny.llama(n_vocab=len(tokens), scale=0.5), tokens=tokens, metadata=added
+    )
 
 
 def saying(path, name, text):
@@ -57,8 +59,8 @@ def saying(path, name, text):
     pattern = "|".join(map(re.escape, names))
     parts = [part for part in re.split(f"({pattern})", text) if part] if names else [text]
     tokens, words, added, end = _vocabulary(name, [part for part in parts if part not in names])
-    letters = zoo._byte_letters()
-    metadata, tensors = zoo.llama(n_vocab=len(tokens))
+    letters = tiny._byte_letters()
+    metadata, tensors = tiny.llama(n_vocab=len(tokens))
     for tensor_name, tensor in tensors.items():
         if not ("norm" in tensor_name or "embd" in tensor_name):
             tensor[:] = 0
@@ -69,4 +71,4 @@ def saying(path, name, text):
     assert len(set(chain)) == len(chain), "a token may only follow once"
     for now, after in itertools.pairwise(chain):
         tensors["output.weight"][after] = 100 * tensors["token_embd.weight"][now]
-    return zoo.write(path, (metadata, tensors), tokens=tokens, metadata=added)
+    return tiny.write(path, (metadata, tensors), tokens=tokens, metadata=added)

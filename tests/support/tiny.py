@@ -1,4 +1,4 @@
-"""Tiny GGUF files with random weights: good ones of several kinds, and ones that are wrong in a chosen way."""
+"""Tiny GGUF files with random weights: valid ones of several kinds, and invalid ones."""
 
 from __future__ import annotations
 
@@ -101,15 +101,15 @@ def mixture(
     return metadata, tensors | _random(rng, shapes, 0.3)
 
 
-def parrot(says: str, for_ever: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a llama with one text: each byte of `says`, all of them different, is followed by the next; the last by the end, or the first."""
+def one_text(text: str, for_ever: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a llama that always writes `text`, whose bytes all differ; then the end, or `text` again."""
     metadata, tensors = llama()
     tensors = {
         name: tensor if "norm" in name or "embd" in name else np.zeros_like(tensor)
         for name, tensor in tensors.items()
     }
     letters = _byte_letters()
-    ids = [TOKENS.index(letters[byte]) for byte in says.encode()]
+    ids = [TOKENS.index(letters[byte]) for byte in text.encode()]
     for now, after in zip(ids, [*ids[1:], ids[0] if for_ever else END], strict=True):
         tensors["output.weight"][after] = 100 * tensors["token_embd.weight"][now]
     return metadata, tensors

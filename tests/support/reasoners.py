@@ -3,7 +3,7 @@
 import itertools
 
 from gguf_spec import load
-from tests.support import zoo
+from tests.support import tiny
 
 _CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
@@ -54,7 +54,7 @@ GPT_OSS = (
 _OSS = ("start", "end", "channel", "message", "return", "call", "constrain")
 CHANNEL_TOKENS = [f"<|{name}|>" for name in _OSS]
 WORDS = ["<think>", "</think>", "assistant", "analysis", "final"]
-TOKENS = [*zoo.TOKENS[: zoo.END], *WORDS, *CHANNEL_TOKENS, *zoo.SPECIAL]
+TOKENS = [*tiny.TOKENS[: tiny.END], *WORDS, *CHANNEL_TOKENS, *tiny.SPECIAL]
 _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
 
 
@@ -67,19 +67,19 @@ def write(path, template, chain, hidden=()):
         chain: Tokens, the first of which is the last one of the prompt.
         hidden: Words that are special tokens without text.
     """
-    metadata, tensors = zoo.llama(len(TOKENS))
+    metadata, tensors = tiny.llama(len(TOKENS))
     for name, tensor in tensors.items():
         if not ("norm" in name or "embd" in name):
             tensor[:] = 0
     for now, after in itertools.pairwise(chain):
         row = tensors["token_embd.weight"][TOKENS.index(now)]
         tensors["output.weight"][TOKENS.index(after)] = 100 * row
-    kinds = [_NORMAL] * zoo.END + [_USER_DEFINED] * len(WORDS)
-    kinds += [_CONTROL] * len([*CHANNEL_TOKENS, *zoo.SPECIAL])
+    kinds = [_NORMAL] * tiny.END + [_USER_DEFINED] * len(WORDS)
+    kinds += [_CONTROL] * len([*CHANNEL_TOKENS, *tiny.SPECIAL])
     for word in hidden:
         kinds[TOKENS.index(word)] = _CONTROL
     added = {"tokenizer.chat_template": template, "tokenizer.ggml.token_type": kinds}
-    return zoo.write(path, (metadata, tensors), tokens=TOKENS, metadata=added)
+    return tiny.write(path, (metadata, tensors), tokens=TOKENS, metadata=added)
 
 
 def thinker(path, template, chain, hidden=()):
