@@ -105,9 +105,9 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(request, tmp_path_factory):
-    """A folder for what is measured here: what the user's cache holds must decide nothing, and what a busy machine measures is not kept there.
+    """A separate cache folder: tests must not depend on the user's cache, nor write measurements of a busy machine into it.
 
-    Nor does what else runs now decide what is measured.
+    Other running programs do not change what is measured either.
     """
     import gguf_spec
     from gguf_spec.system import machine
@@ -153,7 +153,7 @@ def kernels(request):
 
 @pytest.fixture(scope="session")
 def tales():
-    """The bundled pair on one thread: so small a model does not gain from two, and a busy machine does not hold it up."""
+    """The bundled pair on one thread: so small a model does not gain from two, which are slow on a busy machine."""
     import gguf_spec
 
     with gguf_spec.load("tales", threads=1) as llm:

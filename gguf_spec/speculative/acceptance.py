@@ -146,10 +146,7 @@ def block(draft: Draft, rows: Rows) -> list[int]:
         mass = float(_excess(targets[i], draft.q[i], weight[i]).sum())
         refused = mass + 1 - weight[i]
         if sampler.rng.chance(mass / refused if refused > 0 else 1.0):
-            return [
-                *draft.tokens[:i],
-                sampler.draw(residual(targets[i], draft.q[i], weight[i])),
-            ]
+            return [*draft.tokens[:i], sampler.draw(residual(targets[i], draft.q[i], weight[i]))]
     return [sampler.draw(residual(targets[0], draft.q[0]) if draft.tokens else targets[0])]
 
 

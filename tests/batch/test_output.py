@@ -25,7 +25,7 @@ LINES = [
 
 @pytest.fixture
 def right(llm, tmp_path):
-    """The file with the results of a run that nothing disturbed."""
+    """The file with the results of an undisturbed run."""
     (tmp_path / "right").mkdir()
     answer(llm, tmp_path / "right", LINES)
     write(tmp_path / "in.jsonl", LINES)
@@ -67,7 +67,7 @@ def test_it_continues_behind_any_byte(llm, tmp_path, right, n_bytes, monkeypatch
 
 
 def test_results_that_ended_early_are_kept_for_the_next_run(llm, tmp_path, right, monkeypatch):
-    """The first line does not end before the run is stopped; what ended behind it is not answered again."""
+    """The first line does not end before the run is stopped; later lines that ended are not answered again."""
     first, asked, stream = threading.Event(), [], type(llm).stream
 
     def slow(self, prompt, *a, **b):

@@ -158,7 +158,7 @@ def test_texts():
 @pytest.mark.skipif(os.name == "nt", reason="no such signal there")
 @pytest.mark.parametrize("n_kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(here, environment, prompts, tmp_path, n_kills):
-    """The file is in the end that of a run that nothing disturbed, and no finished line was answered again."""
+    """The final file is that of an undisturbed run, and no finished line was answered again."""
     rng = random.Random(n_kills)
     lines = [
         {"prompt": one, "max_tokens": rng.randint(1, 60)}

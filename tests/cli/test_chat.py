@@ -347,7 +347,7 @@ def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on
 
 
 class AtLine:
-    """Calls a function before one line of some packages, the first time that it is come by."""
+    """Calls a function before one line of some packages, when it is first reached."""
 
     def __init__(self, packages, line=None, call=None):
         self._folders = tuple(str(Path(one.__file__).parent) for one in packages)

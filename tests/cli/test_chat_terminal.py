@@ -46,7 +46,7 @@ def parrots(work):
 
 
 class Terminal:
-    """A terminal of tmux's with a chat in it."""
+    """A tmux terminal with a chat."""
 
     def __init__(self, folder, work, environment, width=80, height=24):
         self._tmux = ["tmux", "-u", "-S", str(folder / "tmux"), "-f", os.devnull]
@@ -66,7 +66,7 @@ class Terminal:
         ).stdout.decode()
 
     def begin(self, *args, until="\n>", **variables):
-        """Start a chat, a second one in the place of the first, and wait for its prompt."""
+        """Start a chat in place of the previous one, and wait for its prompt."""
         command = shlex.join(
             [
                 "env",

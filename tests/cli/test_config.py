@@ -49,7 +49,7 @@ def test_the_option_then_the_environment_then_the_command_then_all(here, config)
 
 
 def test_values_for_all_go_before_those_of_a_command_itself(here, config):
-    """`chat` has another default for the length than `generate`, but not than the user."""
+    """The value of the user replaces the default length of `chat`, which differs from that of `generate`."""
     flags = ("chat", "-m", "abc.gguf", "-d", "none", "-t", 0, "--json", "--ignore-eos")
     env = config("[default]\nmax_tokens = 5\n")
     one = json.loads(out(here(*flags, "--threads", 1, stdin=b"hi\n", env=env)))

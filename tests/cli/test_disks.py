@@ -1,4 +1,4 @@
-"""The folders of this user as they may be: read-only, full, shared by two processes, or full of what an older version wrote."""
+"""Folders of the user that are read-only, full, shared by two processes, or written by an older version."""
 
 import shutil
 import sys
@@ -130,7 +130,7 @@ def test_files_that_were_asked_for_are_refused_in_one_line(command, disk, state)
 
 
 def test_processes_at_once_on_empty_caches(environment, tale, tmp_path):
-    """All of them probe, measure and keep at the same time."""
+    """All of them probe, measure and store at the same time."""
     env = environment | home(tmp_path / "new")
     tellers = [
         children.Child(

@@ -82,7 +82,7 @@ def test_usage(here):
 
 
 def test_at_a_terminal_of_80_columns(work, environment):
-    """No line is longer, those that go on are indented, and what is well is green."""
+    """No line is longer, continued lines are indented, and passed checks are green."""
     gone = "a file with a name that is quite long/and that is not there.gguf"
     command = [sys.executable, "-m", "gguf_spec", "doctor", "-m", "abc.gguf", "-d", gone]
     code, seen = children.at_terminal(command, size=(24, 80), cwd=work, env=environment)

@@ -250,7 +250,7 @@ def test_a_gain_is_shown_only_if_drafts_are_faster(monkeypatch, capsys):
     [("abc\n", False), ("a<|endoftext|>b\n", True), ("a<|im_start|>b\n", False)],
 )
 def test_a_text_with_the_name_of_an_end_token_does_not_end_there(tmp_path, old, has_one):
-    """Seen with Qwen2.5-Coder: it copied `<|im_end|>` as the token, and half of the file was gone."""
+    """Seen with Qwen2.5-Coder: it copied `<|im_end|>` as the token, and half of the file was lost."""
     import gguf_spec
     from gguf_spec import Sampling
     from gguf_spec.cli.edit import EditPrompt

@@ -180,7 +180,7 @@ def test_stop_tokens_bias_and_ends(generate_here):
 
 
 def test_drafts_from_the_text_only(generate_here, tmp_path):
-    """Here the text repeats itself; and it is found in a text beside it."""
+    """The text repeats itself, and occurs in a reference text."""
     flags = ("a", "-m", "ever.gguf", "--ctx", "200", "-n", "60", "--json", "--fixed", "-k", "4")
     one = json.loads(out(generate_here(*flags, "-d", "ngram")))
     assert (one["draft"], one["text"]) == ("ngram", "bcdefghijkla" * 5)

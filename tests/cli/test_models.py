@@ -225,7 +225,7 @@ def test_interrupted(command, run, hub, home, tmp_path):
 
 @pytest.mark.full
 def test_killed(command, run, hub, home, tmp_path):
-    """A leftover part is not used as the file."""
+    """An incomplete download is not used as the file."""
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = len(BODY) - 1000
     line, settings = command("pull", "one", "--no-draft")

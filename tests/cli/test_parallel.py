@@ -93,7 +93,7 @@ def test_the_memory_for_earlier_texts(here, work, tmp_path, size, code):
     ids=["hybrid", "head"],
 )
 def test_a_note_names_what_parallel_requests_exclude(here, tmp_path, model, note):
-    """Without options for drafts, too; one request at a time has no such note."""
+    """Also without options for drafts; one request at a time has no such note."""
     tiny.write(tmp_path / "m.gguf", model)
     write(tmp_path / "in.jsonl", [{"prompt": "a", "max_tokens": 4}])
     args = ("-m", "./m.gguf", "--raw", "--threads", "1")

@@ -1,4 +1,4 @@
-"""README and the pages about embedding are true: their Python runs as it stands, and the two commands are there."""
+"""The Python of README and of the pages about embedding runs, and the two commands exist."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`gguf-spec tune` from end to end; what it measures is no matter here."""
+"""`gguf-spec tune` from end to end, with any measured values."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Programs of this folder in processes of their own: a crash or a hang there is a failure here, with all that was printed."""
+"""Programs of this folder in separate processes: a crash or a hang is a failure with the output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_child(name, *arguments, limit_s=240):
 
 
 def default_signals():
-    """In a child: let Ctrl-C raise KeyboardInterrupt, also where whoever started the tests ignores it."""
+    """In a child: let Ctrl-C raise KeyboardInterrupt, even if the tests were started with SIGINT ignored."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(all_threads=True)

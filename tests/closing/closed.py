@@ -90,7 +90,7 @@ def calls(member):
 
 
 def use_up(result):
-    """Do with a result what its caller would."""
+    """Use a result as its caller would."""
     if (
         hasattr(result, "__enter__")
         and not hasattr(result, "__next__")

@@ -46,7 +46,7 @@ class Calls:
         return result
 
     def places(self, request):
-        """Return all places that a request comes by."""
+        """Return all places that a request reaches."""
         self.counts.clear()
         request()
         return [

@@ -19,7 +19,7 @@ def fixed(k, **options):
 
 
 def chat(llm, folder):
-    """Two turns: the second goes on with what the first left in the caches."""
+    """Two turns: the second continues with the caches of the first."""
     talk = llm.chat(sampling=DRAWN)
     return [talk.send(said).text for said in ("hi", "And then?")]
 

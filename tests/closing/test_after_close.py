@@ -21,7 +21,7 @@ OPTIONS = {"threads": 1, "n_ctx": 256, "extra_bufts": False}
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["", "bare"])
 def test_every_public_member_works_without_native_memory_or_raises_closed_error(gguf_dir, way):
-    """In a process of its own: what is wrong here ends it with SIGSEGV."""
+    """In a separate process: a fault ends it with SIGSEGV."""
     assert run_child("closed", gguf_dir, way).endswith(" 0 failed: []")
 
 

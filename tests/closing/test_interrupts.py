@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the next request gives the text it always gives.
+"""Ctrl-C at any moment: the text of the next request does not change.
 
 All places around calls of llama.cpp by hand: `python -m tests.closing.injected FOLDER calls 0` (10 minutes).
 """
@@ -47,7 +47,7 @@ def test_an_interrupt_before_bytecodes(tmp_path, n):
 @pytest.mark.full
 @pytest.mark.parametrize(("n_before", "busy"), [(0, 0), (200, 1)])
 def test_the_thread_governor_survives_an_interrupt_at_every_bytecode(n_before, busy):
-    """Of its first passes, and of passes in which it tries fewer threads and takes them; the first time and in the middle."""
+    """In its first passes, and in passes that try and select fewer threads."""
     machine, begun = Machine(2), ThreadGovernor(2)
     run(begun, machine, n_before)
     machine.busy = busy
@@ -84,7 +84,7 @@ def test_cancel_in_a_signal_handler_that_interrupts_cancel(tales):
 
 @pytest.mark.parametrize("n_read", [0, 1, 99])
 def test_dropping_a_stream_runs_no_python_code(tales, n_read):
-    """Python drops a Ctrl-C that arrives inside of a finalizer: there must be none."""
+    """Python drops a Ctrl-C that arrives inside of a finalizer, so there must be no finalizer."""
     way = Bytecodes(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
     streams = [tales.stream("Once", Sampling(seed=1, max_tokens=9))]
     for _ in zip(range(n_read), streams[0], strict=False):
@@ -113,7 +113,7 @@ def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
 @pytest.mark.full
 @pytest.mark.parametrize("stream_open", [False, True])
 def test_a_close_that_is_interrupted_can_be_repeated(gguf_dir, stream_open):
-    """At each bytecode of it: afterwards a close frees all, and no request runs on what is half closed."""
+    """At each bytecode; afterwards a close frees all, and no request runs on partly closed models."""
     way = Bytecodes(
         [
             "runtime/llm.py",
@@ -150,7 +150,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(gguf_dir, stream_open):
 
 
 def test_an_interrupt_while_llama_cpp_frees_is_not_lost(gguf_dir, monkeypatch):
-    """It comes where C calls Python, which drops what is raised there: this `free` stands for a log line."""
+    """It arrives where C calls Python, which drops exceptions there; this `free` stands for a log line."""
     freed, closing, before = [], [], signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def free(name, function, pointer):

@@ -46,7 +46,7 @@ def right(llm):
 
 @pytest.fixture(autouse=True)
 def all_is_free(request):
-    """After each test no slot is taken, and each text is the usual one."""
+    """After each test no slot is in use, and each text is unchanged."""
     yield
     if "right" in request.fixturenames:
         llm, right = request.getfixturevalue("llm"), request.getfixturevalue("right")
@@ -191,7 +191,7 @@ REQUESTS = {
 @pytest.mark.parametrize("n", [15, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_interrupt_before_bytecodes(llm, right, name, n):
-    """In the thread of the caller; the next request gives its text, and no slot stays taken."""
+    """In the thread of the caller; the next text is unchanged, and all slots are free."""
     request, way = partial(REQUESTS[name], llm), Bytecodes(FILES)
     places = way.places(request)
     n_raised = 0
@@ -322,7 +322,7 @@ class Waiting:
 
 @pytest.mark.parametrize("end", ["cancel", "close", "abort"])
 def test_a_stream_that_waits_for_a_slot_ends_at_once(llm, right, end):
-    """While all slots are taken by requests that never end; and those that wait behind it are not lost."""
+    """All slots are used by requests that never end; later requests in the queue are not lost."""
     with Beside(llm, 4) as beside:
         first, second = Waiting(llm), Waiting(llm)
         getattr(first.stream, end)()
@@ -365,7 +365,7 @@ def test_an_unexpected_error_ends_the_requests_and_leaves_nothing_wrong(llm, rig
 
 @pytest.mark.parametrize("function", ["choose_slots", "reads_prefix"])
 def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch, function):
-    """Those that run go on, and what they wrote is right; nothing half copied is left in a cache."""
+    """Running requests continue with right texts; no incomplete copy is left in a cache."""
     texts(llm)  # there are caches to lose
     real, bad = getattr(request_queue, function), llm.tokenize(PROMPTS[3])
 
@@ -456,7 +456,7 @@ def test_forget_empties_the_caches_of_all_slots(llm, right):
 
 
 def test_another_profile_is_that_of_the_next_requests(llm, right):
-    """Both its exact width and its costs, and the statistics of a restored snapshot."""
+    """Its exact width and costs, and the statistics of a restored snapshot."""
     profile = llm.profile
     llm.use_profile(replace(profile, exact_width=2))
     assert texts(llm) == right

@@ -1,4 +1,4 @@
-"""One at a time, in order; and what ends in an exception gives its turn back."""
+"""One request at a time, in order; a request that fails releases its turn."""
 
 import threading
 
@@ -141,7 +141,7 @@ def test_waiting_requests_get_an_error_on_close():
 
 
 def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
-    """When `close` looks for the stream it does not exist yet; `close` must not wait for a reader that never reads."""
+    """The stream does not exist yet when `close` looks for it; `close` must not wait for an idle reader."""
     llm, begun, go, done = llm_of(), threading.Event(), threading.Event(), threading.Event()
     monkeypatch.setattr(llm._pair, "check", lambda _: (begun.set(), go.wait(LIMIT_S)))
 

@@ -1,4 +1,4 @@
-"""The bundled pair with weights of 32 bits: batches of any size then give the same logits, but for some 1e-6, and greedy texts can be compared."""
+"""The bundled pair with 32-bit weights: logits then differ by 1e-6 between batch sizes, so greedy texts can be compared."""
 
 import ctypes
 import os

@@ -50,7 +50,7 @@ def test_the_same_numbers(files, name, pooling):
 
 
 def test_rows_without_pooling(files):
-    """The default of llama.cpp where the file names none."""
+    """The default of llama.cpp if the file names no pooling."""
     ours, theirs = both(files / "llama.gguf", n_ctx=64)
     assert ours.pooling_type() == theirs.pooling_type() == 0
     np.testing.assert_allclose(ours.embed("abc"), theirs.embed("abc"), atol=1e-5)

@@ -219,7 +219,7 @@ PENALTIES = [
 @pytest.mark.parametrize("prompt", [*PROMPTS, "Once upon a time there was a king. Once upon a"])
 @pytest.mark.parametrize("more", PENALTIES, ids=str)
 def test_greedy_texts_with_penalties_are_the_same(ours, theirs, prompt, more):
-    """Their penalties look at the answer only."""
+    """The penalties of llama-cpp-python count the answer only."""
     assert ours(prompt, **GREEDY, **more)["choices"] == theirs(prompt, **GREEDY, **more)["choices"]
     parts = [part["choices"][0]["text"] for part in ours(prompt, **GREEDY, **more, stream=True)]
     assert "".join(parts) == theirs(prompt, **GREEDY, **more)["choices"][0]["text"]

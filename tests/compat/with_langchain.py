@@ -97,7 +97,7 @@ def test_text(llm):
 
 
 def test_more_texts_at_once_than_an_executor_has_threads(llm):
-    """Each part is read by whatever thread of the pool is free: with a lock that belongs to a thread this would hang or fail."""
+    """Any thread of the pool reads each part: with a lock owned by one thread this would hang or fail."""
 
     async def ask():
         return await asyncio.wait_for(

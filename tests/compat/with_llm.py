@@ -67,7 +67,7 @@ def text_of(prompt, **options):
 
 
 def test_a_broken_models_file_is_a_warning(plugin, monkeypatch, tmp_path):
-    """llm asks each plugin at its start: no other model would work either."""
+    """llm calls each plugin at its start, so an exception would break all models."""
     (tmp_path / "gguf-spec").mkdir()
     (tmp_path / "gguf-spec" / "models.yaml").write_text("models: [1")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

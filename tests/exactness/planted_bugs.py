@@ -80,7 +80,7 @@ def penalties_from_a_stale_history(monkeypatch):
 
 
 def noise_that_belongs_to_the_round(monkeypatch):
-    """Positions counted from the start of the round, not of the sequence: two rounds share their noise, and k decides where they begin."""
+    """Counts positions from the start of the round: rounds share their noise, and k decides where they begin."""
     real = Sampler.pick
     count = Counter()
 
@@ -92,7 +92,7 @@ def noise_that_belongs_to_the_round(monkeypatch):
 
 
 def logit_bias_after_the_filters(monkeypatch):
-    """A token that a bias raises is cut off before it is raised."""
+    """Filters a token before its bias is added."""
     survivors = Sampler.survivors
 
     def biased(self, logits, position):
@@ -162,7 +162,7 @@ def stop_strings_at_the_end_of_a_round(monkeypatch):
 
 
 def rows_scaled(monkeypatch):
-    """The rows of all passes over several tokens are a tenth too small."""
+    """Makes the rows of all passes over several tokens a tenth too small."""
     logits = Model.logits
 
     def scaled(self, tokens, n_rows):

@@ -40,7 +40,7 @@ def llm():
 @pytest.mark.parametrize("n", [24, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.failing_drafts
 def test_texts_of_a_batch_are_those_of_separate_requests(alone, llm, monkeypatch, n):
-    """Each option comes, beside neighbours that fail, leave, or fill their context."""
+    """Each option occurs, together with requests that fail, are closed, or fill their context."""
     requests = random_requests(seeded(n), n)
     expected = [outcome(alone, request) for request in requests]
     neighbours = Neighbours(llm)

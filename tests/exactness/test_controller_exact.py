@@ -51,7 +51,7 @@ def nothing_known():
 def distribution_of(
     table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"
 ):
-    """The distribution of the first tokens over all paths; the controller learns on its path only, without a real clock."""
+    """Return the distribution of the first tokens over all paths; the controller learns on each path alone, without a clock."""
     distribution, drafted = {}, set()
     by_text, by_model = WHO[who]
 
@@ -113,7 +113,7 @@ def test_every_path_of_an_adaptive_controller_follows_the_targets_distribution(
 
 
 def some_experience(seed):
-    """Costs and chances that make nothing, something, or everything worth drafting, by how sure each token looks."""
+    """Costs and acceptance rates at which no, some, or all drafts pay, by confidence."""
     rng, pace = np.random.default_rng(seed), Pace()
     priors = {
         one.name: rng.uniform(0.05, 0.95, len(one.priors)) for one in (NgramDrafter, RetryDrafter)

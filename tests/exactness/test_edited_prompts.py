@@ -92,7 +92,7 @@ def test_every_position_of_an_edit(folder, name, grid, monkeypatch):
 
 
 def test_checkpoints_lie_on_the_grid(folder, monkeypatch):
-    """A prompt that returned to another place would be read from its start."""
+    """A prompt that rolls back to another position would be read from its start."""
     monkeypatch.setattr(recurrent_state, "SPACING", 4)
     model = Model(folder / "lfm2.gguf", ContextOptions(n_ctx=256, threads=1, extra_bufts=False))
     model.reads_at_once, model.grid, model.recurrent.limit = 16, 16, 1 << 20
@@ -114,7 +114,7 @@ def test_every_position_of_an_edit_for_all_architectures(folder, name, monkeypat
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_texts_and_what_is_read(folder, name, parallel, monkeypatch):
-    """Edits one after another, of two texts in turn, and a text that another one displaced."""
+    """Repeated edits of two texts in turn, and a text that was replaced in the cache."""
     monkeypatch.setattr(PrefixStore, "_pays", lambda *_, **__: True)  # copies of so small a file
     edits = [1300, 1100, 700, 257, 100]
     prompts = [TOKENS[0][:1300]]
@@ -142,7 +142,7 @@ def test_texts_and_what_is_read(folder, name, parallel, monkeypatch):
 
 
 def test_a_recurrent_draft(folder):
-    """Its checkpoints only save work; the text is the target's."""
+    """Its checkpoints only save time; the text is the target's."""
     with loaded(folder, "qwen35", folder / "qwen35-cousin.gguf") as llm:
         speculation = Speculation(4, adaptive=False, drafter="model")
         for i, at in enumerate((1300, 1100, 700)):
@@ -201,7 +201,7 @@ def test_no_memory_no_checkpoints(folder):
 
 @given(st.integers(3, 12), st.integers(1, 200))
 def test_little_is_read_again_relative_to_what_must_be(n_most, n_passes):
-    """With room for `n_most` checkpoints, whatever the length of the text; two cannot do that."""
+    """With memory for `n_most` checkpoints at any text length; two are not enough."""
     kept: list[int] = []
     for i in range(1, n_passes + 1):
         kept.append(SPACING * i)

@@ -62,7 +62,7 @@ def exact_distribution(target_table, options, m=M):
 def engine_distribution(target_table, draft_table, k, options, rule=rejection, drafts=None, m=M):
     """Return the engine's distribution of the first `m` tokens over all random paths, and the number of paths.
 
-    Under the rule `coupled` nothing is asked of the draft, so every draft there can be is tried.
+    The rule `coupled` requires nothing of the draft, so every possible draft is tried.
     """
     distribution, n_paths = defaultdict(float), 0
 

@@ -111,7 +111,7 @@ def test_a_recurrent_model_drafts_for_another_kind(folder, name):
 @pytest.mark.full
 @pytest.mark.parametrize("name", FEW)
 def test_conversations(folder, name):
-    """Whatever is kept of a cache, the answers are those of new models: next turns, edits, repeated questions."""
+    """Answers of next turns, edits and repeated questions are those of newly loaded models."""
     prompts = [
         [40, 41, 42, 43, 44, 45] * 4,
         [40, 41, 42, 43, 44, 45] * 4,  # again
@@ -265,7 +265,7 @@ def test_strict_is_refused_where_passes_are_not_exact(folder, name, monkeypatch)
 
 @pytest.mark.parametrize("name", FEW)
 def test_a_state_that_is_not_restored_is_noticed(folder, name, monkeypatch):
-    """As if llama.cpp's code for this architecture forgot a part of the state."""
+    """As if llama.cpp's code for this architecture did not save a part of the state."""
     monkeypatch.setattr(profiler, "read_profile", lambda *_: None)
     monkeypatch.setattr(profiler, "write_profile", lambda *_: True)
 

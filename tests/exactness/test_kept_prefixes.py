@@ -40,7 +40,7 @@ def files(tmp_path_factory):
 
 
 def conversations(n_rounds):
-    """Turns of four texts, one after the other, each longer than its last; also cuts of them."""
+    """Turns of four texts in order, each longer than its previous turn, and prefixes of them."""
     rng, texts = random.Random(1), [start * 6 for start in STARTS]
     requests = []
     for i, at in enumerate(islice(cycle(range(4)), 4 * n_rounds)):

@@ -1,4 +1,4 @@
-"""On the bundled pair: the seed decides the text, whatever is drafted, with everything people sample with."""
+"""On the bundled pair the seed decides the text, for all drafts and sampling options."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def test_the_text_is_the_plain_one(tales, prompts, options):
 
 
 def test_a_drafter_that_differs_in_all_ways(tales, prompts, monkeypatch):
-    """The draft's rows turned upside down: it is never right, and changes nothing."""
+    """Negated rows of the draft: it is never right, and changes no text."""
     draft = type(tales._draft)
     right = draft.logits
     monkeypatch.setattr(
@@ -205,7 +205,7 @@ def test_cancelled_and_taken_up_again(tales):
 
 
 def test_earlier_requests_change_no_text(tales):
-    """The draft learns from every request; the text does not depend on it."""
+    """Each request changes the learned statistics; the text does not depend on them."""
     sampling = Sampling(seed=2, max_tokens=50)
     before = tales.generate("A fox and a hen", sampling)
     for seed in range(6):
@@ -217,7 +217,7 @@ def test_earlier_requests_change_no_text(tales):
 
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_the_other_rules_are_reproducible(tales, accept):
-    """Their text depends on the draft, so the draft must not learn under them."""
+    """Their text depends on the draft, so nothing may be learned with them."""
     sampling, speculation = Sampling(seed=2, max_tokens=50), Speculation(4, accept, adaptive=False)
     before = tales.generate("A fox and a hen", sampling, speculation=speculation)
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""`overflow="shift"`: when the context is full the older half of the answer is forgotten, at the same place with any draft."""
+"""`overflow="shift"`: a full context drops the older half of the answer, at the same position with any draft."""
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -48,7 +48,7 @@ def test_the_text_is_the_same_with_any_draft(short, more):
 
 
 def test_it_continues_from_the_prompt_and_the_later_half(short):
-    """The definition, put together by hand from single texts."""
+    """By the definition, from single texts."""
     prompt = short.tokenize("There was once a king who")
     room = N_CTX - len(prompt)
     greedy = Sampling(temperature=0, ignore_eos=True, max_tokens=None)
@@ -61,7 +61,7 @@ def test_it_continues_from_the_prompt_and_the_later_half(short):
 
 
 def test_the_noise_of_a_position_is_not_repeated(short):
-    """Positions do: with the noise of the part before, texts of little temperature would go in circles."""
+    """The noise depends on the position: with the earlier noise, texts at a low temperature would repeat."""
     tokens = short.generate(
         "Once upon a time", sampling(400, temperature=3.0, top_k=0, top_p=1.0)
     ).tokens

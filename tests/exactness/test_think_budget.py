@@ -1,4 +1,4 @@
-"""A budget of reasoning tokens is part of the rows: the text is the plain one, whatever is drafted."""
+"""A budget of reasoning tokens changes the rows, so the text is the plain one with any draft."""
 
 from dataclasses import replace
 

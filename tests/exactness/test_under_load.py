@@ -54,7 +54,7 @@ def rows_of_the_neighbour(monkeypatch):
 
 
 def noise_of_common_passes(monkeypatch):
-    """Rows of common passes move a little: more than rounding where passes are exact."""
+    """Changes rows of common passes by more than rounding where passes are exact."""
     decode, rng = Slots.decode, np.random.default_rng(1)
 
     def wrong(self, parts, *more):

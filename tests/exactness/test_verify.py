@@ -168,7 +168,7 @@ def test_it_stops_when_the_time_is_up(tales, prompts):
 @pytest.mark.full
 @pytest.mark.parametrize("flash_attention", ["off", "on"])
 def test_a_broken_batch_path_is_not_taken_for_rounding_noise(monkeypatch, prompts, flash_attention):
-    """It is there when the profile is measured, too: no pass is exact then, the noise is large, and nearly everything is a near tie."""
+    """The bug is also present when the profile is measured: no pass is exact, and nearly all tokens are near ties."""
     monkeypatch.setattr("gguf_spec.speculative.profiler.write_profile", lambda *_: True)
     rows_scaled(monkeypatch)
     with gguf_spec.load("tales", threads=1, n_ctx=1024, flash_attention=flash_attention) as llm:
@@ -245,7 +245,7 @@ def test_the_largest_seed(tales, monkeypatch):
 
 
 def test_an_end_at_a_near_tie_is_one(tales):
-    """One text ended where the other continued: the gap of that decision counts, whichever token the target gives again."""
+    """One text ended where the other continued: the gap of that decision counts."""
     texts = TextChecks(tales, 20, 1e9)
     sampling = SAMPLINGS["greedy"]
     ids = tales.tokenize("Once upon a time")

@@ -55,7 +55,7 @@ def saved_chat(llm, path):
 
 
 def check_restored_chat(llm, path, expected, n_past=-1):
-    """The restored conversation goes on the same, with more than `n_past` tokens in both caches."""
+    """The restored conversation continues unchanged, with more than `n_past` tokens in both caches."""
     chat = llm.chat(sampling=GREEDY)
     assert chat.restore(path) == ""
     with llm.models() as (target, head):

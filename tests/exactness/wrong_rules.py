@@ -42,7 +42,7 @@ def residual_turned_round(draft, rows):
 
 
 def block_with_the_plain_residual(draft, rows):
-    """Block verification that forgets the weight of what it keeps."""
+    """Block verification without the weight of the accepted prefix."""
     weight, targets = [1.0], [rows.distribution(0)]
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
         weight.append(min(1.0, weight[i] * targets[i].prob(token) / q.prob(token)))

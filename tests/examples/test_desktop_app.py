@@ -58,7 +58,7 @@ class App:
         self.shown = {}
 
     def until(self, wanted, seconds=60):
-        """Read what it shows until `wanted` of that is true; return it."""
+        """Read its states until `wanted` is true of one; return it."""
         end = time.monotonic() + seconds
         for line in self.process.stdout:
             self.shown = json.loads(line)
@@ -103,7 +103,7 @@ class App:
         self.process.stdin.flush()
 
     def left(self):
-        """Wait for its end; return the threads that were left, and what it complained of."""
+        """Wait for its end; return the remaining threads and its error output."""
         threads = self.until(lambda shown: shown["state"] == "left")["threads"]
         assert self.process.wait(20) == 0
         return threads, self.process.stderr.read()

@@ -1,4 +1,4 @@
-"""Conversations on the bundled pair: what is read again, what is kept, what a saved one gives back."""
+"""Conversations on the bundled pair: tokens read again, cached prefixes, and saved sessions."""
 
 import json
 
@@ -48,7 +48,7 @@ def reads(monkeypatch):
 
 
 def same(one, other):
-    """Whether two answers are the same, or part where the kernels of this machine may round either way: then a near tie was counted."""
+    """Return whether two answers are equal, or differ at a counted near tie."""
     return one.tokens == other.tokens or one.stats.n_near_ties + other.stats.n_near_ties > 0
 
 

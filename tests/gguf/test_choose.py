@@ -1,4 +1,4 @@
-"""LLM.choose: the bits of single-token passes, in any company; shared passes; errors."""
+"""LLM.choose: the bits of single-token passes in any batch; shared passes; errors."""
 
 import asyncio
 import math

@@ -72,7 +72,7 @@ def test_a_cache_in_blocks_needs_flash_attention(kind):
 
 @pytest.mark.parametrize("kind", KV_TYPES)
 def test_blocks_must_divide_heads(narrow, kind):
-    """We refuse exactly where llama.cpp would."""
+    """The refused values are those that llama.cpp refuses."""
     options = ContextOptions(n_ctx=64, threads=1, extra_bufts=False, kv_type=kind)
     if KV_TYPES[kind][1] >= 2:
         options.check_heads(read_header(narrow))

@@ -105,7 +105,7 @@ def test_token_ids_and_many_texts(folder):
 
 @pytest.mark.parametrize("kind", ["llama", "mamba", "lfm2"])
 def test_generations_do_not_change(gguf_dir, kind):
-    """Before, after and beside; recurrent models too, whose state must not mix."""
+    """Before, after and together with embeddings; also for recurrent models, whose states must stay separate."""
     with gguf_spec.load(gguf_dir / f"{kind}.gguf", None, **PLAIN) as llm:
         prompt = "abc ab " * 6
         text, before = llm.generate(prompt, GREEDY).tokens, llm.memory_bytes

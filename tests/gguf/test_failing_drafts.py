@@ -61,7 +61,7 @@ def test_greedy_text_under_the_other_rules(llm, accept, adaptive):
 
 
 def test_adaptive_drafting_is_measured_without_the_draft(llm):
-    """The first request measures the pair; a draft that fails is no reason to refuse it."""
+    """The first request measures the pair; a failing draft must not end it."""
     assert llm.profile.agreement == 0
     assert llm.profile.draft
     one = llm.generate(PROMPT, Sampling(temperature=0.0, max_tokens=100))

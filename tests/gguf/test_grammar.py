@@ -55,7 +55,7 @@ def texts(model, grammar, history=()):
 
 
 def walk(model, grammar, rng, prompt=(), most=60, hurry=30):
-    """Say allowed tokens at random, towards the end short ones that close something, and return them with whether an end came."""
+    """Generate random allowed tokens, short closing ones towards the end; return them and whether the grammar ended."""
     history = list(prompt)
     for n in range(most):
         allowed = grammar.allowed(history, all_ids(model))
@@ -104,7 +104,7 @@ class Oracle:
 
 
 def is_text(data):
-    """Tell whether bytes are the beginning of UTF-8; llama.cpp lets others through."""
+    """Return whether bytes begin valid UTF-8; llama.cpp accepts others."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(data)
     except UnicodeDecodeError:

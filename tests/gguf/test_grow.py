@@ -42,7 +42,7 @@ def rows(path: Path) -> tuple[list[int], np.ndarray]:
 
 
 def close(grown: np.ndarray, small: np.ndarray) -> bool:
-    """Return whether logits are equal but for what float16 rounds away, which no machine does alike; they spread over 30."""
+    """Return whether logits are equal up to float16 rounding, which differs between machines; they spread over 30."""
     best = np.sort(small, axis=1)
     clear = best[:, -1] - best[:, -2] > 0.1
     assert clear.sum() >= 64

@@ -294,7 +294,7 @@ def test_what_a_head_refuses(pair):
 
 
 def test_a_head_without_a_cache_decodes_behind_the_target(folder):
-    """All tokens of a draft are at one position; what was counted does not matter."""
+    """All tokens of a draft have one position."""
     target = tiny.write(folder / "gemma4.gguf", families.family("gemma4"))
     file = ModelFile(tiny.write(folder / "assistant.gguf", families.assistant()))
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="file")

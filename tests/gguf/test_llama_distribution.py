@@ -24,7 +24,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_our_chain_gives_the_distribution_of_llama_cpp_with_biases(options, ignore_eos):
-    """The raised token is one that each filter would cut off, were it raised later; the best one is forbidden."""
+    """Each filter would remove the raised token if the bias came later; the best token is forbidden."""
     ends = [3, 4]
     for seed in range(6):
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""llama.cpp's samplers: those we use against plain readings of their rules, and our own chain against llama.cpp's."""
+"""llama.cpp's samplers against direct implementations of their rules, and our chain against llama.cpp's."""
 
 import ctypes
 import random

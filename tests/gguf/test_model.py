@@ -1,4 +1,4 @@
-"""The real model: caches, texts, and what comes of too much."""
+"""The real model: caches, texts, and inputs that are too large."""
 
 import sys
 
@@ -81,7 +81,7 @@ def test_rollback_removes_the_end_only(model):
 
 
 def test_a_restored_cache_has_the_count_of_prompt_tokens(model):
-    """And a rollback into that part does: decoded tokens may have other bits than those that a prompt is read with."""
+    """A rollback into that part does it, too: decoded tokens may have other bits than prompt tokens."""
     model.read([40, 41, 42])
     model.logits([43, 44], 1)
     cached, n_read, state = [*model.cached], model.n_read, model.state().tobytes()

@@ -108,7 +108,7 @@ def spoken(kind, tokens):
     )
 
 
-# What ended the process when it was found, and what is said of it now.
+# Fault that ended the process when it was found, and its error message now.
 KILLERS = {
     "experts, how many of them used is not said": (
         named("llama", expert_count=3),

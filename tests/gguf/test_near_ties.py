@@ -1,4 +1,4 @@
-"""Rounding noise of the real llama.cpp: wide passes of K-quants have it on many machines; where they are allowed, texts part at near ties."""
+"""Rounding noise of the real llama.cpp: with wide passes of K-quants, texts differ at near ties on many machines."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Drafts with another tokenizer: the same text as without them, whatever they are, and what is refused.
+"""Drafts with another tokenizer: the text does not change, and unsuitable ones are refused.
 
 The draft is the bundled one with its rows in another order, under an SPM vocabulary; so it is right as often as the text can be translated.
 """

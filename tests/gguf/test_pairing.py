@@ -32,7 +32,7 @@ OTHER_TOKENS = [*tiny.TOKENS[:40], "another", *tiny.TOKENS[41:]]
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home in which nothing lies yet."""
+    """An empty home folder."""
     for name in (
         "HF_HOME",
         "HF_HUB_CACHE",

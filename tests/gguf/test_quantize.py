@@ -1,4 +1,4 @@
-"""Smaller files of a model: that they hold what they should, and that nothing is left behind where they cannot be made."""
+"""Quantised files: their contents, and no leftovers after a failure."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Models as people have them: SmolLM2-135M-Instruct, Gemma 3 270M (base), and with --all Qwen2.5-Coder 1.5B, TinyLlama and nomic-embed.
+"""Published models: SmolLM2-135M-Instruct, Gemma 3 270M (base), and with --all Qwen2.5-Coder 1.5B, TinyLlama and nomic-embed.
 
 scripts/models/fetch_test_models.py puts them into the user's cache; tests of a model that is not there are skipped.
 """

@@ -1,4 +1,4 @@
-"""Rollbacks of recurrent and hybrid models: whatever was dropped, the rows after it are those of plain decoding."""
+"""Rollbacks of recurrent and hybrid models: the rows after any rollback are those of plain decoding."""
 
 import importlib.util
 import random
@@ -160,7 +160,7 @@ def test_snapshots_reach_into_the_last_pass_only(files, name):
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_several_sequences_have_checkpoints_of_their_own(files, name):
-    """One goes back while the other goes on, and their passes are common."""
+    """One sequence rolls back while the other continues, in common passes."""
     model = opened(files[name])
     rows = single_rows(model)
     model.close()
@@ -280,7 +280,7 @@ def test_a_state_that_cannot_be_restored_affects_only_its_sequence(files, monkey
 
 
 class Drafting:
-    """A task that decodes the text, each time with wrong tokens behind it."""
+    """A task that decodes the text, with wrong tokens after each part."""
 
     def __init__(self, scheduler, place, n_wrong):
         self.slot, self.n_wrong, self.error, self.rows = (

@@ -31,7 +31,7 @@ def models(gguf_dir):
 
 
 class Costs:
-    """Base costs that make wide passes cheap or dear."""
+    """Base costs that make wide passes cheap or expensive."""
 
     def __init__(self, a_token=1e-6):
         self.a_token = a_token
@@ -163,7 +163,7 @@ def test_prompts_of_a_single_request_are_read_in_large_passes(models):
 
 @pytest.mark.parametrize("a_token", [1e-6, 1e-1])
 def test_groups_of_unequal_width_keep_their_rows(models, passes, a_token, monkeypatch):
-    """Joined where that is cheap, apart where a token is dear; each task has the rows of its own pass."""
+    """Common passes where rows are cheap, separate ones where they are expensive; each task gets its own rows."""
     monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
     scheduler = scheduler_of(models[0], costs=Costs(a_token))
     tasks = [Task(scheduler, i, [1 + i, 9], 6, at_once) for i, at_once in enumerate((1, 4, 1, 3))]

@@ -126,7 +126,7 @@ def test_a_state_with_a_window_is_not_cut_into(files, parallel):
 
 
 def test_what_a_window_lacks_matters(files):
-    """Without the refusal the rows would differ: llama.cpp cuts without a word."""
+    """Without the refusal the rows would differ: llama.cpp reports no error."""
     model = opened(files["gemma2"], 1)
     model.read(PAST[:80])
     wanted = row(model)

@@ -246,7 +246,7 @@ def test_a_pass_for_the_copies_of_a_slot_sets_the_threads_of_the_model(gguf_dir)
 
 
 def test_a_moved_sequence_continues_with_the_same_bits(pair, slots):
-    """Its place is another one, the place it left is empty, and no other slot changes."""
+    """The sequence has another slot, its old slot is empty, and no other slot changes."""
     rng = random.Random(8)
     texts = [some_tokens(rng, 30 + 5 * i) for i in range(3)]
     for slot, text in zip(slots.all, texts, strict=False):

@@ -1,4 +1,4 @@
-"""Images in prompts: the text is that of llama.cpp's own program, whatever is drafted and cached."""
+"""Images in prompts: the text is that of llama.cpp's own program, with any drafts and caches."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_experts(name):
 
 
 def test_rows_are_computed_by_us():
-    """The other tests could not fail if llama.cpp's kernels computed both sides."""
+    """Without the own kernels the other tests could not fail."""
     from gguf_spec.llama import own_kernels
 
     w, x = numbers((8, 256), 1), numbers((2, 256), 2)

@@ -1,4 +1,4 @@
-"""Any order of prompts, rounds, cancels and closings leaves the caches as they must be, and changes no text."""
+"""Any order of prompts, rounds, cancels and closings leaves valid caches and changes no text."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -165,7 +165,7 @@ TestRequests.settings = settings(max_examples=60, stateful_step_count=20, deadli
 
 
 def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
-    """The same invariant over an engine that forgets to roll the draft back."""
+    """The same invariant for an engine that does not roll back the draft."""
     monkeypatch.setattr(
         "gguf_spec.speculative.drafters.ModelDrafter.rollback", lambda self, to: None
     )
@@ -184,7 +184,7 @@ def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("drafter", sorted({*DRAFTERS} - {*HEADS}))
 def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adaptive, monkeypatch):
-    """Or the tests here would show nothing."""
+    """Without accepted drafts these tests would show nothing."""
     monkeypatch.setattr(
         controller, "time", SimpleNamespace(perf_counter=lambda: 0.0)
     )  # how busy this machine is must not decide
@@ -234,7 +234,7 @@ drafts = st.sampled_from(
 @settings(deadline=None, max_examples=300)
 @given(prompts, chains, drafts, ways, st.integers(0, 12))
 def test_the_seed_alone_decides_the_text(prompt, sampling, draft, speculation, cut):
-    """Any draft, any way to draft, cancelled anywhere and taken up again: text, end and log-probabilities are those of plain decoding."""
+    """For any draft and drafter, also cancelled and continued, the text and log-probabilities are those of plain decoding."""
     if draft is None and speculation.drafter in ("model", "hybrid"):
         speculation = replace(speculation, drafter="auto")
     with make_llm(None) as llm:

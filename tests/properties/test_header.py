@@ -1,4 +1,4 @@
-"""Whatever a file holds, its header is read or refused by a typed error with one line and one hint."""
+"""Any header is read, or refused by a typed error with one line and one hint."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whatever stands in a models file: entries, or the one error."""
+"""Any content of a models file gives entries or one type of error."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,4 +1,4 @@
-"""A model whose logits wobble with the size of the batch, as llama.cpp's do: no text may change without a near tie being counted there."""
+"""A model whose logits depend on the batch size, as llama.cpp's do: texts change only at counted near ties."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -118,7 +118,7 @@ class Now(NoDrafter):
 
 
 def parted_alone(seed, options, rule, remembers=True):
-    """Where a text that was drafted for in its first two rounds parts from the plain one, in a single-token pass; and its near ties."""
+    """Return where a text with drafts in two rounds differs from the plain one, and its near ties."""
     texts = []
     for drafter in (NoDrafter(), Now(2, 3)):
         target = Wobbly(close_table(seed % 7), WOBBLE, remembers)
@@ -146,7 +146,7 @@ def parted_alone(seed, options, rule, remembers=True):
 @pytest.mark.full
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 2}], ids=str)
 def test_a_single_token_pass_after_wide_ones_may_differ_and_is_counted(options):
-    """Of a model that remembers how its cache was computed."""
+    """For a model whose rows depend on how its cache was computed."""
     parted = [
         one
         for one in (parted_alone(seed, options, Rule(coupled, WOBBLE)) for seed in range(240))
@@ -250,7 +250,7 @@ def test_what_can_flip_is_a_near_tie(options):
 
 @pytest.mark.full
 def test_each_half_of_the_check_is_needed(monkeypatch):
-    """A token that overtakes, and one that a filter lets in: without either half of the check some texts part untold."""
+    """A token that becomes the best, and one that passes a filter: each half of the check is needed."""
 
     def half(part, sampler, logits, history, token, noise):
         shaped = sampler.shaped(logits, history)
@@ -388,7 +388,7 @@ def test_greedy_by_hand(row, noise):
 
 @pytest.mark.full
 def test_the_allowance_of_a_measured_profile_is_enough():
-    """From the measurement to the count: where a text parts from the plain one, near ties are in its statistics."""
+    """From measurement to count: a text that differs from the plain one has near ties in its statistics."""
     n_parted = n_uncounted = 0
     for table in range(7):
         target = Wobbly(close_table(table), WOBBLE, n_ctx=512)

@@ -146,7 +146,7 @@ def until(condition, seconds=60.0):
 
 
 def threads_since(before):
-    """Return the running threads that are not in `before`; those of earlier tests may end."""
+    """Return the running threads that are not in `before`; threads of earlier tests may end."""
     return set(threading.enumerate()) - before
 
 
@@ -190,7 +190,7 @@ def drafting():
 def page(request, driver):
     """The page of the server that the test's mark names, without any chats.
 
-    Nothing may be asked of others, nor the console be told of a problem.
+    There may be no requests to other hosts and no console errors.
     """
     from tests.support.browser import Page
 

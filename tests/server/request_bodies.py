@@ -201,7 +201,7 @@ def bodies():
 
 
 def pairs():
-    """Yield bodies with several changes at once, of which which one is refused first does not matter."""
+    """Yield bodies with several changes at once; any of them may be refused first."""
     draw = random.Random(1)
     for _ in range(1000):
         kind, body = draw.choice(WHOLE)

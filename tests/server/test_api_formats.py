@@ -1,4 +1,4 @@
-"""The faces of the server: errors and streams have the format of the API that a path belongs to."""
+"""API formats of the server: errors and streams have the format of the API of their path."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`gguf-spec serve` as people start and stop it."""
+"""`gguf-spec serve`: start, stop and signals."""
 
 import contextlib
 import faulthandler

@@ -230,7 +230,7 @@ def test_a_model_without_a_template(tmp_path):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_fails(tales, monkeypatch, caplog, stream):
-    """The client learns that it failed, the log where; neither repeats the prompt, and the next request is served."""
+    """The client gets an error, and the log has the traceback; neither has the prompt. The next request works."""
     with serve_in_thread(tales) as server:
         with monkeypatch.context() as patch:
             patch.setattr(tales._target, "logits", _fail)

@@ -162,7 +162,7 @@ def test_a_line_break_after_the_time_ends_the_answer():
 
 @pytest.fixture
 def endless_coder(tmp_path):
-    """A server of a model that goes on for ever."""
+    """A server of a model that never ends its answer."""
     ids = {"pre": tiny.IM_START, "suf": tiny.IM_START, "mid": tiny.TOKENS.index("a")}
     metadata = {f"tokenizer.ggml.fim_{kind}_token_id": id_ for kind, id_ in ids.items()}
     metadata["llama.context_length"] = 100_000

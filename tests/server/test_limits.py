@@ -160,7 +160,7 @@ def test_a_body_that_is_too_large(tales, times):
             reply = ask_text(one, prompt="x" * int(100_000 * times))
             assert (reply.status, reply.code) == (413, "request_too_large")
         except (ConnectionError, BrokenPipeError):
-            assert times > 8  # so much is not read even to be polite
+            assert times > 8  # a body of this size is not read to its end
         assert ask_text(one).status == 200
 
 
@@ -235,7 +235,7 @@ def test_a_port_in_use(server, tales):
 
 
 def test_closing(tales, capfd):
-    """No thread is left, nothing was printed, and the LLM goes on."""
+    """No thread is left, nothing was printed, and the LLM still works."""
     before = set(threading.enumerate())
     one = serve_in_thread(tales)
     assert ask_text(one).status == 200

@@ -125,7 +125,7 @@ def test_a_full_queue(idle):
 
 
 def test_a_slow_client_does_not_delay_other_clients(endless):
-    """It takes nothing of its stream, more than any socket holds, while others are answered; then it reads all of it."""
+    """It reads nothing of a stream larger than any socket buffer while others are answered; then it reads all."""
     with serve_in_thread(endless, timeout=60) as server:
         server._socket.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDBUF, 4096

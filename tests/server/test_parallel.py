@@ -200,7 +200,7 @@ def opened(monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_requests_alternate_not_choices(letters, opened, parallel):
-    """Each request gets the next place that is free, however many choices came first; those get theirs in between."""
+    """Each request gets the next free slot, also after a request with many choices."""
     with (
         gguf_spec.load(letters[0], None, parallel=parallel, **PLAIN) as llm,
         serve_in_thread(llm) as server,

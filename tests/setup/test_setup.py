@@ -1,4 +1,4 @@
-"""scripts/run and scripts/test: what they make, and that nothing half-made is taken for ready.
+"""scripts/run and scripts/test: what they create, and that an incomplete set-up is not used.
 
 Nothing is compiled or downloaded here, but for the last test. The scripts are the real ones, in a small copy of the project; `python`, `cc` and
 `c++` are shell scripts that write down how they were called and make the files that pip would make.

@@ -63,7 +63,7 @@ N_CTX = 192
 
 
 def random_requests(rng, n, draft=True):
-    """Arguments of `generate`: every option comes, the rest is drawn."""
+    """Arguments of `generate`: every option occurs; the rest is random."""
     requests = []
     for i in range(n):
         options = {"max_tokens": rng.randrange(8, 48)} | OPTIONS[i % len(OPTIONS)]

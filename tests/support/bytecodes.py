@@ -1,4 +1,4 @@
-"""An exception before any bytecode that one likes: more moments than those at which Python looks for signals."""
+"""Exceptions before chosen bytecodes: more places than those at which Python handles signals."""
 
 import dis
 import sys
@@ -11,7 +11,7 @@ _RETURNS = {dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name
 
 
 class Bytecodes:
-    """A trace function that raises before one bytecode, at one of the times it is come by."""
+    """A trace function that raises before one bytecode, at one of its executions."""
 
     def __init__(self, files):
         """Watch these files of the package."""
@@ -37,7 +37,7 @@ class Bytecodes:
         return self._step
 
     def places(self, request):
-        """Return all bytecodes that a request comes by, each with how often.
+        """Return all bytecodes that a request executes, each with its count.
 
         Those that return a value are left out: Python handles no signal there, and no `try` covers them.
         """

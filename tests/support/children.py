@@ -1,4 +1,4 @@
-"""Programs that tests start: with default signals, and for no longer than a limit, after which they fail with what they printed."""
+"""Programs that tests start: with default signals and a time limit; a failure shows their output."""
 
 from __future__ import annotations
 

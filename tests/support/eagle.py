@@ -61,9 +61,9 @@ def head(
 
 
 def guesser(target: Parts, known: list[int] | None = None) -> Parts:
-    """Return a head that is often right for a model of `families`: after a token it says the one that the target's output prefers.
+    """Return a head that is often right for a model of `families`: it predicts the token that the target's output prefers.
 
-    Each token attends to itself, and the rows of the target and of the draft count for next to nothing.
+    Each token attends to itself; the rows of target and draft have almost no weight.
     """
     metadata, tensors = head(known=known)
     metadata["eagle3.norm_before_residual"] = True

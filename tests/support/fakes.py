@@ -1,4 +1,4 @@
-"""Stand-ins that run the real engine: models with a table for weights and another for time, a random source that replays every path."""
+"""Fakes for the real engine: models with tables of logits and costs, and a random source that replays every path."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ AS_TARGET, AS_DRAFT = (
 
 
 class Clock:
-    """Time that passes only in fake models; for `speculative.controller` in place of the module `time`."""
+    """Simulated time of fake models; replaces the module `time` in `speculative.controller`."""
 
     def __init__(self):
         self.now = 0.0
@@ -74,8 +74,8 @@ class Clock:
 class FakeModel:
     """A model whose logits depend on the last two tokens: `table` has shape `(V, V, V)`, and the token before the first is 0.
 
-    `cached` is the cache; asking for a row whose past is not in the cache is impossible, as in llama.cpp. A pass takes no real time to speak of;
-    `cost` says how many seconds it is said to have taken, from how many tokens it was given and how many were there.
+    `cached` is the cache; asking for a row whose past is not in the cache is impossible, as in llama.cpp. A pass takes almost no real time;
+    `cost` returns its simulated seconds from the numbers of given and of cached tokens.
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
@@ -163,7 +163,7 @@ class FakeModel:
 
 
 class Wobbly(FakeModel):
-    """A model whose logits depend on the width of the pass, and on the widths of the passes that computed the tokens before.
+    """A model whose logits depend on the width of the pass, and on the widths of the earlier passes.
 
     Each logit moves by up to `wobble / 2`. Rows of single-token passes behind single-token passes, or behind a prompt, do not move.
     """

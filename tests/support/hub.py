@@ -93,7 +93,7 @@ class Hub:
         return [path for m, path, _ in self.requests if m == method]
 
     def environment(self, home):
-        """Return what a process needs to find this hub, and no other thing of the user's."""
+        """Return an environment with this hub and without settings of the user."""
         return {
             "HF_ENDPOINT": self.url, "HF_HOME": str(home), "XDG_CACHE_HOME": str(Path(home) / "cache"), "XDG_CONFIG_HOME": str(Path(home) / "config"),
             "NO_PROXY": "127.0.0.1,localhost", "HF_HUB_DISABLE_TELEMETRY": "", "HF_HUB_DISABLE_XET": "",

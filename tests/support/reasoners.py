@@ -59,7 +59,7 @@ _CONTROL, _USER_DEFINED, _NORMAL = 3, 4, 1
 
 
 def write(path, template, chain, hidden=()):
-    """Write a model that says `chain`: each token follows the one before, whatever came earlier.
+    """Write a model that emits `chain`: each token depends only on the previous one.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""Wheels made by tests, honest and hostile, and an index on loopback that can break in the middle."""
+"""Valid and hostile wheels for tests, and an index on loopback with broken connections."""
 
 import hashlib
 import io

@@ -275,7 +275,7 @@ def test_definitions_with_two_references_are_converted_once(family):
 @pytest.mark.parametrize("part", [{"enum": 3}, {"$ref": "#/$defs/self"}, {"type": ["string", {}]}])
 @pytest.mark.parametrize("required", [["x"], [{}], 5])
 def test_invalid_schemas(family, part, required):
-    """They are refused or followed, and never a failure of the server."""
+    """They are refused or followed; the server never fails."""
     schema = {"type": "object", "properties": {"x": part}, "required": required}
     schema["$defs"] = {"self": {"anyOf": [{"$ref": "#/$defs/self"}, INTEGER]}}
     with contextlib.suppress(ToolSchemaError):

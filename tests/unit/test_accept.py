@@ -124,7 +124,7 @@ def test_block_by_hand():
 
 
 def test_the_weight_of_a_block_is_that_of_all_before():
-    """0.5 / 0.8 and then 0.4 / 0.5 of that: what was unlikely at the first token still counts at the second."""
+    """0.5 / 0.8, then 0.4 / 0.5 of that: the weight of the first token still counts at the second."""
     p, q = (
         [distribution(a=0.5, b=0.5), distribution(a=0.6, b=0.4), distribution(b=1.0)],
         [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)],

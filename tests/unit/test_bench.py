@@ -181,7 +181,7 @@ def test_the_sentence_counts_many_workloads():
 
 @pytest.fixture
 def runs(monkeypatch):
-    """What was run, as (round, case, contender's settings); all are equally fast but for the n-gram drafters, which are slow."""
+    """Runs as (round, case, settings of the contender); only the n-gram drafters are slow."""
     seen = []
 
     def fake(_llm, work, speculation, round_):

@@ -38,7 +38,7 @@ def test_the_folder_is_the_users(cache, tmp_path, monkeypatch):
 
 
 def test_entries_of_an_earlier_version_are_found(cache):
-    """The names are on users' disks: another way to make them would lose every measurement."""
+    """The names are on users' disks: other names would lose all measurements."""
     name = hashlib.sha256(b"3\none\n/tmp/two").hexdigest()[:24]
     assert (
         cache_file("profiles", [3, "one", Path("/tmp/two")]) == cache / "profiles" / f"{name}.json"

@@ -49,7 +49,7 @@ def test_a_change_is_noticed_in_time():
 
 
 def test_a_request_weighs_its_own_first_positions_more_than_those_of_others():
-    """A text that is hard shows in all buckets after a few places, and the next request begins with what is usual."""
+    """A hard text changes all buckets after a few positions; the next request begins with the usual rates."""
     known = AcceptanceRates(BELIEFS)
     for _ in range(300):
         known.learn(("ngram", 0), True)

@@ -31,7 +31,7 @@ class Straight:
 
 
 def tokens(some, rows):
-    """Expected tokens of a pass over `rows` tokens of each, counted one by one."""
+    """Return the expected tokens of a pass over `rows` tokens of each sequence, by brute force."""
     found = 0.0
     for one in some:
         found += 1
@@ -97,7 +97,7 @@ def test_rows_that_do_not_fit_are_never_chosen(some, widest):
 
 
 def test_many_sequences_draft_less_than_one():
-    """A row of each costs more, the more sequences there are."""
+    """A row of each sequence costs more with more sequences."""
     certain = Offer([0.8, 0.6, 0.4, 0.2])
     lengths = [
         common_rows(

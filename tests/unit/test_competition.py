@@ -10,7 +10,7 @@ STAT = "cpu  1 2 3\nprocesses 77\nprocs_running {}\nprocs_blocked 0\n"
 
 @pytest.fixture
 def stat(tmp_path, monkeypatch):
-    """Says how many tasks run: one number a reading, the last one for ever."""
+    """Stands for the kernel statistics: one number of tasks for each reading, then the last one."""
     file, numbers = tmp_path / "stat", []
     monkeypatch.setattr(machine, "_STAT", file)
     monkeypatch.setattr(

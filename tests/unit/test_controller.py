@@ -1,4 +1,4 @@
-"""The draft controller in simulated time: fake models say how long their passes took, and nothing else takes any time.
+"""The draft controller in simulated time: only passes of fake models take time.
 
 A pair is measured by the real `measure`, so the controller knows of it what it would know of a real one.
 """
@@ -30,7 +30,7 @@ SOME_K = (1, 2, 3, 4, 5, 7, 8, 11)
 
 
 def linear(n, n_past):
-    """A processor that is as busy with every token as with the first."""
+    """Costs in proportion to the number of tokens."""
     return 0.020 * n
 
 
@@ -71,7 +71,7 @@ class Scene:
     def run(
         self, speculation=AUTO, n=N, prompt=(1, 2, 3), seed=0, each=lambda n_said: None, **options
     ):
-        """Say `n` tokens; return the seconds that took, prompt and all."""
+        """Generate `n` tokens; return the seconds, with the prompt."""
         chain = sampler(SeededRng(seed), **options)
         self.controller = self.pair.drafter(
             speculation, chain, n, SlotPair(self.target, self.draft)
@@ -150,7 +150,7 @@ def test_a_useless_draft_costs_little(scene, target_s, draft_s):
 
 @pytest.mark.parametrize("draft", ["good", "useless"])
 def test_nothing_is_drafted_where_a_checked_token_costs_as_much_as_a_decoded_one(scene, draft):
-    """But for a pass now and then that makes sure of it."""
+    """Except for rare passes that check this."""
     one = scene(linear, CHEAP, draft)
     plain = scene(linear, CHEAP, draft).run(PLAIN)
     assert one.run() < 1.01 * plain
@@ -259,7 +259,7 @@ def test_a_draft_that_was_slow_for_two_passes_is_used_again(scene):
 
 
 def changing(one, draft, n, since):
-    """Say `n` tokens with a draft that becomes another after 500; return the seconds of a token from `since` on."""
+    """Generate `n` tokens with a draft that changes after 500; return the seconds per token from `since` on."""
     at = {}
 
     def each(n_said):
@@ -289,7 +289,7 @@ def test_a_draft_that_becomes_useless_is_stopped(scene):
 
 
 def expensive_reading(n, n_past):
-    """A draft whose tokens are cheap, and whose prompts are not."""
+    """A draft with cheap tokens and expensive prompts."""
     return 0.002 * n
 
 
@@ -371,7 +371,7 @@ def test_costs_follow_a_machine_that_becomes_half_as_fast(scene):
 
 @pytest.mark.full
 def test_drafting_stops_where_wide_passes_become_expensive(scene):
-    """As when half of the processor goes to another program: single tokens wait for memory, and do not notice."""
+    """As if another program used half of the processor: single tokens, limited by memory, do not change."""
     one = scene(FLAT, CHEAP, "good")
     one.run()
     one.target.cost = lambda n, n_past: 0.020 * n

@@ -33,14 +33,14 @@ def test_beyond_the_last_width_the_slope_continues():
 
 
 def test_beyond_the_last_width_no_row_is_more_expensive_than_those_before():
-    """The last two widths may stand where the stairs are steepest: 32 rows would seem to take three times what they do."""
+    """The costs may rise most between the last two widths: 32 rows would seem to take three times as long."""
     assert interpolate({1: 10.0, 3: 20.0, 4: 28.0}, 6) == 28.0 + 2 * 28.0 / 4
     assert interpolate({1: 88.7, 2: 170.7, 4: 245.3, 6: 301.1, 8: 446.4}, 33) < 33 / 8 * 446.5
 
 
 @given(tables, st.integers(1, 60))
 def test_no_pass_is_free_and_none_beyond_the_table_is_cheaper_than_its_last(table, n):
-    """A table whose last widths were measured while the machine was busy may fall at its end; what was not measured must not be a bargain."""
+    """A table whose last widths were measured while the machine was busy may fall at its end; widths that were not measured must not seem cheap."""
     assert interpolate(table, n) > 0
     last = max(table)
     if n > last:
@@ -74,7 +74,7 @@ def test_correct_costs_do_not_change():
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_change_of_the_machine_speed_corrects_all_widths_at_once(factor):
-    """Half as fast, or twice as fast, all of a sudden: thirty passes later that is known, of widths too that did not come."""
+    """A sudden change of speed is learned in thirty passes, also for widths that did not occur."""
     pace = Pace()
     costs, other = CostModel(STAIRS, {}, 33, pace), CostModel({1: 4.0, 33: 30.0}, {}, 33, pace)
     after(30, costs, lambda n: factor * STAIRS[n])
@@ -146,7 +146,7 @@ def test_a_slope_that_was_measured_wrong_is_corrected():
 
 @pytest.mark.parametrize("factor", [0.1, 8.0])
 def test_single_tokens_correct_an_estimated_depth_cost_of_all_widths(factor):
-    """Once a width seemed too dear behind 1,000 tokens, it was not used, so the estimate was never corrected."""
+    """A width that seemed too expensive after 1,000 tokens was not used, so its estimate was never corrected."""
     base, depth = {1: 0.1, 2: 0.15, 4: 0.17, 8: 0.25}, {1: 1e-5, 8: 5e-5}
     true = CostModel(base, depth, 33, Pace())
     guess = {n: factor * s for n, s in depth.items()}

@@ -62,7 +62,7 @@ def machine(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Models: one, a draft for it, one with other words, a recurrent one; and files that are none."""
+    """A model, a draft for it, one with another vocabulary, a recurrent one, and invalid files."""
     folder = tmp_path_factory.mktemp("models")
     tiny.write(folder / "one.gguf", tiny.llama(seed=1))
     tiny.write(folder / "draft.gguf", tiny.llama(seed=2))

@@ -20,7 +20,7 @@ seconds = st.floats(0.001, 1.0)
 
 @st.composite
 def prices(draw, n=12):
-    """Any staircase, also one that falls."""
+    """Costs with any steps, also falling ones."""
     return Prices(
         draw(st.floats(0.5, 200.0)),
         draw(st.lists(seconds, min_size=n + 1, max_size=n + 1)),

@@ -1,4 +1,4 @@
-"""The round and the loop on fakes: how many passes, how many tokens, what stays in the caches."""
+"""The round and the loop on fakes: numbers of passes and tokens, and contents of the caches."""
 
 import numpy as np
 import pytest
@@ -230,7 +230,7 @@ def test_near_ties_are_looked_for_only_in_passes_over_more_than_one_token():
 
 
 def test_strict_decides_the_first_near_tie_again_and_keeps_nothing_behind_it():
-    """Here every choice counts as one."""
+    """Here every choice counts as a near tie."""
     target, drafter, chain = pair(temperature=0.0, logprobs=0)
     one = run_round(target, drafter, [1, 2], chain, 4, Rule(coupled, 1e3, strict=True))
     assert one == Round(
@@ -259,7 +259,7 @@ def test_log_probabilities_are_those_of_the_row_before_penalties_and_bias():
 
 @pytest.mark.parametrize("n_cached", [0, 1, 3, 4, 5, 7])
 def test_a_repeated_decision_uses_a_pass_over_one_token(n_cached):
-    """Whatever the cache holds: recurrent layers may have dropped more tokens, and after a refused draft it holds too many."""
+    """For any cache: recurrent layers may have dropped more tokens, and a rejected draft leaves too many."""
     history = [1, 2, 3, 4, 5]
     target, _, chain = pair()
     target.cached = [*history, 5, 5][:n_cached]

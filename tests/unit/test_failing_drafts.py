@@ -1,4 +1,4 @@
-"""A drafter that fails, in whatever call, is switched off for the request: the text stays the plain one, and the next request tries it again."""
+"""A drafter that fails in any call is switched off for the request: the text does not change, and the next request tries it again."""
 
 import logging
 from itertools import combinations, product
@@ -236,7 +236,7 @@ def test_a_draft_whose_context_is_full(monkeypatch):
     ("method", "how"), [("logits", "raise"), ("logits", "nan"), ("read", "raise")]
 )
 def test_the_next_request_drafts_again_from_a_clean_state(method, how, after):
-    """The draft is the target's twin: whatever it drafts is right, unless its memory still holds what it failed with."""
+    """The draft equals the target, so its drafts are right unless its cache is still damaged."""
     draft = Failing(TARGET, method, after * (method == "logits"), how, times=1)
     plain, (one, again) = answers(
         draft, CHAINS["greedy"], {"k": 4, "adaptive": False, "drafter": "model"}, n=2

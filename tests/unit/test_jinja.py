@@ -296,7 +296,7 @@ print(json.dumps([len(text), said, time.monotonic() - started, kib / 1024]))
 
 @pytest.fixture(scope="module")
 def harmed():
-    """Begin all renderings, two at a time, and return their outcomes: most wait for their time limit."""
+    """Run all renderings, two at a time, and return their outcomes; most end at their time limit."""
 
     def render(template):
         task = json.dumps([template, values([{"role": "user", "content": "x" * 5000}])])

@@ -212,7 +212,7 @@ def test_a_state_that_cannot_be_cut_serves_only_what_begins_with_all_of_it(kind)
 
 @pytest.mark.parametrize("kind", ["recurrent", "window"])
 def test_a_state_that_cannot_be_cut_does_not_stand_for_its_prefixes(kind):
-    """A text is kept although a longer one is, whose state is of no use for it."""
+    """A text is kept although a longer one is kept, whose state cannot be cut."""
     store, one = store_of(), caches(Cache(can_roll_back=kind == "window"))
     one.target.window = kind == "window"
     for text in (A, B, A[:200], B):

@@ -1,4 +1,4 @@
-"""What a profile and the caches of a session depend on: any other setting that changes a bit or a time is another file, and another session."""
+"""Settings that change a bit or a time select another profile and another session."""
 
 from dataclasses import replace
 from types import SimpleNamespace

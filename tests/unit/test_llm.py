@@ -1,4 +1,4 @@
-"""The public face on fakes: one request at a time, exact cuts, errors before anything runs."""
+"""The public API on fakes: one request at a time, exact cuts, errors before any pass."""
 
 import inspect
 import sys
@@ -55,7 +55,7 @@ def test_stream_and_generate_take_the_same_options():
 
 
 def test_a_chunk_shows_which_text_was_drafted(llm):
-    """Every token is one letter here: the first `n_accepted` letters are the draft's, the last is the target's own."""
+    """Every token is one letter: the first `n_accepted` letters come from the draft, the last one from the target."""
     with llm.stream("ab", FREE) as stream:
         chunks = list(stream)
     assert {c.n_accepted for c in chunks} > {0}
@@ -239,7 +239,7 @@ def test_the_callback_stops_at_its_token(llm, k):
     "error", [ZeroDivisionError, ValueError, KeyboardInterrupt, InvalidOptionError]
 )
 def test_a_failing_callback_releases_the_llm(llm, error):
-    """And its error to the caller: a ValueError too, which is what a generator raises that another thread is running."""
+    """The caller gets its error, also a ValueError, which a generator raises if another thread is running it."""
 
     def fail(token):
         raise (

@@ -103,7 +103,7 @@ def test_a_review_leaves_the_part_as_it_was():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of the fake models, for the draft controller too: the load of the machine decides nothing."""
+    """The clock of the fake models, also for the draft controller, so that the load of the machine has no effect."""
     one = Clock()
     monkeypatch.setattr(controller_module, "time", one)
     return one

@@ -117,7 +117,7 @@ def test_wider_passes_bound_a_delayed_single_token_pass():
 
 @pytest.mark.parametrize("grid", [0, 64])
 def test_a_prompt_is_read_on_the_grid_after_any_other_text(grid):
-    """Each token is read in a pass that begins and ends where that of a fresh read does."""
+    """Each token is read in the pass of a new prefill."""
     model = FakeModel(random_table(np.random.default_rng(1), 4), n_ctx=4000)
     model.grid, model.reads_at_once = grid, 256
     first, second = [i % 3 for i in range(700)], [i % 3 for i in range(690)] + [3] * 100

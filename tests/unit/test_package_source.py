@@ -47,7 +47,7 @@ def use(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, use):
-    """A folder of wheels that pip looks into, and nowhere else."""
+    """The only folder of wheels that pip uses."""
     use(wheels.environment(tmp_path / "wheels", tmp_path))
     return tmp_path / "wheels"
 
@@ -59,7 +59,7 @@ def files_in(folder):
 
 
 def left(tmp_path):
-    """Return what lies in the store, without locks."""
+    """Return the files of the store, without locks."""
     return [name for name in files_in(tmp_path / "cache/gguf-spec/models") if ".lock" not in name]
 
 

@@ -15,7 +15,7 @@ COMMIT = "c0ffee" + 34 * "0"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    """A home in which nothing lies yet."""
+    """An empty home folder."""
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

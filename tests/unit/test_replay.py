@@ -15,7 +15,7 @@ from tests.support.fakes import FakeModel, fake_llm, random_table
 
 
 class Copying(FakeModel):
-    """A model that can return to where it was before the last pass with rows to reject, or to where it was told to."""
+    """A model that can roll back to before its last pass with rows, or to a requested checkpoint."""
 
     free_rollback, can_roll_back = 0, False
 

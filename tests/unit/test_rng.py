@@ -117,7 +117,7 @@ def test_the_noise_of_an_id_does_not_depend_on_other_ids():
 
 
 def test_two_places_do_not_share_their_noise_shifted():
-    """The first key only moves along the ids; were there no second, places whose keys are neighbours would have the same noise, one id further."""
+    """The first key only shifts the ids; without a second one, positions with adjacent keys would share their noise, shifted by one id."""
     ids, step = np.arange(1000, dtype=np.uint32), 0x9E3779B9
     here = _hash(ids, np.uint32(5), np.uint32(7))
     there = _hash(ids, np.uint32(5 + step), np.uint32(8))

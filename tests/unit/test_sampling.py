@@ -211,7 +211,7 @@ def test_greedy_chooses_the_best_token_after_bias_and_penalties():
 
 @pytest.mark.parametrize("top_p", [0.1, 0.2])
 def test_typical_p_is_before_top_p_and_uses_all_tokens(top_p):
-    """So many unlikely tokens that they are the typical ones; top-p by itself would leave none of them."""
+    """So many unlikely tokens that they are typical; top-p alone would remove them."""
     row = np.concatenate([np.linspace(4.0, 2.0, 8), np.linspace(-4.0, -4.2, 30_000)]).astype(
         np.float32
     )

@@ -75,7 +75,7 @@ def test_a_fresh_profile_is_hardly_ever_slower_than_plain_decoding(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("costs", ["kernels", "avx2", "avx512"])
 def test_a_wrong_measurement_is_corrected_within_64_tokens(sim, costs, temperature):
-    """The best fixed setting is that of each text in hindsight, so not even right costs always reach it."""
+    """The best fixed setting is chosen for each text afterwards, so exact costs do not always reach it."""
     found = np.array([sim.after_bad_measurement(costs, temperature, seed) for seed in range(8)])
     assert found[:, 1].min() > 0.94
     assert found[:, 2].mean() > 0.95
@@ -136,7 +136,7 @@ def test_a_wrong_entry_is_corrected_after_300_tokens(sim, right_s, costs, which,
 
 
 def test_exploring_and_probing_cost_less_than_one_percent(sim):
-    """A draft model that is always wrong, and texts that do not repeat: all that is not plain decoding is curiosity."""
+    """A draft model that is always wrong, and texts that do not repeat: all drafts are exploration."""
     known = sim.experience("kernels", "sampled", useless=True)
     runs = [
         sim.Run(sim.traces()[at], "kernels", known, 128, useless=True)
@@ -158,7 +158,7 @@ def run_together(company, costs, kind, n, texts="story"):
     [("avx512", 0.8, 2, 1.3), ("blocks", 0.8, 4, 1.9), ("avx512", 0.8, 8, 2.25)],
 )
 def test_requests_at_once_draft_together(company, costs, temperature, n, least):
-    """Before they did, most passes of the draft model were for tokens that were then left out."""
+    """Otherwise most passes of the draft model were for tokens that were then dropped."""
     run, speed = run_together(company, costs, temperature, n)
     drafted = run.scheduler._draft.slots.rows
     assert sum(n > 1 for n, _ in drafted) > 0.6 * len(drafted)

@@ -109,7 +109,7 @@ def test_pull(hub, tmp_path):
 
 
 def test_the_hub_client_requests_only_the_file(hub, monkeypatch):
-    """Not for the list of programs that may be calling it, and not for the way to Xet's servers."""
+    """It requests neither the list of calling programs nor Xet's servers."""
     monkeypatch.setattr(
         "huggingface_hub.utils._detect_agent._registry", None
     )  # it asks once in a process
@@ -233,7 +233,7 @@ def test_a_renamed_repository(hub):
 
 
 def test_a_connection_that_breaks(hub, no_sleep):
-    """The library goes on from where it was."""
+    """The library continues its download."""
     entry = entry_of(hub.add(FILE, BODY, cuts=[1_500_000, 1_800_000]))
     steps = []
     assert download.pull(entry, progress=steps.append).verified == "sha256"

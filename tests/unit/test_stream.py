@@ -114,7 +114,7 @@ def test_the_length_of_an_answer_is_learned_where_something_drafts(clock):
 
 
 def test_each_part_of_a_text_has_its_seed_and_the_later_half_of_the_answer(monkeypatch):
-    """A text by its seed must be the same in the next version too."""
+    """The text of a seed must not change between versions."""
     seeds, begins, seed = [], [], 2**64 - 5
     rng, read = generation.SeededRng, generation.engine.read_prompt
     monkeypatch.setattr(generation, "SeededRng", lambda seed: seeds.append(seed) or rng(seed))
@@ -139,7 +139,7 @@ def test_a_seed_that_is_drawn_has_32_bits(monkeypatch):
 
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_near_ties_are_those_of_the_coupled_rule(monkeypatch, accept):
-    """The rules that draw do not choose by noise that a tie could turn."""
+    """Rules that resample do not use the noise, so they have no near ties."""
     monkeypatch.setattr(Profile, "logit_noise", lambda self, *_: 1.0)
     noises = []
     monkeypatch.setattr(

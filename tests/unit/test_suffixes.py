@@ -117,7 +117,7 @@ def test_it_grows_by_two_states_a_token_at_most(text):
 
 
 def test_a_long_text_is_read_in_time_that_grows_with_it():
-    """Steps that are taken along links, counted: of a text that repeats itself in the worst ways no more than a few for each token."""
+    """The number of steps along links: also for repetitive texts only a few for each token."""
 
     class Counting(list):
         n = 0

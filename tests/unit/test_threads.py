@@ -1,4 +1,4 @@
-"""The thread governor in simulated time: what it loses against the best thread count, on machines with other programs."""
+"""The thread governor in simulated time: its loss against the best thread count beside other programs."""
 
 import random
 
@@ -104,7 +104,7 @@ def test_eight_cores(busy, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bursts(seed):
-    """Other programs come and go: never much worse than the better of one thread and all threads."""
+    """Other programs start and stop: never much worse than the better of one thread and all threads."""
     machine, governor = Machine(2, seed=seed), ThreadGovernor(2)
     took, fixed = 0.0, {1: 0.0, 2: 0.0}
     for i in range(60):
@@ -127,7 +127,7 @@ def test_one_slow_pass_changes_nothing():
 
 
 def test_a_machine_that_slows_down_uniformly_keeps_its_threads():
-    """Such as a hot one: fewer threads are no faster, and trying them must not cost much."""
+    """As a hot processor: fewer threads are not faster, and trials must cost little."""
     machine, governor = Machine(2), ThreadGovernor(2)
     run(governor, machine, 200)
     took, _ = run(governor, machine, 2000, work_s=0.020)
@@ -167,7 +167,7 @@ def test_passes_of_several_kinds():
 
 
 def test_no_trial_in_a_long_pass():
-    """A wide pass of a prompt can take seconds: too long to try something."""
+    """A wide pass of a prompt can take seconds, too long for a trial."""
     machine, governor = Machine(2), ThreadGovernor(2)
     machine.busy = 1
     long = PassKind(0, 512, 0, 8)

@@ -84,7 +84,7 @@ def test_a_changed_text_reads_as_a_new_one(first, changes):
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.sampled_from([20, 64]), st.sampled_from([(START,), ()]))
 def test_the_row_is_that_of_the_draft_after_its_own_ids(data, n_ctx, prefix):
-    """Whatever was read and rolled back before; where the context is too short for all of it, of its last part."""
+    """After any reads and rollbacks; if the context is too short, after the last part of the text."""
     draft = model(n_ctx)
     one = view(draft, prefix)
     text = []

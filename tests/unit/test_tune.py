@@ -22,7 +22,7 @@ TABLES = [random_table(np.random.default_rng(seed), V) for seed in (5, 6)]
 
 
 def stairs(n, n_past):
-    """Passes go in fours; each row looks at all that is cached."""
+    """Passes cost as multiples of four tokens; each row reads the whole cache."""
     return 0.06 * math.ceil(n / 4) + n * 2e-6 * n_past
 
 
@@ -32,7 +32,7 @@ def flat(n, n_past):
 
 @pytest.fixture
 def pair(monkeypatch):
-    """A target and a draft that agree wherever noise of the sampler does not part them, on one clock."""
+    """A target and a draft that agree except for the noise of the sampler, with one clock."""
     clock = Clock()
     monkeypatch.setattr(profiler, "time", clock)
     return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(
@@ -83,7 +83,7 @@ def test_a_small_context_is_enough(pair, n_ctx, thorough):
 
 
 def test_passes_of_one_width_are_spread_over_time(pair):
-    """Another program has the processor for a while: no width may suffer in all its passes."""
+    """If another program uses the processor for a while, no width may be slow in all its passes."""
     target, _ = pair
     busy = range(200, 206)
     target.cost = lambda n, n_past: stairs(n, n_past) * (10 if len(target.passes) in busy else 1)

@@ -1,4 +1,4 @@
-"""A file is copied out of a wheel or an archive of npm, whatever that is."""
+"""A file is copied out of any wheel or npm archive."""
 
 import gzip
 import io
