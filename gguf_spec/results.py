@@ -297,7 +297,7 @@ class Completion:
         reasoning: The text of the reasoning, without its tags; empty for a model without reasoning
             parts.
         stop_string: The stop string that ended the text; None if another reason did.
-        accepted_text: Segments of `text` with their origin, as of `Chunk`, and not in `to_dict`.
+        accepted_text: Segments of `text` with their origin, as in `Chunk`; not in `to_dict`.
     """
 
     text: str

@@ -1,7 +1,7 @@
 """Worker of llama.cpp's RPC backend: lends this machine to a model that another one runs.
 
 The model is loaded elsewhere with `gguf_spec.load(..., rpc=["HOST:PORT"])`, which sends a part of
-its weights here. llama.cpp's protocol has neither authentication nor encryption: whoever reaches
+its weights here. llama.cpp's protocol has neither authentication nor encryption: anyone who reaches
 the port controls the process.
 """
 

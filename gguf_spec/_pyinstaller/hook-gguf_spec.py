@@ -1,4 +1,4 @@
-"""What an app with gguf-spec contains beside the modules that PyInstaller finds by itself."""
+"""Modules and files of gguf-spec that PyInstaller does not find by itself."""
 
 from pathlib import Path
 

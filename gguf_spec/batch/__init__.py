@@ -34,7 +34,7 @@ class BatchProgress:
         n_failed: Number of those whose result is an error.
         n_before: Number of lines that had a result before this run.
         n_tokens: Number of tokens that this run has generated.
-        seconds: Time since the begin of this run.
+        seconds: Time since the start of this run.
     """
 
     n_lines: int | None
@@ -215,7 +215,7 @@ class Batch:
 _KEY = re.compile(rb'\{"(?:request_)?id": "batch_req_([0-9a-f]{16})([0-9a-f]{8})"')
 _BEGINNINGS = (b'{"id": "batch_req_', b'{"request_id": "batch_req_')
 _SUCCESS = b'"error": null}\n'
-# Seconds between two calls of fsync: so much is lost at most if the machine loses its power.
+# Seconds between two calls of fsync: the most that is lost if the machine loses its power.
 _SYNC_S = 1.0
 _ANOTHER = "name another file for the results, or remove it to answer all lines again."
 
@@ -276,7 +276,7 @@ class Output:
         Raises:
             BatchFileError: A line is not a result, or is the result of another line.
         """
-        beside, self._beside = self._beside, None  # what is refused stays as it is
+        beside, self._beside = self._beside, None  # a refused file is not changed
         if beside is None or self._path is None:
             return
         n_whole = 0
@@ -349,7 +349,7 @@ class Output:
             raise _cannot("read", path, error) from None
 
     def check_options(self, key: bytes, number: int = 1) -> None:
-        """Check that the results, of which one is in a line, are those of options with a key.
+        """Check that the results, one of which is given, have the key of these options.
 
         Raises:
             BatchFileError: They are not.

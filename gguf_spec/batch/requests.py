@@ -191,7 +191,7 @@ class LineHead:
 
 
 def read_head(line: Line) -> tuple[LineHead, dict[str, Any] | ApiError]:
-    """Return the form of a line, and its JSON object or what is wrong with it."""
+    """Return the form of a line, and its JSON object or a description of the error."""
     found: dict[str, Any] = {}
     data: dict[str, Any] | ApiError = found
     if line.data is None:
@@ -202,7 +202,7 @@ def read_head(line: Line) -> tuple[LineHead, dict[str, Any] | ApiError]:
             data = found = parse(line.data)
         except ApiError:
             data = ApiError("The line is not a JSON object in UTF-8.", None, "invalid_json")
-    # What is not JSON has a form too, because its result has one.
+    # An invalid line has a form too, because its result has one.
     is_plain = not found.keys() & {*_FIELDS}
     if data is not found:
         is_plain = b'"custom_id"' not in (line.data or b"")
@@ -294,7 +294,7 @@ class LineResult(NamedTuple):
     Attributes:
         number: Number of the line.
         data: Line of the file with the results, with its line feed.
-        fault: What is wrong with the line; None if it was answered.
+        fault: Description of the error; None if the line was answered.
     """
 
     number: int
@@ -412,7 +412,7 @@ def _plain(chunks: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]
 
 
 def _refusal(error: Exception, names: dict[str, str]) -> ApiError:
-    """Return the error of a line; one of gguf-spec is explained, as no stranger reads it."""
+    """Return the error of a line. It may quote the request, because the user owns the file."""
     refusal = refusal_of(error, names)
     if refusal is None and isinstance(error, GgufSpecError):
         return ApiError(f"{error} {error.hint}", None, "internal_error", 500)

@@ -499,7 +499,7 @@ class _Race:
                         _run(self.llm, work, contender.speculation, round_)
                     )
                     done += 1
-                    # The total, as far as it is known in this round.
+                    # The total that is known in this round.
                     later = sum(len(self._still_in(one, 1 if round_ else 0)) for one in self.work)
                     total = len(self.work) * len(self.contenders) + (self.n_rounds - 1) * later
                     self.progress(Progress("bench", done, total, "runs"))

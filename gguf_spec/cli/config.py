@@ -314,7 +314,7 @@ def _value(command: Command, option: click.Option, value: Any, where: str) -> An
 
 
 def _kind(option: click.Option) -> tuple[str, tuple[type, ...]]:
-    """Return what the values of an option are, in words and as Python's types."""
+    """Return a description of an option's values, and their Python types."""
     if option.is_flag:
         return "true or false", (bool,)
     if option.count or isinstance(option.type, click.types.IntParamType):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .. import LLM, Completion, Stats
 
-# Longest context that is taken for a file without --ctx, in tokens; few small models know more.
+# Longest context for a file without --ctx, in tokens; few small models are trained for more.
 _MOST_CTX = 32_768
 _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
@@ -141,7 +141,7 @@ def _write(
 def _plain(llm: LLM, prompt: EditPrompt, result: Completion) -> Stats | None:
     """Return the statistics of a few tokens of plain decoding behind the new text.
 
-    They are measured in this process, now: what was measured before may be of a busier machine.
+    They are measured in this process, because an earlier measurement may be of a busier machine.
     Nothing is measured if no draft was accepted, or if the answer was short or stopped.
     """
     tokens = [*llm.tokenize(prompt.request, prefill=prompt.prefill), *result.tokens]

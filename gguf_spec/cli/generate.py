@@ -199,7 +199,7 @@ def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
 
 
 def _say_if_waiting(has_prompt: bool) -> None:
-    """Say that a pipe is read if nothing arrives in it, as from a program that never closes it."""
+    """Write a note if nothing arrives in a pipe, as from a program that never closes it."""
     if not has_prompt or sys.platform == "win32":  # there `select` cannot wait for a pipe
         return
     try:

@@ -43,7 +43,7 @@ SHORT_COMMANDS = {
     "rm": ("models", "remove"),
     "show": ("models", "show"),
 }
-# Name that is not a command -> what does that.
+# Name that is not a command -> command with this function.
 _MEANT_COMMANDS = {
     **dict.fromkeys(
         ("ask", "answer", "complete", "infer", "inference", "predict", "prompt"), "generate"
@@ -60,7 +60,7 @@ _MEANT_COMMANDS = {
     "which": "models path",
     "version": "--version",
 }
-# Option that no command has -> the option for that.
+# Option that no command has -> option with this function.
 _MEANT_OPTIONS = {
     **dict.fromkeys(("--length", "--tokens", "--num-tokens", "--limit"), "--max-tokens"),
     **dict.fromkeys(("--context", "--context-size", "--window"), "--ctx"),

@@ -42,7 +42,7 @@ class Parsed(click.ParamType[T]):
     """Parameter type whose texts a function parses; other values are taken as they are.
 
     Attributes:
-        name: What the help calls the value.
+        name: Name of the value in the help.
         parse: Parses a text; raises a ValueError with a message for the user.
     """
 
@@ -258,7 +258,7 @@ def load_models(
         finally:
             loading.remove()
             measuring.remove()
-    # That there is no draft is told only with --stats, --verbose or another --draft than auto.
+    # A missing draft is noted only with --stats, --verbose or another --draft than auto.
     all_notes = llm.draft_name or draft != "auto" or options.get("stats") or options["verbose"]
     for note in llm.notes:
         if all_notes or note not in llm.draft_notes:

@@ -155,7 +155,7 @@ def stats_lines(s: Stats, seed: int) -> str:
 
 _PATIENCE_S = 2.0  # seconds before a bar appears
 _BAR = 24  # width of the bar in characters
-# Stage of a progress -> what its bar says.
+# Stage of a progress -> text of its bar.
 _TITLES = {"prompt": "Reading the prompt", "load": "Loading"}
 
 
@@ -225,8 +225,8 @@ def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[
     """Yield a progress callback that shows a bar with a count and the time left, at a terminal.
 
     Args:
-        title: What is done.
-        unit: What is counted, in the plural.
+        title: Description of the task.
+        unit: Name of the counted items, in the plural.
         quiet: Whether to show nothing.
     """
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""`gguf-spec run` and `gguf-spec help`: the habits of ollama's users."""
+"""`gguf-spec run` and `gguf-spec help`: commands for users of Ollama."""
 
 from __future__ import annotations
 

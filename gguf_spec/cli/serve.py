@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..server import ModelPool, Server, Settings
 
 _KEEP_ALIVE_S = 300.0  # default with several models
-_PATIENCE_S = 4.0  # after the grace period; then the process ends, whatever it does
+_PATIENCE_S = 4.0  # after the grace period; then the process ends in any state
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 

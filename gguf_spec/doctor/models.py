@@ -285,10 +285,10 @@ class PairChecks:
         """Return the check whether there is enough memory.
 
         Args:
-            wanted: What is needed.
-            found: The same in words.
-            longest: The context that would fit; 0 if none would.
-            kept: What memory texts of earlier requests may take, in words.
+            wanted: The required memory.
+            found: Description of the required memory.
+            longest: The longest context that fits; 0 if none does.
+            kept: Description of the memory for texts of earlier requests.
         """
         free = wanted.free
         found += f"; {format_bytes(free)} are free" if free is not None else ""

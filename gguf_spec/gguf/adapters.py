@@ -1,7 +1,7 @@
 """Check the headers of files that are used with a model: LoRA adapters and projectors (mmproj).
 
 llama.cpp checks less: it aborts the process on some adapters that do not fit, and on some numbers
-and tensors of a projector. What only llama.cpp knows about each kind of projector is tried in a
+and tensors of a projector. Checks that depend on the kind of projector run in a
 child process (`llama.vision`).
 """
 

@@ -24,7 +24,7 @@ TOKENS = "tokenizer.ggml.tokens"
 IDS = "gguf_spec.trim.ids"
 # ggml type of tables of token ids
 I64 = 27
-# tensor of an EAGLE-3 head: for each token that it knows its id in the vocabulary
+# tensor of an EAGLE-3 head: for each of its tokens the id in the vocabulary
 TOKEN_TABLE = "d2t"
 
 # bytes of the file before the tensor data
@@ -153,7 +153,7 @@ class Header:
 
     @property
     def facts(self) -> Architecture:
-        """Facts about the architecture that the file does not tell."""
+        """Architecture facts that are not in the file."""
         return architecture(self.architecture)
 
     def of_architecture(self, key: str, default: Any = None) -> Any:

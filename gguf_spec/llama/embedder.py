@@ -75,7 +75,7 @@ class Embedder:
         return embedding_bytes(header, options, self._capacity, self._most_at_once)
 
     def close(self) -> None:
-        """Free the context; further calls do nothing."""
+        """Free the context; further calls have no effect."""
         last, self._native, self._capacity = [self._native], None, 0
         try:
             if last[0] and threading.current_thread() is threading.main_thread():
@@ -175,8 +175,8 @@ class Embedder:
 class Scorer(Embedder):
     """Scores texts that continue a prompt, which is read once. One thread at a time may use it.
 
-    Where a row has the same bits whatever cells and rows are beside it, as with the own kernels, a
-    pass has several texts. Elsewhere each has its own, in cells directly behind the prompt. So a
+    Where the bits of a row do not depend on other cells and rows, as with the own kernels, a pass
+    has several texts. Elsewhere each has its own, in cells directly behind the prompt. So a
     score never depends on the other texts.
     """
 

@@ -216,7 +216,7 @@ class Head(Cache):
         return n
 
     def forget(self, data: bool = False) -> None:
-        """Empty the cache, whatever is in it."""
+        """Empty the cache, also after an error."""
         super().forget(data)
         self._n_true, self._own = 0, None
         self._chain.clear()

@@ -3,7 +3,7 @@
 llama.cpp aborts the process on a batch that is too long, so batch sizes are checked here first.
 
 A context has one sequence, or several (`Slots`), each with a cache of its own. A row then has the
-same bits whatever the other slots do, wherever the bits do not depend on the width of a pass.
+same bits beside any other slots, if the bits do not depend on the width of a pass.
 llama.cpp decodes neighbouring sequences with equal numbers of tokens in one pass over the weights,
 and all others in several. Therefore shorter parts and empty places are filled with tokens that are
 removed after the pass.
@@ -165,7 +165,7 @@ class Cache(Weights):
         return cached
 
     def forget(self, data: bool = False) -> None:
-        """Empty the sequence, whatever is in it.
+        """Empty the sequence, also after an error.
 
         Args:
             data: Whether to erase the memory of the cache, too.
@@ -423,7 +423,7 @@ class Model(Cache):
             keep_last()
 
     def _know_passes(self, header: Header) -> None:
-        """Know how passes run, and which have the same bits; on a GPU a measurement shows that."""
+        """Determine how passes run, and which have the same bits; on a GPU this is measured."""
         options, features, on_gpu = self.options, build_features(), uses_gpu(self.options)
         self.flash_attention = options.flash_attention if on_gpu else flash_on_cpu(header, options)
         self.threads: int = options.threads or physical_cores()
@@ -547,7 +547,7 @@ class Model(Cache):
         return round(self.weight_bytes + self.parallel * self.cached_bytes * self.n_ctx)
 
     def close(self) -> None:
-        """Release the native memory, and forget the times of passes; further calls do nothing."""
+        """Release the native memory, and reset the pass times; further calls have no effect."""
         super().close()
         if self._governor:
             self._governor.forget(self._owner)
@@ -820,7 +820,7 @@ class Slots:
         """Carry out the postponed rollbacks of all slots, because a pass may move any state.
 
         Args:
-            parts: What the pass decodes.
+            parts: The parts to decode.
             held: Sequences that need a checkpoint if they may be rolled back after it.
         """
         if not self.model.recurrent:
@@ -928,7 +928,7 @@ class Slots:
         ordered = [one for run in runs for one in run]
         widths = {len(one.tokens) for one in parts}
         if len(runs[0]) > 1 and (len(widths) > 1 or len(runs[0]) * max(widths) > self._n_at_once):
-            return ordered, {one.sequence for one in parts}  # in several passes, whatever the ids
+            return ordered, {one.sequence for one in parts}  # in several passes for any ids
         last = max((i for i, run in enumerate(runs) if len(run) > 1), default=0)
         return ordered, {one.sequence for run in runs[:last] for one in run}
 

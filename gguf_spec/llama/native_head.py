@@ -234,7 +234,7 @@ class HiddenRows:
         self._rows[at : self.end] = rows
 
     def cut(self, n: int) -> None:
-        """Forget the rows from position `n` on."""
+        """Drop the rows from position `n` on."""
         self.first, self.end = min(self.first, n), min(self.end, n)
 
     def before(self, start: int, n: int) -> NDArray[np.float32]:

@@ -168,7 +168,7 @@ class RecurrentState:
         return Checkpoint(self._n, state)
 
     def pass_of_others(self) -> None:
-        """Forget the snapshots: a pass of other sequences may have moved the state."""
+        """Drop the snapshots: a pass of other sequences may have moved the state."""
         self._least = self._n
 
     def passed(self, n: int) -> None:

@@ -136,7 +136,7 @@ class RemoteNative(Native):
             weakref.finalize(self, child.end)
         else:
             self._place = int(child.call(0, "share"))
-            # The child is told with the next call: this may run inside of one.
+            # The next call informs the child: this may run inside of a call.
             weakref.finalize(self, child.unused.append, self._place)
 
     def share(self) -> RemoteNative:
@@ -203,7 +203,7 @@ class Child:
     """The child process and the pipe to it.
 
     Attributes:
-        unused: Contexts that nothing uses any more; the child frees them with the next call.
+        unused: Contexts that are no longer in use; the child frees them with the next call.
     """
 
     def __init__(self, workers: Sequence[str], shows_log: bool) -> None:
@@ -312,7 +312,7 @@ class Child:
         )
 
     def end(self, patience: float = _END_S) -> None:
-        """End the child; it ends by itself when its pipe is closed. Further calls do nothing."""
+        """End the child, which also ends when its pipe is closed. Further calls have no effect."""
         if self._errors.closed:
             return
         self._pipe.close()

@@ -77,7 +77,7 @@ class Operation(NamedTuple):
 
 
 def problem_of(operation: Operation) -> str:
-    """Return what is wrong with an operation; empty if nothing is."""
+    """Return the fault of an operation; empty if there is none."""
     computed = own_kernels.n_computed
     with own_kernels.switched_off():
         stock = np.concatenate([operation.reference(i, 1, 1) for i in range(_MOST)])
@@ -266,7 +266,7 @@ def head(target: str, path: str = "") -> bool:
     model.read(tokens)
     rows = [one.logits(tokens, 1).copy()]
     rows += [one.logits(tokens[:1], 1).copy() for _ in range(2) if one.n_heads == 1]
-    # an EAGLE-3 head may know some tokens only
+    # an EAGLE-3 head may have some tokens only
     return bool(np.isfinite([row.max() for row in rows]).all())
 
 

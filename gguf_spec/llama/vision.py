@@ -5,8 +5,8 @@ builds of llama-cpp-python lack libmtmd.
 
 Images are token ids: each embedding of an image has an id that no token and no other image has. So
 the lists of ids that every part of the engine compares stay lists of ids: two texts with the same
-image have a common prefix, and two images have none, of whatever size they are. An image is known
-by the SHA-256 of its file. Ids are only valid in this process.
+image have a common prefix, and different images have none. The SHA-256 of its file identifies an
+image. Ids are only valid in this process.
 
 Both models have these ids in their list of cached tokens. An image is always cached as a whole: a
 rollback into one drops all of it. An image may take fewer positions than it has ids, as with

@@ -148,7 +148,7 @@ class DifferentTextError(Exception):
 
 
 class _Choice:
-    """What the client has of one choice."""
+    """The part of one choice that the client has received."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Any] = {}  # texts and lists of tokens that the client has, by name
@@ -161,7 +161,7 @@ class _Choice:
         self._n_tokens = 0
 
     def _rest(self, name: str, piece: S) -> S:
-        """Return what the client lacks of the next piece of a text or a list; add it."""
+        """Return the part of the next piece of a text or list that the client lacks; add it."""
         sent, place = self._sent.get(name, piece[:0]), self._places.get(name, 0)
         known = sent[place : place + len(piece)]
         if piece[: len(known)] != known:
@@ -261,7 +261,7 @@ class ContinuedAnswer:
             choice.rewind()
 
     def take(self, written: bytes) -> bytes:
-        """Return what the client gets of an event; may be empty.
+        """Return the part of an event for the client; may be empty.
 
         Args:
             written: The event, with the empty line after it.
@@ -305,7 +305,7 @@ def _text_of(choice: dict[str, Any]) -> str:
     return str(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
 
 
-# A request that ends the process of a replica must not end those of all.
+# A request that crashes a replica must not crash all of them.
 MOST_ATTEMPTS = 3
 _STREAMS = tuple(form.media_type.encode() for form in (DATA_EVENTS, NAMED_EVENTS, JSON_LINES))
 _log = logging.getLogger("gguf_spec.ray")

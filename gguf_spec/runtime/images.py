@@ -1,4 +1,4 @@
-"""Images in prompts: where they stand in a text or in messages, and their token ids there.
+"""Images in prompts: their places in a text or in messages, and their token ids.
 
 A content of a message may be a list of parts, as at OpenAI. For the chat template it is one text,
 in which a mark stands for each image: a character that is in no text of the request. The tokens of
@@ -25,7 +25,7 @@ from ..text.chat_template import Message, PromptOptions, check_text, encode_chat
 if TYPE_CHECKING:
     from ..llama.vision import VisionModel
 
-# Where an image stands in a text, in all programs of llama.cpp.
+# Mark of an image in a text, in all programs of llama.cpp.
 MARKER = "<__media__>"
 # Most images of a request.
 IMAGES_MAX = 32

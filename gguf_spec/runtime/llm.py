@@ -683,7 +683,7 @@ class LLM:
         return self._pair.profile
 
     def use_profile(self, profile: Profile) -> None:
-        """Use other costs from now on, and forget the statistics learned with the old ones.
+        """Use other costs from now on, and drop the statistics learned with the old ones.
 
         Raises:
             BusyError, ClosedError: As for a generation.
@@ -691,7 +691,7 @@ class LLM:
         self._queue.in_turn(partial(self._pair.use_profile, profile))
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of what was learned during use: costs, acceptance rates, correction.
+        """Return a copy of the state learned during use: costs, acceptance rates, correction.
 
         It changes the speed of later requests, not their texts.
 

@@ -60,7 +60,7 @@ NO_HEAD = HeadChoice()
 
 @dataclass(frozen=True)
 class Plan:
-    """What a load opens, and why. Nothing of it is loaded yet.
+    """Files and options that a load opens, with the reasons. Nothing is loaded yet.
 
     Attributes:
         load: The options of the load.
@@ -98,7 +98,9 @@ class Plan:
 
 
 def plan(load: LoadOptions) -> Plan:
-    """Decide what a load opens. A model that only computes embeddings has neither draft nor slots.
+    """Choose the files and options of a load.
+
+    A model that only computes embeddings has neither draft nor slots.
 
     Raises:
         ModelError, StoreError: A file cannot be found or read.

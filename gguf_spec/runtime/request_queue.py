@@ -126,7 +126,7 @@ class Job:
     """A request in the queue or in the scheduler.
 
     Attributes:
-        generation: What it runs.
+        generation: The generation of the request.
         prompt: Token ids of the prompt.
         thread: Id of the thread that made it, and then of the one that reads it.
         stream: The stream that reads it; a job without one is cancelled.
@@ -303,7 +303,7 @@ class RequestQueue(Line):
             raise
 
     def close(self, free: Callable[[], None]) -> None:
-        """End all requests for good, and call `free` with the turn.
+        """End all requests finally, and call `free` with the turn.
 
         Raises:
             BusyError: This thread is inside a round, or has the turn.
@@ -427,7 +427,7 @@ class ParallelQueue(RequestQueue):
         self._inbox.put(None)
 
     def stop(self) -> None:
-        """Cancel all requests for good, and wait until none runs, nor a callback that ends soon."""
+        """Cancel all requests finally, and wait until they and short callbacks have ended."""
         self.is_closed = True
         self._cancel_jobs()
         end = time.monotonic() + _EXIT_S
@@ -441,7 +441,7 @@ class ParallelQueue(RequestQueue):
     # ---- the thread of the scheduler
 
     def work(self, first: object) -> None:
-        """Run all requests that are there, and those that come meanwhile."""
+        """Run all requests, also those that arrive during the run."""
         self._receive(first)
         ticket = Ticket()
         while self._queue:

@@ -106,7 +106,7 @@ def vectors_of(
         options: Options of `LLM.embed`.
 
     Raises:
-        ApiError: The model has not the demanded dimensions: no file says that embeddings may be
+        ApiError: The request asks for other dimensions than those of the model. Embeddings are not
             shortened.
     """
     import numpy as np

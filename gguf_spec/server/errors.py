@@ -82,7 +82,7 @@ def invalid_value(param: str, message: str) -> ApiError:
 
 
 def unknown(param: str) -> ApiError:
-    """Return the error for a field that this server does not know."""
+    """Return the error for an unknown field."""
     return ApiError(f"Unknown field: {param}.", param, "unknown_parameter")
 
 

@@ -91,7 +91,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Ping:
-    """Event: nothing was sent for a while. It is not from the worker."""
+    """Event: nothing was sent for some time. It does not come from the worker."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Done:
     """Event: a task has run.
 
     Attributes:
-        value: What it returned.
+        value: The returned value.
     """
 
     value: Any

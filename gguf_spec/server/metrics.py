@@ -124,7 +124,7 @@ class Metrics:
             model: Name of the model.
             operation: OpenTelemetry's name of the operation.
             times_s: When the request came, the first tokens (missing without any), and the end.
-            error: What ended the answer before its end; None if nothing did.
+            error: Error that ended the answer early; None without an error.
         """
         of_all = {
             "gen_ai_operation_name": operation,

@@ -125,7 +125,7 @@ class ModelPool:
         keep_alive: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a pool in which nothing is loaded.
+        """Create a pool without loaded models.
 
         Args:
             models: The models. The first one is the default.
@@ -261,7 +261,7 @@ class ModelPool:
             one.llm.close()
 
     def unload_idle(self, but_for: ServedModel | None = None) -> None:
-        """Unload all models whose time is over, except the one that is needed next."""
+        """Unload all models that were idle for too long, except the next one to be used."""
         for model in self.models:
             if model is not but_for and self.seconds_left(model) == 0:
                 self._unload(model.id)

@@ -138,7 +138,7 @@ class Reply(ABC):
         """Return the last objects of a choice.
 
         Raises:
-            ApiError: As of `complete`.
+            ApiError: As for `complete`.
         """
 
     def finished(self) -> list[dict[str, Any]]:

@@ -830,7 +830,7 @@ def schema_of(value: Any, at: str) -> Any:
         and set(inner) <= {"name", "schema", "strict", "description"}
     ):
         raise invalid_value(at, "may contain only name, schema, strict and description.")
-    return schema  # always enforced, whatever the value of `strict`
+    return schema  # always enforced, for any value of `strict`
 
 
 NAMED_SCHEMA = {"name": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "description?": s.TEXT}

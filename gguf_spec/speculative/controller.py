@@ -18,7 +18,7 @@ takes Python some tenths of a millisecond a round. That is nothing beside the pa
 and a quarter of a pass of a very small one. A request may spend on searches a small share of its
 time, and what the drafts save that they found. So with a large model each round looks for a draft,
 and with a small one too while the text offers drafts that pay. Otherwise some rounds decode
-plainly, and searches in vain cost little.
+plainly, and unsuccessful searches cost little.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RoundState:
         search_s: Python's seconds to look for a draft; 0 if the round did not.
         n_kept: Number of draft tokens that are checked.
         is_skipped: The round does not look for a draft.
-        is_forced: The draft is as long as possible, whatever it costs.
+        is_forced: The draft is as long as possible at any cost.
         explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
             tried.
         returned_s: Clock when the draft was ready, in seconds.
@@ -304,7 +304,7 @@ class DraftModelUse:
         known: Cost models and statistics over all requests; updated.
         chances: Acceptance rates within the request; updated.
         n_left: Largest length of the answer, in tokens.
-        fixed: Let the draft model propose whatever it costs.
+        fixed: Let the draft model propose at any cost.
         widest: Largest number of rows of a pass.
         batches: The requests that share passes with this one.
         n_emitted: Number of tokens of the answer so far.
@@ -579,7 +579,7 @@ class DraftController(DraftTeam):
     Attributes:
         target: The model whose passes are saved; only its position, busy time and limits are read.
         known: Cost models and statistics over all requests; updated.
-        fixed: Draft as many tokens as allowed whatever they cost, from the draft model if there is
+        fixed: Draft as many tokens as allowed at any cost, from the draft model if there is
             one.
         widest: Largest number of rows of a pass, pending tokens included. Plain decoding is
             possible with any value.
@@ -791,7 +791,7 @@ class DraftController(DraftTeam):
         return RoundState(start, n_past, prices, hopeful)
 
     def _replay(self, pending: int, k: int, n_past: int) -> tuple[Sequence[float], int]:
-        """Return the costs of decoding tokens again after a rejection, as of `Prices`."""
+        """Return the costs of decoding tokens again after a rejection, as in `Prices`."""
         free = self.target.free_rollback
         if free >= k:
             return (), 0

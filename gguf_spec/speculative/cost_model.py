@@ -155,7 +155,7 @@ class CostModel:
             n_most: Widest pass of the table, in tokens. Wider passes read prompts and have one cost
                 per row.
             pace: Machine speed.
-            guesses_depth: `depth` is an estimate: what a pass shows holds for all widths that no
+            guesses_depth: `depth` is an estimate: a correction applies to all widths that no
                 pass corrected.
             trusted: The measurement is right: an error is that of the machine. Otherwise the first
                 errors of an entry are its own.
@@ -289,7 +289,7 @@ class CostModel:
         return bool(self._to_check)
 
     def check(self) -> None:
-        """Let the next rounds decode a few widths each, whatever the table says about them."""
+        """Let the next rounds decode a few widths each, for any costs in the table."""
         self._to_check, self._is_trusted = [n for n in _CHECKED if n < len(self.base)], False
 
     def width_to_check(self, least: int, most: int, chance: float, draft_s: float) -> int:

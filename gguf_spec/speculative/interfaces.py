@@ -121,7 +121,7 @@ def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
 
 
 def return_to(model: LanguageModel, tokens: Sequence[int], n: int) -> None:
-    """Roll back to the first `n` of the cached tokens, and read again what was dropped too much."""
+    """Roll back to the first `n` cached tokens; read tokens again that were dropped before `n`."""
     try:
         model.rollback(n)
     except RollbackError:

@@ -112,7 +112,7 @@ class ModelPair:
 
     @property
     def head(self) -> Head | None:
-        """The prediction head of the target, if that is what drafts."""
+        """The prediction head of the target, if it drafts."""
         return self.draft if isinstance(self.draft, Head) else None
 
     def _measured(self, measure: Callable[[Model, Model | Head | None], Profile]) -> Profile:
@@ -138,7 +138,7 @@ class ModelPair:
             )
 
     def close(self) -> None:
-        """Save the statistics and free both models. Further calls do nothing."""
+        """Save the statistics and free both models. Further calls have no effect."""
         try:
             if self.profile is not DEFAULT_PROFILE:
                 write_statistics(self.target, self.draft, self.experiences)
@@ -185,7 +185,7 @@ class ModelPair:
 
         The noise is the shift of logits against those of single-row passes.
         """
-        # A common pass is as wide as any, whatever one of its requests drafts.
+        # A common pass may have the largest width, for any draft of one request.
         shares = self.target.parallel > 1
         widest = self.profile.widest(speculation.exact) - 1
         return self.profile.logit_noise(widest if shares else self.most_drafted(speculation))

@@ -38,7 +38,7 @@ from .translation import Translation, in_target_ids
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
 # end the measurement.
 _WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)
-# Number of first widths that are timed whatever the budget. Beyond the widest timed width costs are
+# Number of first widths that are timed with any budget. Beyond the widest timed width costs are
 # extrapolated, and no exact pass is known.
 _NEEDED = 4
 # Number of first widths that run once before they are timed, on devices whose first pass of a width
@@ -92,8 +92,8 @@ def measure(
     Args:
         target: The target.
         draft: The draft model, if there is one.
-        budget_s: Seconds for the passes of the target; the first few widths are measured whatever
-            they take.
+        budget_s: Seconds for the passes of the target; the first few widths are measured
+            in any case.
         thorough: Measure all widths five times each, also behind many cached tokens, and the
             acceptance rate at many positions.
         on_step: Called with the number of passes done and the total. The total is reached only in a
@@ -118,7 +118,7 @@ def measure(
         target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
-    # On a GPU the wide passes that near ties allow are not exact, whatever the narrow ones are.
+    # On a GPU the wide passes that near ties allow are not exact, even if narrow ones are.
     deep = target.slow_first_pass and target.most_exact_rows <= K_MAX
     is_exact = target.exact_attention and not deep
     noise = rows.noise if is_exact else rows.with_deep_noise()
@@ -256,7 +256,7 @@ def _time(
 ) -> tuple[dict[int, float], bool]:
     """Time passes over the first tokens.
 
-    The first few passes are made whatever the budget. `judge` is called with each width and its
+    The first few passes are made with any budget. `judge` is called with each width and its
     rows.
 
     Returns:

@@ -63,7 +63,7 @@ class SlotPair:
         target: Slot of the target.
         draft: Slot of the draft model, or None.
         batches: The requests that share passes with this one.
-        first: What the draft model reads of a text.
+        first: The part of a text that the draft model reads.
         task: The task that uses them, or None.
         used_at: Number of the last task that used them.
     """
@@ -90,11 +90,11 @@ class Task:
         body: The greenlet of the request.
         waits_for: What it waits for: a part of a pass, or the length of its draft; None if it can
             be resumed.
-        is_parked: It has nothing to do until this is cleared.
+        is_parked: It is suspended until this is cleared.
         rests: It may compute long between two passes, and then calls `Scheduler.rest`.
-        is_resting: It goes on with its work in its next turn.
+        is_resting: It continues in its next turn.
         turn: Number of its last turn among the tasks that rest.
-        answer: What it is resumed with.
+        answer: The result that it is resumed with.
         error: Raised in it when it is resumed; None for an answer.
     """
 
@@ -124,7 +124,7 @@ class Task:
 
     @property
     def offer(self) -> Offer:
-        """What it can decode: its draft, or the part that it waits for."""
+        """The tokens that it can decode: its draft, or the part that it waits for."""
         one = self.waits_for
         return one if isinstance(one, Offer) else Offer((), len(self.part.tokens))
 
@@ -135,7 +135,7 @@ class Task:
         return isinstance(part, Part) and part.n_rows == 0 and part.slot is self.pair.target
 
     def suspend(self) -> Any:
-        """Switch from its body to the scheduler; return what it is resumed with, or raise that."""
+        """Switch from its body to the scheduler; return the answer, or raise the error."""
         parent = self.body.parent
         assert parent
         parent.switch()
@@ -146,7 +146,7 @@ class Task:
         return answer
 
     def set_answer(self, answer: Any = None, error: Exception | None = None) -> None:
-        """Set what it is resumed with; it can be resumed from now on.
+        """Set the answer; the task can be resumed from now on.
 
         Rows are copied for a task that rests, because others have passes before it has read them.
         """
@@ -343,7 +343,7 @@ class Scheduler:
         return self._target.base is costs
 
     def forget(self) -> None:
-        """Give all tasks up, and empty the caches of all slots."""
+        """Drop all tasks, and empty the caches of all slots."""
         self.tasks = []
         for pair in self.pairs:
             pair.task = None
@@ -412,13 +412,13 @@ class Scheduler:
         return self._running
 
     def _meet(self) -> None:
-        """Tell all slots with how many others they share passes."""
+        """Set the number of sharing requests in all slots."""
         active = [task for task in self.tasks if not task.is_parked]
         decoding = [task for task in active if not task.reads]
         together = len(active) > 1
         piece = self._piece(len(active) - len(decoding), decoding) if decoding else 0
         of_target, of_draft = (
-            # Those that read now decode soon, and wait for the same passes then.
+            # Requests that read now decode soon, and then wait for the same passes.
             _SharedBatch(self, side, len(active)) if together and side else ALONE
             for side in (self._target, self._draft)
         )

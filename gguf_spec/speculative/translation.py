@@ -186,7 +186,7 @@ class TranslatedModel:
 
     It implements `LanguageModel`. Tokens that the draft does not have get the logit -inf. The draft
     model keeps its own tokens and positions. A view is made for each request; `recognise` finds out
-    what the draft model has cached.
+    the cached tokens of the draft model.
     """
 
     # Rows of a draft need no exact bits.
@@ -310,7 +310,7 @@ class TranslatedModel:
         return np.repeat(rows, n_rows, axis=0)
 
     def rollback(self, to: int) -> None:
-        """Forget all target tokens after the first `to`."""
+        """Drop all target tokens after the first `to`."""
         self._reading.cut(to)
         if to == 0:
             self._first = self._reading.n_stable = 0

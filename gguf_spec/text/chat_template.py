@@ -39,7 +39,7 @@ _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 _AS_TEXT = Text("give the whole prompt as text[ ({})]", Option("raw", True, of_commands=True))
 # Fields of a message with free text.
 _TEXTS = ("content", *REASONING_FIELDS)
-# Names that are Jinja's, or that only this package sets.
+# Names of Jinja, or that only this package sets.
 _RESERVED = frozenset((
     "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "tool_choice",
     "functions", "function_call", "raise_exception", "strftime_now", "namespace", "range", "loop",

@@ -126,7 +126,7 @@ def _checked(rules: list[str], first: str) -> list[str]:
     """Return rules with the name of the first one, if they are a grammar.
 
     Raises:
-        InvalidOptionError: They are none, or too large.
+        InvalidOptionError: They are not a grammar, or are too large.
     """
     # Numbers of tokens are not checked here: they are those of `sym`.
     Automaton(grammar_of([f"root ::= {first}", *rules]), lambda _: 0)
@@ -134,7 +134,7 @@ def _checked(rules: list[str], first: str) -> list[str]:
 
 
 def _sequence(use: ToolUse, family: Family, sym: Sym) -> Iterator[str]:
-    """Yield the rules for calls, and for what follows the first marker."""
+    """Yield the rules for calls, and for the text after the first marker."""
     marker = words_of(family.lead)[0] if family.lead.strip() else ""
     begin = sym(family.between + family.call.begins[0])
     again = f"({begin} call)*" if use.parallel and family.is_parallel else ""

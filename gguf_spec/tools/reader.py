@@ -1,6 +1,6 @@
 """Tool calls of an answer: the parser of its text, and the calls in OpenAI's format.
 
-Both work on a whole answer, or in pieces while it comes.
+Both work on a complete answer, or on its pieces.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ToolReader:
                 return
 
     def _has_next(self) -> Steps[bool]:
-        """Read what stands between two calls, or the end of the section; return which."""
+        """Read the text between two calls, or the end of the section; return which it was."""
         source, family = self._source, self._family
         if family.open and (yield from source.optional(family.close)):
             source.drop()
@@ -180,7 +180,7 @@ def read_answer(
     *,
     fenced: bool = True,
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Separate a whole answer into text and tool calls; a broken call is text.
+    """Separate a complete answer into text and tool calls; a broken call is text.
 
     Args:
         text: The answer.

@@ -81,7 +81,7 @@ class Source:
     # ---- events
 
     def drop(self) -> None:
-        """Forget the text that was read."""
+        """Drop the text that was read."""
         self.text, self._n_given = self.text[self.at :], max(0, self._n_given - self.at)
         self.at = self._sent = 0
 

@@ -579,7 +579,7 @@ class RequestChecks:
         """Prepare the checks.
 
         Args:
-            texts: Has the models, and tells near ties from faults.
+            texts: Checks of texts, with the models; distinguishes near ties from faults.
             prompt: A text to continue.
             seed: Seed of all texts.
         """

@@ -504,7 +504,7 @@ class Settings:
         self.sampling, self.speculation = sampling, speculation
 
     def use(self, sampling: Sampling, speculation: Speculation) -> None:
-        """Take the options of another model; what was changed stays changed."""
+        """Take the options of another model, but keep those that the user changed."""
         self._apply((sampling, speculation), self._changed)
 
     def _apply(self, loaded: tuple[Sampling, Speculation], changed: dict[str, Any]) -> None:
@@ -521,7 +521,7 @@ class Settings:
             text: Nothing, `NAME` or `NAME VALUE`.
 
         Returns:
-            What to tell the user.
+            The text for the user.
 
         Raises:
             GgufSpecError: There is no such option, or it does not take the value.
@@ -569,7 +569,7 @@ def _parsed(field: str, text: str) -> Any:
     """Return the value of an option as typed.
 
     Raises:
-        InvalidOptionError: The text is not of the type of the option.
+        InvalidOptionError: The text is not a value of the option's type.
     """
     rule, word = RULES[field], text.lower()
     convert = {"number": float, "integer": int}.get(rule.type, str)
@@ -654,7 +654,7 @@ class Signals:
     A signal takes effect at once while the chat waits for a line. At other times the running
     operation ends first; an answer is cancelled after its round. After Ctrl-C the chat continues,
     unless it runs in a pipe. An editor must not be left by an exception at any of its instructions:
-    some of them catch it, and then the chat would wait for ever for a terminal that is closed.
+    some of them catch it, and then the chat would never end.
 
     Attributes:
         code: Exit code if a signal ended the program, otherwise 0.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ... import Completion as Answer
 
 _PROMPT = "> "
-# Command -> function that returns its possible arguments for what is typed of one.
+# Command -> function that returns its possible arguments with a given beginning.
 _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
     "/draft": lambda _: SWITCHES,
     "/set": lambda _: RULES,
@@ -92,7 +92,7 @@ class TerminalUI(PipeUI):
             return session.prompt(pre_run=self._leave)
         finally:
             error, self._error = self._error, None
-            if error:  # in place of that of a terminal that is closed
+            if error:  # replaces the error of a closed terminal
                 raise error
 
     def interrupt(self, error: BaseException) -> None:

@@ -546,7 +546,7 @@ class HeadDrafter(ModelDrafter):
         head.text, head.skipped = self._first, 0
 
     def propose(self) -> Proposal | None:
-        """Return the next token, as `ModelDrafter`; None if no head predicts so far ahead."""
+        """Return the next token, as `ModelDrafter`; None if no head predicts this position."""
         if not self._head.is_ready:
             return None
         if 1 < self._head.n_heads <= len(self._history) - self._n_known:
