@@ -122,12 +122,12 @@ class LineDefaults:
         llm.stream([0], self.sampling, reasoning=reasons).close()
 
     def apply(
-        self, asked: CompletionRequest, body: Mapping[str, Any], number: int, is_plain: bool
+        self, request: CompletionRequest, body: Mapping[str, Any], number: int, is_plain: bool
     ) -> CompletionRequest:
         """Return a request with the defaults of the options that its body does not set.
 
         Args:
-            asked: The request.
+            request: The request.
             body: The body that it was read from.
             number: Number of the line.
             is_plain: Whether the line is a plain one.
@@ -136,7 +136,7 @@ class LineDefaults:
             ApiError: The body and a default cannot be combined.
         """
         sets = {_SETS.get(name, name) for name, value in body.items() if value is not None}
-        if {"grammar", "json_schema"} & sets or asked.tools.tools:
+        if {"grammar", "json_schema"} & sets or request.tools.tools:
             sets |= {"grammar", "json_schema", "overflow"}
         missing = (_ALL if is_plain else self.given) - sets - {"seed"}
         values = {name: getattr(self.sampling, name) for name in missing}
@@ -145,12 +145,12 @@ class LineDefaults:
         seed = self.sampling.seed
         if seed is not None and "seed" not in sets:
             values["seed"] = seed_of_line(seed, number)
-        sampling = made(lambda: replace(asked.sampling, **values), asked.names)
-        asked = replace(asked, sampling=sampling)
+        sampling = made(lambda: replace(request.sampling, **values), request.names)
+        request = replace(request, sampling=sampling)
         if self.think is None or {"reasoning_effort", "chat_template_kwargs"} & sets:
-            return asked
-        reasoning = _Thinking(asked.reasoning.effort, asked.reasoning.values, self.think)
-        return replace(asked, reasoning=reasoning) if asked.is_chat else asked
+            return request
+        reasoning = _Thinking(request.reasoning.effort, request.reasoning.values, self.think)
+        return replace(request, reasoning=reasoning) if request.is_chat else request
 
 
 @dataclass(frozen=True)
@@ -237,15 +237,15 @@ def read_request(
             "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
         )
     url = data["url"] if not head.is_plain else _CHAT_URL if "messages" in body else _TEXT_URL
-    asked = _READERS[url](body, speculation, None)
-    if head.is_plain and len(asked.prompts) * asked.n != 1:
-        name = "n" if asked.n > 1 else "prompt"
+    request = _READERS[url](body, speculation, None)
+    if head.is_plain and len(request.prompts) * request.n != 1:
+        name = "n" if request.n > 1 else "prompt"
         raise invalid_value(
             name, "gives several answers, which only lines in OpenAI's format may have."
         )
-    if head.is_plain and asked.tools.tools:
+    if head.is_plain and request.tools.tools:
         raise invalid_value("tools", "are supported in lines in OpenAI's format only.")
-    return defaults.apply(asked, body, number, head.is_plain)
+    return defaults.apply(request, body, number, head.is_plain)
 
 
 def _openai_body(data: dict[str, Any]) -> dict[str, Any]:
@@ -336,12 +336,12 @@ class Answerer:
             if isinstance(data, ApiError):
                 raise data
             speculation = self.llm.speculation
-            asked = read_request(head, data, line.number, self.defaults, speculation)
-            names = asked.names
-            chunks, ended = self._generate(asked)
+            request = read_request(head, data, line.number, self.defaults, speculation)
+            names = request.names
+            chunks, ended = self._generate(request)
             if head.is_plain:
                 return written(_plain(chunks, ended) | {"error": None})
-            body = self._openai(asked, chunks, ended, key)
+            body = self._openai(request, chunks, ended, key)
             return written(_response(200, key, body) | {"error": None})
         except _OF_ALL:
             raise
@@ -353,9 +353,9 @@ class Answerer:
                 rest = _response(refusal.status, key, rest) | {"error": shown}
             return written(rest, refusal.error["message"])
 
-    def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
+    def _generate(self, request: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
-        for choice in requests_of(asked, self.llm):
+        for choice in requests_of(request, self.llm):
             with self.cancellation.opened(choice.open) as stream:
                 for chunk in stream:
                     chunks.append(ChunkEvent(chunk, named(self.llm, chunk), choice.index))
@@ -366,15 +366,19 @@ class Answerer:
         return chunks, ended
 
     def _openai(
-        self, asked: CompletionRequest, chunks: list[ChunkEvent], ended: list[ChoiceEnded], key: str
+        self,
+        request: CompletionRequest,
+        chunks: list[ChunkEvent],
+        ended: list[ChoiceEnded],
+        key: str,
     ) -> dict[str, Any]:
         """Return the body of a response as over HTTP, without what differs from run to run."""
         started = Started(self.llm.name, family_of(self.llm.chat_template or ""))
-        body = ResponseBuilder(asked, started).complete(chunks, ended)
+        body = ResponseBuilder(request, started).complete(chunks, ended)
         random = key.rpartition("_")[2]
         body["id"] = f"{body['id'].partition('-')[0]}-{random}"
         body["created"] = self.created
-        counts = usage([one.result for one in ended], asked.n)
+        counts = usage([one.result for one in ended], request.n)
         n_reasoning = counts["completion_tokens_details"]["reasoning_tokens"]
         body["usage"] = {name: counts[name] for name in _USAGE} | {
             "completion_tokens_details": {"reasoning_tokens": n_reasoning}

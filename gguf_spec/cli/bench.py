@@ -95,7 +95,7 @@ def _run(options: dict[str, Any]) -> Report:
     choose_workloads(options["workload"], options["long"])
     if options["useless"]:
         resolve(options["useless"])
-    asked = {
+    settings = {
         "n_rounds": options["runs"],
         "n_tokens": options["max_tokens"],
         "quick": options["quick"],
@@ -110,8 +110,8 @@ def _run(options: dict[str, Any]) -> Report:
             load_models(options, Speculation(), draft) as llm,
             counted(what, "runs") as progress,
         ):
-            asked["limit_s"] = limit_s
-            return run(llm, options["workload"], **asked, useless=useless, progress=progress)
+            settings["limit_s"] = limit_s
+            return run(llm, options["workload"], **settings, useless=useless, progress=progress)
 
     worst = None
     if options["useless"]:  # first, because it is short and reports an invalid file early

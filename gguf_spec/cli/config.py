@@ -262,13 +262,13 @@ def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str,
 
 
 def _check_key(section: str, key: str, commands: Mapping[str, Command]) -> None:
-    asked = commands.values() if section == DEFAULT else [commands[section]]
-    options = [option for command in asked if (option := _option(command, key))]
+    selected = commands.values() if section == DEFAULT else [commands[section]]
+    options = [option for command in selected if (option := _option(command, key))]
     if section == DEFAULT and any(option.name in _NOT_FOR_ALL for option in options):
         fact = f"{key} cannot be set in [{DEFAULT}]."
         raise ConfigFileError(fact, "set it in the section of one command.")
     if not options:
-        known = {f"--{name.replace('_', '-')}": name for one in asked for name in keys(one)}
+        known = {f"--{name.replace('_', '-')}": name for one in selected for name in keys(one)}
         near = nearest_option(f"--{key}", known)
         what = "no command has" if section == DEFAULT else f"{section.replace('.', ' ')} has no"
         hint = "write the long name of an option, with or without hyphens."

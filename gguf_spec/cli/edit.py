@@ -237,11 +237,11 @@ class EditPrompt:
         self._fence, self._old = "`" * max(3, longest + 1), text
         body = text.removesuffix("\n")
         old = f"{self._fence}\n{body}\n{self._fence}"
-        asked = _ASK.format(instruction=instruction.strip().rstrip("."), old=old)
+        question = _ASK.format(instruction=instruction.strip().rstrip("."), old=old)
         self.prefill = f"{self._fence}\n"
-        self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": asked}]
+        self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
         if not llm.has_chat_template:
-            self.request, self.prefill = f"{asked}\n\nThe new text:\n\n{self._fence}\n", ""
+            self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
         plain = llm.tokenize(text, special=False)
         self.n_text = len(plain)
         # A model that copies the name of an end token writes that token, and would end there.

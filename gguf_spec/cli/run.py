@@ -29,8 +29,8 @@ class _Run(Command):
                 info_name, ["--help"] if {"-h", "--help"} & set(args) else [], parent, **extra
             )
         words = ["--model", rest[0], *before, *rest[1:]]
-        asked = generate.make_context(info_name, list(words), resilient_parsing=True).params
-        has_prompt = asked["prompt"] or asked["prompt_option"] or asked["file"]
+        params = generate.make_context(info_name, list(words), resilient_parsing=True).params
+        has_prompt = params["prompt"] or params["prompt_option"] or params["file"]
         alone = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
         command = chat if alone and not has_prompt else generate
         CommandGroup.running = command

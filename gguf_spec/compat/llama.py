@@ -186,11 +186,11 @@ def _written(part: Option | Pull, lacking: bool = False) -> str | None:
     return in_python(_here(part) if isinstance(part, Option) else part)
 
 
-def _to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:
+def _to_sampling(arguments: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:
     """Convert the arguments of a call to sampling options.
 
     Args:
-        asked: All arguments of the call.
+        arguments: All arguments of the call.
         seed: The seed; None draws one.
         last_n: Number of previous tokens that the penalties consider.
 
@@ -199,14 +199,14 @@ def _to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> 
     """
     usual = {"suffix": None, "stopping_criteria": None, "logits_processor": None, "tfs_z": 1.0}
     for name, value in (usual | {"mirostat_mode": 0}).items():
-        _refuse_unless(name, asked.get(name, value), (value,))
-    max_tokens, bias = asked["max_tokens"], asked["logit_bias"] or {}
-    given = {name: asked[name] for name in SAMPLING if name in asked} | {
-        "top_k": max(asked["top_k"], 0),
+        _refuse_unless(name, arguments.get(name, value), (value,))
+    max_tokens, bias = arguments["max_tokens"], arguments["logit_bias"] or {}
+    given = {name: arguments[name] for name in SAMPLING if name in arguments} | {
+        "top_k": max(arguments["top_k"], 0),
         "penalty_last_n": last_n,
         "seed": seed,
         "max_tokens": None if max_tokens is None or max_tokens <= 0 else max_tokens,
-        "stop": asked["stop"] or (),
+        "stop": arguments["stop"] or (),
     }
     try:
         given["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
@@ -214,9 +214,9 @@ def _to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> 
         allowed = "a mapping from token ids to numbers"
         raise InvalidOptionError("logit_bias", bias, allowed) from None
     # a `LlamaGrammar` has its GBNF text in a private field
-    given["grammar"] = getattr(asked["grammar"], "_grammar", asked["grammar"])
+    given["grammar"] = getattr(arguments["grammar"], "_grammar", arguments["grammar"])
     if not isinstance(given["grammar"], (str, type(None))):
-        raise InvalidOptionError("grammar", asked["grammar"], "a LlamaGrammar or text in GBNF")
+        raise InvalidOptionError("grammar", arguments["grammar"], "a LlamaGrammar or text in GBNF")
     return CompatSampling(**given)
 
 
@@ -612,11 +612,11 @@ class Llama:
             EmptyPromptError, PromptTooLongError: The prompt is empty or too long. With `stream`,
                 raised when the first part is read.
         """
-        asked = {name: value for name, value in locals().items() if name != "self"}
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         if echo and (logprobs is not None or not isinstance(prompt, str)):
             allowed = "False if logprobs are requested or the prompt is token ids"
             raise InvalidOptionError("echo", echo, allowed)
-        sampling = _to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
+        sampling = _to_sampling(arguments, seed=self._next_seed(seed), last_n=self._last_n)
         if prompt and isinstance(prompt, str):
             opened: Callable[[], Stream] = partial(self._alive.stream, prompt, sampling, echo=echo)
         else:  # an empty text becomes the BOS token, if the model has one
@@ -669,7 +669,7 @@ class Llama:
             InvalidOptionError: An argument is not supported; names the argument.
             TemplateError: The file has no template, or the template rejects the messages.
         """
-        asked = {name: value for name, value in locals().items() if name != "self"}
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         shown, called = _as_tools(functions, function_call, tools, tool_choice)
         schema = _schema_of(response_format) if not called else None
         if called:
@@ -682,8 +682,8 @@ class Llama:
             raise InvalidOptionError("top_logprobs", top_logprobs, allowed, "set logprobs=True.")
         # Alternatives per token; LangChain passes their number as `logprobs`.
         n_top = None if logprobs is False else (top_logprobs or 0) if logprobs is True else logprobs
-        asked |= {"logprobs": n_top, "json_schema": schema}
-        sampling = _to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
+        arguments |= {"logprobs": n_top, "json_schema": schema}
+        sampling = _to_sampling(arguments, seed=self._next_seed(seed), last_n=self._last_n)
         with_tools: Any = {}
         if shown and reads_tools(self.metadata.get("tokenizer.chat_template", "")):
             with_tools = {"tools": shown}
@@ -743,12 +743,12 @@ class Llama:
             EmptyPromptError, PromptTooLongError: The prompt is empty or too long; raised when the
                 first token is read.
         """
-        asked = {name: value for name, value in locals().items() if name != "self"}
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         _refuse_unless("reset", reset, (True,))
         _refuse_unless("penalize_nl", penalize_nl, (True,))
-        asked |= {"temperature": temp, "max_tokens": None, "stop": ()}
-        asked |= {"logit_bias": None, "logprobs": None}
-        sampling = _to_sampling(asked, seed=self._next_seed(None), last_n=self._last_n)
+        arguments |= {"temperature": temp, "max_tokens": None, "stop": ()}
+        arguments |= {"logit_bias": None, "logprobs": None}
+        sampling = _to_sampling(arguments, seed=self._next_seed(None), last_n=self._last_n)
         chunks = _pumped(partial(self._alive.stream_tokens, list(tokens), sampling))
         return (token for chunk in chunks for token in chunk.tokens)
 

@@ -853,12 +853,12 @@ class Chat:
         sampling = sampling or self._sampling
         if not self._llm.has_chat_template:
             sampling = replace(sampling, stop=(*sampling.stop, f"\n{_USER}"))
-        asked = [*self.messages, {"role": "user", "content": content}]
-        tokens = self._encode(asked)
-        n_asked = len(asked)
+        messages = [*self.messages, {"role": "user", "content": content}]
+        tokens = self._encode(messages)
+        n_messages = len(messages)
         if self._overflow == "shift":
             tokens = self._shift(
-                asked, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4)
+                messages, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4)
             )
         stream: Stream | None = None
         try:
@@ -869,7 +869,7 @@ class Chat:
                 on_prompt=on_prompt,
                 reasoning=self._llm.has_chat_template,
             )
-            return Turn(self, stream, asked, n_asked - len(asked))
+            return Turn(self, stream, messages, n_messages - len(messages))
         except BaseException:
             if stream:
                 stream.close()
@@ -992,10 +992,10 @@ class Turn:
     """
 
     def __init__(
-        self, chat: Chat, stream: Stream, asked: list[dict[str, Any]], dropped: int
+        self, chat: Chat, stream: Stream, messages: list[dict[str, Any]], dropped: int
     ) -> None:
         self.dropped = dropped
-        self._chat, self._stream, self._asked, self._open = chat, stream, asked, True
+        self._chat, self._stream, self._messages, self._open = chat, stream, messages, True
 
     @property
     def seed(self) -> int:
@@ -1032,7 +1032,7 @@ class Turn:
                 answer = {"role": "assistant", "content": result.text}
                 if result.reasoning:
                     answer["reasoning_content"] = result.reasoning
-                self._chat.messages[:] = [*self._asked, answer]
+                self._chat.messages[:] = [*self._messages, answer]
             self._open = False
 
     def __iter__(self) -> Iterator[Chunk]:

@@ -81,7 +81,7 @@ _REQUESTS = logging.getLogger("gguf_spec.server.requests")
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-# Only the page's own files are loaded and only its own server is asked. Scripts cannot turn text
+# Only the page's own files are loaded, and requests go to its own server. Scripts cannot turn text
 # into markup (Trusted Types), so a mistake in the page could not become an injection either.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -308,20 +308,20 @@ class App:
         if api.task and (task := api.task(data)):
             return JSONResponse(await self._run(request, model, lambda llm, _: task(llm), {}))
         limits = self._pool.speculation, self._settings.max_tokens
-        asked = await self._bodies.convert(body, api.read, data, *limits)
-        asked = await self._with_grammar(request, model, asked)
-        job = Job(model, asked)
+        parsed = await self._bodies.convert(body, api.read, data, *limits)
+        parsed = await self._with_grammar(request, model, parsed)
+        job = Job(model, parsed)
         with self._begin(request, job) as end:
             first = await job.events.get()
             if isinstance(first, ErrorEvent):
                 raise first.refusal
             assert isinstance(first, Started)
-            reply = api.reply(asked, first)
+            reply = api.reply(parsed, first)
             self._limit(job, end)
-            if not asked.stream:
+            if not parsed.stream:
                 return JSONResponse(await _collect(job, reply))
             seconds = self._settings.timeout, self._settings.ping
-            return AnswerStream(job, asked, reply, api.stream, *seconds, end.pop_all().close)
+            return AnswerStream(job, parsed, reply, api.stream, *seconds, end.pop_all().close)
 
     def _begin(self, request: Request, job: Job) -> ExitStack:
         """Submit the job of a request, whose body must have been read.
@@ -395,7 +395,7 @@ class App:
         return answer
 
     async def _with_grammar(
-        self, request: Request, model: ServedModel, asked: CompletionRequest
+        self, request: Request, model: ServedModel, parsed: CompletionRequest
     ) -> CompletionRequest:
         """Return a request with the grammar that its schemas demand.
 
@@ -411,19 +411,19 @@ class App:
             async with self._converting:
                 if await request.is_disconnected():
                     raise client_closed()
-                return await asyncio.to_thread(with_grammar, asked, llm)
+                return await asyncio.to_thread(with_grammar, parsed, llm)
 
         loaded = self._pool.loaded(model)
-        if not (loaded and asked.needs_grammar):
-            return asked
+        if not (loaded and parsed.needs_grammar):
+            return parsed
         try:
             return await asyncio.wait_for(convert(loaded.llm), self._settings.timeout)
         except asyncio.TimeoutError:
             raise too_slow(self._settings.timeout) from None
         except ClosedError:  # it was unloaded in between
-            return asked
+            return parsed
         except Exception as error:
-            raise as_refusal(error, asked.names) from None
+            raise as_refusal(error, parsed.names) from None
 
     # ---- other routes
 

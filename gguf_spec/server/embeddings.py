@@ -94,12 +94,12 @@ class TaskRoute(NamedTuple):
 
 
 def vectors_of(
-    asked: dict[str, Any], ids: list[list[int]], llm: LLM, run: TaskRun, **options: Any
+    request: dict[str, Any], ids: list[list[int]], llm: LLM, run: TaskRun, **options: Any
 ) -> tuple[NDArray[np.float32], int]:
     """Return the embeddings of texts, one a row, and the number of tokens.
 
     Args:
-        asked: The read body.
+        request: The read body.
         ids: The texts as token ids.
         llm: The model.
         run: The run of the task.
@@ -114,46 +114,46 @@ def vectors_of(
     rows = np.asarray(llm.embed(ids, on_pass=run.check, **options))
     n_tokens, has = sum(map(len, ids)), rows.shape[1]
     run.totals.embedded(n_tokens)
-    if asked.get("dimensions") not in (None, has):
+    if request.get("dimensions") not in (None, has):
         fact = "the file of this model does not say that its embeddings may be shortened."
         raise invalid_value("dimensions", f"must be {has}: {fact}")
     return rows, n_tokens
 
 
-def _embeddings(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     ids = [
         llm.vocabulary.tokenize(text, special=True) if isinstance(text, str) else text
-        for text in asked["input"]
+        for text in request["input"]
     ]
-    rows, n_tokens = vectors_of(asked, ids, llm, run)
+    rows, n_tokens = vectors_of(request, ids, llm, run)
     written: list[Any] = rows.tolist()
-    if asked.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
+    if request.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
         written = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
     data = [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(written)]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"object": "list", "data": data, "model": llm.name, "usage": usage}
 
 
-def _ranks(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
-    documents = asked["documents"]
-    tokens = llm.rank_tokens(asked["query"], documents)
+def _ranks(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    documents = request["documents"]
+    tokens = llm.rank_tokens(request["query"], documents)
     scores = [float(row[0]) for row in llm.embed(tokens, on_pass=run.check)]
     n_tokens = sum(map(len, tokens))
     run.totals.embedded(n_tokens)
-    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.get("top_n")]
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.get("top_n")]
     results = [
         {"index": i, "relevance_score": scores[i]}
-        | ({"document": {"text": documents[i]}} if asked.get("return_documents") else {})
+        | ({"document": {"text": documents[i]}} if request.get("return_documents") else {})
         for i in best
     ]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"object": "list", "results": results, "model": llm.name, "usage": usage}
 
 
-def _choose(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
-    prompt, kwargs = asked["prompt"], asked.get("chat_template_kwargs")
-    found = llm.choose(prompt, asked["options"], on_pass=run.check, chat_template_kwargs=kwargs)
+def _choose(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+    prompt, kwargs = request["prompt"], request.get("chat_template_kwargs")
+    found = llm.choose(prompt, request["options"], on_pass=run.check, chat_template_kwargs=kwargs)
     n_prompt = len(llm.tokenize(prompt, chat_template_kwargs=kwargs))
     n_tokens = n_prompt + sum(len(one.tokens) for one in found)
     run.totals.embedded(n_tokens)

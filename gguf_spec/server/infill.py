@@ -85,13 +85,13 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
             data |= SAMPLERS[name]
     prefix = data["input_prefix"] + data.get("prompt", "")
     files = [(one.get("filename", "tmp"), one["text"]) for one in data.get("input_extra", ())]
-    asked = request_of(data, (prefix,), default, most, names)
+    request = request_of(data, (prefix,), default, most, names)
     if samplers and "infill" in samplers:
-        asked = replace(asked, sampling=_infilling(asked.sampling, samplers))
+        request = replace(request, sampling=_infilling(request.sampling, samplers))
     indent, most_ms = data.get("n_indent", 0), data.get("t_max_predict_ms", 0)
     most_s = min(most_ms, 10**9) / 1000 if most_ms > 0 else None
     return replace(
-        asked,
+        request,
         suffix=data.get("input_suffix", ""),
         files=tuple(files),
         lines=LineLimits(indent, most_s) if indent or most_s else None,
@@ -138,15 +138,15 @@ class InfillForm(NamedTuple):
 class InfillReply(Reply):
     """Reply in the format of llama-server's own routes."""
 
-    def __init__(self, asked: CompletionRequest, started: Started) -> None:
+    def __init__(self, request: CompletionRequest, started: Started) -> None:
         """Start an answer.
 
         Args:
-            asked: The request.
+            request: The request.
             started: The first event of its job.
         """
-        self._model, self._stream, self._form = started.model, asked.stream, asked.more
-        self._texts, self._last = [""] * asked.n_choices, dict[int, dict[str, Any]]()
+        self._model, self._stream, self._form = started.model, request.stream, request.more
+        self._texts, self._last = [""] * request.n_choices, dict[int, dict[str, Any]]()
 
     def complete(self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]) -> Any:
         """Return the last object of each choice: one object, or an array of several."""

@@ -70,7 +70,7 @@ def _prompt_room(llm: LLM, max_tokens: int | None) -> int:
     return llm.n_ctx - min(max_tokens or llm.n_ctx // 4, llm.n_ctx // 2)
 
 
-def infill_prompt(llm: LLM, prefix: str, asked: CompletionRequest) -> list[int]:
+def infill_prompt(llm: LLM, prefix: str, request: CompletionRequest) -> list[int]:
     """Return the prompt for filling in, with as many of the last files as fit.
 
     The answer gets at most half of the context.
@@ -78,12 +78,12 @@ def infill_prompt(llm: LLM, prefix: str, asked: CompletionRequest) -> list[int]:
     Args:
         llm: The model.
         prefix: The text before the answer.
-        asked: The request.
+        request: The request.
     """
     suffix, files, room = (
-        asked.suffix or "",
-        asked.files,
-        _prompt_room(llm, asked.sampling.max_tokens),
+        request.suffix or "",
+        request.files,
+        _prompt_room(llm, request.sampling.max_tokens),
     )
 
     def prompt(i: int) -> list[int]:
@@ -115,61 +115,61 @@ def _thinks(options: Mapping[str, Any]) -> bool:
     return options["think"] is not False and values.get("enable_thinking") is not False
 
 
-def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[Choice]:
+def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
     """Yield the generations of a request: all choices of the first prompt, then of the next.
 
     Raises:
         ApiError: The grammar for tool calls cannot be made.
     """
-    asked = with_grammar(asked, llm)
-    sampling, tools = asked.sampling, asked.tools.tools or None
-    if asked.reasoning.budget is not None and llm.can_think:
-        sampling = replace(sampling, think_budget=asked.reasoning.budget)
-    options = asked.reasoning.options(llm) | {"tools": tools}
-    if asked.drops_oldest:
-        fitting = newest_that_fit(llm, asked.prompts[0], sampling.max_tokens, **options)
-        asked = replace(asked, prompts=(fitting,))
+    request = with_grammar(request, llm)
+    sampling, tools = request.sampling, request.tools.tools or None
+    if request.reasoning.budget is not None and llm.can_think:
+        sampling = replace(sampling, think_budget=request.reasoning.budget)
+    options = request.reasoning.options(llm) | {"tools": tools}
+    if request.drops_oldest:
+        fitting = newest_that_fit(llm, request.prompts[0], sampling.max_tokens, **options)
+        request = replace(request, prompts=(fitting,))
     if isinstance(sampling, WholeGrammarSampling) and not _thinks(options):
         # The grammar allows no reasoning, and an answer that has begun could not call.
         options["think"] = None
         (options["chat_template_kwargs"] or {}).pop("enable_thinking", None)
-    if sampling.seed is None and asked.n_choices > 1:
+    if sampling.seed is None and request.n_choices > 1:
         sampling = replace(sampling, seed=secrets.randbits(32))
     first = sampling.seed or 0
 
     def begin(prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None) -> Stream:
-        if asked.suffix is not None:
-            prompt = infill_prompt(llm, prompt, asked)
+        if request.suffix is not None:
+            prompt = infill_prompt(llm, prompt, request)
         return llm.stream(
             prompt,
             sampling,
-            speculation=asked.speculation,
-            echo=asked.echo,
+            speculation=request.speculation,
+            echo=request.echo,
             on_prompt=on_prompt,
             **options,
         )
 
-    for index in range(asked.n_choices):
+    for index in range(request.n_choices):
         if sampling.seed is not None:
-            sampling = replace(sampling, seed=seed_of(first, index % asked.n))
-        prompt = asked.prompts[index // asked.n]
+            sampling = replace(sampling, seed=seed_of(first, index % request.n))
+        prompt = request.prompts[index // request.n]
         yield Choice(index, sampling.seed or 0, partial(begin, prompt, sampling))
 
 
-def with_grammar(asked: CompletionRequest, llm: LLM) -> CompletionRequest:
+def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
     """Return a request with the grammar that its schemas demand.
 
     Raises:
         ApiError: The grammar for tool calls cannot be made.
         InvalidOptionError: The schema of the answer cannot be converted.
     """
-    if not asked.needs_grammar:
-        return asked
-    sampling, use = asked.sampling, asked.tools
+    if not request.needs_grammar:
+        return request
+    sampling, use = request.sampling, request.tools
     if not use.tools:
         assert sampling.json_schema is not None
         gbnf = to_gbnf(sampling.json_schema)
-        return replace(asked, sampling=replace(sampling, grammar=gbnf, json_schema=None))
+        return replace(request, sampling=replace(sampling, grammar=gbnf, json_schema=None))
     family = family_of(llm.chat_template or "")
 
     def control_token(text: str) -> int | None:
@@ -178,7 +178,7 @@ def with_grammar(asked: CompletionRequest, llm: LLM) -> CompletionRequest:
         return ids[0] if len(ids) == 1 and not llm.token_bytes(ids[0]) else None
 
     try:
-        thinks = _thinks(asked.reasoning.options(llm))
+        thinks = _thinks(request.reasoning.options(llm))
         gbnf = tool_grammar(use, family, control_token, sampling.json_schema, thinks)
     except ToolSchemaError as error:
         if error.tool is None:
@@ -191,11 +191,11 @@ def with_grammar(asked: CompletionRequest, llm: LLM) -> CompletionRequest:
         raise invalid_value(param, reason) from None
     sampling = replace(sampling, grammar=gbnf, json_schema=None)
     if family.name != HARMONY or not llm.can_think:
-        return replace(asked, sampling=sampling)
+        return replace(request, sampling=sampling)
     if sampling.think_budget is not None:
         raise OptionConflictError(Option("think_budget"), Option("tools"))
     fields = {one.name: getattr(sampling, one.name) for one in dataclass_fields(sampling)}
-    return replace(asked, sampling=WholeGrammarSampling(**fields))
+    return replace(request, sampling=WholeGrammarSampling(**fields))
 
 
 class Job:
@@ -206,7 +206,7 @@ class Job:
 
     Attributes:
         model: The model.
-        asked: The request, or a task: a function of the loaded model.
+        request: The request, or a task: a function of the loaded model.
         why: Reason for a cancellation, or None.
         stats: Statistics of the complete choices.
         n_threads: Number of threads that answer it. The worker changes it.
@@ -220,18 +220,18 @@ class Job:
     def __init__(
         self,
         model: ServedModel,
-        asked: CompletionRequest | Callable[[LLM], Any],
+        request: CompletionRequest | Callable[[LLM], Any],
         names: dict[str, str] | None = None,
     ) -> None:
         """Create a job.
 
         Args:
             model: The model.
-            asked: The request or the task.
+            request: The request or the task.
             names: For a task: option name -> field name, for errors.
         """
-        self.model, self.asked = model, asked
-        self._names = asked.names if isinstance(asked, CompletionRequest) else names or {}
+        self.model, self.request = model, request
+        self._names = request.names if isinstance(request, CompletionRequest) else names or {}
         # No explicit size limit: the length of the answer bounds the queue.
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.began_s = time.perf_counter()
@@ -256,17 +256,17 @@ class Job:
     @property
     def has_more(self) -> bool:
         """Whether a thread can answer a further choice, beside others or after them."""
-        n_choices = self.asked.n_choices if isinstance(self.asked, CompletionRequest) else 0
+        n_choices = self.request.n_choices if isinstance(self.request, CompletionRequest) else 0
         return self.has_started and not (self.why or self.failed) and self._n_chosen < n_choices
 
     def next_choice(self, llm: LLM) -> Choice | None:
         """Return the next choice, or None after the last one or an error."""
-        assert isinstance(self.asked, CompletionRequest)
+        assert isinstance(self.request, CompletionRequest)
         with self._choosing:
             if self.failed or (self.why and self.has_started):
                 return None
             if self._choices is None:
-                self._choices = requests_of(self.asked, llm)
+                self._choices = requests_of(self.request, llm)
             chosen = next(self._choices, None)
             self._n_chosen += chosen is not None
             return chosen

@@ -266,16 +266,16 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
     async def count(request: Request) -> Response:
         body = await bodies.receive(request)
         data = await bodies.convert(body, chat.parse, body)
-        asked = await bodies.convert(body, read_request, data, Speculation(), None, PROMPT)
+        parsed = await bodies.convert(body, read_request, data, Speculation(), None, PROMPT)
 
         def look(llm: LLM) -> dict[str, Any]:
-            options = asked.reasoning.options(llm) | {"tools": asked.tools.tools or None}
+            options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
             try:
-                return {"input_tokens": len(llm.tokenize(asked.prompts[0], **options))}
+                return {"input_tokens": len(llm.tokenize(parsed.prompts[0], **options))}
             except ClosedError:
                 raise
             except Exception as error:
-                raise as_refusal(error, asked.names) from None
+                raise as_refusal(error, parsed.names) from None
 
         return await models.look(data.get("model"), look)
 
@@ -297,8 +297,8 @@ class MessageReply(PartsReply):
 
     _error = staticmethod(anthropic_error)
 
-    def __init__(self, asked: CompletionRequest, started: Started) -> None:
-        super().__init__(asked, started)
+    def __init__(self, request: CompletionRequest, started: Started) -> None:
+        super().__init__(request, started)
         self._kind: str | None = None  # of the open block
         self._text = ""
         self.response = {

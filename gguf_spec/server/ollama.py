@@ -337,7 +337,7 @@ def _named(read: Callable[..., CompletionRequest], *given: Any) -> CompletionReq
     """Return what `read` returns, with the time; its errors name the fields of Ollama."""
     began_s = time.perf_counter()
     try:
-        asked = read(*given)
+        request = read(*given)
     except ApiError as error:
         param = str(error.error["param"])
         if param not in _NAMES and not param.startswith(("response_format", "reasoning")):
@@ -345,7 +345,7 @@ def _named(read: Callable[..., CompletionRequest], *given: Any) -> CompletionReq
         name = _NAMES.get(param, "format" if param.startswith("response") else "think")
         message = error.error["message"].replace(param, name)
         raise ApiError(message, name, error.error["code"], error.status) from None
-    return replace(asked, names=asked.names | _NAMES, more=began_s)
+    return replace(request, names=request.names | _NAMES, more=began_s)
 
 
 # Fields of a request that only loads a model; all others are empty.
@@ -389,16 +389,16 @@ class OllamaReply(PartsReply):
 
     _error = staticmethod(ollama_error)
 
-    def __init__(self, asked: CompletionRequest, started: Started, is_chat: bool) -> None:
+    def __init__(self, request: CompletionRequest, started: Started, is_chat: bool) -> None:
         """Create a reply.
 
         Args:
-            asked: The request.
+            request: The request.
             started: The first event of its job.
             is_chat: Whether the route is `/api/chat`.
         """
-        super().__init__(asked, started)
-        self._is_chat, self._began_s, self._model = is_chat, asked.more, started.model
+        super().__init__(request, started)
+        self._is_chat, self._began_s, self._model = is_chat, request.more, started.model
         self._load_s = time.perf_counter() - self._began_s  # with the time in the queue
 
     def complete(
@@ -521,12 +521,12 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
     ]
 
 
-def _vectors(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     load_s = time.perf_counter() - run.began_s
-    ids = [llm.vocabulary.tokenize(text, special=True) for text in asked["input"]]
-    ids = [one[: llm.n_ctx] for one in ids] if asked.get("truncate", True) else ids
-    rows, n_tokens = vectors_of(asked, ids, llm, run)
+    ids = [llm.vocabulary.tokenize(text, special=True) for text in request["input"]]
+    ids = [one[: llm.n_ctx] for one in ids] if request.get("truncate", True) else ids
+    rows, n_tokens = vectors_of(request, ids, llm, run)
     return {
         "model": llm.name,
         "embeddings": rows.tolist(),
@@ -536,13 +536,13 @@ def _vectors(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     }
 
 
-def _vector(asked: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
+def _vector(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     """Return one embedding; in this older route they are not normalised."""
     check_pooling(llm)
-    if not asked["prompt"]:
+    if not request["prompt"]:
         return {"embedding": []}
-    ids = llm.vocabulary.tokenize(asked["prompt"], special=True)[: llm.n_ctx]
-    rows, _ = vectors_of(asked, [ids], llm, run, normalize=False)
+    ids = llm.vocabulary.tokenize(request["prompt"], special=True)[: llm.n_ctx]
+    rows, _ = vectors_of(request, [ids], llm, run, normalize=False)
     return {"embedding": rows[0].tolist()}
 
 

@@ -153,18 +153,18 @@ class Reply(ABC):
 class ResponseBuilder(Reply):
     """Reply of OpenAI's chats and text completions, which may have several choices."""
 
-    def __init__(self, asked: CompletionRequest, started: Started) -> None:
+    def __init__(self, request: CompletionRequest, started: Started) -> None:
         """Create a builder.
 
         Args:
-            asked: The request.
+            request: The request.
             started: The first event of its job.
         """
-        self._asked, self._family = asked, started.family
-        kind = "chat.completion" if asked.is_chat else "text_completion"
+        self._asked, self._family = request, started.family
+        kind = "chat.completion" if request.is_chat else "text_completion"
         self._head = {
-            "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "object": f"{kind}.chunk" if asked.is_chat and asked.stream else kind,
+            "id": f"{'chatcmpl' if request.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": f"{kind}.chunk" if request.is_chat and request.stream else kind,
             "created": int(time.time()),
             "model": started.model,
         }
@@ -316,18 +316,18 @@ class PartsReply(Reply):
         calls: The complete tool calls in OpenAI's format.
     """
 
-    def __init__(self, asked: CompletionRequest, started: Started) -> None:
+    def __init__(self, request: CompletionRequest, started: Started) -> None:
         """Start an answer.
 
         Args:
-            asked: The request.
+            request: The request.
             started: The first event of its job.
         """
-        use = asked.tools
+        use = request.tools
         most, fenced = None if use.parallel else 1, not use.strict
         reader = ToolReader(started.family, use.schemas, most, fenced=fenced)
         self._tools = reader if use.tools else None
-        self._family, self._has_logprobs = started.family, asked.sampling.logprobs is not None
+        self._family, self._has_logprobs = started.family, request.sampling.logprobs is not None
         self._name, self._arguments = "", ""
         self.calls: list[dict[str, Any]] = []
 
@@ -443,7 +443,7 @@ class AnswerStream(Response):
     def __init__(
         self,
         job: Job,
-        asked: CompletionRequest,
+        request: CompletionRequest,
         reply: Reply,
         written: StreamFormat,
         patience: float,
@@ -454,7 +454,7 @@ class AnswerStream(Response):
 
         Args:
             job: The job whose events are sent.
-            asked: Its request.
+            request: Its request.
             reply: Converts the events to response objects.
             written: Format of the stream.
             patience: Time limit in seconds for the client to accept one batch of data.
@@ -466,7 +466,7 @@ class AnswerStream(Response):
         del self.headers["content-length"]
         self._job, self._reply, self._format = job, reply, written
         self._patience, self._ping, self._close = patience, ping, close
-        self._n_open = asked.n_choices  # choices that have not ended
+        self._n_open = request.n_choices  # choices that have not ended
         self._failed = False  # whether a choice ended with an error
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:

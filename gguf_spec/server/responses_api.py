@@ -637,26 +637,26 @@ def read_response(
         "logprobs": top if wants else None,
     }
     names |= _NAMES | {"think": of_think}
-    asked = chat.request_of(data | fields, (messages,), default, most, names)
+    request = chat.request_of(data | fields, (messages,), default, most, names)
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
     echo = {
         "instructions": instructions,
-        "max_output_tokens": asked.sampling.max_tokens,
+        "max_output_tokens": request.sampling.max_tokens,
         "metadata": data.get("metadata", {}),
         "parallel_tool_calls": data.get("parallel_tool_calls", True),
         "previous_response_id": previous,
         "reasoning": {"effort": reasoning.effort, "summary": summary},
         "store": data.get("store", True),
-        "temperature": asked.sampling.temperature,
+        "temperature": request.sampling.temperature,
         "text": {"format": form, "verbosity": "medium"},
         "tool_choice": data.get("tool_choice", "auto"),
         "tools": tools,
-        "top_logprobs": asked.sampling.logprobs or 0,
-        "top_p": asked.sampling.top_p,
+        "top_logprobs": request.sampling.logprobs or 0,
+        "top_p": request.sampling.top_p,
         "truncation": truncation,
     }
     more = echo, items, store if echo["store"] else None
-    return replace(asked, drops_oldest=truncation == "auto", more=more)
+    return replace(request, drops_oldest=truncation == "auto", more=more)
 
 
 def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
@@ -717,9 +717,9 @@ _FORMS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 class ResponseReply(PartsReply):
     """Converts the events of one job to a response object and its events."""
 
-    def __init__(self, asked: CompletionRequest, started: Started) -> None:
-        super().__init__(asked, started)
-        echo, self._items, self._store = asked.more
+    def __init__(self, request: CompletionRequest, started: Started) -> None:
+        super().__init__(request, started)
+        echo, self._items, self._store = request.more
         self._numbers = itertools.count()  # of the events
         self._open: str | None = None  # kind of the open item
         self._logprobs: list[TokenInfo] = []  # of text that is not sent yet

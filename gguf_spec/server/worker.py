@@ -225,8 +225,8 @@ class Worker:
             self._pool.unload_idle(but_for=job.model)
             with self._pool.use(job.model, is_cancelled) as llm:
                 self._have_threads(llm.parallel)
-                if not isinstance(job.asked, CompletionRequest):
-                    job.last = Done(job.asked(llm))
+                if not isinstance(job.request, CompletionRequest):
+                    job.last = Done(job.request(llm))
                 elif choice := job.next_choice(llm):
                     self._choose(job, llm, choice)
         except Exception as error:
@@ -246,8 +246,8 @@ class Worker:
         self._changed.notify_all()
 
     def _choose(self, job: Job, llm: LLM, choice: Choice) -> None:
-        assert isinstance(job.asked, CompletionRequest)
-        lines = LineReader(job.asked.lines) if job.asked.lines else None
+        assert isinstance(job.request, CompletionRequest)
+        lines = LineReader(job.request.lines) if job.request.lines else None
         times_s, failed = [job.began_s], ""
         with choice.open(self._step) as stream:
             self.totals.began(stream)
@@ -272,7 +272,7 @@ class Worker:
                 stats = stream.stats
                 job.stats.append(stats)
                 times_s.append(time.perf_counter())
-                operation, error_type = job.asked.operation, failed or job.why
+                operation, error_type = job.request.operation, failed or job.why
                 self.totals.ended(stream, llm.name, operation, times_s, error_type)
         with self._changed:
             self._seconds += 0.2 * (stats.total_s - self._seconds)

@@ -166,9 +166,9 @@ def test_a_client_that_reads_nothing_is_disconnected():
         for text in "bcd":
             job.events.put_nowait(ChunkEvent(Chunk(text, (1,), 0, 0), ()))
             await asyncio.sleep(0)
-        reply = ResponseBuilder(job.asked, Started("m", "llama"))
+        reply = ResponseBuilder(job.request, Started("m", "llama"))
         stream = AnswerStream(
-            job, job.asked, reply, DATA_EVENTS, 0.1, 0, lambda: closed.append(True)
+            job, job.request, reply, DATA_EVENTS, 0.1, 0, lambda: closed.append(True)
         )
         await asyncio.wait_for(stream({}, None, send), 10)
 
