@@ -122,12 +122,12 @@ class LineDefaults:
         llm.stream([0], self.sampling, reasoning=reasons).close()
 
     def apply(
-        self, request: CompletionRequest, body: Mapping[str, Any], number: int, is_plain: bool
+        self, asked: CompletionRequest, body: Mapping[str, Any], number: int, is_plain: bool
     ) -> CompletionRequest:
         """Return a request with the defaults of the options that its body does not set.
 
         Args:
-            request: The request.
+            asked: The request.
             body: The body that it was read from.
             number: Number of the line.
             is_plain: Whether the line is a plain one.
@@ -136,7 +136,7 @@ class LineDefaults:
             ApiError: The body and a default cannot be combined.
         """
         sets = {_SETS.get(name, name) for name, value in body.items() if value is not None}
-        if {"grammar", "json_schema"} & sets or request.tools.tools:
+        if {"grammar", "json_schema"} & sets or asked.tools.tools:
             sets |= {"grammar", "json_schema", "overflow"}
         missing = (_ALL if is_plain else self.given) - sets - {"seed"}
         values = {name: getattr(self.sampling, name) for name in missing}
@@ -145,12 +145,12 @@ class LineDefaults:
         seed = self.sampling.seed
         if seed is not None and "seed" not in sets:
             values["seed"] = seed_of_line(seed, number)
-        sampling = made(lambda: replace(request.sampling, **values), request.names)
-        request = replace(request, sampling=sampling)
+        sampling = made(lambda: replace(asked.sampling, **values), asked.names)
+        asked = replace(asked, sampling=sampling)
         if self.think is None or {"reasoning_effort", "chat_template_kwargs"} & sets:
-            return request
-        reasoning = _Thinking(request.reasoning.effort, request.reasoning.values, self.think)
-        return replace(request, reasoning=reasoning) if request.is_chat else request
+            return asked
+        reasoning = _Thinking(asked.reasoning.effort, asked.reasoning.values, self.think)
+        return replace(asked, reasoning=reasoning) if asked.is_chat else asked
 
 
 @dataclass(frozen=True)

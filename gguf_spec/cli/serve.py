@@ -231,13 +231,13 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
     Returns:
         The exit code.
     """
-    told, caught = threading.Event(), list[int]()
+    stopped, caught = threading.Event(), list[int]()
 
     def stop(number: int, _frame: object) -> None:
         if not caught:
             end()
         caught.append(number)
-        told.set()
+        stopped.set()
 
     from ..server import systemd_service
 
@@ -248,7 +248,7 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
             begin()
         with systemd_service(server):
             # The wait has a timeout because Windows delivers Ctrl-C only between waits.
-            while server.is_running and not told.wait(0.5):
+            while server.is_running and not stopped.wait(0.5):
                 pass
         server.stop()
         while server.is_running:

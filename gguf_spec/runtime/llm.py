@@ -992,10 +992,10 @@ class Turn:
     """
 
     def __init__(
-        self, chat: Chat, stream: Stream, messages: list[dict[str, Any]], dropped: int
+        self, chat: Chat, stream: Stream, asked: list[dict[str, Any]], dropped: int
     ) -> None:
         self.dropped = dropped
-        self._chat, self._stream, self._messages, self._open = chat, stream, messages, True
+        self._chat, self._stream, self._messages, self._open = chat, stream, asked, True
 
     @property
     def seed(self) -> int:

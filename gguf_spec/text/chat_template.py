@@ -220,14 +220,14 @@ def with_reasoning(
     """
     read = [dict(message) for message in messages]
     for message in read:
-        said = message.pop("reasoning_content", None)
+        thought = message.pop("reasoning_content", None)
         # The template of gpt-oss takes the reasoning of a call only, and rejects it beside a
         # content.
         is_call = bool(message.get("tool_calls")) and not message.get("content")
         if reasoning is None or (isinstance(reasoning.syntax, ChannelSyntax) and not is_call):
             continue
-        if said and reasoning.field is not None:
-            message[reasoning.field] = said
+        if thought and reasoning.field is not None:
+            message[reasoning.field] = thought
     return read
 
 

@@ -186,9 +186,9 @@ class ChannelSyntax:
         state = state._replace(held=state.held + text)
         while True:
             kind: Literal["reasoning", "text"] = "reasoning" if state.is_reasoning else "text"
-            after, said = (self._header if state.phase == "header" else self._body)(state)
-            if said:
-                parts.append(Part(kind, said))
+            after, part = (self._header if state.phase == "header" else self._body)(state)
+            if part:
+                parts.append(Part(kind, part))
                 after = after._replace(spoke=after.spoke | {kind})
             if after == state:
                 return state, parts
@@ -227,9 +227,9 @@ class ChannelSyntax:
                 begin = begin if state.begun else begin.lstrip()
                 whole = begin.rstrip()
             kind = "reasoning" if state.is_reasoning else "text"
-            said = whole if state.phase == "call" else _apart(kind, state, whole)
+            part = whole if state.phase == "call" else _apart(kind, state, whole)
             held = mark + rest if mark else begin[len(whole) :]
-            return state._replace(held=held, begun=state.begun or bool(whole)), said
+            return state._replace(held=held, begun=state.begun or bool(whole)), part
         token = next((one for one in _TOKENS if state.held.startswith(one)), None)
         if token is None:
             hold = not mark or any(one.startswith(state.held) for one in _TOKENS)

@@ -193,17 +193,17 @@ def read_answer(
         The text, and the names of the called tools with the arguments as JSON text.
     """
     reader = ToolReader(family, schemas, most, fenced=fenced)
-    said, calls = "", list[tuple[str, str]]()
+    answer, calls = "", list[tuple[str, str]]()
     for kind, piece, _ in [*reader.push(text), *reader.finish()]:
         if kind == "call":
             calls.append((piece, ""))
         elif kind == "arguments":
             calls[-1] = calls[-1][0], calls[-1][1] + piece
         else:
-            said += piece
+            answer += piece
             if kind == "broken":
                 calls.pop()
-    return said, calls
+    return answer, calls
 
 
 def call_of(family: Family, name: str, arguments: str) -> Delta:
@@ -217,8 +217,8 @@ def call_of(family: Family, name: str, arguments: str) -> Delta:
 def whole_answer(text: str, family: Family, use: ToolUse) -> tuple[str, list[Delta]]:
     """Separate a complete answer into its text and its tool calls."""
     most, fenced = None if use.parallel else 1, not use.strict
-    said, calls = read_answer(text, family, use.schemas, most, fenced=fenced)
-    return said, [call_of(family, name, arguments) for name, arguments in calls]
+    answer, calls = read_answer(text, family, use.schemas, most, fenced=fenced)
+    return answer, [call_of(family, name, arguments) for name, arguments in calls]
 
 
 class ToolDeltas:

@@ -87,8 +87,8 @@ class Source:
 
     def say(self) -> None:
         """Emit the text that was read as text of the answer."""
-        if said := self.text[self._n_given : self.at]:
-            self.events.append(Event("text", said))
+        if text := self.text[self._n_given : self.at]:
+            self.events.append(Event("text", text))
         self.drop()
 
     def start(self, name: str) -> None:

@@ -140,7 +140,7 @@ BUGS = (
         ("gguf/test_model.py", "unit/test_measured_profiles.py")),
     Bug("a profile is kept whatever the type of the cache", "speculative/profile.py",
         "o.kv_type", '"any"',
-        ("unit/test_kept_under.py", "gguf/test_profile.py")),
+        ("unit/test_profile_keys.py", "gguf/test_profile.py")),
     # slots
     Bug("rows of a common pass are given in the order of the slots", "llama/model.py",
         "firsts[part.slot.index] + len(part.tokens) for part in parts", "one + len(part.tokens) for one, part in zip(firsts.values(), parts, strict=False)",
@@ -238,10 +238,10 @@ BUGS = (
     # sessions
     Bug("a session is taken back whatever the type of the cache", "runtime/session_file.py",
         "[model.flash_attention, o.kv_type, o.gpu_layers", "[model.flash_attention, o.gpu_layers",
-        ("unit/test_kept_under.py", "gguf/test_chat.py")),
+        ("unit/test_profile_keys.py", "gguf/test_chat.py")),
     Bug("a session is taken back whatever the scale of an adapter", "runtime/session_file.py",
         "(content_id(adapter.path), adapter.scale)", "content_id(adapter.path)",
-        ("unit/test_kept_under.py", "gguf/test_lora.py", "gguf/test_chat.py")),
+        ("unit/test_profile_keys.py", "gguf/test_lora.py", "gguf/test_chat.py")),
     Bug("a restored cache counts decoded tokens as read", "llama/model.py",
         "[*cached], n_read, least_cut", "[*cached], len(cached), least_cut",
         ("gguf/test_model.py", "gguf/test_chat.py")),

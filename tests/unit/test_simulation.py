@@ -20,9 +20,9 @@ def sim():
 
 
 @pytest.fixture(scope="module")
-def company(sim):
+def batch(sim):
     del sim
-    return importlib.import_module("simulate_company")
+    return importlib.import_module("simulate_batch")
 
 
 @pytest.fixture(autouse=True)
@@ -145,21 +145,21 @@ def test_exploring_and_probing_cost_less_than_one_percent(sim):
     assert sum(run.seconds for run in runs) < 1.01 * len(runs) * 128 * 0.051
 
 
-def run_together(company, costs, kind, n, texts="story"):
+def run_together(batch, costs, kind, n, texts="story"):
     """Return a run of requests with different texts, and its speed over one after the other."""
-    ats = company.users((texts, kind), n)
-    known, alone = (company.known_before(costs, ats, "fresh", (texts, kind), 96) for _ in range(2))
-    run = company.Company(ats, costs, known, 96)
-    return run, company.one_by_one(ats, costs, alone, 96) / run.seconds
+    ats = batch.users((texts, kind), n)
+    known, alone = (batch.known_before(costs, ats, "fresh", (texts, kind), 96) for _ in range(2))
+    run = batch.Batch(ats, costs, known, 96)
+    return run, batch.one_by_one(ats, costs, alone, 96) / run.seconds
 
 
 @pytest.mark.parametrize(
     ("costs", "temperature", "n", "least"),
     [("avx512", 0.8, 2, 1.3), ("blocks", 0.8, 4, 1.9), ("avx512", 0.8, 8, 2.25)],
 )
-def test_requests_at_once_draft_together(company, costs, temperature, n, least):
+def test_requests_at_once_draft_together(batch, costs, temperature, n, least):
     """Otherwise most passes of the draft model were for tokens that were then dropped."""
-    run, speed = run_together(company, costs, temperature, n)
+    run, speed = run_together(batch, costs, temperature, n)
     drafted = run.scheduler._draft.slots.rows
     assert sum(n > 1 for n, _ in drafted) > 0.6 * len(drafted)
     assert speed > least
@@ -167,6 +167,6 @@ def test_requests_at_once_draft_together(company, costs, temperature, n, least):
 
 @pytest.mark.full
 @pytest.mark.parametrize("texts", ["story", "repetitive", "mixed"])
-def test_requests_at_once_are_hardly_slower_than_one_after_the_other(company, texts):
+def test_requests_at_once_are_hardly_slower_than_one_after_the_other(batch, texts):
     for n in (2, 4, 8):
-        assert run_together(company, "blocks", 0.0, n, texts)[1] > 0.99
+        assert run_together(batch, "blocks", 0.0, n, texts)[1] > 0.99

@@ -66,28 +66,28 @@ def chat(**options: Any) -> int:
         fact = f"{path} cannot be written: {why}."
         raise SessionError(fact, "name a file in an existing folder.")
     check_images(options["image"], options)
-    with contextlib.closing(ChatLoop(options)) as talk:
-        loaded = load(talk.chat, options["load"]) if options["load"] else ""
+    with contextlib.closing(ChatLoop(options)) as loop:
+        loaded = load(loop.chat, options["load"]) if options["load"] else ""
         if options["system"]:  # replaces the system message of the loaded conversation
-            talk.chat.system = options["system"]
-        if talk.chat.note:
-            click.echo(f"Note: {talk.chat.note}", err=True)
+            loop.chat.system = options["system"]
+        if loop.chat.note:
+            click.echo(f"Note: {loop.chat.note}", err=True)
         streams = (sys.stdin, sys.stdout)
         at_terminal = all(stream is not None and stream.isatty() for stream in streams)
         in_pipe = options["as_json"] or not at_terminal
-        ui = PipeUI(talk.llm, talk.chat, options["show_draft"], as_json=options["as_json"])
+        ui = PipeUI(loop.llm, loop.chat, options["show_draft"], as_json=options["as_json"])
         if not in_pipe:
             from .terminal import TerminalUI  # imported late: prompt_toolkit is slow to import
 
-            ui = TerminalUI(talk.llm, talk.chat, options["show_draft"], options["history"])
+            ui = TerminalUI(loop.llm, loop.chat, options["show_draft"], options["history"])
             ui.show_thinking = not options["hide_thinking"]
         with Signals(keep_on=not in_pipe) as signals:
             try:
                 ui.begin(loaded)
-                talk.follow(ui, signals)
+                loop.follow(ui, signals)
             finally:
-                if path and talk.chat.messages:
-                    message = save(talk.chat, path)
+                if path and loop.chat.messages:
+                    message = save(loop.chat, path)
                     with contextlib.suppress(OSError):  # the terminal may be closed
                         click.echo(message.translate(CONTROL), err=True)
         return signals.code or ui.code

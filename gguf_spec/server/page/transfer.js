@@ -38,8 +38,8 @@ export function fromJson(text) {
 
 function withoutSystem(value) {
   if (!Array.isArray(value?.messages)) return null;
-  const talk = value.messages.filter((one) => !["system", "developer"].includes(one?.role));
-  return { ...value, messages: talk };
+  const messages = value.messages.filter((one) => !["system", "developer"].includes(one?.role));
+  return { ...value, messages };
 }
 
 /** Let the browser save a text as a file. */

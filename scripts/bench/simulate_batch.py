@@ -1,6 +1,6 @@
 """Several requests at once in simulated time: the scheduler over recorded texts and proposals of the bundled pair, costs by a table, and no clock.
 
-.venv/bin/python scripts/bench/simulate_company.py [--costs blocks] [--users 2,4,8] [-n 96]
+.venv/bin/python scripts/bench/simulate_batch.py [--costs blocks] [--users 2,4,8] [-n 96]
 
 Prints tokens per second of all requests together, relative to the same requests one after the other with the adaptive controller, and relative to the
 best setting in hindsight: one after the other, or all at once with one fixed drafter and length, no drafts included.
@@ -86,7 +86,7 @@ class RecordedSlots:
         return answers
 
 
-class Company:
+class Batch:
     """Requests at once over recorded models. `setting` is None for the adaptive controller, else drafter and length."""
 
     def __init__(self, ats, costs, known, n=96, setting=None):
@@ -125,7 +125,7 @@ class Company:
 def best_setting(ats, costs, n):
     """Return seconds and name of the best setting in hindsight."""
     runs = {
-        setting: Company(ats, costs, alone.profile_of(costs).experiences()["greedy"], n, setting)
+        setting: Batch(ats, costs, alone.profile_of(costs).experiences()["greedy"], n, setting)
         for setting in SETTINGS
     }
     own = {"one by one": sum(alone.best_fixed(at, costs, n)[0] for at in ats)}
@@ -165,7 +165,7 @@ def main():
                 ats = users(kind, n_users)
                 for state in ("fresh", "used"):
                     serial = one_by_one(ats, costs, known_before(costs, ats, state, kind, args.n), args.n)  # fmt: skip
-                    run = Company(ats, costs, known_before(costs, ats, state, kind, args.n), args.n)
+                    run = Batch(ats, costs, known_before(costs, ats, state, kind, args.n), args.n)
                     best, name = best_setting(ats, costs, args.n)
                     rows = np.mean([n * width for n, width in run.target.rows])
                     print(f"| {costs} | {kind[0]} | {kind[1]} | {n_users} | {state} | {serial / run.seconds:.2f} | {best / run.seconds:.3f} | {name} | {run.drafted}, {run.accepted} | {rows:.1f} |", flush=True)  # fmt: skip
