@@ -88,7 +88,7 @@ class Cache(Weights):
         index: Id of the sequence in llama.cpp.
         run: Decodes a `Part` in a pass with other sequences; None if passes are of this one only.
         most_read: Most prompt tokens that one prefill pass may decode, because other sequences are
-            decoded meanwhile; 0 without a limit.
+            decoded at the same time; 0 without a limit.
         n_ctx: Capacity, in positions; that of each sequence if there are several.
         n_read: Length of the prefix that was decoded by prefill passes, on the grid.
         least_cut: Shortest prefix, above 0, to which the cache can be cut.

@@ -120,7 +120,7 @@ def wheel_libraries():
 
 
 def cpu_features(folder):
-    """Return what llama.cpp's library in `folder` was compiled for, as it says itself."""
+    """Return what llama.cpp's library in `folder` was compiled for, by its own report."""
     code = "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).llama_print_system_info; f.restype = ctypes.c_char_p; print(f().decode())"
     library = next(
         path for path in sorted(folder.glob("libllama.*")) if path.suffix in (".so", ".dylib")

@@ -1,4 +1,4 @@
-"""Measure Python's share of a round on models of real size with random weights: time depends on the shape, not on what the weights say.
+"""Measure Python's share of a round on models of real size with random weights: the time depends on the shape, not on the values of the weights.
 
     .venv/bin/python scripts/bench/python_share.py [--folder DIR] [--tokens 64] [--vocab 49152]
 

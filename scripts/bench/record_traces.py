@@ -1,4 +1,4 @@
-"""Record what the bundled pair says and what its draft model proposes, for `scripts/bench/simulate_controller.py` and its tests.
+"""Record texts of the bundled pair and proposals of its draft model, for `scripts/bench/simulate_controller.py` and its tests.
 
 .venv/bin/python scripts/bench/record_traces.py
 

@@ -54,7 +54,7 @@ class RecordedSlot(alone.RecordedModel):
 
 
 class RecordedSlots:
-    """The slots of one model. A pass costs what the table says for all rows, fillers included; reading is free if `reads_free`."""
+    """The slots of one model. A pass costs the table's time for all rows, fillers included; reading is free if `reads_free`."""
 
     def __init__(self, slots, cost, clock, reads_free):
         self.all, self.model, self.widest = slots, slots[0], K_MAX + 1

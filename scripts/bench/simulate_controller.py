@@ -99,7 +99,7 @@ class Clock:
 
 
 class RecordedModel:
-    """A model whose rows have one possible token in each place, that of the recording; `cost` says what a pass takes."""
+    """A model whose rows have one possible token in each place, that of the recording; `cost` returns the time of a pass."""
 
     n_vocab, n_ctx, start, weight_bytes, cached_bytes, reads_at_once = (
         V,

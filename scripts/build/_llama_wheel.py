@@ -155,7 +155,7 @@ def build_settings() -> dict:
     """Return everything that decides what the compiled wheel is, by a name for users; None stands for "cannot tell"."""
     features = cpu_features()
     compilers = [compiler("C"), compiler("CXX")]
-    # What is installed goes on working when the compiler has been taken away.
+    # The installed wheel still works if the compiler was removed.
     known = all(first for first, _ in compilers)
     is_gcc = "Free Software Foundation" in compilers[0][1]
     return {
@@ -240,7 +240,7 @@ def locked(path: Path, waiting_for: str):
 
 
 def failure(what: str, log) -> Problem:
-    """Return the problem that the log of a failed step tells of."""
+    """Return the problem in the log of a failed step."""
     log.flush()
     text = Path(log.name).read_text(encoding="utf-8", errors="replace")
     if OFFLINE.search(text):
@@ -271,7 +271,7 @@ class Progress:
         done, total = int(step[1]), int(step[2])
         left = (now - self.start) / max(done, 1) * (total - done) / 60
         text = f"  {done} of {total} files"
-        if done * 10 >= total:  # the first files say little about the others
+        if done * 10 >= total:  # the first files are a bad estimate for the others
             text += f", about {left:.0f} min left" if left >= 1 else ", less than a minute left"
         say(text) if not on_terminal else print(
             f"\r{text}\033[K", end="" if done < total else "\n", file=sys.stderr, flush=True

@@ -3,7 +3,7 @@
 `_setup.py --ready run` answers by its exit code whether all is there; `_setup.py run` makes it (`test` in place of `run`: the checks too).
 llama-cpp-python's wheel comes from `_llama_wheel`, which compiles it once for each kind of machine, compiler and flags.
 A marker file, written last, lists all that .venv was made for: without it, or when something in it has changed, .venv is made again.
-Only the standard library; must start on Python 3.8, to say there what is wrong. Everything it says goes to stderr.
+Only the standard library; must start on Python 3.8, to report the error there. All output goes to stderr.
 """
 
 import json

@@ -47,7 +47,7 @@ def verdicts(automaton, value):
 
 
 def kind_of(value):
-    """The group of keywords that speak of a value; None for a boolean or null, of which none does."""
+    """Return the group of keywords for a type of value; None for booleans and null."""
     kinds = {dict: "object", list: "array", str: "string", int: "number", float: "number"}
     return None if isinstance(value, bool) else kinds.get(type(value))
 

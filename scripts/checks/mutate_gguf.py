@@ -480,7 +480,7 @@ def load(path: Path) -> str:
 
 
 def apart(call: Callable[[], str], seconds: int = 20) -> tuple[str, str]:
-    """Run `call` in a copy of this process; return what it says, or the signal that ended it, and what llama.cpp wrote before."""
+    """Run `call` in a copy of this process; return its output, or the signal that ended it, and the earlier output of llama.cpp."""
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as log:
         pid = os.fork()
         if not pid:

@@ -13,7 +13,7 @@ Mutants are cosmic-ray's small changes to the modules that exactness rests on. I
     .venv/bin/python scripts/checks/plant_bugs.py mutants mutants.jsonl results.jsonl --seconds 240 --survivors --slow
 
 `bugs` ends with 1 where the tests miss one, and with an error where a line that a mistake replaces is not in the source exactly once. `mutants`
-goes on where the results end. `--survivors` asks again about those that survived, `--slow` by tests that take longer. Tests run in a child that
+continues after the last result. `--survivors` tests undetected mistakes again, `--slow` by tests that take longer. Tests run in a child that
 is forked from a process which has the libraries loaded already: most changes are noticed within a second.
 """
 
@@ -104,7 +104,7 @@ BUGS = (
     Bug("a cut round counts accepted tokens that were never said", "speculative/engine.py",
         "n_accepted=min(self.n_accepted, n)", "n_accepted=self.n_accepted",
         ("unit/test_engine.py", "unit/test_llm.py", "properties/test_engine.py")),
-    Bug("strict goes on behind the last near tie, not the first", "speculative/engine.py",
+    Bug("strict continues after the last near tie, not the first", "speculative/engine.py",
         "del new[near_ties[0] :], logprobs[near_ties[0] :]", "del new[near_ties[-1] :], logprobs[near_ties[-1] :]",
         ("unit/test_engine.py", "properties/test_near_ties.py")),
     Bug("the residual is not clipped at 0", "speculative/acceptance.py",
@@ -138,7 +138,7 @@ BUGS = (
     Bug("a rollback forgets how much was read as a prompt", "llama/model.py",
         "self.n_read = min(self.n_read, n)", "self.n_read = self.n_read",
         ("gguf/test_model.py", "unit/test_measured_profiles.py")),
-    Bug("a profile is kept whatever the type of the cache", "speculative/profile.py",
+    Bug("a profile does not depend on the type of the cache", "speculative/profile.py",
         "o.kv_type", '"any"',
         ("unit/test_profile_keys.py", "gguf/test_profile.py")),
     # slots
@@ -197,7 +197,7 @@ BUGS = (
     Bug("a head without a cache of its own decodes over the last token of its target", "llama/head.py",
         "self._pass(end, [token], rows, 1, 0)", "self._pass(end - 1, [token], rows, 1, 0)",
         ("gguf/test_heads.py", "exactness/test_heads.py")),
-    Bug("a draft of a head is accepted whatever the target says", "speculative/acceptance.py",
+    Bug("a draft of a head is always accepted", "speculative/acceptance.py",
         "        if new[i] != drafted:\n            return new\n", "        new[i] = drafted\n",
         ("exactness/test_eagle.py", "exactness/test_heads.py")),
     Bug("the table of an EAGLE-3 head may name tokens that are not in its vocabulary", "gguf/heads.py",
@@ -236,10 +236,10 @@ BUGS = (
         "if most != 0 and times + 1 != most:", "if most != 0 and times != most:",
         ("gguf/test_grammar.py",)),
     # sessions
-    Bug("a session is taken back whatever the type of the cache", "runtime/session_file.py",
+    Bug("a session is restored with another type of the cache", "runtime/session_file.py",
         "[model.flash_attention, o.kv_type, o.gpu_layers", "[model.flash_attention, o.gpu_layers",
         ("unit/test_profile_keys.py", "gguf/test_chat.py")),
-    Bug("a session is taken back whatever the scale of an adapter", "runtime/session_file.py",
+    Bug("a session is restored with another scale of an adapter", "runtime/session_file.py",
         "(content_id(adapter.path), adapter.scale)", "content_id(adapter.path)",
         ("unit/test_profile_keys.py", "gguf/test_lora.py", "gguf/test_chat.py")),
     Bug("a restored cache counts decoded tokens as read", "llama/model.py",

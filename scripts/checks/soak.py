@@ -6,7 +6,7 @@
 
 Every answer is compared with the one given alone. Ends with 1 where one differs, where memory grows by more than 1 MB a minute after the first
 quarter, or where a file or a thread is left. With --parallel no server: threads make requests that share passes, of which some are cancelled,
-dropped, fail or fill their context. With --loads no server: a model is loaded, says a few tokens and is closed so often.
+dropped, fail or fill their context. With --loads no server: a model is loaded, generates a few tokens and is closed, so many times.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def left():
 
 
 class Client:
-    """One client: asks, reads some of the answer or all of it, and goes on."""
+    """One client: sends requests, and reads a part of each answer or all of it."""
 
     def __init__(self, address, right, counts, until, seed):
         self._address, self._right, self._counts = address, right, counts

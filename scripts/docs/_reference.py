@@ -80,7 +80,7 @@ def tree(kind, indent=""):
 
 
 def public(module):
-    """The names a module offers: those it says, or those it defines."""
+    """Return the public names of a module: its `__all__`, or those it defines."""
     own = [
         name
         for name, value in vars(module).items()

@@ -42,7 +42,7 @@ def on_page_markdown(markdown, page, **_):
     if page.file.src_uri == "python-api.md":
         return ENTRY.sub(lambda found: found[1] + (INHERITED if found[2] else "") + "\n", markdown)
     if page.file.src_uri == "architecture.md":
-        markdown += "\n## Files\n\n| file | what it is |\n|---|---|\n" + "\n".join(listed())
+        markdown += "\n## Files\n\n| file | contents |\n|---|---|\n" + "\n".join(listed())
     return LINK.sub(lambda found: place(found[1]), markdown)
 
 

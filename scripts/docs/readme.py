@@ -1,4 +1,4 @@
-"""Write the generated documentation: docs/cli.md, docs/gguf-spec.1, docs/python-api.md and parts of other pages. With --check only say what is stale.
+"""Write the generated documentation: docs/cli.md, docs/gguf-spec.1, docs/python-api.md and parts of other pages. With --check only report stale files.
 
 .venv/bin/python scripts/docs/readme.py [--check]
 """

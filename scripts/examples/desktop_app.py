@@ -22,12 +22,12 @@ from gguf_spec.errors import GgufSpecError
 if TYPE_CHECKING:
     from gguf_spec import Chat, Progress, Turn
 
-Event = tuple[str, object]  # what happened, and what there is to say of it
+Event = tuple[str, object]  # kind of the event, and its data
 LOOK_MS = 33
 
 
 class Engine(threading.Thread):
-    """Owns the model. `events` tells what happened; the other methods may be called from any thread."""
+    """Owns the model. `events` has its events; the other methods may be called from any thread."""
 
     def __init__(self, model: str) -> None:
         super().__init__(name="engine")
@@ -182,7 +182,7 @@ class Window(tk.Tk):
         self.engine.quit()
         self.withdraw()
 
-    # ---- what the engine tells
+    # ---- events of the engine
 
     def _look(self) -> None:
         while not self.engine.events.empty():

@@ -1,4 +1,4 @@
-"""Print what the model card of a trained pair says: held-out losses, acceptance, samples. As Markdown, for the card.
+"""Print the figures of a trained pair's model card as Markdown: held-out losses, acceptance, samples.
 
 .venv/bin/python scripts/models/evaluate_pair.py OUT/work/held_out.json TARGET.gguf DRAFT.gguf
 """

@@ -1,4 +1,4 @@
-"""Put the real models that tests use into the user's cache, once; without a network say so and go on.
+"""Put the real models that tests use into the user's cache, once; without a network, print a note.
 
 .venv/bin/python scripts/models/fetch_test_models.py [--all]
 

@@ -366,7 +366,7 @@ class Grown:
 
     def matrix(self, part: str, size: tuple[int, int], layer: int | None) -> np.ndarray:
         writes = part in ("attn_output", "ffn_down")
-        if layer is None:  # it is computed like any other layer, whatever its weights
+        if layer is None:  # it is computed like any other layer
             out = (
                 zeros(*size, self.kind)
                 if writes and not self.random

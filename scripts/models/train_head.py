@@ -7,7 +7,7 @@ the EAGLE-3 paper (arXiv 2503.01840) the head is also trained on its own rows, s
     python -m pip install torch==2.15.0 gguf==0.19.0        # beside gguf-spec
     python scripts/models/train_head.py MODEL OUT.gguf --work FOLDER --text-minutes 10 --minutes 20
 
-The same command goes on from what FOLDER holds; `--text-minutes 0` writes no more texts, and `--minutes 0` only writes the file. MODEL is
+The same command continues from the files in FOLDER; `--text-minutes 0` writes no more texts, and `--minutes 0` only writes the file. MODEL is
 a name or a path as for `gguf-spec -m`.
 """
 

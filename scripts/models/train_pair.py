@@ -7,7 +7,7 @@ for a fraction of the time, and a target grown from its draft agrees with it mor
     trainer/bin/python scripts/models/train_pair.py TEXTS OUT --minutes 75 --draft-minutes 20 --seed 1
 
 TEXTS is a folder of `*.txt` files in UTF-8, one book a file, paragraphs apart by an empty line. Stop it at any moment and give the
-same command again: it goes on from the last checkpoint in OUT/work. `--export` writes the GGUF files of the checkpoints that are there
+same command again: it continues from the last checkpoint in OUT/work. `--export` writes the GGUF files of the checkpoints that are there
 and trains no further. With `--minutes` the learning rate follows the clock, so two machines train two models; with `--steps` and
 `--draft-steps` the order of the data and the schedule are fixed by the seed.
 """
@@ -351,7 +351,7 @@ def train(
     save_s: float,
     compile_: bool,
 ) -> None:
-    """Train one model until its budget is spent; the checkpoint says how much of it is."""
+    """Train one model until its budget is spent; the checkpoint has the spent part."""
     data, held_out = np.load(work / "train.npy"), np.load(work / "held_out.npy")
     torch.manual_seed(seed)
     model = Model(SHAPES[name])
