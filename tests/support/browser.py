@@ -9,10 +9,13 @@ from selenium import webdriver
 from tests.server.conftest import until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="needs chromium and chromedriver (Debian: chromium, chromium-driver)",
-)
+needs_browser = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER),
+        reason="needs chromium and chromedriver (Debian: chromium, chromium-driver)",
+    ),
+]
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
