@@ -22,7 +22,6 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -316,29 +315,16 @@ def mtmd(path: Path) -> Any:
     Raises:
         InvalidOptionError: This build of llama-cpp-python has no libmtmd.
     """
-    found = _binding()
-    if found is None:
+    try:  # after `bindings`, which loads llama.cpp with our spin count
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError, AttributeError):
         raise InvalidOptionError(
             "mmproj",
             str(path),
             "",
             "install llama-cpp-python again, without -DLLAVA_BUILD=OFF (in a clone: scripts/run).",
             message="this build of llama-cpp-python has no libmtmd, so it cannot read images.",
-        )
-    return found
-
-
-def has_mtmd() -> bool:
-    """Return whether this build can read images."""
-    return _binding() is not None
-
-
-@cache
-def _binding() -> Any:
-    try:  # after `bindings`, which loads llama.cpp with our spin count
-        from llama_cpp import mtmd_cpp
-    except (ImportError, OSError, RuntimeError, AttributeError):
-        return None
+        ) from None
     return mtmd_cpp
 
 

@@ -98,9 +98,7 @@ class Plan:
 
 
 def plan(load: LoadOptions) -> Plan:
-    """Choose the files and options of a load.
-
-    A model that only computes embeddings has neither draft nor slots.
+    """Choose the files of a load; a model that only computes embeddings has no draft or slots.
 
     Raises:
         ModelError, StoreError: A file cannot be found or read.

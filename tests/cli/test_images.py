@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from gguf_spec.llama.vision import has_mtmd
 from tests.support import projector_file, tiny
 
 needs_mtmd = pytest.mark.skipif(
-    not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
+    not projector_file.has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
 )
 
 

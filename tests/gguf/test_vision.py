@@ -21,12 +21,12 @@ from gguf_spec.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from gguf_spec.llama.vision import check_images_possible, has_mtmd
+from gguf_spec.llama.vision import check_images_possible
 from gguf_spec.options import IMAGE_IDS
 from tests.support import projector_file, tiny
 
 pytestmark = pytest.mark.skipif(
-    not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
+    not projector_file.has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
 )
 GREEDY = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
 DRAWN = Sampling(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)

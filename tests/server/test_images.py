@@ -7,13 +7,12 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.llama.vision import has_mtmd
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_chat
 from tests.support import projector_file, tiny
 
 pytestmark = pytest.mark.skipif(
-    not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
+    not projector_file.has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"
 )
 IMAGE = projector_file.png(1)
 BASE64 = base64.b64encode(IMAGE).decode()

@@ -9,12 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from gguf_spec.errors import InvalidOptionError
+from gguf_spec.llama.vision import mtmd
+
 from . import tiny
 
 # Pixels of a side, pixels of a patch, embeddings of an image.
 SIDE, PATCH = 56, 14
 N_TOKENS = (SIDE // PATCH) ** 2
 _WIDTH, _N_FF, _N_LAYERS = 32, 64, 2
+
+
+def has_mtmd() -> bool:
+    """Return whether this build of llama-cpp-python can read images."""
+    try:
+        mtmd(Path())
+    except InvalidOptionError:
+        return False
+    return True
 
 
 def llava(
