@@ -398,8 +398,8 @@ class Llama:
     - Methods that work inside a pass, such as `eval`, `sample` and `save_state`, raise an
       `UnsupportedError` that names the method.
 
-    These arguments are accepted and have no effect: n_batch, n_ubatch, no_perf, logits_all,
-    n_parts; mirostat_tau and mirostat_eta, without mirostat_mode. The RoPE settings that LangChain
+    These arguments are accepted and have no effect: n_ubatch, no_perf, logits_all, n_parts;
+    mirostat_tau and mirostat_eta, without mirostat_mode. n_batch only limits embedded texts. The RoPE settings that LangChain
     always passes, rope_freq_base=10000 and rope_freq_scale=1, select the settings of the model.
 
     Attributes:
