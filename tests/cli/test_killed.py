@@ -1,4 +1,4 @@
-"""kill -9 at random moments, two hundred times: files are complete or unchanged, and the next run works."""
+"""kill -9 at random moments, three hundred times: files are complete or unchanged, and the next run works."""
 
 import hashlib
 import json
@@ -14,6 +14,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
+from gguf_spec.cli.text_file import TextFile
 from gguf_spec.registry.download import find
 from gguf_spec.registry.resolve import entries
 from gguf_spec.speculative import profile as profile_module
@@ -21,7 +22,7 @@ from tests.support import children
 from tests.support.hub import Hub
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="no such signals there")]
-KILLS = 50  # of each of the four
+KILLS = 50  # of each of the six
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 TARGET = TALES / "tales-target-Q8_0.gguf"
 
@@ -151,6 +152,55 @@ def test_a_quantised_file_is_complete_or_unchanged(tmp_path):
     while only(tmp_path) != ["right.gguf", "small.gguf"] and time.monotonic() < deadline:
         time.sleep(0.1)  # the last quantiser that lost its parent may still be about to end
     assert only(tmp_path) == ["right.gguf", "small.gguf"]
+
+
+TRIM = """
+import sys
+from gguf_spec.trim import trim
+print("ready", flush=True)
+while True:
+    trim(*sys.argv[1:3], keep=1024, force=True)
+"""
+
+
+def test_a_trimmed_file_is_complete_or_unchanged(tmp_path):
+    from gguf_spec.trim import trim
+
+    made, right = tmp_path / "small.gguf", tmp_path / "right.gguf"
+    began = time.monotonic()
+    trim(TARGET, right, keep=1024)
+    most_s = 2 * (time.monotonic() - began)
+    for _ in range(KILLS):
+        assert killed(TRIM, TARGET, made, most_s=most_s) == -signal.SIGKILL
+        assert not made.exists() or made.read_bytes() == right.read_bytes()
+        made.unlink(missing_ok=True)
+    trim(TARGET, made, keep=1024)
+    assert made.read_bytes() == right.read_bytes()
+    assert only(tmp_path) == ["right.gguf", "small.gguf"]
+
+
+EDIT = """
+import sys
+from pathlib import Path
+from gguf_spec.cli.text_file import TextFile
+print("ready", flush=True)
+while True:
+    for text in "ab":
+        TextFile(Path(sys.argv[1])).write(text * 2_000_000)
+"""
+
+
+def test_an_edited_file_is_the_old_or_the_new_one(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("a" * 2_000_000, encoding="utf-8")
+    found = set()
+    for _ in range(KILLS):
+        assert killed(EDIT, file, most_s=0.2) == -signal.SIGKILL
+        found.add(file.read_text(encoding="utf-8"))
+    assert found == {"a" * 2_000_000, "b" * 2_000_000}
+    TextFile(file).write("c")
+    assert file.read_text(encoding="utf-8") == "c"
+    assert only(tmp_path) == ["notes.txt"]
 
 
 PULL = "import sys; from gguf_spec.cli import main; sys.argv[0] = 'gguf-spec'; main()"
