@@ -91,10 +91,12 @@ class Plan:
     def draft_notes(self, notes: Sequence[str]) -> list[str]:
         """Return those of the notes that are about drafts the user did not decide about.
 
-        The user may choose between parallel requests and the head.
+        The notes of the load are about the target. The user may choose between parallel requests
+        and the head.
         """
         chosen = self.head.why_not == _NOT_WITH_PARALLEL
-        return [one for one in notes if not (chosen and one.startswith(_NOT_WITH_PARALLEL))]
+        drafts = [one for one in notes if one not in self.load.notes]
+        return [one for one in drafts if not (chosen and one.startswith(_NOT_WITH_PARALLEL))]
 
 
 def plan(load: LoadOptions) -> Plan:

@@ -132,6 +132,14 @@ def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
     assert f"Note: {lookups[0].note}".split(";", maxsplit=1)[0] in run.stderr
 
 
+def test_it_is_named_where_nothing_drafts(home, lookups):
+    """A note on a missing draft is hidden then, and nothing else."""
+    llama_cpp(home, "best.gguf", tiny.one_text("abcdefgh"))
+    run = CliRunner().invoke(cli, ["generate", "ab", "--threads", "1", "--ctx", "64", "-n", "2"])
+    assert run.stderr == f"Note: {lookups[0].note}\n".replace("set model", "set --model")
+    assert not run.exception
+
+
 @pytest.mark.full
 def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch):
     def download(wanted, optional):
