@@ -52,12 +52,12 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 @option(
     "-o --output",
     "Write the new text to another file, or - for the standard output.",
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
     metavar="FILE",
 )
 @option(
     "-n --max-tokens",
-    "Maximum length of the new text in tokens.  [default: twice that of the file]",
+    "Maximum length of the new text in tokens.  [default: twice that of the file, and 256]",
     type=int,
 )
 @option(
@@ -93,6 +93,9 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     if options["max_tokens"] is not None and options["max_tokens"] < 1:
         raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
     source = TextFile(file)
+    is_asked = at_terminal() and not options["diff_only"]
+    if (options["output"] or options["yes"] or is_asked) and str(options["output"]) != "-":
+        source.check_place(options["output"])  # before minutes of work
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
@@ -102,9 +105,7 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     with load_models(options, speculation) as llm:
         prompt = EditPrompt(llm, source.text, instruction, source.path.name)
         sampling = prompt.limited(sampling, options["max_tokens"])
-        result = _write(
-            llm, prompt, sampling, quiet=options["as_json"], show_draft=options["show_draft"]
-        )
+        result = _write(llm, prompt, sampling, options)
         if options["stats"]:
             click.echo(stats_lines(result.stats, result.seed), err=True)
         if result.finish_reason == "cancelled":
@@ -115,11 +116,9 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     return _finish(source, new, facts, options)
 
 
-def _write(
-    llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool, show_draft: bool
-) -> Completion:
+def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, Any]) -> Completion:
     """Generate the new text, and show it while it is written."""
-    bar = LateBar()
+    bar, quiet = LateBar(), options["as_json"]
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
         ctrl_c_cancels(stream),
@@ -128,12 +127,13 @@ def _write(
             with _shown(prompt.n_text, quiet=quiet) as show:
                 for chunk in stream:
                     bar.remove()
-                    show(styled(chunk, show_draft), stream.stats)
+                    show(styled(chunk, options["show_draft"]), stream.stats)
         finally:
             bar.remove()
     result = stream.result
-    plain = _plain(llm, prompt, result) if sys.stderr.isatty() else None
-    if not quiet:
+    if not quiet:  # --stats has a gain of its own
+        is_compared = sys.stderr.isatty() and not options["stats"]
+        plain = _plain(llm, prompt, result) if is_compared else None
         show_summary(result.stats, plain)
     return result
 
@@ -221,6 +221,8 @@ class EditPrompt:
         n_text: Number of tokens of the old text.
     """
 
+    _is_users_limit = False  # whether --max-tokens ends the new text
+
     def __init__(self, llm: LLM, text: str, instruction: str, name: str) -> None:
         """Make the request.
 
@@ -257,6 +259,7 @@ class EditPrompt:
     def limited(self, sampling: Sampling, max_tokens: int | None) -> Sampling:
         """Return sampling options that end with the new text."""
         most = max_tokens or 2 * self.n_text + 4 * _SPARE
+        self._is_users_limit = most == max_tokens and most < self._n_room
         most = min(most, self._n_room)
         stop = [f"\n{self._fence}"]
         return replace(sampling, max_tokens=most, stop=stop, ignore_eos=self._ignore_eos)
@@ -268,11 +271,16 @@ class EditPrompt:
             GgufSpecError: The answer was cut, or is empty.
         """
         if result.finish_reason == "length":
+            hint = (
+                "the model may repeat itself: use a larger model, a clearer instruction, or a "
+                "larger --max-tokens and --ctx."
+            )
+            if self._is_users_limit:
+                hint = f"raise --max-tokens: the old text has {self.n_text:,} tokens."
             raise GgufSpecError(
                 f"the new text was not complete after {len(result.tokens):,} tokens; "
                 "nothing was written.",
-                "the model may repeat itself: use a larger model, a clearer instruction, or a "
-                "larger --max-tokens and --ctx.",
+                hint,
             )
         text = result.text
         fenced = _FENCED.fullmatch(text.strip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import GgufSpecError
@@ -62,6 +63,17 @@ class TextFile:
         text = text.encode("utf-8", errors="replace").decode("utf-8")
         return (self._bom + text.replace("\n", self._newline)).encode("utf-8")
 
+    def check_place(self, path: Path | None = None) -> None:
+        """Check that the file, or another one, can be written.
+
+        Raises:
+            GgufSpecError: It cannot.
+        """
+        from tempfile import TemporaryFile
+
+        with self._place(path) as target, TemporaryFile(dir=target.parent):
+            pass
+
     def write(self, text: str, path: Path | None = None) -> None:
         """Replace the file, or write another one, completely or not at all.
 
@@ -74,10 +86,7 @@ class TextFile:
         """
         from ..system.files import atomic_write
 
-        target = self.path if path is None else path
-        with contextlib.suppress(OSError):
-            target = target.resolve()
-        try:
+        with self._place(path) as target:
             if path is None and self.path.read_bytes() != self._data:
                 raise GgufSpecError(
                     f"another program has changed {self.path}; nothing was written.",
@@ -87,6 +96,15 @@ class TextFile:
                 part.write_bytes(self.encoded(text))
                 if target.exists():
                     shutil.copymode(target, part)
+
+    @contextlib.contextmanager
+    def _place(self, path: Path | None) -> Iterator[Path]:
+        """Yield the file to write; errors of the system name it."""
+        target = self.path if path is None else path
+        with contextlib.suppress(OSError):
+            target = target.resolve()
+        try:
+            yield target
         except OSError as error:
             raise GgufSpecError(
                 f"{target} cannot be written: {error.strerror}.",

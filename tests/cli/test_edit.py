@@ -5,6 +5,7 @@ import os
 import re
 import stat
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -145,9 +146,14 @@ def test_wrong_usage(edit, file, tmp_path):
     check(edit(file, " "), 2, "INSTRUCTION is empty")
     check(edit(file, "x", "-n", 0), 2, "--max-tokens is 0")
     check(edit(file, "x", "-t", -1), 2, "--temperature is -1")
-    result = edit(file, "d to X", "-o", tmp_path / "no" / "new.txt")
-    assert (result.returncode, result.stdout.decode()) == (1, DIFF)
-    assert b"cannot be written: No such file or directory" in result.stderr
+    check(edit(file, "d to X", "-o", tmp_path), 2, "is a directory")
+
+
+def test_the_place_is_checked_before_a_model_is_loaded(here, file, tmp_path):
+    words = ("edit", file, "d to X", "-m", "gone.gguf")
+    check(here(*words, "-o", "-"), 1, "gone.gguf")
+    missing = tmp_path / "no" / "new.txt"
+    check(here(*words, "-o", missing), 1, f"{missing} cannot be written: No such file or directory")
 
 
 def test_an_answer_that_is_cut_is_not_written(edit, file):
@@ -155,6 +161,7 @@ def test_an_answer_that_is_cut_is_not_written(edit, file):
         edit(file, "d to X", "--yes", "-n", 3),
         1,
         "not complete after 3 tokens; nothing was written",
+        "Hint: raise --max-tokens: the old text has 9 tokens.",
     )
     assert file.read_text() == "abcdefgh\n"
 
@@ -243,6 +250,18 @@ def test_a_gain_is_shown_only_if_drafts_are_faster(monkeypatch, capsys):
     assert "times" not in summary(None)
     assert "times" not in summary(8 / 99)
     assert "2.0 times plain decoding" in summary(8 / 25, rounds=50), "no more than tokens a round"
+
+
+@pytest.mark.parametrize("stats", [True, False])
+def test_with_stats_the_summary_has_no_gain_of_its_own(edit, file, monkeypatch, stats):
+    from gguf_spec.cli import edit as module
+
+    timed = []
+    monkeypatch.setattr(module, "_plain", lambda *_: timed.append(1))
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=terminal, stdout=None, stdin=None))
+    edit(file, "d to X", *["--stats"] * stats)
+    assert bool(timed) is not stats
 
 
 @pytest.mark.parametrize(
