@@ -237,7 +237,7 @@ def load_models(
 
     def measure() -> None:
         loading.remove()
-        measuring.show("Measuring this machine once (about 2 s)")
+        measuring.show("Measuring this machine (about 2 s; again if other programs disturb it)")
 
     def tell(now: Progress) -> bool:
         loading(now)

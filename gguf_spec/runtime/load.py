@@ -156,7 +156,8 @@ def load(
             answer that another one got a text like it; so the default is False.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
-        on_measure: Called before the pass costs of these models are measured, once per machine.
+        on_measure: Called before the pass costs of these models are measured: once per machine, and
+            again at the next load if other programs disturbed it.
         verbose: Write llama.cpp's log to stderr.
 
     A model that only computes embeddings has no draft and one slot, and generates nothing.

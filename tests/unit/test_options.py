@@ -75,6 +75,14 @@ def loaded(monkeypatch):
     return run
 
 
+def test_the_note_on_a_measurement_is_true_of_each(loaded, monkeypatch):
+    """After a disturbed one it is made again at the next load."""
+    said = []
+    monkeypatch.setattr(options.Line, "show", lambda _, text: said.append(text))
+    loaded()["on_measure"]()
+    assert said == ["Measuring this machine (about 2 s; again if other programs disturb it)"]
+
+
 def test_each_option_reaches_load(loaded):
     asked = {
         "kv_type": "q8_0",
