@@ -70,6 +70,10 @@ class Tuning:
     @property
     def sentence(self) -> str:
         """Interpretation of the measurement in a few sentences."""
+        return f"{self._costs} {self.profile.disturbed}".rstrip()
+
+    @property
+    def _costs(self) -> str:
         one, agreement = self.target_s(1), self.profile.agreement
         text = (
             f"A token of the target takes {milliseconds(one)}; checking 4 takes as long as "

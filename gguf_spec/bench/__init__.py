@@ -274,6 +274,7 @@ class Report:
         total_s: Duration in seconds.
         useless: File name of the useless draft, or None.
         version: Version of this package.
+        disturbed: Sentence on other programs that disturbed the measured costs; empty if none did.
     """
 
     target: str
@@ -285,6 +286,7 @@ class Report:
     total_s: float
     useless: str | None = None
     version: str = __version__
+    disturbed: str = ""
 
     @property
     def speedup(self) -> float:
@@ -344,13 +346,13 @@ class Report:
                 f"{n_other} of {self.n_texts} texts are not those of plain decoding: gguf-spec "
                 "verify tells near ties from faults."
             )
-        return " ".join(parts)
+        return " ".join([*parts, *filter(None, [self.disturbed])])
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values."""
         names = (
             "target", "draft", "useless", "version", "n_rounds", "is_complete", "total_s",
-            "speedup", "of_best", "n_texts", "n_same", "texts_equal",
+            "speedup", "of_best", "n_texts", "n_same", "texts_equal", "disturbed",
         )  # fmt: skip
         rest = {"machine": asdict(self.machine), "cases": [case.to_dict() for case in self.cases]}
         return {"sentence": self.sentence} | {name: getattr(self, name) for name in names} | rest
@@ -448,9 +450,11 @@ def bench(
         race.run()
     machine = Machine(_cpu(), physical_cores(), threads)
     total_s = time.perf_counter() - started
+    cases, disturbed = tuple(race.cases()), llm.profile.disturbed
     return Report(
-        llm.name, llm.draft_name, machine, n_rounds, tuple(race.cases()), race.is_complete, total_s
-    )
+        llm.name, llm.draft_name, machine, n_rounds, cases, race.is_complete, total_s,
+        disturbed=disturbed,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -375,8 +375,15 @@ def cache() -> Check:
         todo = "change its permissions, or set XDG_CACHE_HOME to another folder."
         return Check("cache", "warn", found, todo)
     folder = cache_folder()
-    size = format_bytes(sum(file_sizes(folder / kind for kind in CACHE_FOLDERS)))
-    return Check("cache", "ok", f"{folder} can be written and read; it contains {size}")
+    places = {
+        "measurements": [folder / kind for kind in CACHE_FOLDERS],
+        "models": [folder / "models", *(folder / "models").glob("*")],
+        "compiled wheels": [folder / "wheels"],
+    }
+    sizes = {what: sum(file_sizes(where)) for what, where in places.items()}
+    shown = [f"{format_bytes(n)} of {what}" for what, n in sizes.items() if n]
+    found = f"{folder} can be written and read; it contains {', '.join(shown) or 'nothing'}"
+    return Check("cache", "ok", found)
 
 
 def file_sizes(folders: Iterable[Path]) -> Iterator[int]:

@@ -44,7 +44,7 @@ def hub_cache() -> Check:
     except ImportError as error:
         return Check(name, "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
     if not os.path.lexists(folder):
-        return Check(name, "ok", f"no model was downloaded yet; the folder is {folder}")
+        return Check(name, "ok", f"no model from the hub yet; the folder is {folder}")
     try:
         with os.scandir(folder) as there:
             models = [Path(one.path) for one in there if one.name.startswith("models--")]
@@ -341,11 +341,14 @@ class PairChecks:
         yield self._exact_passes(target, profile)
         draft = draft if draft and not draft.why_plain else None
         profile = read_profile(target, draft)
-        found = "not measured yet; `gguf-spec tune` measures them"
+        found, todo = "not measured yet; `gguf-spec tune` measures them", ""
         if profile:
             self.tuning = Tuning(name, draft.label if draft else None, profile)
             found = f"measured in {profile.seconds:.1f} s; `gguf-spec tune` measures them again"
-        yield Check("costs", "ok", found)
+            if profile.disturbed:
+                found = f"measured in {profile.seconds:.1f} s beside other programs"
+                todo = "run `gguf-spec tune` when the machine is idle."
+        yield Check("costs", "warn" if todo else "ok", found, todo)
 
     def _exact_passes(self, target: Model, profile: Profile | None) -> Check:
         name = "exact passes"

@@ -38,6 +38,9 @@ _SAMPLED_SHIFT = -1.0
 _MOST_NOISE = 1e3
 # Rows of a pass that are enough to show its rounding noise.
 _ENOUGH_ROWS = 12
+# A wider pass that costs less than this multiple of a narrower one shows a disturbed measurement.
+# The lower one is for passes over several tokens, whose costs have real steps.
+_DISTURBED, _DISTURBED_ROWS = (0.8, 0.6)
 # Tables of a profile with their smallest valid values, and its numbers.
 _TABLES = {"target": 1e-9, "draft": 1e-9, "target_depth": 0.0, "draft_depth": 0.0, "noise": 0.0}
 _NUMBERS = ("seconds", "token_s", "proposal_s", "measured_at")
@@ -113,6 +116,22 @@ class Profile:
         if has_llamafile():
             return "none over several tokens: build llama.cpp with -DGGML_LLAMAFILE=OFF"
         return "none over several tokens; near ties are counted"
+
+    @property
+    def disturbed(self) -> str:
+        """Sentence on other programs that disturbed the measurement; empty if none did."""
+        below = (
+            wide > n and s < (_DISTURBED if n == 1 else _DISTURBED_ROWS) * narrow_s
+            for table in (self.target, self.draft)
+            for n, narrow_s in table.items()
+            for wide, s in table.items()
+        )
+        if self.steady and not any(below):
+            return ""
+        return (
+            "Other programs disturbed the measured costs: run `gguf-spec tune` when the machine is "
+            "idle."
+        )
 
     def logit_noise(self, k: int) -> float:
         """Return the noise allowance of passes over up to `k` + 1 tokens, in logits.

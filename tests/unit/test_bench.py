@@ -144,6 +144,7 @@ def test_different_texts_are_reported():
     other = report(case(n_same=0))
     assert (other.n_texts, other.n_same, other.texts_equal) == (7, 4, False)
     assert "3 of 7 texts are not those of plain decoding" in other.sentence
+    assert report(case(), disturbed="Other programs ran.").sentence.endswith(" Other programs ran.")
 
 
 def test_a_useless_draft_is_added():

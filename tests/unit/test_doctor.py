@@ -374,7 +374,11 @@ def test_the_size_of_the_cache_is_that_of_all_its_folders(tmp_path):
     for kind in CACHED:
         (tmp_path / "gguf-spec" / kind).mkdir(parents=True)
         (tmp_path / "gguf-spec" / kind / "one.json").write_bytes(bytes(1 << 20))
-    assert check("cache").found.endswith(f"it contains {format_bytes(len(CACHED) << 20)}")
+    measured = f"it contains {format_bytes(len(CACHED) << 20)} of measurements"
+    assert check("cache").found.endswith(measured)
+    (tmp_path / "gguf-spec/models/0123").mkdir(parents=True)
+    (tmp_path / "gguf-spec/models/0123/one.gguf").write_bytes(bytes(3 << 20))
+    assert check("cache").found.endswith(f"{measured}, 3.0 MiB of models")
 
 
 def test_a_cache_that_cannot_be_read(monkeypatch):
@@ -391,7 +395,7 @@ def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
 
 def test_nothing_downloaded_yet(tmp_path):
     assert check("hub cache") == Check(
-        "hub cache", "ok", f"no model was downloaded yet; the folder is {tmp_path / 'hub'}"
+        "hub cache", "ok", f"no model from the hub yet; the folder is {tmp_path / 'hub'}"
     )
 
 
@@ -769,6 +773,12 @@ def test_what_was_kept_is_shown():
         found("costs", diagnosis).found == "measured in 1.5 s; `gguf-spec tune` measures them again"
     )
     assert doctor(draft=None, options=OPTIONS).tuning is None
+    assert write_profile(target, draft, replace(kept, steady=False))
+    diagnosis = doctor(options=OPTIONS)
+    check = found("costs", diagnosis)
+    assert (check.status, check.found) == ("warn", "measured in 1.5 s beside other programs")
+    assert check.todo == "run `gguf-spec tune` when the machine is idle."
+    assert diagnosis.tuning.sentence.endswith(diagnosis.tuning.profile.disturbed)
     assert doctor(options=ContextOptions(threads=2)).tuning is None, "other threads, other costs"
     data = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
     assert data["costs"]["sentence"] == diagnosis.tuning.sentence

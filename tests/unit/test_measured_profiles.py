@@ -111,6 +111,21 @@ def test_entries_that_only_another_program_explains_are_left_out(table, wanted):
     assert set(plausible(table)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("table", "steady", "is_disturbed"),
+    [
+        ({1: 98.0, 2: 122.0, 3: 148.0, 4: 95.0, 8: 181.0}, True, False),  # AVX-512
+        ({1: 40.0, 2: 78.0, 4: 87.0, 8: 110.0}, False, True),
+        ({1: 40.0, 2: 31.0, 4: 87.0}, True, True),
+        ({1: 40.0, 2: 78.0, 4: 150.0, 8: 80.0}, True, True),
+    ],
+)
+@pytest.mark.parametrize("of", ["target", "draft"])
+def test_costs_that_other_programs_disturbed(table, steady, is_disturbed, of):
+    profile = replace(GOOD, steady=steady, **{of: table})
+    assert bool(profile.disturbed) is is_disturbed
+
+
 def test_wider_passes_bound_a_delayed_single_token_pass():
     assert plausible({1: 476.0, 2: 1.0, 4: 1.5, 8: 2.0}) == {1: 1.0, 2: 1.0, 4: 1.5, 8: 2.0}
 
