@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +120,7 @@ def show(name: str, models_file: Path | None, as_json: bool) -> None:
 @option("--draft/--no-draft", "Also download the draft of each model.", default=True)
 @flag("--force", "Download the files again.")
 @flag("--offline", "Make no request; only verify the files on this disk.")
-@flag("-y --yes", "Do not ask for confirmation.")
+@flag("-y --yes", "Do not ask about licences that are not permissive: the only question here.")
 @flag("-q --quiet", "Show no progress.")
 @_options
 def pull(
@@ -191,7 +192,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> None:
 
 @models.command(short_help="Remove downloaded models.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@flag("-y --yes", "Do not ask for confirmation.")
+@flag("-y --yes", "Remove without a question; needed with --json and without a terminal.")
 @_options
 def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> None:
     """Remove downloaded models from this disk. Bundled models and your own files are kept.
@@ -205,13 +206,15 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
     from ..errors import NotDownloadedError, StoreError
 
     removed = []
-    may_ask = not (yes or as_json) and at_terminal()
     for name in names:
         entry = store.resolve(name, models_file)
         where = store.find(entry)
-        is_question = may_ask and where and not entry.path
-        if is_question and not click.confirm(f"Remove {entry.name}, {where}?", err=True):
-            continue
+        if where and not (yes or entry.path):
+            if as_json or not at_terminal():
+                fact = f"{entry.name} was not removed, because no question can be asked here."
+                raise StoreError(entry.name, fact, "add --yes to remove it.")
+            if not click.confirm(f"Remove {entry.name}, {where}?", err=True):
+                continue
         try:
             freed = store.remove(entry)
         except NotDownloadedError:
@@ -322,9 +325,10 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
 
     A prediction head in the target's file is called mtp. Searches models.yaml, the folder of the
     target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no
-    weights. `-d auto` takes the first draft that is on this disk, but no head in a file of its own:
-    `-d FILE` takes one. The gain is measured if
-    `gguf-spec tune` or a load has measured the pair; otherwise it is estimated from the file sizes.
+    weights. The gain is measured if `gguf-spec tune` or a load has measured the pair; otherwise it
+    is estimated from the file sizes. `-d auto` takes the first draft that is on this disk, if it
+    has a gain. It takes one with another tokenizer only after the pair was measured, and no head in
+    a file of its own: `-d FILE` takes one.
 
     \b
     Examples:
@@ -336,7 +340,7 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
     entry = store.resolve(target, models_file)
     found = [replace(one, why=in_command(one.why)) for one in store.find_drafts(entry, models_file)]
     if not as_json:
-        click.echo("\n".join(_draft_lines(entry.name, found)).translate(CONTROL))
+        click.echo("\n".join(_draft_lines(target, found)).translate(CONTROL))
         return
     listed = [
         {
@@ -358,24 +362,26 @@ def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
     """Return the table of the possible drafts, and of those that are refused."""
     fitting = [one for one in found if one.fits]
     refused = [one for one in found if not one.fits and one.path]
-    n_absent = len(found) - len(fitting) - len(refused)
+    absent = Counter(one.why for one in found if not one.fits and not one.path)
     width = max([7, *(len(one.name) for one in [*fitting, *refused])])
     lines = [f"No model on this disk or in models.yaml can draft for {target}."]
     if fitting:
         lines = [f"{'draft':{width}}  {'gain':>5}  why"]
-    lines += [f"{one.name:{width}}  {one.gain:>5.2f}  {one.why}" for one in fitting]
+    for one in fitting:
+        use = ""
+        if one.is_guess:
+            name = str(one.path) if one.name.endswith(".gguf") else one.name
+            use = f"; used after gguf-spec tune {shlex.join(('-m', target, '-d', name))}"
+        lines.append(f"{one.name:{width}}  {one.gain:>5.2f}  {one.why}{use}")
     heads = [one.path for one in fitting if one.head and one.name != "mtp"]
     if heads:
         lines += ["", f"To use a head in a file of its own: -d {shlex.quote(str(heads[0]))}"]
     if refused:
         lines += ["", f"{'refused':{width}}  why"]
         lines += [f"{one.name:{width}}  {one.why}" for one in refused]
-    if n_absent:
-        lines += [
-            "",
-            f"{n_absent} more models in models.yaml are not on this disk and, by their entries, "
-            "cannot draft for it (--json lists them).",
-        ]
+    if absent:
+        lines += ["", f"{'others':{width}}  why (--json lists them)"]
+        lines += [f"{n:<{width}}  {why}" for why, n in absent.items()]
     return lines
 
 

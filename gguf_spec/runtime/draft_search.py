@@ -126,6 +126,14 @@ class Candidate:
         """Whether it can draft."""
         return self.gain > 0
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether its texts must be translated and nothing else is known of it.
+
+        A gain that the size suggests is worth too little then: `auto` does not take it.
+        """
+        return self.translated and not (self.declared or self.measured)
+
 
 def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
     """Return the best draft on this disk, or None, and a sentence that explains the choice.
@@ -147,9 +155,8 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
             return one, ""
     all_of_them = candidates(load, opened)
     for one in all_of_them:
-        # A guess from the size is worth too little if texts must be translated.
-        is_known = one.declared or one.measured or not one.translated
-        if one.file and not one.head and is_known and (one.gain > 1 or (one.fits and one.declared)):
+        is_usable = one.file and not one.head and not one.is_guess
+        if is_usable and (one.gain > 1 or (one.fits and one.declared)):
             return one, f"the draft is {one.name}: {one.why}."
     absent = next((one for one in all_of_them if one.gain > 1 and not one.file), None)
     fact = "no draft on this disk makes {} faster: drafts come from the text only."
@@ -173,7 +180,7 @@ def candidates(
     """
     _ = load.file.header  # raises the target's own error, before any candidate is judged
     judged: list[Candidate] = []
-    seen = {load.file.identity}
+    seen, target = {load.file.identity}, _registered(load)
 
     def judge(name: str, path: Path, declared: bool = False) -> None:
         one = (opened or {}).get(path) or ModelFile(path, as_draft=True)
@@ -185,7 +192,7 @@ def candidates(
         if path := download.find(entry):
             judge(entry.name, path, declared=entry.name == load.entry.draft)
         else:
-            judged.append(_absent(entry, load.entry))
+            judged.append(_absent(entry, target))
     for path in _files(load.file.path):
         judge(path.name, path)
     return sorted(
@@ -295,6 +302,18 @@ def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Can
         why = f"it has {len(kept.ids):,} of the target's tokens"
     why = measured or f"{why} and has {size:.0%} of the target's size"
     return Candidate(name, file, gain, why, declared, bool(measured), translated)
+
+
+def _registered(load: LoadOptions) -> Entry:
+    """Return the target's entry; for a file that a named model has, that of the named model."""
+    if load.entry.tokenizer is None:
+        real, size = load.file.path.resolve().name.lower(), load.file.header.file_bytes
+        for entry in entries(load.models_file).values():
+            for part in entry.parts[:1]:
+                names = (part.file.rpartition("/")[2].lower(), f"sha256-{part.sha256}", part.sha256)
+                if real in names and part.size_bytes == size:
+                    return entry
+    return load.entry
 
 
 def _absent(entry: Entry, target: Entry) -> Candidate:

@@ -41,9 +41,13 @@ def test_a_table_of_what_fits_and_what_does_not(run):
     assert lines[1].startswith("small.gguf ")
     assert "it has the same vocabulary and has 12% of the target's size" in lines[1]
     assert next(line for line in lines if line.startswith("other.gguf")).endswith(
-        "it has another tokenizer, with 99% common tokens, and has 12% of the target's size"
+        "it has another tokenizer, with 99% common tokens, and has 12% of the target's size; used "
+        "after gguf-spec tune -m ./big.gguf -d other.gguf"
     )
-    assert "more models in models.yaml are not on this disk" in lines[-1]
+    assert lines[-2].split() == ["others", "why", "(--json", "lists", "them)"]
+    assert lines[-1].split(maxsplit=1)[1] == (
+        "it is not on this disk, so its vocabulary cannot be compared"
+    )
 
 
 def test_json_has_all_of_them(run):
@@ -55,6 +59,26 @@ def test_json_has_all_of_them(run):
         "why": "it is not on this disk, so its vocabulary cannot be compared",
     }  # fmt: skip
     assert by_name["small.gguf"]["path"].endswith("small.gguf")
+
+
+def test_the_draft_of_a_file_that_a_named_model_has(run, home):
+    """By its name and size, or by the sha256 in its name, as in the store of Ollama."""
+    size = (home / "big.gguf").stat().st_size
+    text = "models:\n"
+    for name, more in {"b": f"size_bytes: {size}, draft: s", "s": "size_bytes: 1000"}.items():
+        of = f"repo: a/b, revision: {'a' * 40}, file: {'x/big' if name == 'b' else 's'}.gguf"
+        text += f"  {name}: {{{of}, sha256: {'b' * 64}, tokenizer: t, {more}}}\n"
+    (home / "mine.yaml").write_text(text)
+    (home / "store").mkdir()
+    copy = home / f"store/sha256-{'b' * 64}"
+    copy.write_bytes((home / "big.gguf").read_bytes())
+    for file in (home / "big.gguf", copy):
+        words = ("models", "drafts", str(file), "--models-file", "mine.yaml", "--json")
+        result = run(*words)
+        assert not result.stderr, result.stderr
+        one = next(one for one in json.loads(result.stdout)["drafts"] if one["name"] == "s")
+        assert (one["fits"], one["declared"]) == (True, True)
+        assert "gguf-spec models pull s" in one["why"]
 
 
 def test_a_head_in_a_file_of_its_own(run, home):

@@ -503,6 +503,14 @@ def test_show(run, hub, home):
     assert json.loads(run("path", "one", "--json").stdout) == {"name": "one", "path": path}
 
 
+def test_remove_asks_or_needs_yes(run, home, tmp_path):
+    run("pull", "two")
+    for more in ((), ("--json",)):
+        fails(run("remove", "two", *more), "two was not removed", "Hint: add --yes to remove it.")
+    assert run("path", "two").returncode == 0
+    assert run("remove", "two", "--yes").stdout.startswith("two: removed, ")
+
+
 @pytest.mark.full
 def test_remove(run, terminal, hub, home):
     run("pull", "one")
@@ -510,7 +518,7 @@ def test_remove(run, terminal, hub, home):
     assert (code, "Remove one, " in seen) == (0, True)
     assert run("path", "one").returncode == 0
     hub.requests.clear()
-    result = run("remove", "uno")
+    result = run("remove", "uno", "--yes")
     assert (result.returncode, result.stdout, result.stderr) == (
         0,
         "one: removed, 1.1 MiB were freed\n",
@@ -518,7 +526,7 @@ def test_remove(run, terminal, hub, home):
     )
     assert run("path", "one").returncode == 1
     assert [path.name for path in leftovers(home)] == [hub.files[REPO, "two.gguf"].etag]
-    assert json.loads(run("remove", "two", "--json").stdout) == {
+    assert json.loads(run("remove", "two", "--json", "--yes").stdout) == {
         "models": [{"name": "two", "freed_bytes": len(SHORT)}]
     }
     assert leftovers(home) == []
