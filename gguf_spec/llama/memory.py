@@ -239,11 +239,15 @@ def _is_tied(header: Header) -> bool:
 
 
 def largest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
-    """Return the longest context that fits, at most the requested one; 0 if none fits."""
+    """Return the longest context that fits, at most the requested one; 0 if none fits.
+
+    If the requested one does not fit, it is at most the one that the target was trained for.
+    """
     wanted = needs(models, features)
     if wanted.fits:
         return wanted.n_ctx
-    return PAD * _most(wanted.n_ctx // PAD, lambda n: _with(models, n_ctx=n * PAD), features)
+    most = min(wanted.n_ctx, models[0][0].whole("context_length") or wanted.n_ctx)
+    return PAD * _most(most // PAD, lambda n: _with(models, n_ctx=n * PAD), features)
 
 
 def _most(

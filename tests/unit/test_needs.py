@@ -330,6 +330,12 @@ def test_the_longest_context_fits_and_no_longer_one_does(machine, free):
         assert not needs(models(longest + 256), {}).fits
 
 
+def test_no_longer_context_than_that_of_the_training_is_proposed(machine):
+    machine(100 * GIB)
+    trained = header(file_bytes=2 * GIB, context_length=32768, **SMOLLM2)
+    assert largest_ctx([(trained, ContextOptions(n_ctx=99_999_999))], {}) == 32768
+
+
 # ---- parallel requests
 
 
