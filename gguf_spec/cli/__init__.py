@@ -92,11 +92,9 @@ def main() -> None:
     except UnknownNameError as error:
         _fail(error.message, error.hint, 2)
     except click.UsageError as error:
-        _fail(
-            error.format_message(),
-            f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help lists the options.",
-            2,
-        )
+        from .error_text import usage_message_and_hint
+
+        _fail(*usage_message_and_hint(error), 2)
     except click.ClickException as error:
         _fail(error.format_message(), "check the file and its permissions.", 1)
     except gguf_spec.errors.GgufSpecError as error:

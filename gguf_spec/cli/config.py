@@ -133,7 +133,11 @@ def edit() -> None:
         raise ConfigFileError(
             f"it cannot be written: {error.strerror}.", "check the permissions of its folder."
         ) from None
-    click.edit(filename=str(file))
+    try:
+        click.edit(filename=str(file))
+    except click.ClickException as error:
+        fact = f"it was not edited: {error.format_message().rstrip('.')}."
+        raise ConfigFileError(fact, "set VISUAL or EDITOR to an editor on this machine.") from None
     _values()
     click.echo(f"{file} has no errors.")
 

@@ -24,6 +24,7 @@ PARAMETERS = {
     "n_tokens": ("max_tokens",),
     "n_draws": ("draws",),
 }
+_CORRECT = "correct {} in the environment, or unset it."
 # Parameters that are set where the option in Python is False.
 _NEGATED = [options.PARAMETERS[name] for name, rule in options.SPECULATION.items() if rule.inverted]
 
@@ -31,7 +32,7 @@ _NEGATED = [options.PARAMETERS[name] for name, rule in options.SPECULATION.items
 def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
     """Return the message and the hint of an error, with options of the running command.
 
-    If the option comes from the config file, the hint names the file.
+    If the option comes from the config file or the environment, the hint names where.
     """
     message, hint = error.written(name)
     context = CommandGroup.context
@@ -43,7 +44,31 @@ def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
 
             if key := origin(context.command, found.name):
                 hint = f"correct {key} of {config_path()}."
+        if found and (variable := variable_of(found, context)):
+            hint = _CORRECT.format(variable)
     return message, hint
+
+
+def usage_message_and_hint(error: click.UsageError) -> tuple[str, str]:
+    """Return the message and the hint of wrong usage."""
+    hint = f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help lists the options."
+    if (
+        isinstance(error, click.BadParameter)
+        and error.param
+        and error.ctx
+        and (variable := variable_of(error.param, error.ctx))
+    ):
+        error.param_hint = variable
+        hint = _CORRECT.format(variable)
+    return error.format_message(), hint
+
+
+def variable_of(parameter: click.Parameter, context: click.Context) -> str | None:
+    """Return the environment variable that set a parameter; None if nothing or another did."""
+    if context.get_parameter_source(parameter.name or "") is not ParameterSource.ENVIRONMENT:
+        return None
+    given = parameter.envvar or f"{context.auto_envvar_prefix}_{(parameter.name or '').upper()}"
+    return given if isinstance(given, str) else " or ".join(given)
 
 
 def in_command(text: str) -> str:

@@ -466,6 +466,10 @@ def test_set_refuses_and_keeps_the_rest(chat, line, said):
     code, out, err = seen(chat([line, "hello"]))
     assert (code, out) == (1, f"{SAYS}\n")
     assert said in err
+    assert "omit --" not in err
+    if "must be" in said:
+        field = line.split()[1]
+        assert f"Hint: use such a value, or /set {field} default." in err
 
 
 def test_model_keeps_the_conversation_and_what_was_set(chat, work):

@@ -137,6 +137,20 @@ def test_no_file(here, config, tmp_path):
     assert "does not exist" in out(here("config", env=env))
 
 
+def test_an_editor_that_cannot_be_started(here, tmp_path):
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "VISUAL": None, "EDITOR": "/nowhere/editor"}
+    said = check(here("config", "edit", env=env), 2, "config.toml: it was not edited: ")
+    assert said.endswith("Hint: set VISUAL or EDITOR to an editor on this machine.\n")
+
+
+def test_a_wrong_value_in_the_environment_is_called_by_its_name(here):
+    for value in ("abc", "-1"):  # no number, and out of range
+        result = here("generate", "a", env={"GGUF_SPEC_TEMPERATURE": value})
+        check(result, 2, "Hint: correct GGUF_SPEC_TEMPERATURE in the environment, or unset it.")
+    result = here("generate", "a", env={"GGUF_SPEC_TEMPERATURE": "abc"})
+    check(result, 2, "Invalid value for GGUF_SPEC_TEMPERATURE: 'abc' is not a valid float.")
+
+
 @pytest.mark.full
 def test_edit(here, tmp_path):
     env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true", "GGUF_SPEC_MODEL": ""}

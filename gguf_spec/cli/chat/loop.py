@@ -537,14 +537,20 @@ class Settings:
         if not value.strip():
             return f"{self._line(field)}\n{RULES[field].help}"
         changed = {name: one for name, one in self._changed.items() if name != field}
-        if value.strip().lower() != "default":
-            changed[field] = _parsed(field, value.strip())
-            if field in SPECULATION and not self._loaded[1].k:
-                raise GgufSpecError(
-                    f"the models were loaded without speculation, so {field} has no effect.",
-                    "start the chat again without -k 0 and --draft none.",
-                )
-        self._apply(self._loaded, changed)
+        try:
+            if value.strip().lower() != "default":
+                changed[field] = _parsed(field, value.strip())
+                if field in SPECULATION and not self._loaded[1].k:
+                    raise GgufSpecError(
+                        f"the models were loaded without speculation, so {field} has no effect.",
+                        "start the chat again without -k 0 and --draft none.",
+                    )
+            self._apply(self._loaded, changed)
+        except InvalidOptionError as error:
+            if not error.allowed:
+                raise
+            hint = f"use such a value, or /set {field} default."
+            raise GgufSpecError(in_command(error.message), hint) from None
         return self._line(field)
 
     def _line(self, field: str) -> str:
