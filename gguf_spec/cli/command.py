@@ -297,6 +297,9 @@ class CommandGroup(_OptionHints, click.Group):
             if self.get_command(ctx, typed):
                 raise
             near = nearest_command(typed, [path for path, _ in self.paths()])
+            short = SHORT_COMMANDS.get(typed)
+            if short and short[0] == ctx.info_name:
+                near = short[1]  # such as remove for rm
             hint = f"{ctx.command_path} --help lists the commands."
             raise UnknownNameError(
                 f"there is no command {typed!r}.",

@@ -69,6 +69,9 @@ def download(
         try:
             with _progress(entry, quiet) as tell:
                 pulled.append(store.pull(entry, force=force, offline=offline, progress=tell))
+        except KeyboardInterrupt:
+            click.echo("Interrupted. Repeat the command to continue.", err=True)
+            sys.exit(130)
         except UnreachableError as error:
             if entry.name not in optional:
                 raise

@@ -198,10 +198,9 @@ def _delete(entry: Entry, paths: Sequence[Path]) -> int:
 def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
     of_size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
     hint = "to download it, use {}"
-    if offline:
-        hint += " without {offline=True} and HF_HUB_OFFLINE"
-    elif hub.is_offline():
-        hint += " without HF_HUB_OFFLINE"
+    causes = ["{offline=True}"] * offline + ["HF_HUB_OFFLINE"] * hub.is_offline()
+    if causes:
+        hint += f" without {' and '.join(causes)}"
     fact = f"{entry.name}{of_size} is not on this disk."
     return NotDownloadedError(entry.name, fact, Text(hint + ".", Pull(entry.name)))
 
@@ -265,7 +264,7 @@ def pull(
         by = Option("offline", True) if offline else "HF_HUB_OFFLINE"
         raise OptionConflictError(Option("force", True), by)
     elif not find(entry):
-        raise _not_downloaded(entry, offline=True)
+        raise _not_downloaded(entry, offline)
     paths = tuple(path for path in _cached(entry) if path)
     if len(paths) < len(entry.parts):
         message = f"{entry.repo} changed during the download."

@@ -125,6 +125,10 @@ def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:
         pass  # the name is too long, or the home folder does not exist
     if isinstance(model, str) and (entry := _of_reference(model)):
         return entry
+    if str(model).lower().startswith(_OLLAMA):
+        message = f"Ollama has no model {str(model)[len(_OLLAMA) :]} on this disk."
+        hint = "`gguf-spec models list` shows those that it has."
+        raise ModelNotFoundError(path, message, hint)
     known = entries(models_file)
     close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
     hint = (

@@ -93,8 +93,10 @@ class Worker:
             if len(self._waiting) >= self._most + self._room(job.model):
                 seconds = math.ceil(self._seconds / max(1, self._n_busy))
                 seconds = min(60, max(1, seconds))
+                n = len(self._waiting)
+                wait = "1 request is" if n == 1 else f"{n} requests are"
                 raise ApiError(
-                    f"{len(self._waiting)} requests are already waiting. Try again in {seconds} s.",
+                    f"{wait} already waiting. Try again in {seconds} s.",
                     None,
                     "queue_full",
                     429,

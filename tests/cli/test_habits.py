@@ -76,6 +76,7 @@ def test_an_unknown_command(here):
     assert said.endswith("Hint: did you mean gguf-spec generate?\n")
     said = check(here("models", "remov"), 2, "there is no command 'remov'.")
     assert said.endswith("Hint: gguf-spec models --help lists the commands.\n")
+    check(here("models", "rm", "x"), 2, "did you mean gguf-spec models remove?")
     check(here("--temperature", "1"), 2, "gguf-spec has no option --temperature.")
 
 

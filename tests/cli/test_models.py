@@ -301,7 +301,7 @@ def test_gated(run, hub):
     (("pull", "three"), "there is no file three", "a name"),
     (("path", "one"), "one (1.1 MiB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
     (("remove", "one"), "one is not on this disk, so there is nothing to remove.", "Hint: gguf-spec models list --cached shows the models on this disk."),
-    (("pull", "one", "--offline"), "is not on this disk", "Hint: to download it, use gguf-spec models pull one without --offline and HF_HUB_OFFLINE."),
+    (("pull", "one", "--offline"), "is not on this disk", "Hint: to download it, use gguf-spec models pull one without --offline."),
 ])  # fmt: skip
 def test_what_is_missing(run, args, said, todo):
     fails(run(*args), said, todo)
@@ -325,7 +325,7 @@ def test_offline_by_the_environment(run, hub):
     fails(
         run("pull", "one", env={"HF_HUB_OFFLINE": "1"}),
         "is not on this disk",
-        "without --offline and HF_HUB_OFFLINE",
+        "one without HF_HUB_OFFLINE.",
     )
     assert hub.requests == []
 
@@ -501,6 +501,16 @@ def test_show(run, hub, home):
     assert json.loads(run("show", "one", "--json").stdout)["verified"] is None
     assert f"{TALES}/tales-target-Q8_0.gguf" in run("show", "tales").stdout
     assert json.loads(run("path", "one", "--json").stdout) == {"name": "one", "path": path}
+
+
+def test_an_interrupted_download_says_how_to_go_on(run, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gguf_spec.models.pull", interrupt)
+    result = run("pull", "one")
+    assert result.returncode == 130
+    assert result.stderr == "Interrupted. Repeat the command to continue.\n"
 
 
 def test_remove_asks_or_needs_yes(run, home, tmp_path):

@@ -132,7 +132,7 @@ def test_models_of_ollama(home):
     hub = in_ollama(home, "hf.co/a/b-GGUF/Q4_K_M", "ef" * 32)
     assert models.find("ollama:hf.co/a/b-GGUF:Q4_K_M") == hub
     assert {one.name for one in local_models()} == {"ollama:llama3.2:1b", "ollama:me/mine:latest", "ollama:hf.co/a/b-GGUF:Q4_K_M"}  # fmt: skip
-    with pytest.raises(errors.ModelNotFoundError):
+    with pytest.raises(errors.ModelNotFoundError, match=r"Ollama has no model llama3\.2 on this"):
         resolve("ollama:llama3.2")  # there is no tag `latest`
 
 
