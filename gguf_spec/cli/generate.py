@@ -142,6 +142,7 @@ def _answer(
         ctrl_c_cancels(stream),
     ):
         try:
+            bar.begin(stream.stats.n_prompt)
             for i, chunk in enumerate(stream):
                 if i == 0:
                     bar.remove()

@@ -16,6 +16,8 @@ import click
 from .command import CONTROL
 
 if TYPE_CHECKING:
+    from threading import Timer
+
     from rich.console import Console
 
     from .. import LLM, Chunk, Completion, Progress, Stats, Stream
@@ -192,8 +194,11 @@ class Line:
 class LateBar(Line):
     """Progress bar for the prefill and for loading; it appears after two seconds.
 
-    It is a callback. Call `remove` before text is written.
+    It is a callback. Call `remove` before text is written. After `begin` it does not wait for the
+    end of the first pass, which may take longer.
     """
+
+    _timer: Timer | None = None
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -207,12 +212,40 @@ class LateBar(Line):
         super().__init__(out)
         self._clock, self._since, self._percent = clock, clock(), -1
 
+    def begin(self, n_tokens: int) -> None:
+        """Let the bar appear in time if the first pass over a prompt of `n_tokens` is slow."""
+        from threading import Timer
+
+        from .. import Progress
+
+        if self._out:
+            first = Progress("prompt", 0, n_tokens, "tokens")
+            self._timer = Timer(_PATIENCE_S, self._show, (first,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def remove(self) -> None:
+        """Remove the bar, which does not appear any more by itself."""
+        self._stop()
+        super().remove()
+
+    def _stop(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer.join()  # one thread at a time writes
+            self._timer = None
+
     def __call__(self, now: Progress) -> None:
         """Show the progress."""
+        self._stop()
+        if self._clock() - self._since >= _PATIENCE_S:
+            self._show(now)
+
+    def _show(self, now: Progress) -> None:
         from ..models import format_bytes
 
         percent, n_full = int(100 * now.share), int(_BAR * now.share)
-        if percent != self._percent and self._clock() - self._since >= _PATIENCE_S:
+        if percent != self._percent:
             self._percent = percent
             bar = "#" * n_full + "." * (_BAR - n_full)
             total = now.total or 0

@@ -265,7 +265,7 @@ def test_options_from_the_environment(generate_here, here):
     env = {"GGUF_SPEC_K": "2", "GGUF_SPEC_JSON": "1", "GGUF_SPEC_SEED": "9"}
     assert json.loads(out(generate_here("a", env=env)))["seed"] == 9
     bad = generate_here("a", env={"GGUF_SPEC_K": "many"})
-    assert bad.stderr.startswith(b"Error: Invalid value for '-k'")
+    assert bad.stderr.startswith(b"Error: Invalid value for GGUF_SPEC_K: ")
     assert bad.returncode == 2
 
 

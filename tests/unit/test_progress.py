@@ -178,6 +178,27 @@ def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
     assert len(terminal.getvalue()) == n
 
 
+def test_a_slow_first_pass_has_a_bar(terminal, monkeypatch):
+    """256 tokens took 9 s, and nothing was shown in them."""
+    monkeypatch.setattr("gguf_spec.cli.output._PATIENCE_S", 0.0)
+    bar = LateBar(terminal)
+    bar.begin(3000)
+    bar._timer.join(10)
+    assert terminal.seen == "Reading the prompt [........................]   0% of 3,000 tokens"
+    bar.remove()
+    assert terminal.seen == ""
+
+
+def test_a_bar_that_is_removed_does_not_appear_later(terminal):
+    for end in (LateBar.remove, lambda bar: bar(at(3000, 3000))):
+        bar = LateBar(terminal)
+        bar.begin(3000)
+        timer = bar._timer
+        end(bar)
+        assert not timer.is_alive()
+    assert terminal.getvalue() == ""
+
+
 def test_no_progress_bar_without_a_terminal(monkeypatch, terminal):
     pipe = io.StringIO()
     for out in (pipe, terminal):

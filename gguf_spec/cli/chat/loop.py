@@ -271,10 +271,10 @@ class ChatLoop:
         start = partial(start, speculation=self._speculation, on_prompt=bar)
         with self._signals.open(start) as turn:
             if turn.dropped:
-                self._ui.say(
-                    "Note: the context was full, "
-                    f"so the oldest {turn.dropped} messages were dropped."
-                )
+                n = turn.dropped
+                oldest = "message was" if n == 1 else f"{n} messages were"
+                self._ui.say(f"Note: the context was full, so the oldest {oldest} dropped.")
+            bar.begin(turn.stats.n_prompt)
             self._ui.answer(turn, bar)
 
     def _help(self, _rest: str) -> str:
