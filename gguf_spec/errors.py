@@ -430,11 +430,14 @@ class VocabularyMismatchError(GgufSpecError):
 
 
 class EmptyPromptError(GgufSpecError):
-    """The prompt contains no token."""
+    """The prompt, or a text, contains no token."""
 
-    def __init__(self) -> None:
-        hint = "write a text to continue, such as 'Once upon a time'."
-        super().__init__("the prompt is empty.", hint)
+    def __init__(
+        self,
+        message: str = "the prompt is empty.",
+        hint: str = "write a text to continue, such as 'Once upon a time'.",
+    ) -> None:
+        super().__init__(message, hint)
 
 
 class PromptTooLongError(GgufSpecError, ValueError):
@@ -485,7 +488,7 @@ class NoInfillError(GgufSpecError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} cannot fill in the middle of a text: its vocabulary lacks the tokens.",
-            "leave out the suffix, or use a model for code completion.",
+            "use a model for code completion.",
         )
 
 

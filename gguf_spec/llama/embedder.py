@@ -93,13 +93,14 @@ class Embedder:
         model = self._model
         for index, ids in enumerate(texts):
             if not ids:
-                raise EmptyPromptError
+                raise EmptyPromptError("a text is empty.", "leave it out.")
             if len(ids) > model.n_ctx:
                 raise TextTooLongError(index, len(ids), model.n_ctx, model.n_ctx_train)
             for token in ids:
                 if not (isinstance(token, (int, np.integer)) and 0 <= token < model.n_vocab):
                     allowed = f"ids from 0 to {model.n_vocab - 1}"
-                    raise InvalidOptionError("texts", token, allowed)
+                    hint = "take the ids from this model."
+                    raise InvalidOptionError("texts", token, allowed, hint)
 
     def run(
         self, texts: Sequence[Sequence[int]], on_pass: Callable[[int], object]

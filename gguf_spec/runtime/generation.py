@@ -86,7 +86,9 @@ def check_request(request: Request, target: Model) -> None:
     ):
         for token in tokens:
             if not (isinstance(token, int) and 0 <= token < target.n_vocab):
-                raise InvalidOptionError(option, token, f"an id from 0 to {target.n_vocab - 1}")
+                allowed = f"an id from 0 to {target.n_vocab - 1}"
+                hint = "take the ids from this model." if option == "prompt" else None
+                raise InvalidOptionError(option, token, allowed, hint)
 
 
 _COUNTS = (

@@ -75,7 +75,8 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
         ApiError: A field is invalid or not supported. The error names the field.
     """
     data, names = INFILL.read(data)
-    names |= {"prompt": "input_prefix", "suffix": "input_suffix"}
+    # `suffix` is what a model without the tokens for it refuses, and here that is every request.
+    names |= {"prompt": "input_prefix", "suffix": "model"}
     length, samplers = data.get("max_tokens"), data.get("samplers")
     reads_only = s.is_count(length) and length == 0
     data |= {"max_tokens": 1} if reads_only else {}

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
-from ..options import SAMPLING, SPECULATION, Sampling, Speculation
+from ..options import SAMPLING, SPECULATION, Sampling, Speculation, require
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
@@ -628,9 +628,7 @@ def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
     def read(value: Any, at: str) -> Any:
         if may_be_empty and (value is None or value == []):
             return ""
-        return (
-            content_of(some.read(value, at)) if isinstance(value, list) else s.TEXT.read(value, at)
-        )
+        return value if isinstance(value, str) else content_of(some.read(value, at))
 
     return Shape({"anyOf": [s.TEXT.schema, some.schema]}, read)
 
@@ -704,10 +702,11 @@ _FUNCTION = s.obj(FUNCTION_FIELDS, empty=())
 def _read_tool(tool: Any, at: str) -> Any:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
         raise s.unsupported(f"{at}.type", "must be function: other tools are not supported.")
-    function = tool.get("function")
-    if not isinstance(function, dict) or not tool.keys() <= {"type", "function", "cache_control"}:
+    if not tool.keys() <= {"type", "function", "cache_control"}:
         raise invalid_value(at, "may contain only type and function.")
-    return _FUNCTION.read(function, f"{at}.function")
+    if tool.get("function") is None:
+        raise invalid_value(f"{at}.function", "is required.")
+    return _FUNCTION.read(tool["function"], f"{at}.function")
 
 
 _TOOL = s.object_of({"type": "function", "function": _FUNCTION})
@@ -818,9 +817,9 @@ def schema_of(value: Any, at: str) -> Any:
     if kind == "json_object" and set(value) <= {"type", "schema"}:
         # llama-server's form has the schema here.
         return s.JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
-    if kind != "json_schema" or set(value) != {"type", "json_schema"}:
+    if kind != "json_schema" or not set(value) <= {"type", "json_schema"}:
         raise invalid_value(at, "must be of the type text, json_object or json_schema.")
-    inner, at = value["json_schema"], f"{at}.json_schema"
+    inner, at = value.get("json_schema"), f"{at}.json_schema"
     name, schema = (inner.get("name"), inner.get("schema")) if isinstance(inner, dict) else (0, 0)
     if not isinstance(name, str) or not isinstance(schema, (dict, bool)):
         raise invalid_value(at, "must contain a name and a schema.")
@@ -1013,7 +1012,10 @@ def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
     """Return the maximum length of the answer; -1 and 0 mean as much as the server allows."""
     if value is None or (s.is_count(value) and value in (-1, 0)):
         return most
-    if most is not None and isinstance(value, int) and value > most:
+    allowed = "a whole number, 1 or more, or -1 for as many as the server allows"
+    is_length = s.is_count(value) and value > 0
+    made(lambda: require("max_tokens", value, allowed, is_length), names)
+    if most is not None and value > most:
         raise invalid_value(
             names.get("max_tokens", "max_tokens"),
             f"is {value} but the limit of this server is {most}.",

@@ -122,6 +122,30 @@ def test_fields_of_a_text(fields, param):
     assert refused(read_text, {"prompt": "abc", "max_tokens": 4} | fields) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must contain a name and a schema."),
+        ({"tools": [{"type": "function"}]}, "tools[0].function is required."), ({"tools": [{}]}, "tools[0].function is required."),
+        ({"max_tokens": -5}, "max_tokens is -5 but must be a whole number, 1 or more, or -1 for as many as the server allows. Omit max_tokens to use its default."),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a string, or an array of parts that is not empty."),
+    ],
+)  # fmt: skip
+def test_messages_say_what_is_allowed(fields, message):
+    with pytest.raises(ApiError) as caught:
+        read_chat({"messages": FOX} | fields, gguf_spec.Speculation(), None)
+    assert caught.value.error["message"] == message
+
+
+def test_messages_about_texts_and_ids_have_no_hint_of_a_default(server):
+    reply = ask_text(server, prompt=[99999999])
+    assert reply.json()["error"]["message"].endswith("4095. Take the ids from this model.")
+    for text, message in (("", "a text is empty. Leave it out."), ([9999], "Take the ids from")):
+        reply = ask(server, "POST", "/v1/embeddings", {"input": [text]})
+        assert reply.param == "input"
+        assert message in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("fields", "param"), [CHAT[0], *CHAT_FOR_THE_MODEL])
 def test_the_server_refuses_fields_of_a_chat(server, fields, param):
     reply = ask_chat(server, **fields)

@@ -73,8 +73,12 @@ def test_a_stream(coder_server):
 
 
 def test_a_model_without_the_tokens(server):
-    reply = infill(server, **AROUND)
-    assert (reply.status, reply.code, reply.param) == (400, "no_infill", "input_suffix")
+    for fields in (AROUND, {"input_prefix": "a"}):
+        reply = infill(server, **fields)
+        assert (reply.status, reply.code, reply.param) == (400, "no_infill", "model")
+        assert reply.json()["error"]["message"].endswith(
+            "the tokens. Use a model for code completion."
+        )
 
 
 @pytest.mark.parametrize(

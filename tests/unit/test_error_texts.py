@@ -74,9 +74,9 @@ EXPECTED = {
         "The server failed (VocabularyMismatchError).",
     ),
     errors.NoInfillError: (
-        "m.gguf cannot fill in the middle of a text: its vocabulary lacks the tokens. leave out the suffix, or use a model for code completion.",
-        "m.gguf cannot fill in the middle of a text: its vocabulary lacks the tokens. leave out the suffix, or use a model for code completion.",
-        "m.gguf cannot fill in the middle of a text: its vocabulary lacks the tokens. Leave out the suffix, or use a model for code completion.",
+        "m.gguf cannot fill in the middle of a text: its vocabulary lacks the tokens. use a model for code completion.",
+        "m.gguf cannot fill in the middle of a text: its vocabulary lacks the tokens. use a model for code completion.",
+        "m.gguf cannot fill in the middle of a text: its vocabulary lacks the tokens. Use a model for code completion.",
     ),
     errors.NoTokenLeftError: (
         "no token can be sampled: every token is forbidden, or no logit is finite. check logit_bias and grammar; without these options the model file is damaged.",
