@@ -70,7 +70,7 @@ class Family:
         tokens: Names of special tokens that belong to calls; they are shown in the answer.
         starts: Text with which an answer that consists of calls begins, without another marker.
         fence: Line with which an answer begins that is calls in a block of code, in place of the
-            markers: some models of the family write them so.
+            markers: some models of the family write them so, or as objects in doubled braces.
         prompted: Marker of a call that the prompt has already written.
         text_mark: Text with which the prompt's marker becomes text.
         is_parallel: Whether an answer may have several calls.

@@ -743,10 +743,17 @@ class ObjectCall(NamedCall):
     arguments_key: str = "arguments"
 
     def read(self, source: Source, schemas: Schemas) -> Steps[None]:
-        """Read a call, after its beginning."""
+        """Read a call, after its beginning.
+
+        The outer braces may be doubled, as some templates show them; the last one may be missing.
+        """
         yield from source.space()
+        is_doubled = yield from source.optional("{{")
+        source.at -= is_doubled
         found: dict[str, str] = {}
         yield from self._members(source, schemas, found)
+        if is_doubled:
+            yield from source.optional("}")
         if "name" not in found:
             raise NotACallError
         if "arguments" not in found:

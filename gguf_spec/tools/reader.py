@@ -32,8 +32,8 @@ class ToolReader:
             family: Family of the model.
             schemas: Names of the tools, with the JSON schemas of their arguments.
             most: Maximum number of calls; further ones are dropped. None for no limit.
-            fenced: Whether calls may be in a block of code. No grammar checks these, so they do not
-                count where a tool is strict.
+            fenced: Whether calls may be in a block of code or in doubled braces. No grammar checks
+                these, so they do not count where a tool is strict.
         """
         self._family, self._schemas, self._most = family, schemas, most
         self._fence = family.fence if fenced else ""
@@ -80,6 +80,8 @@ class ToolReader:
                 source.at = 0
         elif self._fence and (yield from source.optional(self._fence)):
             yield from self._fenced()
+        elif self._fence:
+            yield from self._read_or_give_up(self._doubled())
         while not source.is_over:
             yield from self._text()
             if not source.is_over:
@@ -122,6 +124,15 @@ class ToolReader:
                     return
 
         yield from self._read_or_give_up(calls())
+
+    def _doubled(self) -> Steps[None]:
+        """Read calls whose objects are in doubled braces, as long as such follow."""
+        source = self._source
+        while (yield from source.optional("{{")):
+            source.at = 0
+            yield from self._family.call.read(source, self._schemas)
+            self._n_read += 1
+            source.drop()
 
     def _read_or_give_up(self, calls: Steps[None]) -> Steps[None]:
         source = self._source

@@ -48,6 +48,17 @@ FENCED = [
     (f"Such as:\n```json\n{CALL}\n```", f"Such as:\n```json\n{CALL}\n```", []),
     ("```json\n[1]\n```", "```json\n[1]\n```", []), ("```js", "```js", []), (CALL, CALL, []),
 ]  # fmt: skip
+# as the template of Qwen2.5-Coder-1.5B-Instruct shows them
+DOUBLED = [
+    (f"{{{CALL}}}", "", [X]), (f"{{{CALL}", "", [X]), (f"\n{{{CALL}}}\n", "", [X]), (f"{{{CALL}}}\n{{{CALL}}}", "", [X, X]),
+    (f"{{{CALL}}}\n<tool_call>\n{CALL}\n</tool_call>", "", [X, X]), (f"{{{CALL}}} That is it.", " That is it.", [X]),
+    (f"<tool_call>\n{{{CALL}}}\n</tool_call>", "", [X]), (f"<tool_call>\n{{{CALL}\n</tool_call>", "", [X]), (f"```json\n{{{CALL}}}\n```", "", [X]),
+    ('{{"name": "f"}}', "", [{}]), ('{{"arguments": {"x": "é"}, "name": "f"}}', "", [X]),
+    *((text, text, []) for text in (
+        '{{"name": "g", "arguments": {}}}', '{{"name": "f", "age": 5}}', '{{"name": "f", "arguments": [1]}}', '{{"name"', "{{ name }} is {{ age }}", "{{", "{", "{}",
+        '{{"name": {{"name": "f", "arguments": {}}}}}', f"Such as: {{{CALL}}}",
+    )),
+]  # fmt: skip
 LLAMA = [
     ('{"name": "f", "parameters": {"x": "é"}}', "", [X]), (f"  {CALL}; {CALL}", "", [X, X]),
     ('{"name": "f", "parameters": {"x": "a; b"}}; {"name": "f", "parameters": {"x": "};{"}}', "", [{"x": "a; b"}, {"x": "};{"}]),
@@ -98,7 +109,9 @@ OTHERS = [
     ("glm", "\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>1</arg_value>\n<arg_key>e</arg_key><arg_value>1</arg_value></tool_call>", "", [{"s": "1", "e": "1"}]),
 ]  # fmt: skip
 CASES = [
-    *(("hermes", *case) for case in HERMES), *(("hermes", *case) for case in FENCED), *(("llama3", *case) for case in LLAMA),
+    *(("hermes", *case) for case in HERMES), *(("hermes", *case) for case in FENCED), *(("hermes", *case) for case in DOUBLED),
+    ("hermes", '{{"name": "f", "arguments": {"x": }}}', '{{"name": "f", "arguments": {"x": }}}', []),
+    *(("llama3", *case) for case in LLAMA),
     *(("mistral", *case) for case in MISTRAL), *(("mistral-args", *case) for case in MISTRAL_ARGS),
     *(("qwen3-coder", *case) for case in QWEN), *(("lfm2", *case) for case in LFM2),
     *(("gemma4", *case) for case in GEMMA), *(("harmony", *case) for case in GPT), *OTHERS,
@@ -111,8 +124,8 @@ def test_answers(name, answer, text, arguments):
     assert (said, [json.loads(one) for _, one in calls]) == (text, arguments)
 
 
-@pytest.mark.parametrize("case", FENCED)
-def test_blocks_of_code_in_pieces(case):
+@pytest.mark.parametrize("case", FENCED + DOUBLED)
+def test_calls_without_markers_in_pieces(case):
     answer, text, arguments = case
     deltas = ToolDeltas(BY_NAME["hermes"], ToolUse(TOOLS))
     parts = [delta for letter in answer for delta in deltas.push(letter)] + deltas.finish()
@@ -123,8 +136,8 @@ def test_blocks_of_code_in_pieces(case):
     assert [json.loads(one) for one in found.values()] == arguments
 
 
-def test_a_call_that_no_grammar_checks_is_no_call_of_a_strict_tool():
-    answer = f"```json\n{CALL}\n```"
+@pytest.mark.parametrize("answer", [f"```json\n{CALL}\n```", f"{{{CALL}}}"])
+def test_a_call_that_no_grammar_checks_is_no_call_of_a_strict_tool(answer):
     use = ToolUse(TOOLS, strict=frozenset({"f"}))
     assert whole_answer(answer, BY_NAME["hermes"], use) == (answer, [])
     deltas = ToolDeltas(BY_NAME["hermes"], use)
