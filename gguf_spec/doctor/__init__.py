@@ -120,10 +120,11 @@ def doctor(
         checks.append(models.hub())
     if reference is not None:
         checks.append(_text(Path(reference)))
-    if any(one.name == "devices" and one.status == "fail" for one in checks):
+    failed = {one.name for one in checks if one.status == "fail"}
+    if "devices" in failed:
         features = None  # nothing can be loaded
     with contextlib.closing(
-        models.PairChecks(options, draft_options, features, models_file)
+        models.PairChecks(options, draft_options, features, models_file, "workers" not in failed)
     ) as pair:
         checks += pair.examine(model, draft)
         if mmproj is not None:

@@ -137,6 +137,7 @@ class PairChecks:
         draft_options: ContextOptions,
         features: dict[str, str] | None,
         models_file: Path | None,
+        loads: bool = True,
     ) -> None:
         """Set the load options.
 
@@ -146,11 +147,13 @@ class PairChecks:
             features: Features of the llama.cpp build; None if it does not work, so that no model is
                 loaded.
             models_file: As for `load`.
+            loads: Whether the models are loaded, if llama.cpp works.
         """
         self.tuning: Tuning | None = None
         self._options, self._draft_options = options, draft_options
         self._features, self._models_file = features, models_file
         self._loaded: list[Model | Head] = []
+        self._loads = loads and features is not None
 
     def close(self) -> None:
         """Free the models."""
@@ -192,7 +195,7 @@ class PairChecks:
             texts += ", half of this for states of recurrent layers along the prompts"
         room = self._fits(wanted, found, longest, texts)
         yield room
-        if self._features is not None and room.status != "fail":
+        if self._loads and room.status != "fail":
             yield from self._inside(entry.name, files, head)
 
     def _plan(
@@ -269,7 +272,7 @@ class PairChecks:
         wanted = embedding_needs(file.header, self._options, self._features or {})
         room = self._fits(wanted, format_bytes(wanted.added))
         yield room
-        if self._features is None or room.status == "fail":
+        if not self._loads or room.status == "fail":
             return
         try:
             model = Model(file, self._options)

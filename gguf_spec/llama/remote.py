@@ -32,7 +32,7 @@ from .log import add_lines, keep_lines, log, verbose
 from .native import N_BATCH, Batch, Names, Native, _keep
 from .options import Placement
 
-BUILD = "GGUF_SPEC_BUILD_RPC=1 scripts/run"
+BUILD = "GGUF_SPEC_BUILD_RPC=1 scripts/run --version"
 # seconds to wait for a connection
 _CONNECT_S = 5.0
 # seconds that the workers have to answer the child
@@ -65,8 +65,11 @@ def check_rpc(option: str, value: object) -> None:
         InvalidOptionError: It has none.
     """
     if not has_rpc():
-        allowed = "omitted: this build of llama.cpp has no RPC backend"
-        raise InvalidOptionError(option, value, allowed, f"build one in a clone: {BUILD}.")
+        fact, hint = (
+            "this build of llama.cpp has no RPC backend.",
+            f"build one in a clone: {BUILD}.",
+        )
+        raise InvalidOptionError(option, value, hint=hint, message=fact)
 
 
 def split_address(address: str, option: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import errors
+from gguf_spec.doctor import doctor
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import memory, remote
 from gguf_spec.llama.options import ContextOptions
@@ -32,9 +33,22 @@ def test_a_build_without_rpc_is_named_with_what_builds_one(monkeypatch):
         lambda: gguf_spec.load("tales", rpc="127.0.0.1:5"),
         lambda: run_worker("127.0.0.1:5"),
     ):
-        with pytest.raises(errors.InvalidOptionError, match="no RPC backend") as caught:
+        with pytest.raises(errors.InvalidOptionError) as caught:
             call()
-        assert caught.value.hint == f"build one in a clone: {remote.BUILD}."
+        assert str(caught.value) == "this build of llama.cpp has no RPC backend."
+        assert caught.value.hint == (
+            "build one in a clone: GGUF_SPEC_BUILD_RPC=1 scripts/run --version."
+        )
+
+
+def test_the_doctor_loads_nothing_without_its_workers(monkeypatch):
+    monkeypatch.setattr(remote, "has_rpc", lambda: False)
+    checks = doctor(
+        options=ContextOptions(threads=1, rpc=("127.0.0.1:5",), extra_bufts=False)
+    ).checks
+    found = {one.name: one.status for one in checks}
+    assert (found["workers"], found["draft"], found["room"]) == ("fail", "ok", "ok")
+    assert "loading" not in found
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:50052", "192.0.2.1:50052"])
