@@ -203,12 +203,20 @@ class App:
         self._routing = Starlette(routes=self._routes, exception_handlers=handlers)
         if not self._settings.cors_origins:
             return self._guarded
-        return CORSMiddleware(
+        shared = CORSMiddleware(
             self._guarded,
             allow_origins=self._settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            # The middleware refuses the OPTIONS of a foreign origin in plain text.
+            asks = scope["type"] == "http" and scope["method"] == "OPTIONS"
+            is_foreign = asks and self._is_foreign(Headers(scope=scope))
+            await (self._guarded if is_foreign else shared)(scope, receive, send)
+
+        return app
 
     # ---- access
 
@@ -216,7 +224,8 @@ class App:
         """Check host, origin and API key, count the request, and hide the details of errors."""
         if scope["type"] != "http":
             return
-        path, status = scope["path"], 499  # recorded if no response was sent
+        scope["path"] = path = scope["path"].removesuffix("/") or "/"
+        status = 499  # recorded if no response was sent
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -247,18 +256,12 @@ class App:
             _log_request(scope, label, status)
 
     def _check(self, path: str, headers: Headers) -> ApiError | None:
-        host, origin, key = headers.get("host", ""), headers.get("origin"), self._settings.api_key
+        host, key = headers.get("host", ""), self._settings.api_key
         # DNS rebinding: a web page whose host name resolves to this machine must not get access.
         if self._settings.is_local and _name(host) not in _LOCAL | {self._settings.host}:
             return ApiError("This server responds at localhost only.", None, "unknown_host", 403)
         # CORS stops a page only from reading the response; it could still send any request.
-        allowed = self._settings.cors_origins
-        if (
-            origin is not None
-            and origin not in allowed
-            and "*" not in allowed
-            and (not host or origin.split("://")[1:] != [host])
-        ):
+        if self._is_foreign(headers):
             return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
         if key is not None and path not in _OPEN:
             keys = [key, self.status_token] if path == _STATUS else [key]
@@ -278,6 +281,13 @@ class App:
                     message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"}
                 )
         return None
+
+    def _is_foreign(self, headers: Headers) -> bool:
+        """Return whether a request is of a page that may not use the server."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if origin is None or not {origin, "*"}.isdisjoint(self._settings.cors_origins):
+            return False
+        return not host or origin.split("://")[1:] != [host]
 
     # ---- shutdown
 

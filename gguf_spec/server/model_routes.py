@@ -110,7 +110,7 @@ class ModelRoutes:
         return JSONResponse({"object": "list", "data": models})
 
     async def _one(self, request: Request) -> Response:
-        return JSONResponse(self._about(self.find(request.path_params["name"] or "/", False)))
+        return JSONResponse(self._about(self.find(request.path_params["name"], False)))
 
     def _about(self, model: ServedModel) -> dict[str, Any]:
         about = {

@@ -293,6 +293,16 @@ def test_models(client, tales):
         client.models.retrieve("gpt-4o")
 
 
+def test_a_slash_at_the_end_of_a_path_changes_nothing(server):
+    assert ask(server, path="/v1/models/").json() == ask(server, path="/v1/models").json()
+    assert ask(server, path="/v1/models/tales/").json()["id"] == "tales"
+    body = {"messages": FOX, "max_tokens": 1}
+    reply = ask(server, "POST", "/v1/chat/completions/", body)
+    assert (reply.status, reply.json()["object"]) == (200, "chat.completion")
+    reply = ask(server, path="/v1/nothing/")
+    assert (reply.status, reply.code) == (404, "not_found")
+
+
 def test_health_and_an_empty_model_name(server):
     assert (
         ask(server).json().items()

@@ -131,12 +131,11 @@ def test_pages_that_are_allowed(tales):
         assert ask_chat(one, headers={"Origin": origin}).status == 401
         reply = ask_chat(one, headers={"Origin": origin, "Authorization": f"Bearer {KEY}"})
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
-        assert (
-            ask(
-                one, "OPTIONS", "/v1/models", headers=preflight | {"Origin": "http://evil.example"}
-            ).status
-            == 400
-        )
+        foreign = preflight | {"Origin": "http://evil.example"}
+        reply = ask(one, "OPTIONS", "/v1/models", headers=foreign)
+        assert (reply.status, reply.code) == (403, "origin_not_allowed")
+        error = ask(one, "OPTIONS", "/v1/messages", headers=foreign).json()
+        assert (error["type"], error["error"]["type"]) == ("error", "permission_error")
         assert (
             ask_chat(
                 one, headers={"Origin": "http://evil.example", "Authorization": f"Bearer {KEY}"}
