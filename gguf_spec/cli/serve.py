@@ -113,7 +113,7 @@ def duration(text: str) -> float:
 @flag("-q --quiet", "Show only the address and errors.")
 @speculation_options
 def serve(quiet: bool, **options: Any) -> int:
-    """Serve an OpenAI-compatible API and a chat page.
+    """Serve the APIs of OpenAI, Anthropic and Ollama, and a chat page.
 
     \b
     Examples:

@@ -236,6 +236,7 @@ def test_the_queue_has_a_limit(slow):
         until(lambda n=i: ask(server, path="/health").json()["queue"] == n)
     reply = embed(server)
     assert (reply.status, reply.code) == (429, "queue_full")
+    assert reply.json()["error"]["message"].startswith("1 request is already waiting.")
     may_end.set()
     for thread in threads:
         thread.join()
