@@ -399,8 +399,9 @@ class Llama:
       `UnsupportedError` that names the method.
 
     These arguments are accepted and have no effect: n_ubatch, no_perf, logits_all, n_parts;
-    mirostat_tau and mirostat_eta, without mirostat_mode. n_batch only limits embedded texts. The RoPE settings that LangChain
-    always passes, rope_freq_base=10000 and rope_freq_scale=1, select the settings of the model.
+    mirostat_tau and mirostat_eta, without mirostat_mode. n_batch only limits embedded texts. The
+    RoPE settings that LangChain always passes, rope_freq_base=10000 and rope_freq_scale=1, select
+    the settings of the model.
 
     Attributes:
         model_path: The argument of the constructor, as text.
