@@ -29,7 +29,9 @@ _COMMANDS = {
     "bench": Place("bench", "bench", "Compare the speed with plain decoding."),
     "chat": Place("chat", "chat", "Chat with a model."),
     "models": Place("models", "models", "List, download and remove models."),
-    "serve": Place("serve", "serve", "Serve the APIs of OpenAI, Anthropic and Ollama, and a chat page."),
+    "serve": Place(
+        "serve", "serve", "Serve the APIs of OpenAI, Anthropic and Ollama, and a chat page."
+    ),
     "config": Place("config", "config", "Show or edit the defaults of options."),
     "worker": Place("serve", "worker", "Lend this machine to a model on another one."),
     "ps": Place("serve", "ps", "Show the models that running servers hold."),
