@@ -52,8 +52,8 @@ def sent_by(ping, next_event, events=(), n=1):
 
         for one in events:
             job.events.put_nowait(one)
-        reply = ResponseBuilder(job.asked, Started("m", family_of("")))
-        stream = AnswerStream(job, job.asked, reply, DATA_EVENTS, 60, ping, lambda: None)
+        reply = ResponseBuilder(job.request, Started("m", family_of("")))
+        stream = AnswerStream(job, job.request, reply, DATA_EVENTS, 60, ping, lambda: None)
         await asyncio.wait_for(stream({}, None, send), 60)
 
     asyncio.run(main())
