@@ -727,7 +727,7 @@ class NotInstalledError(GgufSpecError, ImportError):
     """
 
     def __init__(self, name: str, package: str, extra: str) -> None:
-        hint = f"install it with: pip install 'gguf-spec[{extra}]'."
+        hint = f"run pip install '.[{extra}]' in a clone of gguf-spec."
         super().__init__(f"{name} needs {package}, which is not installed.", hint)
         self.package, self.extra = package, extra
 

@@ -244,9 +244,10 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
         return 1, "the free memory is unknown"
     keys = [ModelKey(*one) for one in files]
     profile = read_profile(keys[0], keys[1] if len(keys) > 1 else None)
-    if profile:
+    if profile and not profile.disturbed:
         return _by_costs(profile, room)
-    return (room, _BY_MEMORY) if room < _USUAL else (_USUAL, "no costs were measured yet")
+    why = "other programs disturbed the measured costs" if profile else "no costs were measured yet"
+    return (room, _BY_MEMORY) if room < _USUAL else (_USUAL, why)
 
 
 def _by_costs(profile: Profile, room: int) -> tuple[int, str]:

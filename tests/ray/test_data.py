@@ -115,7 +115,7 @@ def test_ray_is_not_installed(monkeypatch, use):
     with pytest.raises(errors.NotInstalledError) as caught:
         use("tales")
     assert str(caught.value) == "gguf_spec.ray needs ray, which is not installed."
-    assert caught.value.hint == "install it with: pip install 'gguf-spec[ray]'."
+    assert caught.value.hint == "run pip install '.[ray]' in a clone of gguf-spec."
     assert isinstance(caught.value, ImportError)
 
 

@@ -279,5 +279,5 @@ def test_without_the_extra(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         done.stderr
-        == "Error: the server needs starlette, which is not installed.\nHint: install it with: pip install 'gguf-spec[server]'.\n"
+        == "Error: the server needs starlette, which is not installed.\nHint: run pip install '.[server]' in a clone of gguf-spec.\n"
     )

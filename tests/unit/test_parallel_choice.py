@@ -75,6 +75,14 @@ def test_nothing_measured(monkeypatch, room, n):
     assert reason.startswith("the caches" if room == 3 else "no costs")
 
 
+@pytest.mark.parametrize("steady", [True, False])
+def test_disturbed_costs_decide_nothing(monkeypatch, steady):
+    """Rows that seem to be free, as another program ran while single tokens were measured."""
+    table = {1: 0.04, 8: 0.01 if steady else 0.04, 65: 0.04}
+    choice = chosen(monkeypatch, table, steady=steady)
+    assert choice == (4, "other programs disturbed the measured costs")
+
+
 def test_one_for_what_needs_passes_of_its_own(monkeypatch):
     choice = chosen(monkeypatch, speculation=Speculation(strict=True))
     assert choice == (1, "strict needs passes without other requests")
