@@ -200,7 +200,7 @@ def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
     hint = "to download it, use {}"
     causes = ["{offline=True}"] * offline + ["HF_HUB_OFFLINE"] * hub.is_offline()
     if causes:
-        hint += f" without {' and '.join(causes)}"
+        hint += " without " + " and ".join(causes)
     fact = f"{entry.name}{of_size} is not on this disk."
     return NotDownloadedError(entry.name, fact, Text(hint + ".", Pull(entry.name)))
 

@@ -214,7 +214,8 @@ def test_interrupted(command, run, hub, home, tmp_path):
         assert time.monotonic() < until
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    assert child.communicate(timeout=10)[1] == "downloading one, 1.1 MiB\n\n"
+    said = child.communicate(timeout=30)[1]
+    assert said == "downloading one, 1.1 MiB\nInterrupted. Repeat the command to continue.\n"
     assert child.returncode == 130
     assert leftovers(home) == []
     fails(run("path", "one"), "one (1.1 MiB) is not on this disk")

@@ -644,17 +644,13 @@ def test_a_machine_that_is_too_small(monkeypatch):
     assert check("room").todo.startswith("the weights alone do not fit: ")
 
 
-def test_a_context_that_is_too_long(monkeypatch):
-    wanted = bundled(ContextOptions(n_ctx=200_000, threads=1))
-    monkeypatch.setattr(memory, "available_bytes", lambda: wanted.own // 2)
+@pytest.mark.parametrize(("fitting", "proposed"), [(1024, 1024), (100_000, 2048)])
+def test_a_context_that_is_too_long(monkeypatch, fitting, proposed):
+    """The hint proposes the longest one that fits, and at most the 2,048 tokens of the training."""
+    free = bundled(ContextOptions(n_ctx=fitting, threads=1)).own
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
     room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
-    assert room.status == "fail"
-    n_ctx = int(re.fullmatch(r"set n_ctx=(\d+), which would fit\.", room.todo)[1])
-    assert (
-        bundled(ContextOptions(n_ctx=n_ctx)).own
-        <= wanted.own // 2
-        < bundled(ContextOptions(n_ctx=n_ctx + 256)).own
-    )
+    assert (room.status, room.todo) == ("fail", f"set n_ctx={proposed}, which would fit.")
 
 
 def bundled(options=OPTIONS):

@@ -345,7 +345,12 @@ def test_errors_carry_what_they_suggest():
 def test_no_flag_in_texts_of_the_library():
     """Only texts of the command line name flags; pip, Python and a child process have flags of their own."""
     package = Path(gguf_spec.__file__).parent
-    others = ("pip install", "--force-reinstall", '"--gguf-spec-child"')
+    others = (
+        "pip install",
+        "--force-reinstall",
+        '"--gguf-spec-child"',
+        "scripts/run --version",
+    )
     tables = package / "options.py"
     for file in package.rglob("*.py"):
         if "cli" in file.relative_to(package).parts or file == tables:
