@@ -749,7 +749,8 @@ class ObjectCall(NamedCall):
         """
         yield from source.space()
         is_doubled = yield from source.optional("{{")
-        source.at -= is_doubled
+        if is_doubled:
+            source.at -= 1  # the object begins with the second brace
         found: dict[str, str] = {}
         yield from self._members(source, schemas, found)
         if is_doubled:
