@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .runtime.stream import Stream
     from .system.subprogram import freeze_support
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "LLM",
     "AsyncChat",
