@@ -139,6 +139,14 @@ def stock_kernels(monkeypatch):
     switch(3)
 
 
+@pytest.fixture
+def copies_pay(monkeypatch):
+    """Kept prefixes are copied whatever was measured: small models read as fast as memory is copied."""
+    from gguf_spec.runtime.prefix_cache import PrefixStore
+
+    monkeypatch.setattr(PrefixStore, "_pays", lambda *_, **__: True)
+
+
 @pytest.fixture(params=["own", "stock"])
 def kernels(request):
     """Both kinds of kernels, one after the other."""

@@ -55,7 +55,10 @@ def test_json(here):
     result = here("tune", *PAIR, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
     data = json.loads(result.stdout)
-    assert len(data["profile"]["target"]) == len(data["profile"]["draft"]) == 25
+    for table in (data["profile"]["target"], data["profile"]["draft"]):
+        assert (
+            13 <= len(table) <= 25
+        )  # beside other programs, widths that contradict most are left out
     assert data["kept"] is True
     assert 0 <= data["agreement"] <= 1
     assert data["sentence"].startswith("A token of the target takes ")

@@ -16,7 +16,6 @@ from gguf_spec.llama.memory import needs, state_bytes
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import SPACING, least_needed
-from gguf_spec.runtime.prefix_cache import PrefixStore
 from gguf_spec.speculative.interfaces import read_on, retain_prefix, reusable
 from tests.support import families
 from tests.support.batch_requests import outcome, together
@@ -113,9 +112,8 @@ def test_every_position_of_an_edit_for_all_architectures(folder, name, monkeypat
 @pytest.mark.full
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_texts_and_what_is_read(folder, name, parallel, monkeypatch):
+def test_texts_and_what_is_read(folder, name, parallel, copies_pay):
     """Repeated edits of two texts in turn, and a text that was replaced in the cache."""
-    monkeypatch.setattr(PrefixStore, "_pays", lambda *_, **__: True)  # copies of so small a file
     edits = [1300, 1100, 700, 257, 100]
     prompts = [TOKENS[0][:1300]]
     for at in edits:

@@ -13,7 +13,6 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import plan as plan_module
 from gguf_spec.runtime.draft_search import LoadOptions
-from gguf_spec.runtime.prefix_cache import PrefixStore
 from gguf_spec.speculative.drafters import HeadDrafter
 from tests.exactness.with_heads import (
     GREEDY,
@@ -188,8 +187,7 @@ def test_sessions(folder, tmp_path):
 
 
 @pytest.mark.parametrize("files", [("trained", "auto"), ("chain", "auto"), ("gemma4", "assistant")])
-def test_a_kept_prefix_is_put_back_beside_a_head(folder, files, monkeypatch):
-    monkeypatch.setattr(PrefixStore, "_pays", lambda *_, **__: True)  # small models read fast
+def test_a_kept_prefix_is_put_back_beside_a_head(folder, files, copies_pay):
     name, draft = files
     draft = draft if draft == "auto" else folder / f"{draft}.gguf"
     long, other = list(range(1, 60)) * 3, list(range(60, 1, -1)) * 3

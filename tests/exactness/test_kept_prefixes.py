@@ -15,6 +15,7 @@ from gguf_spec.runtime.request_queue import ParallelQueue
 from tests.gguf.test_near_ties import TALES
 from tests.support.batch_requests import outcome, together
 
+pytestmark = pytest.mark.usefixtures("copies_pay")
 DRAFT = TALES / "tales-draft-Q4_0.gguf"
 N_CTX = 640
 STARTS = [

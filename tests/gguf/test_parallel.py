@@ -61,7 +61,8 @@ def test_auto_follows_the_measured_costs(gguf_dir):
         assert (llm.parallel, llm.parallel_reason) == (4, "no costs were measured yet")
         target = llm._target
         for pass_s, n in (({1: 0.01, 65: 0.01}, 16), ({1: 0.01, 65: 0.65}, 1)):
-            assert write_profile(target, None, replace(llm.profile, target=pass_s, target_depth={}))
+            measured = replace(llm.profile, target=pass_s, target_depth={}, steady=True)
+            assert write_profile(target, None, measured)
             with gguf_spec.load(path, None, **options) as again:
                 assert again.parallel == n
                 assert again.parallel_reason.startswith("as measured, ")

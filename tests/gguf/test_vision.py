@@ -187,7 +187,7 @@ def test_two_images_of_the_same_size_differ(fresh):
     assert fresh.generate(prompt, GREEDY, images=[OTHER]).tokens == second.tokens
 
 
-def test_kept_prefixes_are_of_the_same_image(files):
+def test_kept_prefixes_are_of_the_same_image(files, copies_pay):
     """A text that another one replaced in the cache comes back from memory only for its own image."""
     prompt = "<__media__>" + "the king and the queen of the land " * 4
     with load(files, prefix_memory=1 << 28) as llm:
@@ -486,7 +486,7 @@ def test_a_conversation_too_large_for_a_file(fresh, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_images_that_take_fewer_positions_than_tokens(files, encoded):
+def test_images_that_take_fewer_positions_than_tokens(files, encoded, copies_pay):
     """Qwen2-VL: rows and columns of an image are positions of their own (M-RoPE)."""
     wide, tall = projector_file.png(1, 140, 84), projector_file.png(2, 84, 140)
     names = {"model": "qwen2vl", "mmproj": "mmproj-qwen2vl"}

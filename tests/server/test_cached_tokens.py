@@ -106,7 +106,7 @@ def test_a_prompt_of_several_choices_counts_once(own):
     assert 0 < n_cached <= n - 2
 
 
-def test_a_text_that_only_the_store_holds():
+def test_a_text_that_only_the_store_holds(copies_pay):
     """Other requests took its slot, and the cache is restored from memory."""
     with gguf_spec.load("tales", None, threads=1, prefix_memory=1 << 30) as llm:
         texts = [f"Number {i} had a fox. " * 25 for i in "123"]
