@@ -69,6 +69,7 @@ struct Ggml {
     void (*barrier)(void * threadpool);
     BufferType * (*buffer_type)(void * buffer);
     size_t (*buffer_bytes)(void * buffer);
+    void * (*buffer_start)(void * buffer);
     void (*quantize_q8_0)(const float * x, void * y, int64_t k);
     void (*quantize_q8_1)(const float * x, void * y, int64_t k);
     void (*quantize_q8_K)(const float * x, void * y, int64_t k);
