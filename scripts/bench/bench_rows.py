@@ -3,9 +3,11 @@
     .venv/bin/python scripts/bench/bench_rows.py MODEL.gguf
     .venv/bin/python scripts/bench/bench_rows.py MODEL.gguf --behind 1000,4000 --widths 1,8 --rounds 5
     .venv/bin/python scripts/bench/bench_rows.py MODEL.gguf --kernels avx2    # an instruction set of the own kernels
+    .venv/bin/python scripts/bench/bench_rows.py MODEL.gguf --kernels stock   # llama.cpp's alone, with AMX if it has that
 
 Prints medians in milliseconds, V(n) / V(1), and how often as fast as llama.cpp each width is. With `--behind`, also the seconds to read the
-tokens. llama.cpp reads and decodes with flash attention off and on; the faster one counts. Nothing else should run on the machine.
+tokens. llama.cpp reads and decodes with flash attention off and on; the faster one counts. Beside the own kernels it has no AMX, because
+weights are then kept in a form that only AMX reads. Nothing else should run on the machine.
 """
 
 import argparse
@@ -73,22 +75,23 @@ def main() -> None:
     parser.add_argument("--behind", type=numbers, default=[0], help="tokens in the cache")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kernels", default="auto", help="instruction set of the own kernels")
+    parser.add_argument(
+        "--kernels", default="auto", help="instruction set of the own kernels, or stock"
+    )
     args = parser.parse_args()
     lib.llama_backend_init()
     silent = lib.llama_log_callback(lambda *_: None)
     lib.llama_log_set(silent, None)
     found = own_kernels.start(args.kernels)
-    if not found.name:
+    if not found.name and args.kernels != "stock":
         raise SystemExit(f"Error: the own kernels are not in use: {found.reason}.")
     model = lib.llama_model_load_from_file(args.model.encode(), lib.llama_model_default_params())
     n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     n_ctx = max(args.behind) + max(args.widths) + 64
-    contexts = [
-        Context(model, kind, n_ctx, args.threads, n_vocab) for kind in (OWN, STOCK_OFF, STOCK_ON)
-    ]
+    kinds = [OWN, STOCK_OFF, STOCK_ON] if found.name else [STOCK_OFF, STOCK_ON]
+    contexts = [Context(model, kind, n_ctx, args.threads, n_vocab) for kind in kinds]
     print(
-        f"{args.model.rsplit('/', 1)[-1]}, kernels {found.name}, {args.threads} threads, {args.rounds} rounds"
+        f"{args.model.rsplit('/', 1)[-1]}, kernels {found.name or 'stock'}, {args.threads} threads, {args.rounds} rounds"
     )
     for depth in args.behind:
         reading = {context.kind: context.read(depth) for context in contexts}
@@ -105,7 +108,14 @@ def main() -> None:
             row = [middle[context.kind, n] for n in args.widths]
             ratios = " ".join(f"{x / row[0]:5.2f}" for x in row)
             read = f"   {reading[context.kind]:.1f} s to read" if depth else ""
-            print(context.kind.ljust(28), *(f"{x:7.1f}" for x in row), f"   {ratios}{read}")
+            print(
+                context.kind.ljust(28),
+                *(f"{x:7.1f}" for x in row),
+                f"   {ratios}{read}",
+                flush=True,
+            )
+        if not found.name:
+            continue
         best = [min(middle[kind, n] for kind in (STOCK_OFF, STOCK_ON)) for n in args.widths]
         ratios = [x / middle[OWN, n] for x, n in zip(best, args.widths, strict=True)]
         read = (
