@@ -48,9 +48,13 @@ def wanted() -> dict:
     """Return all that .venv and the kernels are made for, by the word that names it; None stands for "cannot tell"."""
     settings = build_settings()
     kernels = settings["the compiler"] and digest(build_kernels.inputs(), settings["the compiler"])
+    package = (ROOT / "gguf_spec" / "__init__.py").read_text(encoding="utf-8")
     return {
         KERNELS: kernels,
         "the place of this folder": str(ROOT),
+        "the version of gguf-spec": next(
+            line for line in package.splitlines() if line.startswith("__version__")
+        ),
         "the list of packages": digest(
             (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
             CONSTRAINTS.read_text(encoding="utf-8"),

@@ -116,6 +116,8 @@ class Machine:
         clone = self.folder / name
         shutil.copytree(ROOT / "scripts", clone / "scripts")
         shutil.copy(ROOT / "pyproject.toml", clone)
+        (clone / "gguf_spec").mkdir()
+        shutil.copy(ROOT / "gguf_spec" / "__init__.py", clone / "gguf_spec")
         return clone
 
     def start(self, *args, clone=None, script="run", **env) -> subprocess.Popen:
@@ -388,6 +390,17 @@ def test_a_changed_list_of_packages_is_noticed(machine, file):
     with (machine.clone / file).open("a", encoding="utf-8") as text:
         text.write("# more\n")
     assert "the list of packages" in machine.run().stderr
+    assert len(machine.calls("-m venv")) == 2
+
+
+@pytest.mark.full
+def test_another_version_is_installed_again(machine):
+    """Else the installed package keeps the number of before, and doctor warns."""
+    machine.run()
+    package = machine.clone / "gguf_spec" / "__init__.py"
+    text = package.read_text(encoding="utf-8")
+    package.write_text(text.replace('__version__ = "', '__version__ = "9'), encoding="utf-8")
+    assert "the version of gguf-spec" in machine.run().stderr
     assert len(machine.calls("-m venv")) == 2
 
 
