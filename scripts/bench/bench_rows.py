@@ -25,12 +25,12 @@ OWN, STOCK_OFF, STOCK_ON = "own", "stock, flash attention off", "stock, flash at
 class Context:
     """A context whose cache holds the first tokens of one random text."""
 
-    def __init__(self, model, kind: str, n_ctx: int, threads: int, n_vocab: int):
+    def __init__(self, model, kind: str, n_ctx: int, threads: int, n_vocab: int, switch):
         options = lib.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = n_ctx, 2048, 512
         options.n_threads = options.n_threads_batch = threads
         options.flash_attn_type = 0 if kind == STOCK_OFF else 1
-        self.kind, self.n_past = kind, 0
+        self.kind, self.n_past, self._switch = kind, 0, switch
         self._context = lib.llama_init_from_model(model, options)
         self._text = np.random.default_rng(0).integers(3, n_vocab, n_ctx)
 
@@ -45,7 +45,7 @@ class Context:
                 1,
             )
             batch.seq_id[i][0], batch.logits[i] = 0, not keep or i == n - 1
-        own_kernels.library().gguf_spec_kernels_switch(3 if self.kind == OWN else 0)
+        self._switch(3 if self.kind == OWN else 0)
         start = time.perf_counter()
         failed = lib.llama_decode(self._context, batch)
         lib.llama_synchronize(self._context)
@@ -89,7 +89,8 @@ def main() -> None:
     n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     n_ctx = max(args.behind) + max(args.widths) + 64
     kinds = [OWN, STOCK_OFF, STOCK_ON] if found.name else [STOCK_OFF, STOCK_ON]
-    contexts = [Context(model, kind, n_ctx, args.threads, n_vocab) for kind in kinds]
+    switch = own_kernels.library().gguf_spec_kernels_switch if found.name else id
+    contexts = [Context(model, kind, n_ctx, args.threads, n_vocab, switch) for kind in kinds]
     print(
         f"{args.model.rsplit('/', 1)[-1]}, kernels {found.name or 'stock'}, {args.threads} threads, {args.rounds} rounds"
     )

@@ -43,7 +43,7 @@ def of_long(path):
 
 
 def of_busy(path):
-    """Yield the situation of a short prompt; beside a busy process the bars of llama.cpp would hardly be seen."""
+    """Yield the situation of a short prompt on an idle machine; beside a busy process llama.cpp's bars are too low to see."""
     table = json.loads(path.read_text(encoding="utf-8"))["0"]
     speeds = {name: statistics.median(runs) for name, runs in table.items()}
     theirs = {name: speed for name, speed in speeds.items() if not name.startswith("ours")}

@@ -215,6 +215,8 @@ def test_large_buffers_ask_for_large_pages():
     """A pass over one row of a large model takes up to a fifth longer in small ones."""
     if not own_kernels.start().name:
         pytest.skip(own_kernels.start().reason)
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no large pages")
     base = llama_cpp.llama_cpp._lib  # with the symbols of the libraries that it needs
     for name in ("cpu_buffer_type", "buft_alloc_buffer", "buffer_get_base"):
         getattr(base, f"ggml_backend_{name}").restype = ctypes.c_void_p
