@@ -1,7 +1,6 @@
 // The way into llama.cpp: before it computes an operation on the CPU, ggml asks each entry of a list of "extra buffer types" whether it
 // wants to. start() puts one at the front of that list. It takes matrix products and attention for which there is a kernel; all
-// other operations go on as ever. No weights are copied. Large buffers of llama.cpp get
-// large memory pages.
+// other operations go on as ever. No weights are copied. llama.cpp's large buffers get large memory pages.
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/mman.h>
