@@ -311,7 +311,7 @@ LOADING: dict[str, Rule] = {
     ),
     "mmap": Rule(
         "boolean",
-        "Map the files into memory, or read them into it.  [default: mapped, if the device can]",
+        "Map the files into memory, or read them into it.  [default: what is faster and fits]",
         optional=True, flags=("--mmap/--no-mmap",),
     ),
     "mlock": Rule("boolean", "Lock the weights in main memory, so that they are never paged out."),

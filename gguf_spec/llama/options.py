@@ -31,7 +31,8 @@ class Placement:
         n_cpu_moe: Number of first layers whose experts stay in main memory.
         overrides: Pairs of a regular expression and a device. A tensor goes to the device of the
             first expression that matches a part of its name; before `n_cpu_moe`.
-        mmap: Whether files are mapped into memory; None maps them if the devices can use that.
+        mmap: Whether files are mapped into memory; None maps them if the devices can use that,
+            unless `memory.read_files` decides otherwise.
         mlock: Whether the weights in main memory are locked there.
         numa: NUMA strategy of the process, or None.
         kernels: Kernels of the process (`own_kernels.start`).
@@ -54,7 +55,7 @@ class Placement:
     def parts(self) -> list[object]:
         """Parts of the names of files with measurements; empty for the defaults.
 
-        Mapped and locked files change neither a bit nor, once read, a time.
+        Mapped and locked files do not change a bit.
         """
         parts: list[object] = [f"device {name}" for name in self.devices]
         parts += [f"{pattern}={device}" for pattern, device in self.overrides]

@@ -122,8 +122,8 @@ def load(
         n_cpu_moe: Keep the experts of this number of first layers in main memory.
         override_tensor: `PATTERN=DEVICE` texts: tensors of the target whose names match the regular
             expression go to the device, or to `CPU`. The first match counts, before `cpu_moe`.
-        mmap: Map the files into memory, or read them into it. None maps them if the devices can use
-            mapped files.
+        mmap: Map the files into memory, or read them into it. None reads them where that makes
+            passes faster and half of the free memory stays free, and else maps them.
         mlock: Lock the weights in main memory, so that they are never paged out.
         numa: Placement of llama.cpp's threads on NUMA nodes; one value per process.
         kernels: `stock` for the kernels of llama.cpp; `auto` for those of this package where they

@@ -17,7 +17,7 @@ from ..errors import NoSpeculationError, Option, Text
 from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
 from ..gguf.validation import Header, ModelFile
 from ..llama.head import why_head_fails
-from ..llama.memory import fit_layers, has_room, parallel_in_room, with_snapshots
+from ..llama.memory import fit_layers, has_room, parallel_in_room, read_files, with_snapshots
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
@@ -123,7 +123,7 @@ def plan(load: LoadOptions) -> Plan:
         if _has_room(without):
             head, files, reason = NO_HEAD, without, reason_without
             notes.append("the prediction head does not fit into memory: drafts come from the text.")
-    fitted = fit_layers([(file.header, options) for file, options in files])
+    fitted = read_files(fit_layers([(file.header, options) for file, options in files]))
     files = [(file, options) for (file, _), (_, options) in zip(files, fitted, strict=True)]
     return Plan(load, files, draft, head, (*load.notes, *notes), reason)
 

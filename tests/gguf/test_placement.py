@@ -8,6 +8,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, errors
+from gguf_spec.llama import memory, own_kernels
 from gguf_spec.llama.bindings import C
 
 GREEDY = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
@@ -42,6 +43,14 @@ def test_files_are_mapped_or_read(gguf_dir):
     for mmap, mapped in ((None, True), (True, True), (False, False)):
         with load(path, mmap=mmap):
             assert (str(path) in Path("/proc/self/maps").read_text()) == mapped
+
+
+def test_a_large_file_is_read_for_the_own_kernels(gguf_dir, monkeypatch):
+    monkeypatch.setattr(memory, "_LEAST_READ", 0)
+    path = gguf_dir / "mixture.gguf"
+    is_faster = own_kernels.start().name and memory._has_large_pages()
+    with load(path):
+        assert (str(path) in Path("/proc/self/maps").read_text()) == (not is_faster)
 
 
 def locked_bytes():

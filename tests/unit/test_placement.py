@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from gguf_spec.llama.options import (
     expression,
     read_placement,
 )
+from gguf_spec.llama.own_kernels import Kernels
 from gguf_spec.options import LOADING, PARAMETERS, REQUESTS
 from tests.support import tiny
 
@@ -279,7 +281,49 @@ def test_files_that_are_read_or_locked_are_memory_of_their_own(tmp_path):
 
     mapped, read, locked = estimate(), estimate(mmap=False), estimate(mlock=True)
     assert read.own == locked.own == mapped.own + header.file_bytes
-    assert read.total == locked.total == mapped.total
+    assert read.weights == locked.weights == mapped.weights
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_read"),
+    [
+        ({}, True),
+        ({"placement": {"mmap": True}}, False),
+        ({"placement": {"mlock": True}}, False),
+        ({"options": {"rpc": ("a:1",)}}, False),
+        ({"kernels": ""}, False),
+        ({"pages": "always madvise [never]"}, False),
+        ({"pages": None}, False),
+        ({"size": 127 << 20}, False),
+        ({"repacked": 200 << 20}, False),
+        ({"free": 599 << 20}, False),
+        ({"free": None}, False),
+        ({"gpu": True}, False),
+    ],
+)
+def test_large_files_are_read_where_that_is_faster(tmp_path, monkeypatch, changed, is_read):
+    """A file of 300 MiB, of which 50 are repacked, that needs all of them; 700 MiB are free."""
+    header = read_header(tiny.write(tmp_path / "model.gguf"))
+    header = replace(header, file_bytes=changed.get("size", 300 << 20))
+    pages = tmp_path / "enabled"
+    if (text := changed.get("pages", "always [madvise] never")) is not None:
+        pages.write_text(text)
+    repacked = changed.get("repacked", 50 << 20)
+    monkeypatch.setattr(memory, "_LARGE_PAGES", pages)
+    monkeypatch.setattr(memory, "in_use", lambda: Kernels(changed.get("kernels", "avx2"), ""))
+    monkeypatch.setattr(
+        memory, "_copies", lambda one, *_: 2 * (repacked if one.file_bytes > 1 << 20 else 0,)
+    )
+    monkeypatch.setattr(memory, "available_bytes", lambda: changed.get("free", 700 << 20))
+    monkeypatch.setattr(memory, "uses_gpu", lambda _: changed.get("gpu", False))
+    placement = Placement(**changed.get("placement", {}))
+    options = ContextOptions(n_ctx=256, placement=placement, **changed.get("options", {}))
+    # a small file beside it stays mapped, and so does one that is mapped by choice
+    draft = (replace(header, file_bytes=1 << 20), ContextOptions(n_ctx=256))
+    target, other = memory.read_files([(header, options), draft])
+    expected = replace(placement, mmap=False) if is_read else placement
+    assert target == (header, replace(options, placement=expected))
+    assert other == draft
 
 
 # ---- the table
