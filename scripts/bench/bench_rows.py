@@ -85,7 +85,10 @@ def main() -> None:
     found = own_kernels.start(args.kernels)
     if not found.name and args.kernels != "stock":
         raise SystemExit(f"Error: the own kernels are not in use: {found.reason}.")
-    model = lib.llama_model_load_from_file(args.model.encode(), lib.llama_model_default_params())
+    params = lib.llama_model_default_params()
+    if found.name:  # as `load` does where there is room
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+    model = lib.llama_model_load_from_file(args.model.encode(), params)
     n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     n_ctx = max(args.behind) + max(args.widths) + 64
     kinds = [OWN, STOCK_OFF, STOCK_ON] if found.name else [STOCK_OFF, STOCK_ON]
