@@ -57,8 +57,8 @@ LEAST = 256
 _FIXED = 2 << 20
 # Memory of a device that stays free for the driver and other programs: bytes, and largest share.
 _MARGIN, _MARGIN_SHARE = 1 << 30, 0.125
-# A file is read into memory if it has at least so many bytes that llama.cpp does not repack (98 MB
-# were no faster), and if what cannot be dropped takes at most this share of the free memory.
+# A file is read into memory if it has at least so many bytes that llama.cpp does not repack (94
+# MiB were no faster), and if what cannot be dropped takes at most this share of the free memory.
 _LEAST_READ, _READ_SHARE = 128 << 20, 0.5
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # bytes; stands for a device that reports no memory
@@ -547,17 +547,20 @@ def read_files(models: Models) -> list[tuple[Header, ContextOptions]]:
     Args:
         models: The models.
     """
+    mapped = [*models]
     if not in_use().name or not _has_large_pages():
-        return [*models]
+        return mapped
     read = [
         (header, replace(options, placement=replace(options.placement, mmap=False)))
         if _may_be_read(header, options)
         else (header, options)
         for header, options in models
     ]
+    if read == mapped:
+        return mapped
     needed = needs(read)
     is_roomy = needed.free is not None and needed.own <= _READ_SHARE * needed.free
-    return read if is_roomy and needed.fits else [*models]
+    return read if is_roomy and needed.fits else mapped
 
 
 def _may_be_read(header: Header, options: ContextOptions) -> bool:
