@@ -125,7 +125,7 @@ from gguf_spec.doctor.installation import build_features
 from gguf_spec.llama import own_kernels
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama.memory import needs
+from gguf_spec.llama.memory import needs, read_files
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.registry.download import path as local
 import gguf_spec.runtime.llm
@@ -133,7 +133,7 @@ model, draft, options = json.loads(sys.argv[1])
 how = ContextOptions(extra_bufts=options.get("extra_bufts", True), **{k: v for k, v in options.items() if k != "extra_bufts"})
 files = [local(resolve(name)) for name in (model, draft) if name]
 own_kernels.start()
-wanted = needs([(read_header(file), how) for file in files], build_features())
+wanted = needs(read_files([(read_header(file), how) for file in files]), build_features())
 with gguf_spec.load(model, draft, threads=2, **options) as llm:
     words = "There was once a king who had three daughters, and all of them were fair, but the youngest was so fair that the sun itself. "
     tokens = (llm.tokenize(words) * 400)[: min(4000, llm.n_ctx - 40)]
