@@ -54,7 +54,7 @@ def _why_damaged(header: Header) -> str:
 
 
 def _why_no_table(header: Header, table: Tensor | None, output: Tensor | None) -> str:
-    """Return the fault in the table of a head's tokens; empty if there is none.
+    """Return why the token table of a head is invalid; empty if it is valid.
 
     llama.cpp ends the process on ids that are out of range. With an id that occurs twice the
     logits of a pass would depend on the order of its threads.

@@ -538,14 +538,18 @@ def fit_layers(
 
 
 def read_files(models: Models) -> list[tuple[Header, ContextOptions]]:
-    """Return the models with files that are read into memory, if that makes passes faster.
+    """Return the models with `mmap` off for files that are read into memory, and not mapped.
 
-    The library of the own kernels gives memory large pages, and a mapped file has small ones:
-    passes over few rows take up to a fifth longer. `mmap` is set where it is None, all models fit
-    twice into the free memory, and much of a file is not repacked in any case.
+    The library of the own kernels gives memory large pages, and a mapped file has small ones, with
+    which passes over few rows take up to a fifth longer. A file is read if `mmap` is None, many of
+    its bytes are not repacked, and all models together take at most half of the free memory. A head
+    in a file of its own stays mapped.
 
     Args:
         models: The models.
+
+    Returns:
+        Header and options of each model, in their order.
     """
     mapped = [*models]
     if not in_use().name or not _has_large_pages():
@@ -565,7 +569,9 @@ def read_files(models: Models) -> list[tuple[Header, ContextOptions]]:
 
 def _may_be_read(header: Header, options: ContextOptions) -> bool:
     own = options.placement
-    if own.mmap is not None or own.mlock or options.rpc or uses_gpu(options):
+    if own.mmap is not None or own.mlock or options.head == "self":
+        return False
+    if options.rpc or uses_gpu(options):
         return False
     return header.file_bytes - _copies(header, options, None)[1] >= _LEAST_READ
 

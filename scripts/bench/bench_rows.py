@@ -92,7 +92,7 @@ def main() -> None:
     n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     n_ctx = max(args.behind) + max(args.widths) + 64
     kinds = [OWN, STOCK_OFF, STOCK_ON] if found.name else [STOCK_OFF, STOCK_ON]
-    switch = own_kernels.library().gguf_spec_kernels_switch if found.name else id
+    switch = own_kernels.library().gguf_spec_kernels_switch if found.name else lambda _: 0
     contexts = [Context(model, kind, n_ctx, args.threads, n_vocab, switch) for kind in kinds]
     print(
         f"{args.model.rsplit('/', 1)[-1]}, kernels {found.name or 'stock'}, {args.threads} threads, {args.rounds} rounds"

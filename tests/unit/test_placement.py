@@ -281,7 +281,8 @@ def test_files_that_are_read_or_locked_are_memory_of_their_own(tmp_path):
 
     mapped, read, locked = estimate(), estimate(mmap=False), estimate(mlock=True)
     assert read.own == locked.own == mapped.own + header.file_bytes
-    assert read.weights == locked.weights == mapped.weights
+    # without `base`, because the memory of the process changes between the estimates
+    assert len({one.total - one.base for one in (mapped, read, locked)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -291,6 +292,7 @@ def test_files_that_are_read_or_locked_are_memory_of_their_own(tmp_path):
         ({"placement": {"mmap": True}}, False),
         ({"placement": {"mlock": True}}, False),
         ({"options": {"rpc": ("a:1",)}}, False),
+        ({"options": {"head": "self"}}, False),
         ({"kernels": ""}, False),
         ({"pages": "always madvise [never]"}, False),
         ({"pages": None}, False),
