@@ -1,14 +1,18 @@
 // The way into llama.cpp: before it computes an operation on the CPU, ggml asks each entry of a list of "extra buffer types" whether it
 // wants to. start() puts one at the front of that list. It takes matrix products and attention for which there is a kernel; all
-// other operations go on as ever. No weights are copied. llama.cpp's large buffers get large memory pages.
+// other operations go on as ever. No weights are copied. llama.cpp's large buffers get large memory pages, and ggml's own threads, in
+// builds without OpenMP, are kept and sleep where they wait long.
+#include <cpuid.h>
 #include <dlfcn.h>
-#include <link.h>
+#include <linux/futex.h>
+#include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include <atomic>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <vector>
 
 #include "kernels.h"
 
@@ -16,18 +20,24 @@ Ggml ggml;
 
 namespace {
 
+// The sets that were compiled; the others are null.
 const Kernels * const all_kernels[] = {&kernels_avx512vnni, &kernels_avx512, &kernels_avxvnni, &kernels_avx2};
 const Kernels * kernels;                // those in use
 std::atomic<int> switched_on{0};        // bit 0: products, bit 1: attention
 std::atomic<long> n_products, n_attentions; // operations computed, for tests
 
+// Whether a set was compiled, and processor and system have its instructions.
 bool has(const Kernels * set) {
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    unsigned a, b, c, d, b7, c7, d7, a71 = 0, low, high;
+    if (!set || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return false;
+    if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &d, &d7);
+    asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); // registers that the system saves
+    const auto all = [](unsigned word, unsigned bits) { return (word & bits) == bits; };
+    const bool avx2 = all(low, 6) && all(c, 1u << 12 | 1u << 29) && all(b7, 1u << 5);                // FMA, F16C; AVX2
+    const bool avx512 = avx2 && all(low, 0xe0) && all(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31); // F, DQ, BW, VL
     if (set == &kernels_avx2) return avx2;
-    if (set == &kernels_avxvnni) return avx2 && __builtin_cpu_supports("avxvnni");
-    return avx512 && (set == &kernels_avx512 || __builtin_cpu_supports("avx512vnni"));
+    if (set == &kernels_avxvnni) return avx2 && a71 >> 4 & 1;
+    return avx512 && (set == &kernels_avx512 || c7 >> 11 & 1);
 }
 
 // The kernel for a product, or null. The answer does not depend on the number of rows.
@@ -213,20 +223,63 @@ void * allocate_large_pages(BufferType * type, size_t bytes) {
     return buffer;
 }
 
-// A loaded library of llama.cpp: its name begins with `name`, its folder is `folder`. A wheel has each file several times, under the
-// names with and without a version, so a path alone does not find the one that is loaded.
-void * loaded(const char * folder, const char * name) {
-    struct Search { const char * folder, * name; void * found; } search = {folder, name, nullptr};
-    dl_iterate_phdr([](dl_phdr_info * info, size_t, void * data) {
-        Search * s = (Search *) data;
-        const size_t n = strlen(s->folder);
-        const auto is_at = [&](const char * path) { return !strncmp(path, s->folder, n) && path[n] == '/' && !strncmp(path + n + 1, s->name, strlen(s->name)); };
-        char real[PATH_MAX];  // in an app by PyInstaller the loader finds links in another folder first
-        if (!is_at(info->dlpi_name) && !(realpath(info->dlpi_name, real) && is_at(real))) return 0;
-        s->found = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
-        return s->found != nullptr ? 1 : 0;
-    }, &search);
-    return search.found;
+// ---- threads of builds without OpenMP
+//
+// ggml makes threads for each pass, and ends them after it; at a barrier they spin until the last one is there. If another program uses the
+// core of one, the others spin for its whole time slice. Here the threads of a caller are kept, and sleep after `n_spins` turns.
+
+int n_spins;
+std::atomic<int> n_sleepers; // threads that sleep at a barrier
+long futex(std::atomic<int> * word, int what, int value) { return syscall(SYS_futex, word, what, value, nullptr, nullptr, 0); }
+
+void barrier(void * threads) {
+    ThreadPool * pool = (ThreadPool *) threads;
+    const int n = pool->n_graph.load(std::memory_order_relaxed) & 0xffff;
+    if (n == 1) return;
+    const int passed = pool->n_barrier_passed.load(std::memory_order_relaxed);
+    if (pool->n_barrier.fetch_add(1) == n - 1) {
+        pool->n_barrier.store(0, std::memory_order_relaxed);
+        pool->n_barrier_passed.fetch_add(1);
+        if (n_sleepers.load()) futex(&pool->n_barrier_passed, FUTEX_WAKE_PRIVATE, INT_MAX);
+        return;
+    }
+    for (int i = 0; i < n_spins; i++) {
+        if (pool->n_barrier_passed.load(std::memory_order_relaxed) != passed) return std::atomic_thread_fence(std::memory_order_seq_cst);
+        __builtin_ia32_pause();
+    }
+    n_sleepers++;
+    while (pool->n_barrier_passed.load() == passed) futex(&pool->n_barrier_passed, FUTEX_WAIT_PRIVATE, passed);
+    n_sleepers--;
+}
+
+struct Threads { void * pool; int n; };
+pthread_key_t threads_of_caller; // freed with it
+
+// Threads for the passes of the calling thread, as many at least; null where there are none.
+void * kept_threads(int n) {
+    Threads * found = (Threads *) pthread_getspecific(threads_of_caller);
+    if (found && found->n >= n) return found->pool;
+    ThreadPoolParams params = {};
+    params.n_threads = n;
+    params.poll = n_spins > 0; // after a pass they spin for some milliseconds
+    void * pool = ggml.new_threads(&params);
+    if (!pool) return nullptr;
+    if (found) ggml.free_threads(found->pool);
+    else if ((found = (Threads *) malloc(sizeof(Threads)))) pthread_setspecific(threads_of_caller, found);
+    else return ggml.free_threads(pool), nullptr;
+    *found = {pool, n};
+    return pool;
+}
+
+GraphPlan plan(const void * graph, int n_threads, void * threads) {
+    return ggml.plan(graph, n_threads, threads || n_threads < 2 ? threads : kept_threads(n_threads));
+}
+
+bool is_known(const char * version) {
+    static const char * const all[] = {GGUF_SPEC_GGML_VERSIONS};
+    for (const char * known : all)
+        if (!strcmp(version, known)) return true;
+    return false;
 }
 
 bool is_version(void * base) {
@@ -234,64 +287,91 @@ bool is_version(void * base) {
     const auto op_name = (const char * (*) (int)) dlsym(base, "ggml_op_name");
     const auto overhead = (size_t (*)()) dlsym(base, "ggml_tensor_overhead");
     const auto type_size = (size_t (*)(int)) dlsym(base, "ggml_type_size");
-    return version && op_name && overhead && type_size && !strcmp(version(), GGUF_SPEC_GGML_VERSION) && !strcmp(op_name(OP_MUL_MAT), "MUL_MAT") &&
+    return version && op_name && overhead && type_size && is_known(version()) && !strcmp(op_name(OP_MUL_MAT), "MUL_MAT") &&
            !strcmp(op_name(OP_MUL_MAT_ID), "MUL_MAT_ID") && !strcmp(op_name(OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT") && overhead() == sizeof(Tensor) + 32 &&
            type_size(Q4_K) == 144 && type_size(MXFP4) == 17 && type_size(Q8_K) == 292;
 }
 
 } // namespace
 
-// Return the version of ggml that this library belongs to.
-extern "C" __attribute__((visibility("default"))) const char * gguf_spec_kernels_version() { return GGUF_SPEC_GGML_VERSION; }
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Return whether the library is made for a version of ggml.
+EXPORT int gguf_spec_kernels_fit(const char * version) { return is_known(version); }
 
 // Enter the kernels into llama.cpp's list. To be called before the first model is loaded: llama.cpp copies the list then.
 //
-// folder: the folder of llama.cpp's libraries, which must be loaded. wanted: name of an instruction set, or "" for the best one of this
-// processor. Returns the name of the instruction set in use, or "!" and the reason why no kernels are in use.
-extern "C" __attribute__((visibility("default"))) const char * gguf_spec_kernels_start(const char * folder, const char * wanted) {
+// cpu, base: llama.cpp's loaded libraries with its CPU kernels and its tensors (dlopen's handles). wanted: name of an instruction set, or ""
+// for the best one of this processor. Returns the name of the instruction set in use, or "!" and the reason why no kernels are in use.
+EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char * wanted) {
     if (kernels) return kernels->name;
-    void * of_cpu = loaded(folder, "libggml-cpu"), * of_base = loaded(folder, "libggml-base");
-    if (!of_cpu || !of_base) return "!llama.cpp's libraries are not loaded";
-    if (!is_version(of_base)) return "!llama.cpp has another version of ggml than " GGUF_SPEC_GGML_VERSION;
-    const auto list = (std::vector<BufferType *> & (*) ()) dlsym(of_cpu, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
-    const auto repacked = (BufferType * (*) ()) dlsym(of_cpu, "_Z35ggml_backend_cpu_repack_buffer_typev");
-    ggml.barrier = (decltype(ggml.barrier)) dlsym(of_cpu, "ggml_barrier");
-    ggml.buffer_type = (decltype(ggml.buffer_type)) dlsym(of_base, "ggml_backend_buffer_get_type");
-    ggml.buffer_bytes = (decltype(ggml.buffer_bytes)) dlsym(of_base, "ggml_backend_buffer_get_size");
-    ggml.buffer_start = (decltype(ggml.buffer_start)) dlsym(of_base, "ggml_backend_buffer_get_base");
-    const auto plain = (BufferType * (*) ()) dlsym(of_base, "ggml_backend_cpu_buffer_type");
-    ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) dlsym(of_cpu, "quantize_row_q8_0");
-    ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) dlsym(of_cpu, "quantize_row_q8_1");
-    ggml.quantize_q8_K = (decltype(ggml.quantize_q8_K)) dlsym(of_cpu, "quantize_row_q8_K");
+    if (!is_version(base)) return "!they are not made for this version of ggml";
+    // std::vector: first, last, and end of the memory
+    struct List { BufferType ** first, ** last, ** end; };
+    const auto list = (List & (*) ()) dlsym(cpu, "_Z39ggml_backend_cpu_get_extra_buffer_typesv");
+    const auto repacked = (BufferType * (*) ()) dlsym(cpu, "_Z35ggml_backend_cpu_repack_buffer_typev");
+    const auto plain = (BufferType * (*) ()) dlsym(base, "ggml_backend_cpu_buffer_type");
+    if (!ggml.barrier) ggml.barrier = (decltype(ggml.barrier)) dlsym(cpu, "ggml_barrier");
+    ggml.buffer_type = (decltype(ggml.buffer_type)) dlsym(base, "ggml_backend_buffer_get_type");
+    ggml.buffer_bytes = (decltype(ggml.buffer_bytes)) dlsym(base, "ggml_backend_buffer_get_size");
+    ggml.buffer_start = (decltype(ggml.buffer_start)) dlsym(base, "ggml_backend_buffer_get_base");
+    ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) dlsym(cpu, "quantize_row_q8_0");
+    ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) dlsym(cpu, "quantize_row_q8_1");
+    ggml.quantize_q8_K = (decltype(ggml.quantize_q8_K)) dlsym(cpu, "quantize_row_q8_K");
     if (!list || !plain || !ggml.barrier || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1 || !ggml.quantize_q8_K)
         return "!llama.cpp's libraries lack functions that the kernels need";
     ggml.repacked = repacked ? repacked() : nullptr;
     for (const Kernels * set : all_kernels) {
-        if ((*wanted && strcmp(set->name, wanted)) || !has(set)) continue;
+        if (!has(set) || (*wanted && strcmp(set->name, wanted))) continue;
+        List & entries = list();
+        const size_t n = entries.last - entries.first;
+        BufferType ** more = (BufferType **) malloc((n + 1) * sizeof(*more)); // freed with the list
+        if (!more) break;
         kernels = set;
         entry.get_name = [](BufferType *) { return "GGUF_SPEC"; };
         entry.get_alignment = [](BufferType *) -> size_t { return line; };
         entry.context = &extra;
-        for (BufferType * one : list())
+        more[0] = &entry;
+        for (size_t i = 0; i < n; i++) {
+            BufferType * one = more[i + 1] = entries.first[i];
             if (one && !strcmp(one->get_name(one), "AMX")) amx.before = (ExtraBufferType *) one->context, one->context = &amx;
-        list().insert(list().begin(), &entry);
+        }
+        entries = {more, more + n + 1, more + n + 1};
         allocate = plain()->alloc_buffer;
         plain()->alloc_buffer = allocate_large_pages;
         switched_on = 3;
         return set->name;
     }
-    return *wanted ? "!this processor lacks the instruction set" : "!this processor lacks AVX2, FMA or F16C";
+    return *wanted ? "!this processor, or the library, lacks the instruction set" : "!this processor lacks AVX2, FMA or F16C";
 }
 
+// Prepare to keep ggml's threads, which sleep after `spins` turns at a barrier. Returns whether that is possible; the caller lets ggml call
+// the next two functions then, before the first pass.
+EXPORT int gguf_spec_kernels_keep_threads(void * cpu, void * base, int spins) {
+    if (!is_version(base)) return 0;
+    ggml.new_threads = (decltype(ggml.new_threads)) dlsym(cpu, "ggml_threadpool_new");
+    ggml.free_threads = (decltype(ggml.free_threads)) dlsym(cpu, "ggml_threadpool_free");
+    ggml.plan = (decltype(ggml.plan)) dlsym(cpu, "ggml_graph_plan");
+    if (!ggml.new_threads || !ggml.free_threads || !ggml.plan) return 0;
+    const auto free_threads = [](void * data) { ggml.free_threads(((Threads *) data)->pool); free(data); };
+    const auto forget = [] { pthread_setspecific(threads_of_caller, nullptr); }; // a child by fork has no other threads
+    if (pthread_key_create(&threads_of_caller, free_threads) || pthread_atfork(nullptr, nullptr, forget)) return 0;
+    n_spins = spins;
+    ggml.barrier = barrier;
+    return 1;
+}
+EXPORT void gguf_spec_kernels_barrier(void * threads) { barrier(threads); }
+EXPORT GraphPlan gguf_spec_kernels_plan(const void * graph, int n_threads, void * threads) { return plan(graph, n_threads, threads); }
+
 // For tests: switch products (1) and attention (2) on or off, in the whole process, between passes.
-extern "C" __attribute__((visibility("default"))) void gguf_spec_kernels_switch(int which) { switched_on = kernels ? which : 0; }
+EXPORT void gguf_spec_kernels_switch(int which) { switched_on = kernels ? which : 0; }
 
 // For tests: use another instruction set from now on; returns whether this processor has it.
-extern "C" __attribute__((visibility("default"))) int gguf_spec_kernels_use(const char * name) {
+EXPORT int gguf_spec_kernels_use(const char * name) {
     for (const Kernels * set : all_kernels)
         if (kernels && !strcmp(set->name, name) && has(set)) return kernels = set, 1;
     return 0;
 }
 
 // Number of products (0) or attentions (1) that were computed here.
-extern "C" __attribute__((visibility("default"))) long gguf_spec_kernels_count(int which) { return which ? n_attentions : n_products; }
+EXPORT long gguf_spec_kernels_count(int which) { return which ? n_attentions : n_products; }

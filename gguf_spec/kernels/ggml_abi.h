@@ -1,12 +1,14 @@
-// What we use of ggml 0.25.3's binary interface: numbers, structures and virtual functions, in the order in which that version has them.
+// What we use of ggml's binary interface: numbers, structures and virtual functions, in the order in which these versions have them.
 //
-// The library is loaded only beside that version (start() in entry.cpp compares ggml_version()), so these declarations need no
-// headers of llama.cpp, which its wheel has only in part. Functions of ggml are found at run time.
+// The library is loaded only beside a version whose layouts were compared (start() in entry.cpp asks ggml_version()), so these declarations
+// need no headers of llama.cpp, which its wheel has only in part. Functions of ggml are found at run time.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-#define GGUF_SPEC_GGML_VERSION "0.25.3"
+// The ready-made llama.cpp (scripts/build/ready_made.py) has the first one, a compiled llama-cpp-python 0.3.36 the second.
+#define GGUF_SPEC_GGML_VERSIONS "0.25.1", "0.25.3"
 
 enum TensorType : int {
     F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,
@@ -41,7 +43,26 @@ struct Tensor {
     void * extra;
     char padding[8];
 };
-static_assert(sizeof(Tensor) == 336, "the tensor of ggml 0.25.3 has 336 bytes");
+static_assert(sizeof(Tensor) == 336, "a tensor of ggml has 336 bytes");
+
+// ggml's own threads, in builds without OpenMP.
+struct ThreadPool {
+    char lock[88];
+    void * graph, * plan;
+    std::atomic<int> n_graph;                      // lower 16 bits: number of threads in the pass
+    alignas(64) std::atomic<int> n_barrier;        // threads that wait
+    alignas(64) std::atomic<int> n_barrier_passed; // barriers so far
+};
+
+struct ThreadPoolParams {
+    bool mask[512]; // cores; none for all
+    int n_threads, priority;
+    unsigned poll;  // times 131,072 turns that a thread spins after a pass, before it sleeps
+    bool strict, paused;
+    char more[64];  // room for further fields
+};
+// `ggml_cplan`. Only passed on: its real size does not matter, as long as it is returned in memory.
+struct GraphPlan { char bytes[56]; };
 
 // One thread's part in computing an operation.
 struct Params {
@@ -67,6 +88,9 @@ struct ExtraBufferType {
 // Functions of ggml that we call.
 struct Ggml {
     void (*barrier)(void * threadpool);
+    void * (*new_threads)(ThreadPoolParams * params);
+    void (*free_threads)(void * threadpool);
+    GraphPlan (*plan)(const void * graph, int n_threads, void * threadpool);
     BufferType * (*buffer_type)(void * buffer);
     size_t (*buffer_bytes)(void * buffer);
     void * (*buffer_start)(void * buffer);

@@ -32,4 +32,5 @@ struct Kernels {
     // One thread's part of it.
     void (*attention)(const Params * params, const Tensor * op);
 };
-extern const Kernels kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_avx512vnni;
+// A library has the sets that it was compiled with; the address of another is null.
+extern const Kernels kernels_avx2 __attribute__((weak)), kernels_avxvnni __attribute__((weak)), kernels_avx512 __attribute__((weak)), kernels_avx512vnni __attribute__((weak));

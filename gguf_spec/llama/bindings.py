@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BindingError
+from .library import cpu_library, libraries
 from .openmp import spin_count_set
 from .structures import TESTED, misfit
 
@@ -38,6 +39,11 @@ if _misfit := misfit(llama_cpp):
 C = llama_cpp
 # the folder of llama.cpp's shared libraries
 LIBRARY_FOLDER = Path(C._base_path).absolute()
+# the library with the CPU's kernels; None if it is unknown
+CPU_LIBRARY = cpu_library(C._lib)
+if CPU_LIBRARY:
+    CPU_LIBRARY.leave_out_llamafile()
+_LIBRARIES = [*libraries(C._lib, LIBRARY_FOLDER, CPU_LIBRARY)]
 
 
 def identities(files: Iterable[Path]) -> list[str]:
@@ -52,8 +58,14 @@ def llama_parts() -> list[str]:
 
 
 def call(name: str, *arguments: Any, result: Any = ctypes.c_void_p) -> Any:
-    """Call a function of ggml; pointers are passed as numbers."""
-    function = getattr(C._lib, name)
+    """Call a function of ggml; pointers are passed as numbers.
+
+    Raises:
+        AttributeError: This build of llama.cpp lacks it.
+    """
+    function = next(filter(None, (getattr(one, name, None) for one in _LIBRARIES)), None)
+    if function is None:
+        raise AttributeError(f"llama.cpp has no {name}")
     function.restype = result
     given = [
         ctypes.c_void_p(one) if isinstance(one, int) and one >= 1 << 20 else one

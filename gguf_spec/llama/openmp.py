@@ -32,6 +32,14 @@ force. `absent`: llama.cpp does not use libgomp.
 _state: State = "unknown"
 
 
+def spins() -> int:
+    """Return the spin count for threads that are not OpenMP's, with the user's own variables."""
+    if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive":
+        return 0
+    given = os.environ.get("GOMP_SPINCOUNT", "")
+    return min(int(given), 1 << 30) if given.isdigit() else SPIN_COUNT
+
+
 def state() -> State:
     """Return the source of the spin count in this process."""
     return _state

@@ -36,8 +36,8 @@ from ..gguf.validation import Header, Tensor
 from ..options import checked
 from ..system import subprogram
 from ..system.files import this_machine
-from . import probe
-from .bindings import LIBRARY_FOLDER, Tensors, attention, identities
+from . import openmp, probe
+from .bindings import CPU_LIBRARY, C, Tensors, attention, identities
 from .options import KV_TYPES, ContextOptions, head_sizes
 
 # environment variable with the value of the option `kernels`
@@ -48,6 +48,8 @@ _OTHER_LIBRARY = "GGUF_SPEC_KERNELS_LIBRARY"
 # Q5_K, Q6_K, IQ4_NL, BF16, MXFP4
 TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 30, 39})
 
+# functions of llama.cpp's CPU library that ours replaces to keep threads
+_OF_THREADS = ("ggml_barrier", "ggml_graph_plan")
 # how to get the library and the version of llama-cpp-python that it is made for
 _SET_UP = "in a clone, with a C++ compiler: scripts/run, or pip install . there."
 
@@ -108,6 +110,7 @@ def start(asked: str = "auto") -> Kernels:
     wanted = checked("kernels", asked if asked != "auto" else os.environ.get(_SWITCH, "auto"))
     with _lock:
         if not _decided:
+            keep_threads()
             _decided.append(_start(wanted))
     found = _decided[0]
     if wanted not in ("auto", found.name or "stock"):
@@ -206,9 +209,40 @@ def enter(wanted: str) -> Kernels:
         start = library().gguf_spec_kernels_start
     except (OSError, AttributeError) as error:
         return Kernels("", f"the library cannot be loaded: {error}")
-    start.restype, name = ctypes.c_char_p, "" if wanted == "auto" else wanted
-    text = start(os.fsencode(LIBRARY_FOLDER), name.encode()).decode()
+    start.restype, start.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p]
+    name = "" if wanted == "auto" else wanted
+    text = start(*_handles(), name.encode()).decode()
     return Kernels("", text[1:]) if text.startswith("!") else Kernels(text)
+
+
+@cache
+def keep_threads() -> bool:
+    """Keep llama.cpp's threads from pass to pass, and let them sleep at long waits; once a process.
+
+    A build with OpenMP does so by itself (`openmp`). In another one each pass starts threads, and a
+    thread that is late keeps the others' cores busy.
+
+    Returns:
+        Whether it does so from now on.
+    """
+    if not CPU_LIBRARY or CPU_LIBRARY.uses_openmp or not path_of_library().is_file():
+        return False
+    try:
+        prepare = library().gguf_spec_kernels_keep_threads
+        functions = {name: library()[f"gguf_spec_kernels_{name.rpartition('_')[2]}"] for name in _OF_THREADS}
+    except (OSError, AttributeError):
+        return False
+    prepare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    if not CPU_LIBRARY.calls(_OF_THREADS) or not prepare(*_handles(), openmp.spins()):
+        return False
+    for name, function in functions.items():
+        CPU_LIBRARY.rebind(name, function)
+    return True
+
+
+def _handles() -> tuple[int, int]:
+    """Return llama.cpp's loaded libraries with its CPU kernels and its tensors, for our library."""
+    return CPU_LIBRARY.functions._handle, C._lib._handle
 
 
 @cache

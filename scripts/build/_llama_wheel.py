@@ -1,7 +1,8 @@
-"""Compile llama-cpp-python's wheel for this machine, with the flags that exact passes need.
+"""The wheel of llama-cpp-python for this machine, and the kernels: made once, and kept in the user's cache, where other clones find them.
 
-It is compiled once for each kind of machine, compiler and flags, for all versions of Python. The wheel is kept in the user's cache, where other clones find it.
-scripts/run, scripts/test (_setup.py) and `pip install .` (build_backend.py) take it from there.
+The wheel is assembled from ready-made libraries of llama.cpp (ready_made.py). With GGUF_SPEC_BUILD_LLAMA=native, with CMAKE_ARGS, and where these
+libraries cannot be had, it is compiled, with the flags that exact passes need: once for each kind of machine, compiler and flags. One wheel serves all
+versions of Python. scripts/run, scripts/test (_setup.py) and `pip install .` (build_backend.py) use this.
 Only the standard library; must be importable on Python 3.8, where _setup.py names the fault. Messages go to stderr.
 """
 
@@ -16,8 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+
+import ready_made
 
 CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 OLDEST, NEWEST = (3, 10), (3, 14)
@@ -31,6 +35,12 @@ EXACT = ["-DGGML_LLAMAFILE=OFF"]
 # llama.cpp's RPC backend, for `gguf-spec worker` and --rpc.
 RPC = ["-DGGML_RPC=ON"]
 RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
+# `native` compiles llama.cpp, `ready-made` does not, and `0` leaves the wheel to the installer (build_backend.py)
+SWITCH = "GGUF_SPEC_BUILD_LLAMA"
+NATIVE, READY_MADE = "native", "ready-made"
+# pip's package with a C++ compiler, for machines without one, and its size; GGUF_SPEC_ZIG=0 does without
+ZIG, ZIG_MB, ZIG_SWITCH = "ziglang", 101, "GGUF_SPEC_ZIG"
+ZIG_TARGET = "x86_64-linux-gnu.2.28"  # its glibc: the kernels run with this version and newer ones
 LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
 # GCC takes the stores that fill AMX's tile configuration for dead ones; without these flags the first decode of a quantised model crashes.
 AMX_FIX = "-fno-tree-dse -fno-dse"
@@ -44,6 +54,8 @@ OFFLINE = re.compile(
 ERROR_LINE = re.compile(r"(?m)^.*((?:^|[:\s])error: |^ERROR: |\bCMake Error\b).*$")
 
 _locks = []  # file numbers of the locks held; children inherit them, so that a lock lasts until the last one that writes is gone
+_children = set()  # those that run
+_stopping = threading.Event()
 
 
 class Problem(Exception):
@@ -151,18 +163,49 @@ def digest(*parts) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
-def build_settings() -> dict:
-    """Return everything that decides what the compiled wheel is, by a name for users; None stands for "cannot tell"."""
+def way(have: str = "") -> str:
+    """Return where llama.cpp comes from, `native` or `ready-made`; `have` is what is there, if anything."""
+    asked = os.environ.get(SWITCH, "")
+    if asked in (NATIVE, READY_MADE):
+        return asked
+    if user_cmake_args() or os.environ.get(RPC_SWITCH) == "1":
+        return NATIVE
+    if have == NATIVE:
+        return NATIVE
+    try:
+        ready_made.build_here()
+    except ready_made.Unavailable as why:
+        say(f"llama.cpp ready made cannot be used: {why}. It is compiled.")
+        return NATIVE
+    return READY_MADE
+
+
+def build_settings(kind: str, have: dict) -> dict:
+    """Return everything that decides what the wheel of a kind is, by a name for users; None stands for "cannot tell".
+
+    `have` is what these were for the wheel that is there, if there is one.
+    """
+    python = f"{sys.implementation.cache_tag}-{sys.platform}-{os.uname().machine}"
+    if kind == READY_MADE:
+        try:
+            row = ready_made.build_here()
+        except ready_made.Unavailable as why:
+            raise Problem(f"llama.cpp ready made cannot be used: {why}.", f"compile it: {SWITCH}={NATIVE}.") from None
+        return {"Python": python, "llama.cpp": kind, "its build": digest(ready_made.key(row))}
     features = cpu_features()
     compilers = [compiler("C"), compiler("CXX")]
     # The installed wheel still works if the compiler was removed.
     known = all(first for first, _ in compilers)
     is_gcc = "Free Software Foundation" in compilers[0][1]
+    # Without arguments of the user, those that the wheel was made with stay: a build for a GPU need not be named again.
+    is_given = user_cmake_args() or os.environ.get(RPC_SWITCH) == "1"
+    kept = None if is_given else have.get("CMAKE_ARGS")
     return {
-        "Python": f"{sys.implementation.cache_tag}-{sys.platform}-{os.uname().machine}",
+        "Python": python,
+        "llama.cpp": kind,
         "the processor": digest(features),
         "the compiler": [first for first, _ in compilers] if known else None,
-        "CMAKE_ARGS": cmake_args(features, is_gcc) if known else None,
+        "CMAKE_ARGS": (kept or cmake_args(features, is_gcc)) if known else None,
         "CC, CXX, CFLAGS or CXXFLAGS": [
             os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS")
         ],
@@ -191,37 +234,68 @@ def check_compiler(settings: dict) -> None:
 # Children
 
 
-def call(command: list, log=None, env=None, on_line=None) -> int:
-    """Run `command` to its end and return its exit code; when we are stopped, end it with all its children."""
+def call(command: list, log=None, env=None, on_line=None, limit_s=None, modules=None) -> int:
+    """Run `command` to its end and return its exit code; when we are stopped, end it with all its children.
+
+    A command that takes longer than `limit_s` is ended, too. In another thread, it ends when `stop_children` is called.
+    The Python that it starts finds the modules in the folder `modules`, and none of the user's PYTHONPATH.
+    """
     child = subprocess.Popen(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if log else None,
         stderr=subprocess.STDOUT if log else None,
         env={
-            name: value
-            for name, value in (env or os.environ).items()
-            if name not in ("PYTHONPATH", "PYTHONHOME") and not name.startswith(OUTER_BUILD)
+            **{
+                name: value
+                for name, value in (env or os.environ).items()
+                if name not in ("PYTHONPATH", "PYTHONHOME") and not name.startswith(OUTER_BUILD)
+            },
+            **({"PYTHONPATH": str(modules)} if modules else {}),
         },
         start_new_session=True,
         pass_fds=_locks,
     )
+    _children.add(child)
+    timer = threading.Timer(limit_s, end, [child]) if limit_s else None
     try:
+        if timer:
+            timer.daemon = True
+            timer.start()
+        if _stopping.is_set():
+            end(child)
         for line in child.stdout or ():
             log.write(line)
             if on_line:
                 on_line(line.decode(errors="replace"))
         return child.wait()
     except BaseException:
+        stop_children()
+        raise
+    finally:
+        if timer:
+            timer.cancel()
+        _children.discard(child)
+
+
+def end(child) -> None:
+    """End a program with all its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=5)
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def stop_children() -> None:
+    """End all programs that run, and those that other threads start from now on."""
+    _stopping.set()
+    if threading.current_thread() is threading.main_thread():
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
         )  # an impatient second Ctrl-C must not stop the tidying
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=5)
-            os.killpg(child.pid, signal.SIGKILL)
-        raise
+    for child in list(_children):
+        end(child)
 
 
 @contextlib.contextmanager
@@ -281,15 +355,57 @@ class Progress:
 # Steps
 
 
-def compile_kernels(log) -> None:
-    """Compile gguf_spec/kernels/ in place, where that is possible; a failure is a warning."""
-    from build_kernels import inputs
+def get_kernels(which: str, pip: list, log) -> None:
+    """Put the kernels into gguf_spec/kernels/, from the cache or compiled; a failure is a warning.
 
-    if not inputs():
+    `which` are the instruction sets (see `build_kernels.sets`), `pip` is the command that starts pip.
+    """
+    import tempfile
+
+    import build_kernels
+
+    inputs = build_kernels.inputs(which)
+    if not inputs:
         return
-    say("Compiling the kernels (about 20 s on two cores).")
-    if call([sys.executable, Path(__file__).with_name("build_kernels.py")], log):
-        say(f"Warning: the kernels were not compiled, so llama.cpp's are used. The log: {log.name}")
+    target = build_kernels.SOURCES / build_kernels.LIBRARY
+    folder = cache_folder() / "kernels"
+    kept = folder / f"{kernels_key(inputs)}.so"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock", "another clone that compiles the kernels"):
+            if not kept.is_file():
+                with tempfile.TemporaryDirectory(prefix="part", dir=folder) as part:
+                    compiler = kernel_compiler(Path(part), pip, log)
+                    env = {**os.environ, "CXX": shlex.join(map(str, compiler)), "ZIG_GLOBAL_CACHE_DIR": f"{part}/zig"}
+                    say(f"Compiling the kernels ({', '.join(build_kernels.sets(which))}).")
+                    command = [sys.executable, build_kernels.__file__, "--sets", which, part]
+                    if call(command, log, env):
+                        raise Problem("the kernels were not compiled", f"The log: {log.name}")
+                    Path(part, build_kernels.LIBRARY).replace(kept)
+            shutil.copy(kept, target.with_suffix(".part"))
+            target.with_suffix(".part").replace(target)
+    except Problem as problem:
+        say(f"Warning: {problem}, so llama.cpp's are used. {problem.hint}")
+    except OSError as error:
+        say(f"Warning: the kernels were not stored, so llama.cpp's are used: {error}.")
+
+
+def kernels_key(inputs: list):
+    """Return what names the kernels in the cache; None where there are none for this kind of machine."""
+    return digest(inputs, compiler("CXX")[0] or ZIG) if inputs else None
+
+
+def kernel_compiler(part: Path, pip: list, log) -> list:
+    """Return the command of the C++ compiler; where there is none, of one that pip fetches into `part`."""
+    if compiler("CXX")[0]:
+        return compiler_command("CXX")
+    if os.environ.get(ZIG_SWITCH) == "0":
+        raise Problem("no C++ compiler", "One makes drafts faster: sudo apt install g++, or leave out GGUF_SPEC_ZIG=0.")
+    say(f"No C++ compiler: fetching {ZIG} ({ZIG_MB} MB) to compile the kernels, and removing it afterwards.")
+    options = ["--no-deps", "--no-compile", "--no-cache-dir", "--progress-bar=off", "--constraint", CONSTRAINTS]
+    if call([*pip, "install", *options, f"--target={part}/ziglang", ZIG], log, limit_s=ready_made.MOST_S):
+        raise Problem("no C++ compiler, and pip cannot fetch one", f"The log: {log.name}")
+    return [f"{part}/ziglang/ziglang/zig", "c++", "-target", ZIG_TARGET]
 
 
 def cache_folder() -> Path:
@@ -312,31 +428,39 @@ def find_wheel(folder: Path):
 
 
 def get_wheel(settings: dict, pip: list, log) -> Path:
-    """Return the llama-cpp-python wheel for this machine from the cache, after compiling it if it is not there.
+    """Return the llama-cpp-python wheel that `settings` lead to, from the cache, after making it if it is not there.
 
     `pip` is the command that starts pip.
+
+    Raises:
+        ready_made.Unavailable: The ready-made libraries cannot be had.
     """
     import tempfile
 
     folder = cache_folder() / "wheels" / wheel_key(settings)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(
-        folder.with_name(folder.name + ".lock"), "another clone that compiles the same library"
+        folder.with_name(folder.name + ".lock"), "another clone that makes the same library"
     ):
         wheel = find_wheel(folder)
         if wheel:
             return wheel
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        guess = f"about {max(1, round(BUILD_MINUTES / cores))} min with {cores} core{'s' if cores > 1 else ''}, longer for a GPU"
-        say(f"Compiling llama-cpp-python {llama_version()} for this machine, once: {guess}.")
         for leftover in folder.parent.glob(folder.name + ".part*"):
             shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=folder.name + ".part", dir=folder.parent) as part:
-            compile_wheel(Path(part), settings["CMAKE_ARGS"], pip, log)
+            if settings["llama.cpp"] == READY_MADE:
+                row = ready_made.build_here()
+                say(f"Fetching llama.cpp {row['llama']}, ready made ({row['bytes'] / 1e6:.0f} MB), and llama-cpp-python {llama_version()} (75 MB).")
+                ready_made.assemble(Path(part), row, pip, call, say, log)
+            else:
+                cores = (
+                    len(os.sched_getaffinity(0))
+                    if hasattr(os, "sched_getaffinity")
+                    else os.cpu_count() or 1
+                )
+                guess = f"about {max(1, round(BUILD_MINUTES / cores))} min with {cores} core{'s' if cores > 1 else ''}, longer for a GPU"
+                say(f"Compiling llama-cpp-python {llama_version()} for this machine, once: {guess}.")
+                compile_wheel(Path(part), settings["CMAKE_ARGS"], pip, log)
             shutil.rmtree(folder, ignore_errors=True)
             (Path(part) / "wheel").rename(folder)
         return find_wheel(folder)

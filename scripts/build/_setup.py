@@ -1,7 +1,7 @@
 """Make what scripts/run and scripts/test need in .venv, and nothing else.
 
 `_setup.py --ready run` answers by its exit code whether all is there; `_setup.py run` makes it (`test` in place of `run`: the checks too).
-llama-cpp-python's wheel comes from `_llama_wheel`, which compiles it once for each kind of machine, compiler and flags.
+llama-cpp-python's wheel and the kernels come from `_llama_wheel`, which keeps them for other clones.
 A marker file, written last, lists all that .venv was made for: without it, or when something in it has changed, .venv is made again.
 Only the standard library; must start on Python 3.8, to report the error there. All output goes to stderr.
 """
@@ -12,26 +12,32 @@ import shutil
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "build"))  # `python -I` leaves it out
 
 import build_kernels  # noqa: E402 -- found by the path set above
+import ready_made  # noqa: E402 -- found by the path set above
 from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
+    NATIVE,
     Problem,
     build_settings,
     cache_folder,
     call,
     check_compiler,
-    compile_kernels,
     digest,
     failure,
     first_line,
+    get_kernels,
     get_wheel,
+    kernels_key,
     locked,
     say,
+    stop_children,
+    way,
 )
 
 VENV = ROOT / ".venv"
@@ -44,13 +50,21 @@ DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model
 # What is wanted
 
 
-def wanted() -> dict:
+def made_for(kind: str) -> dict:
+    """Return what .venv was made for; empty where it is not ready for `kind` (`run` or `test`)."""
+    try:
+        have = json.loads((VENV / f"ready-{kind}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return have if isinstance(have, dict) else {}
+
+
+def wanted(kind: str) -> dict:
     """Return all that .venv and the kernels are made for, by the word that names it; None stands for "cannot tell"."""
-    settings = build_settings()
-    kernels = settings["the compiler"] and digest(build_kernels.inputs(), settings["the compiler"])
     package = (ROOT / "gguf_spec" / "__init__.py").read_text(encoding="utf-8")
+    have = made_for("run")
     return {
-        KERNELS: kernels,
+        KERNELS: kernels_key(build_kernels.inputs(sets(kind))),
         "the place of this folder": str(ROOT),
         "the version of gguf-spec": next(
             line for line in package.splitlines() if line.startswith("__version__")
@@ -59,15 +73,22 @@ def wanted() -> dict:
             (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
             CONSTRAINTS.read_text(encoding="utf-8"),
         ),
-        **settings,
+        **build_settings(way(have.get("llama.cpp", "")), have),
     }
+
+
+def sets(kind: str) -> str:
+    """Return which instruction sets have kernels: the best one, or for the tests those that this processor has.
+
+    Where the tests were set up, all of theirs stay.
+    """
+    return "here" if kind == "test" or made_for("test") else "best"
 
 
 def changed(kind: str, want: dict) -> list:
     """Return what is missing or different from `want` in .venv; empty means ready for `kind` (`run` or `test`)."""
-    try:
-        have = json.loads((VENV / f"ready-{kind}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    have = made_for(kind)
+    if not have:
         return ["the mark of a finished set-up"]
     programs = [
         f".venv/bin/{name}"
@@ -83,7 +104,8 @@ def changed(kind: str, want: dict) -> list:
 
 
 def install(log, *what) -> None:
-    if call([*PIP, "install", "--constraint", CONSTRAINTS, *what], log):
+    options = ["--no-compile", "--constraint", CONSTRAINTS]
+    if call([*PIP, "install", *options, *what], log):
         raise failure("installing the packages", log)
 
 
@@ -97,7 +119,8 @@ def check_tools(want: dict) -> None:
             f"this Python {version} cannot make virtual environments (its ensurepip or venv module is missing).",
             f"Debian and Ubuntu: sudo apt install python{version}-venv. Or name another Python: PYTHON=/path/to/python3.",
         )
-    check_compiler(want)
+    if want["llama.cpp"] == NATIVE:
+        check_compiler(want)
 
 
 def base_python() -> str:
@@ -108,34 +131,46 @@ def base_python() -> str:
 
 def set_up(kind: str) -> None:
     """Make what is missing for `kind`. Called with the lock held."""
-    want = wanted()
+    want = wanted(kind)
     missing = changed(kind, want)
     if not missing:
         return  # another set-up made it while we waited
-    check_tools(want)
     start = time.monotonic()
     log_path = cache_folder() / "logs" / f"setup-{digest(str(ROOT))}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("wb") as log:
+    with log_path.open("wb") as log, log_path.with_suffix(".kernels.log").open("wb") as other_log:
+        which = sets(kind)
         if missing == [KERNELS]:
-            compile_kernels(log)
+            get_kernels(which, PIP, log)
             mark([path.stem for path in VENV.glob("ready-*.json")], want)
             return
         stale = changed("run", want)
         remake = [name for name in stale if name != KERNELS]
+        if remake:
+            check_tools(want)
         for old in VENV.glob("ready-*.json"):
             old.unlink()
-        if remake:
-            make_venv(remake, log)
-        if kind == "test":
-            say("Installing the tools for the checks (about half a minute).")
-            install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
-        if stale:
-            compile_kernels(log)
+        with ThreadPoolExecutor(1) as beside:
+            try:
+                if remake:
+                    make_venv(remake, log)
+                kernels = beside.submit(get_kernels, which, PIP, other_log)
+                if remake:
+                    used = install_packages(want, log)
+                    if used is not want:
+                        want = {**{name: want[name] for name in list(want)[:4]}, **used}
+                if kind == "test":
+                    say("Installing the tools for the checks (about half a minute).")
+                    install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
+                if remake:
+                    fetch_default_model()
+                kernels.result()
+            except BaseException:
+                stop_children()
+                raise
         if remake:
             say("Trying the library out on this processor.")
             call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
-            fetch_default_model()
     mark(["ready-run", *(["ready-test"] if kind == "test" else [])], want)
     say(f"Ready after {time.monotonic() - start:.0f} s.")
 
@@ -158,9 +193,9 @@ def fetch_default_model() -> None:
 
 
 def make_venv(why: list, log) -> None:
-    """Make .venv with the package and what it needs to run."""
+    """Make .venv with what installs packages."""
     say(
-        f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about half a minute)."
+        f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about a minute)."
     )
     if VENV.is_symlink():
         VENV.unlink()
@@ -169,8 +204,20 @@ def make_venv(why: list, log) -> None:
     if call([base_python(), "-I", "-m", "venv", VENV], log):
         raise failure("python -m venv", log)
     install(log, "pip", "hatchling", "editables")
-    install(log, get_wheel(build_settings(), PIP, log))
-    install(log, "--no-build-isolation", "--editable", f"{ROOT}[server]")
+
+
+def install_packages(want: dict, log) -> dict:
+    """Install llama-cpp-python, the package and what it needs to run; return the settings that were used."""
+    used = want
+    try:
+        wheel = get_wheel(want, PIP, log)
+    except ready_made.Unavailable as why:
+        say(f"llama.cpp ready made cannot be used: {why}. It is compiled.")
+        used = build_settings(NATIVE, {})
+        check_compiler(used)
+        wheel = get_wheel(used, PIP, log)
+    install(log, wheel, "--no-build-isolation", "--editable", f"{ROOT}[server]")
+    return used
 
 
 def require_python(kind: str) -> None:
@@ -195,7 +242,7 @@ def stop(number, _frame) -> None:
 
 def main(args: list) -> int:
     if args[0] == "--ready":
-        return 1 if changed(args[1], wanted()) else 0
+        return 1 if changed(args[1], wanted(args[1])) else 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
             signal.signal(number, stop)

@@ -1,11 +1,12 @@
 """Compile gguf_spec/kernels/ into one library: entry.cpp once, products.cpp and attention.cpp once for each instruction set.
 
-    python scripts/build/build_kernels.py [FOLDER]
+    python scripts/build/build_kernels.py [--sets best | here | all] [FOLDER]
 
 Only the standard library. It needs a C++ compiler (CXX, else c++) and takes some seconds on all cores. scripts/run, scripts/test (_setup.py)
-and `pip install .` (build_backend.py) call it; without the library, llama.cpp's own kernels are used.
+and `pip install .` (build_backend.py) use it; without the library, llama.cpp's own kernels are used.
 """
 
+import argparse
 import os
 import platform
 import subprocess
@@ -14,17 +15,18 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from _llama_wheel import compiler_command
+from _llama_wheel import compiler_command, cpu_features
 
 SOURCES = Path(__file__).resolve().parents[2] / "gguf_spec" / "kernels"
 LIBRARY = "libgguf_spec_kernels.so"
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
+# Compiler options of the sets, and what a processor needs for them (names of Linux); the best set first.
 SETS = {
-    "avx2": AVX2,
-    "avxvnni": [*AVX2, "-mavxvnni"],
-    "avx512": AVX512,
-    "avx512vnni": [*AVX512, "-mavx512vnni"],
+    "avx512vnni": ([*AVX512, "-mavx512vnni"], ["avx512_vnni", "avx512vl"]),
+    "avx512": (AVX512, ["avx512f", "avx512bw", "avx512dq", "avx512vl"]),
+    "avxvnni": ([*AVX2, "-mavxvnni"], ["avx_vnni"]),
+    "avx2": (AVX2, ["avx2", "fma", "f16c"]),
 }
 # Sums are added as written: no contraction to fused operations but the explicit ones, so that bits do not depend on the compiler.
 FLAGS = [
@@ -40,41 +42,45 @@ FLAGS = [
 ]
 
 
-def inputs() -> list:
-    """Return the contents of all files that decide what the library is; empty where it cannot be compiled."""
-    if platform.machine().lower() not in ("x86_64", "amd64") or not sys.platform.startswith(
-        "linux"
-    ):
+def is_possible() -> bool:
+    """Return whether there are kernels for this kind of machine."""
+    return platform.machine().lower() in ("x86_64", "amd64") and sys.platform.startswith("linux")
+
+
+def sets(which: str) -> list:
+    """Return names of instruction sets: the `best` one of this processor, those that it has (`here`), or `all`."""
+    flags = set(cpu_features())
+    # where the system hides what the processor has, all are compiled
+    here = [name for name, (_, needed) in SETS.items() if flags.issuperset(needed)] or list(SETS)
+    return {"best": here[:1] if len(here) < len(SETS) or "avx2" in flags else here, "here": here, "all": list(SETS)}[which]
+
+
+def inputs(which: str) -> list:
+    """Return all but the compiler that decides what the library is; empty where there are no kernels."""
+    if not is_possible():
         return []
     files = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
-    return [path.read_text(encoding="utf-8") for path in [*files, Path(__file__)]] if files else []
+    texts = [path.read_text(encoding="utf-8") for path in [*files, Path(__file__)]]
+    return [*texts, *sets(which)] if files else []
 
 
-def build(folder: Path, sources: Path = SOURCES, flags=()) -> Path:
+def build(folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None) -> Path:
     """Compile the library into `folder` and return its path."""
-    compiler = compiler_command("CXX")
+    compiler = compiler or compiler_command("CXX")
     with tempfile.TemporaryDirectory() as work:
-        jobs = [("entry", "entry", [])]
-        for name, options in SETS.items():
+        jobs = []
+        for name in sets(which):
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
             jobs += [
-                (part, f"{part}-{name}", [*options, *defines]) for part in ("products", "attention")
+                (part, f"{part}-{name}", [*SETS[name][0], *defines]) for part in ("attention", "products")
             ]
+        jobs.append(("entry", "entry", []))
 
         def run(job) -> str:
             source, name, options = job
             target = f"{work}/{name}.o"
             subprocess.run(
-                [
-                    *compiler,
-                    *FLAGS,
-                    *flags,
-                    *options,
-                    "-c",
-                    str(sources / f"{source}.cpp"),
-                    "-o",
-                    target,
-                ],
+                [*compiler, *FLAGS, *flags, *options, "-c", f"{sources / source}.cpp", "-o", target],
                 check=True,
             )
             return target
@@ -82,20 +88,27 @@ def build(folder: Path, sources: Path = SOURCES, flags=()) -> Path:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(run, jobs))
         target = folder / LIBRARY
-        part = target.with_suffix(".part")
-        subprocess.run(
-            [*compiler, "-shared", *flags, "-o", str(part), *objects, "-ldl"], check=True
-        )
-        part.replace(target)
+        part = target.with_suffix(f".{os.getpid()}.part")
+        try:
+            subprocess.run(
+                [*compiler, "-shared", *flags, "-o", str(part), *objects, "-ldl", "-lpthread"], check=True
+            )
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     return target
 
 
-def main(folder: Path) -> int:
-    if not inputs():
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sets", choices=["best", "here", "all"], default="here")
+    parser.add_argument("folder", nargs="?", type=Path, default=SOURCES)
+    args = parser.parse_args()
+    if not inputs(args.sets):
         print("Error: the kernels are for Linux on x86-64 processors.", file=sys.stderr)
         return 1
     try:
-        print(build(folder))
+        print(build(args.folder, args.sets))
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"Error: the kernels cannot be compiled: {error}", file=sys.stderr)
         return 1
@@ -103,4 +116,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES))
+    sys.exit(main())
