@@ -466,6 +466,18 @@ def get_wheel(settings: dict, pip: list, log) -> Path:
         return find_wheel(folder)
 
 
+def get_wheel_or_compile(settings: dict, pip: list, log) -> tuple:
+    """Return the wheel and the settings that it was made with: where ready-made libraries cannot be had, it is compiled."""
+    try:
+        if settings["llama.cpp"] == NATIVE:
+            check_compiler(settings)
+        return get_wheel(settings, pip, log), settings
+    except ready_made.Unavailable as why:
+        say(f"llama.cpp ready made cannot be used: {why}. It is compiled.")
+        log.flush()
+        return get_wheel_or_compile(build_settings(NATIVE, {}), pip, log)
+
+
 def compile_wheel(part: Path, args: list, pip: list, log) -> None:
     """Compile the wheel with the CMake arguments `args` into `part`/wheel; `pip` is the command that starts pip."""
     include = part / "lean.cmake"

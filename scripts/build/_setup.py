@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "build"))  # `python -I` leaves it out
 
 import build_kernels  # noqa: E402 -- found by the path set above
-import ready_made  # noqa: E402 -- found by the path set above
 from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
     NATIVE,
@@ -32,7 +31,7 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
     failure,
     first_line,
     get_kernels,
-    get_wheel,
+    get_wheel_or_compile,
     kernels_key,
     locked,
     say,
@@ -208,14 +207,7 @@ def make_venv(why: list, log) -> None:
 
 def install_packages(want: dict, log) -> dict:
     """Install llama-cpp-python, the package and what it needs to run; return the settings that were used."""
-    used = want
-    try:
-        wheel = get_wheel(want, PIP, log)
-    except ready_made.Unavailable as why:
-        say(f"llama.cpp ready made cannot be used: {why}. It is compiled.")
-        used = build_settings(NATIVE, {})
-        check_compiler(used)
-        wheel = get_wheel(used, PIP, log)
+    wheel, used = get_wheel_or_compile(want, PIP, log)
     install(log, wheel, "--no-build-isolation", "--editable", f"{ROOT}[server]")
     return used
 

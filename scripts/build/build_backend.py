@@ -1,14 +1,14 @@
-"""Build backend of this package (PEP 517): hatchling's, with a llama-cpp-python that is compiled with the right flags, and our kernels.
+"""Build backend of this package (PEP 517): hatchling's, with the llama-cpp-python that fits this machine, and our kernels.
 
-`pip install .` and `uv tool install .` cannot be told the flags of a dependency by the package that needs it. So the metadata that is built here names
-a file instead of an index: the wheel that scripts/run installs too, which `_llama_wheel` compiles once and keeps in the user's cache.
+`pip install .` and `uv tool install .` cannot be told by the package that needs it where a dependency comes from. So the metadata that is built here
+names a file instead of an index: the wheel that scripts/run installs too, which `_llama_wheel` makes once and keeps in the user's cache.
 The plain name `llama-cpp-python` stays
 
 - where the environment already has one, such as a build for a GPU,
 - with GGUF_SPEC_BUILD_LLAMA=0, where the installer is to find one,
-- on Windows, and for wheels that are built to be published (`python -m hatchling build`).
+- on Windows, and for wheels that are built to be published (`python -m hatchling build`, scripts/build/wheels.py).
 
-The kernels (gguf_spec/kernels/) are compiled in place, and the wheel is for this kind of machine then. A published wheel has none.
+The kernels (gguf_spec/kernels/) are compiled in place, and the wheel is for this kind of machine then.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ __all__ = [
     "get_requires_for_build_wheel",
 ]
 NAME = "llama-cpp-python"
-SWITCH = "GGUF_SPEC_BUILD_LLAMA"
+SWITCH = "GGUF_SPEC_BUILD_LLAMA"  # `native`, `ready-made`: _llama_wheel.py
 # read by metadata_hook.py
 REQUIREMENT = "GGUF_SPEC_LLAMA_REQUIREMENT"
 WITH_KERNELS = "GGUF_SPEC_WHEEL_WITH_KERNELS"
@@ -77,7 +77,7 @@ def _compile_kernels() -> None:
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
-            llama_wheel.compile_kernels(log)
+            llama_wheel.get_kernels("best", _pip(), log)
     except OSError as error:
         print(f"Warning: the kernels were not compiled: {error}.", file=sys.stderr)
 
@@ -117,16 +117,15 @@ def _is_installed() -> bool:
 
 
 def _wheel() -> Path:
-    """Return the wheel for this machine; end with a message where it cannot be compiled."""
+    """Return the wheel for this machine; end with a message where it cannot be made."""
     import _llama_wheel as llama_wheel
 
     log_path = llama_wheel.cache_folder() / "logs" / "install.log"
     try:
-        settings = llama_wheel.build_settings()
-        llama_wheel.check_compiler(settings)
+        settings = llama_wheel.build_settings(llama_wheel.way(), {})
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
-            return llama_wheel.get_wheel(settings, _pip(), log)
+            return llama_wheel.get_wheel_or_compile(settings, _pip(), log)[0]
     except llama_wheel.Problem as problem:
         sys.exit(f"Error: {problem}\nHint: {problem.hint}")
     except OSError as error:
