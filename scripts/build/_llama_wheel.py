@@ -37,6 +37,8 @@ RPC = ["-DGGML_RPC=ON"]
 RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
 # `native` compiles llama.cpp, `ready-made` does not, and `0` leaves the wheel to the installer (build_backend.py)
 SWITCH = "GGUF_SPEC_BUILD_LLAMA"
+# `0`: the build backend leaves the kernels to the set-up
+KERNELS_SWITCH = "GGUF_SPEC_BUILD_KERNELS"
 NATIVE, READY_MADE = "native", "ready-made"
 # pip's package with a C++ compiler, for machines without one, and its size; GGUF_SPEC_ZIG=0 does without
 ZIG, ZIG_MB, ZIG_SWITCH = "ziglang", 101, "GGUF_SPEC_ZIG"
@@ -53,7 +55,7 @@ OFFLINE = re.compile(
 )
 ERROR_LINE = re.compile(r"(?m)^.*((?:^|[:\s])error: |^ERROR: |\bCMake Error\b).*$")
 
-_locks = []  # file numbers of the locks held; children inherit them, so that a lock lasts until the last one that writes is gone
+_locks = {}  # file numbers of the locks held, and their threads; children inherit them, so that a lock lasts until the last one that writes is gone
 _children = set()  # those that run
 _stopping = threading.Event()
 
@@ -254,7 +256,7 @@ def call(command: list, log=None, env=None, on_line=None, limit_s=None, modules=
             **({"PYTHONPATH": str(modules)} if modules else {}),
         },
         start_new_session=True,
-        pass_fds=_locks,
+        pass_fds=[file for file, thread in _locks.items() if thread in (threading.main_thread(), threading.current_thread())],
     )
     _children.add(child)
     timer = threading.Timer(limit_s, end, [child]) if limit_s else None
@@ -306,11 +308,11 @@ def locked(path: Path, waiting_for: str):
         except BlockingIOError:
             say(f"Waiting for {waiting_for}.")
             fcntl.flock(file, fcntl.LOCK_EX)
-        _locks.append(file.fileno())
+        _locks[file.fileno()] = threading.current_thread()
         try:
             yield
         finally:
-            _locks.remove(file.fileno())
+            del _locks[file.fileno()]
 
 
 def failure(what: str, log) -> Problem:

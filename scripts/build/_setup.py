@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "build"))  # `python -I` leaves it out
 import build_kernels  # noqa: E402 -- found by the path set above
 from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
+    KERNELS_SWITCH,
     NATIVE,
     Problem,
     build_settings,
@@ -104,7 +105,7 @@ def changed(kind: str, want: dict) -> list:
 
 def install(log, *what) -> None:
     options = ["--no-compile", "--constraint", CONSTRAINTS]
-    if call([*PIP, "install", *options, *what], log):
+    if call([*PIP, "install", *options, *what], log, {**os.environ, KERNELS_SWITCH: "0"}):
         raise failure("installing the packages", log)
 
 

@@ -69,10 +69,12 @@ if hasattr(hatchling, "prepare_metadata_for_build_wheel"):
 
 
 def _compile_kernels() -> None:
-    if sys.platform != "linux":
+    if sys.platform == "win32":
         return
     import _llama_wheel as llama_wheel
 
+    if os.environ.get(llama_wheel.KERNELS_SWITCH) == "0":
+        return
     log_path = llama_wheel.cache_folder() / "logs" / "kernels.log"
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
