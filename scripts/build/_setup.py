@@ -23,6 +23,7 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
     KERNELS_SWITCH,
     NATIVE,
+    SWITCH,
     Problem,
     build_settings,
     cache_folder,
@@ -104,8 +105,9 @@ def changed(kind: str, want: dict) -> list:
 
 
 def install(log, *what) -> None:
+    """Install packages; the wheel of llama-cpp-python and the kernels are ours to make, not the build backend's."""
     options = ["--no-compile", "--constraint", CONSTRAINTS]
-    if call([*PIP, "install", *options, *what], log, {**os.environ, KERNELS_SWITCH: "0"}):
+    if call([*PIP, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}):
         raise failure("installing the packages", log)
 
 
