@@ -7,7 +7,9 @@ its library.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BindingError
+from ..system.files import content_id
 from .library import cpu_library, libraries
 from .openmp import spin_count_set
 from .structures import TESTED, misfit
@@ -47,14 +50,23 @@ _LIBRARIES = [*libraries(C._lib, LIBRARY_FOLDER, CPU_LIBRARY)]
 
 
 def identities(files: Iterable[Path]) -> list[str]:
-    """Return the paths of files with their sizes and times."""
-    stats = [(path, path.stat()) for path in files]
-    return [f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats]
+    """Return the names of files with hashes of their contents, wherever they lie."""
+    return [f"{path.name} {_content(path)}" for path in files]
+
+
+@cache
+def _content(path: Path) -> str:
+    if path.stat().st_size > _LARGE:
+        return content_id(path)
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 def llama_parts() -> list[str]:
-    """Return the identity of the llama.cpp build: its shared libraries, their sizes and times."""
-    return identities(sorted(path for path in LIBRARY_FOLDER.iterdir() if path.is_file()))
+    """Return the identity of the llama.cpp build: its shared libraries, without unused kernels."""
+    used = CPU_LIBRARY.path.name if CPU_LIBRARY else ""
+    files = [path.resolve() for path in LIBRARY_FOLDER.iterdir() if path.is_file()]
+    unused = [path for path in files if "ggml-cpu-" in path.name and path.name != used]
+    return identities(sorted({*files} - {*unused}))
 
 
 def call(name: str, *arguments: Any, result: Any = ctypes.c_void_p) -> Any:
@@ -74,6 +86,8 @@ def call(name: str, *arguments: Any, result: Any = ctypes.c_void_p) -> Any:
     return function(*given)
 
 
+# bytes from which a library is identified by samples, such as one for a GPU
+_LARGE = 32 << 20
 # largest number of inputs of an operation
 _MOST_INPUTS = 10
 

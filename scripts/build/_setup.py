@@ -44,7 +44,8 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
 VENV = ROOT / ".venv"
 PIP = [VENV / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
 OLDEST, NEWEST = (3, 10), (3, 14)
-KERNELS = "the kernels"
+KERNELS, PLACE, OUR_VERSION, PACKAGES = "the kernels", "the place of this folder", "the version of gguf-spec", "the list of packages"
+COMMON = (KERNELS, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
 DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
 
 
@@ -66,11 +67,11 @@ def wanted(kind: str) -> dict:
     have = made_for("run")
     return {
         KERNELS: kernels_key(build_kernels.inputs(sets(kind))),
-        "the place of this folder": str(ROOT),
-        "the version of gguf-spec": next(
+        PLACE: str(ROOT),
+        OUR_VERSION: next(
             line for line in package.splitlines() if line.startswith("__version__")
         ),
-        "the list of packages": digest(
+        PACKAGES: digest(
             (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
             CONSTRAINTS.read_text(encoding="utf-8"),
         ),
@@ -158,9 +159,7 @@ def set_up(kind: str) -> None:
                     make_venv(remake, log)
                 kernels = beside.submit(get_kernels, which, PIP, other_log)
                 if remake:
-                    used = install_packages(want, log)
-                    if used is not want:
-                        want = {**{name: want[name] for name in list(want)[:4]}, **used}
+                    want = install_packages(want, log)
                 if kind == "test":
                     say("Installing the tools for the checks (about half a minute).")
                     install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
@@ -210,9 +209,10 @@ def make_venv(why: list, log) -> None:
 
 def install_packages(want: dict, log) -> dict:
     """Install llama-cpp-python, the package and what it needs to run; return the settings that were used."""
-    wheel, used = get_wheel_or_compile(want, PIP, log)
+    settings = {name: value for name, value in want.items() if name not in COMMON}
+    wheel, used = get_wheel_or_compile(settings, PIP, log)
     install(log, wheel, "--no-build-isolation", "--editable", f"{ROOT}[server]")
-    return used
+    return {**want, **used}
 
 
 def require_python(kind: str) -> None:
