@@ -155,15 +155,18 @@ def set_up(kind: str) -> None:
             old.unlink()
         with ThreadPoolExecutor(1) as beside:
             try:
-                if remake:
-                    make_venv(remake, log)
+                have = make_venv(remake, kind, want, log) if remake else "run"
                 kernels = beside.submit(get_kernels, which, PIP, other_log)
-                if remake:
+                if not have:
                     want = install_packages(want, log)
-                if kind == "test":
+                    keep_packages("run", want)
+                if kind == "test" and have != "test":
                     say("Installing the tools for the checks (about half a minute).")
                     install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
+                    keep_packages("test", want)
                 if remake:
+                    if have:
+                        install(log, "--no-build-isolation", "--no-deps", "--no-index", "--editable", ROOT)
                     fetch_default_model()
                 kernels.result()
             except BaseException:
@@ -193,18 +196,68 @@ def fetch_default_model() -> None:
         )
 
 
-def make_venv(why: list, log) -> None:
-    """Make .venv with what installs packages."""
+def make_venv(why: list, kind: str, want: dict, log) -> str:
+    """Make .venv, with packages that an earlier set-up kept; return the kind of set-up that they are for, empty for none."""
+    kept = next((one for one in dict.fromkeys((kind, "run")) if kept_packages(one, want).is_dir()), "")
     say(
-        f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about a minute)."
+        f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} "
+        f"(about {'ten seconds' if kept else 'a minute'})."
     )
     if VENV.is_symlink():
         VENV.unlink()
     elif VENV.exists():
         shutil.rmtree(VENV)
-    if call([base_python(), "-I", "-m", "venv", VENV], log):
+    command = [base_python(), "-I", "-m", "venv", VENV]
+    if call([*command, "--without-pip"] if kept else command, log):
         raise failure("python -m venv", log)
-    install(log, "pip", "hatchling", "editables")
+    if kept:
+        copy_packages(kept_packages(kept, want), VENV)
+    else:
+        install(log, "pip", "hatchling", "editables")
+    return kept
+
+
+# ---- packages for other clones
+
+
+def kept_packages(kind: str, want: dict) -> Path:
+    """Return the folder of the cache with the packages that `want` leads to."""
+    about = {name: value for name, value in want.items() if name not in (KERNELS, PLACE, OUR_VERSION)}
+    return cache_folder() / "packages" / digest(kind, about)
+
+
+def keep_packages(kind: str, want: dict) -> None:
+    """Keep the packages of .venv for other clones; a failure costs only time."""
+    folder = kept_packages(kind, want)
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    try:
+        copy_packages(VENV, part)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+    except OSError:
+        pass
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def copy_packages(source: Path, target: Path) -> None:
+    """Copy the installed packages, but this one, from an environment to another; files are linked where that is possible."""
+
+    def copy(here, there):
+        try:
+            os.link(here, there)
+        except OSError:
+            shutil.copy2(here, there)
+
+    ours = shutil.ignore_patterns("_editable_impl_gguf_spec*", "gguf_spec-*")
+    shutil.copytree(source / "lib", target / "lib", copy_function=copy, ignore=ours, dirs_exist_ok=True)
+    (target / "bin").mkdir(exist_ok=True)
+    for program in (source / "bin").iterdir():  # their first line names the environment's Python
+        if program.is_file() and not program.is_symlink() and not (target / "bin" / program.name).exists():
+            first, newline, rest = program.read_bytes().partition(b"\n")
+            if first.startswith(b"#!") and first.endswith(b"/bin/python"):
+                (target / "bin" / program.name).write_bytes(b"#!" + os.fsencode(target / "bin" / "python") + newline + rest)
+                (target / "bin" / program.name).chmod(0o755)
 
 
 def install_packages(want: dict, log) -> dict:
