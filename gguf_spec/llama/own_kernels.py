@@ -143,6 +143,8 @@ def _start(wanted: str) -> Kernels:
         return Kernels("", "they are for Linux on x86-64 processors")
     if not path_of_library().is_file():
         return Kernels("", "the library was not compiled", _SET_UP)
+    if not CPU_LIBRARY:
+        return Kernels("", "llama.cpp's CPU kernels are in an unknown library")
     if problem := library_problem(wanted):
         file = library_result(wanted)
         return Kernels("", problem, f"{_SET_UP} To repeat the self-test, remove {file}.")
@@ -209,7 +211,10 @@ def enter(wanted: str) -> Kernels:
         start = library().gguf_spec_kernels_start
     except (OSError, AttributeError) as error:
         return Kernels("", f"the library cannot be loaded: {error}")
-    start.restype, start.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p]
+    start.restype, start.argtypes = (
+        ctypes.c_char_p,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p],
+    )
     name = "" if wanted == "auto" else wanted
     text = start(*_handles(), name.encode()).decode()
     return Kernels("", text[1:]) if text.startswith("!") else Kernels(text)
@@ -229,7 +234,9 @@ def keep_threads() -> bool:
         return False
     try:
         prepare = library().gguf_spec_kernels_keep_threads
-        functions = {name: library()[f"gguf_spec_kernels_{name.rpartition('_')[2]}"] for name in _OF_THREADS}
+        functions = {
+            name: library()[f"gguf_spec_kernels_{name.rpartition('_')[2]}"] for name in _OF_THREADS
+        }
     except (OSError, AttributeError):
         return False
     prepare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
@@ -242,6 +249,7 @@ def keep_threads() -> bool:
 
 def _handles() -> tuple[int, int]:
     """Return llama.cpp's loaded libraries with its CPU kernels and its tensors, for our library."""
+    assert CPU_LIBRARY
     return CPU_LIBRARY.functions._handle, C._lib._handle
 
 

@@ -192,7 +192,9 @@ def build_settings(kind: str, have: dict) -> dict:
         try:
             row = ready_made.build_here()
         except ready_made.Unavailable as why:
-            raise Problem(f"llama.cpp ready made cannot be used: {why}.", f"compile it: {SWITCH}={NATIVE}.") from None
+            raise Problem(
+                f"llama.cpp ready made cannot be used: {why}.", f"compile it: {SWITCH}={NATIVE}."
+            ) from None
         return {"Python": python, "llama.cpp": kind, "its build": digest(ready_made.key(row))}
     features = cpu_features()
     compilers = [compiler("C"), compiler("CXX")]
@@ -256,7 +258,11 @@ def call(command: list, log=None, env=None, on_line=None, limit_s=None, modules=
             **({"PYTHONPATH": str(modules)} if modules else {}),
         },
         start_new_session=True,
-        pass_fds=[file for file, thread in _locks.items() if thread in (threading.main_thread(), threading.current_thread())],
+        pass_fds=[
+            file
+            for file, thread in _locks.items()
+            if thread in (threading.main_thread(), threading.current_thread())
+        ],
     )
     _children.add(child)
     timer = threading.Timer(limit_s, end, [child]) if limit_s else None
@@ -378,7 +384,11 @@ def get_kernels(which: str, pip: list, log) -> None:
             if not kept.is_file():
                 with tempfile.TemporaryDirectory(prefix="part", dir=folder) as part:
                     compiler = kernel_compiler(Path(part), pip, log)
-                    env = {**os.environ, "CXX": shlex.join(map(str, compiler)), "ZIG_GLOBAL_CACHE_DIR": f"{part}/zig"}
+                    env = {
+                        **os.environ,
+                        "CXX": shlex.join(map(str, compiler)),
+                        "ZIG_GLOBAL_CACHE_DIR": f"{part}/zig",
+                    }
                     say(f"Compiling the kernels ({', '.join(build_kernels.sets(which))}).")
                     command = [sys.executable, build_kernels.__file__, "--sets", which, part]
                     if call(command, log, env):
@@ -402,10 +412,24 @@ def kernel_compiler(part: Path, pip: list, log) -> list:
     if compiler("CXX")[0]:
         return compiler_command("CXX")
     if os.environ.get(ZIG_SWITCH) == "0":
-        raise Problem("no C++ compiler", "One makes drafts faster: sudo apt install g++, or leave out GGUF_SPEC_ZIG=0.")
-    say(f"No C++ compiler: fetching {ZIG} ({ZIG_MB} MB) to compile the kernels, and removing it afterwards.")
-    options = ["--no-deps", "--no-compile", "--no-cache-dir", "--progress-bar=off", "--constraint", CONSTRAINTS]
-    if call([*pip, "install", *options, f"--target={part}/ziglang", ZIG], log, limit_s=ready_made.MOST_S):
+        raise Problem(
+            "no C++ compiler",
+            "One makes drafts faster: sudo apt install g++, or leave out GGUF_SPEC_ZIG=0.",
+        )
+    say(
+        f"No C++ compiler: fetching {ZIG} ({ZIG_MB} MB) to compile the kernels, and removing it afterwards."
+    )
+    options = [
+        "--no-deps",
+        "--no-compile",
+        "--no-cache-dir",
+        "--progress-bar=off",
+        "--constraint",
+        CONSTRAINTS,
+    ]
+    if call(
+        [*pip, "install", *options, f"--target={part}/ziglang", ZIG], log, limit_s=ready_made.MOST_S
+    ):
         raise Problem("no C++ compiler, and pip cannot fetch one", f"The log: {log.name}")
     return [f"{part}/ziglang/ziglang/zig", "c++", "-target", ZIG_TARGET]
 
@@ -452,7 +476,9 @@ def get_wheel(settings: dict, pip: list, log) -> Path:
         with tempfile.TemporaryDirectory(prefix=folder.name + ".part", dir=folder.parent) as part:
             if settings["llama.cpp"] == READY_MADE:
                 row = ready_made.build_here()
-                say(f"Fetching llama.cpp {row['llama']}, ready made ({row['bytes'] / 1e6:.0f} MB), and llama-cpp-python {llama_version()} (75 MB).")
+                say(
+                    f"Fetching llama.cpp {row['llama']}, ready made ({row['bytes'] / 1e6:.0f} MB), and llama-cpp-python {llama_version()} (75 MB)."
+                )
                 ready_made.assemble(Path(part), row, pip, call, say, log)
             else:
                 cores = (
@@ -461,7 +487,9 @@ def get_wheel(settings: dict, pip: list, log) -> Path:
                     else os.cpu_count() or 1
                 )
                 guess = f"about {max(1, round(BUILD_MINUTES / cores))} min with {cores} core{'s' if cores > 1 else ''}, longer for a GPU"
-                say(f"Compiling llama-cpp-python {llama_version()} for this machine, once: {guess}.")
+                say(
+                    f"Compiling llama-cpp-python {llama_version()} for this machine, once: {guess}."
+                )
                 compile_wheel(Path(part), settings["CMAKE_ARGS"], pip, log)
             shutil.rmtree(folder, ignore_errors=True)
             (Path(part) / "wheel").rename(folder)

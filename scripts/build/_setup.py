@@ -44,7 +44,12 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
 VENV = ROOT / ".venv"
 PIP = [VENV / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
 OLDEST, NEWEST = (3, 10), (3, 14)
-KERNELS, PLACE, OUR_VERSION, PACKAGES = "the kernels", "the place of this folder", "the version of gguf-spec", "the list of packages"
+KERNELS, PLACE, OUR_VERSION, PACKAGES = (
+    "the kernels",
+    "the place of this folder",
+    "the version of gguf-spec",
+    "the list of packages",
+)
 COMMON = (KERNELS, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
 DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
 
@@ -68,9 +73,7 @@ def wanted(kind: str) -> dict:
     return {
         KERNELS: kernels_key(build_kernels.inputs(sets(kind))),
         PLACE: str(ROOT),
-        OUR_VERSION: next(
-            line for line in package.splitlines() if line.startswith("__version__")
-        ),
+        OUR_VERSION: next(line for line in package.splitlines() if line.startswith("__version__")),
         PACKAGES: digest(
             (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
             CONSTRAINTS.read_text(encoding="utf-8"),
@@ -108,7 +111,9 @@ def changed(kind: str, want: dict) -> list:
 def install(log, *what) -> None:
     """Install packages; the wheel of llama-cpp-python and the kernels are ours to make, not the build backend's."""
     options = ["--no-compile", "--constraint", CONSTRAINTS]
-    if call([*PIP, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}):
+    if call(
+        [*PIP, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
+    ):
         raise failure("installing the packages", log)
 
 
@@ -166,7 +171,14 @@ def set_up(kind: str) -> None:
                     keep_packages("test", want)
                 if remake:
                     if have:
-                        install(log, "--no-build-isolation", "--no-deps", "--no-index", "--editable", ROOT)
+                        install(
+                            log,
+                            "--no-build-isolation",
+                            "--no-deps",
+                            "--no-index",
+                            "--editable",
+                            ROOT,
+                        )
                     fetch_default_model()
                 kernels.result()
             except BaseException:
@@ -198,7 +210,9 @@ def fetch_default_model() -> None:
 
 def make_venv(why: list, kind: str, want: dict, log) -> str:
     """Make .venv, with packages that an earlier set-up kept; return the kind of set-up that they are for, empty for none."""
-    kept = next((one for one in dict.fromkeys((kind, "run")) if kept_packages(one, want).is_dir()), "")
+    kept = next(
+        (one for one in dict.fromkeys((kind, "run")) if kept_packages(one, want).is_dir()), ""
+    )
     say(
         f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} "
         f"(about {'ten seconds' if kept else 'a minute'})."
@@ -222,7 +236,9 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
 
 def kept_packages(kind: str, want: dict) -> Path:
     """Return the folder of the cache with the packages that `want` leads to."""
-    about = {name: value for name, value in want.items() if name not in (KERNELS, PLACE, OUR_VERSION)}
+    about = {
+        name: value for name, value in want.items() if name not in (KERNELS, PLACE, OUR_VERSION)
+    }
     return cache_folder() / "packages" / digest(kind, about)
 
 
@@ -250,13 +266,21 @@ def copy_packages(source: Path, target: Path) -> None:
             shutil.copy2(here, there)
 
     ours = shutil.ignore_patterns("_editable_impl_gguf_spec*", "gguf_spec-*")
-    shutil.copytree(source / "lib", target / "lib", copy_function=copy, ignore=ours, dirs_exist_ok=True)
+    shutil.copytree(
+        source / "lib", target / "lib", copy_function=copy, ignore=ours, dirs_exist_ok=True
+    )
     (target / "bin").mkdir(exist_ok=True)
     for program in (source / "bin").iterdir():  # their first line names the environment's Python
-        if program.is_file() and not program.is_symlink() and not (target / "bin" / program.name).exists():
+        if (
+            program.is_file()
+            and not program.is_symlink()
+            and not (target / "bin" / program.name).exists()
+        ):
             first, newline, rest = program.read_bytes().partition(b"\n")
             if first.startswith(b"#!") and first.endswith(b"/bin/python"):
-                (target / "bin" / program.name).write_bytes(b"#!" + os.fsencode(target / "bin" / "python") + newline + rest)
+                (target / "bin" / program.name).write_bytes(
+                    b"#!" + os.fsencode(target / "bin" / "python") + newline + rest
+                )
                 (target / "bin" / program.name).chmod(0o755)
 
 

@@ -52,7 +52,11 @@ def sets(which: str) -> list:
     flags = set(cpu_features())
     # where the system hides what the processor has, all are compiled
     here = [name for name, (_, needed) in SETS.items() if flags.issuperset(needed)] or list(SETS)
-    return {"best": here[:1] if len(here) < len(SETS) or "avx2" in flags else here, "here": here, "all": list(SETS)}[which]
+    return {
+        "best": here[:1] if len(here) < len(SETS) or "avx2" in flags else here,
+        "here": here,
+        "all": list(SETS),
+    }[which]
 
 
 def inputs(which: str) -> list:
@@ -64,7 +68,9 @@ def inputs(which: str) -> list:
     return [*texts, *sets(which)] if files else []
 
 
-def build(folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None) -> Path:
+def build(
+    folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None
+) -> Path:
     """Compile the library into `folder` and return its path."""
     compiler = compiler or compiler_command("CXX")
     with tempfile.TemporaryDirectory() as work:
@@ -72,7 +78,8 @@ def build(folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), 
         for name in sets(which):
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
             jobs += [
-                (part, f"{part}-{name}", [*SETS[name][0], *defines]) for part in ("attention", "products")
+                (part, f"{part}-{name}", [*SETS[name][0], *defines])
+                for part in ("attention", "products")
             ]
         jobs.append(("entry", "entry", []))
 
@@ -80,7 +87,16 @@ def build(folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), 
             source, name, options = job
             target = f"{work}/{name}.o"
             subprocess.run(
-                [*compiler, *FLAGS, *flags, *options, "-c", f"{sources / source}.cpp", "-o", target],
+                [
+                    *compiler,
+                    *FLAGS,
+                    *flags,
+                    *options,
+                    "-c",
+                    f"{sources / source}.cpp",
+                    "-o",
+                    target,
+                ],
                 check=True,
             )
             return target
@@ -91,7 +107,8 @@ def build(folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), 
         part = target.with_suffix(f".{os.getpid()}.part")
         try:
             subprocess.run(
-                [*compiler, "-shared", *flags, "-o", str(part), *objects, "-ldl", "-lpthread"], check=True
+                [*compiler, "-shared", *flags, "-o", str(part), *objects, "-ldl", "-lpthread"],
+                check=True,
             )
             part.replace(target)
         finally:
@@ -100,7 +117,9 @@ def build(folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sets", choices=["best", "here", "all"], default="here")
     parser.add_argument("folder", nargs="?", type=Path, default=SOURCES)
     args = parser.parse_args()

