@@ -7,6 +7,7 @@ may be broken, so it is imported only in the checks that need it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -32,8 +33,8 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
 _GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
 REBUILD = (
-    "build llama-cpp-python again on this machine: in a clone, scripts/run does so; elsewhere run "
-    "`pip uninstall llama-cpp-python` there, then `pip install .` in a clone."
+    "take the ready-made llama.cpp, or build it on this machine: in a clone, scripts/run --ready-made "
+    "or --native; elsewhere `pip uninstall llama-cpp-python`, then `pip install .` in a clone."
 )
 # advice for a build whose AMX kernels crash
 _REBUILD_AMX = f"GCC needs -fno-tree-dse -fno-dse for AMX in CFLAGS and CXXFLAGS; {REBUILD}"
@@ -56,6 +57,19 @@ _FEATURES = {
     "DOTPROD": "asimddp",
     "MATMUL_INT8": "i8mm",
     "SVE": "sve",
+}
+# features from the best to the least -> generations that have them
+_GENERATIONS = {
+    "amx_int8": "AMX and AVX-512 VNNI (Sapphire Rapids and later)",
+    "avx512_vnni": "AVX-512 VNNI (Cascade Lake, Ice Lake, Zen 4 and later)",
+    "avx512f": "AVX-512 without VNNI (Skylake-X)",
+    "avx_vnni": "AVX-VNNI (Alder Lake and later)",
+    "avx2": "AVX2 (Haswell to Zen 3)",
+    "avx": "AVX without AVX2 (Sandy Bridge, Ivy Bridge)",
+    "sve": "ARM with SVE (Neoverse V)",
+    "i8mm": "ARM with i8mm (Apple M2, Neoverse V1, Cortex-X2 and later)",
+    "asimddp": "ARM with dot products (Cortex-A76, Raspberry Pi 5, Apple M1)",
+    "asimd": "ARM without dot products (Cortex-A72, Raspberry Pi 4)",
 }
 # bytes of free disk and memory below which a check warns
 _LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
@@ -142,7 +156,9 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     """Check that the build can use the GPU, if there is one."""
     gpu = has(features, "GPU")
     names = ", ".join(name for name in features if name != "GPU" and has(features, name))
-    found = f"{'with' if gpu else 'without'} GPU offload; {names}"
+    found = (
+        f"{origin()}, ggml {ggml_version()}; {'with' if gpu else 'without'} GPU offload; {names}"
+    )
     if not gpu and options.wants_gpu:
         found = Text(
             "it has no GPU backend, which {gpu_layers=} needs", gpu_layers=options.gpu_layers
@@ -152,6 +168,23 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
         found = f"it does not use this machine's NVIDIA GPU; {found}"
         return Check("build", "warn", found, _GPU_BUILD)
     return Check("build", "ok", found)
+
+
+READY_MADE, COMPILED = "ready made", "compiled"
+
+
+def origin() -> str:
+    """Return where this llama.cpp comes from: `READY_MADE` or `COMPILED`."""
+    from ..llama.bindings import CPU_LIBRARY
+
+    return READY_MADE if CPU_LIBRARY and CPU_LIBRARY.variant else COMPILED
+
+
+def ggml_version() -> str:
+    """Return the version of ggml."""
+    from ..llama.bindings import call
+
+    return str(call("ggml_version", result=ctypes.c_char_p).decode())
 
 
 def devices(options: ContextOptions, draft_options: ContextOptions) -> list[Check]:
@@ -203,20 +236,41 @@ def _cpu() -> tuple[str, set[str]]:
 
 
 def processor(features: Mapping[str, str]) -> Check:
-    """Check that the build fits the processor."""
+    """Check that the build fits the processor, and name its generation."""
+    from ..llama.bindings import CPU_LIBRARY
+
     name, flags = _cpu()
     there = {feature for feature, flag in _FEATURES.items() if flag in flags}
     used = {feature for feature in _FEATURES if has(features, feature)}
     unused = there - used - {"AMX_INT8"}  # AMX has its own check
     if not flags:
         return Check("processor", "ok", f"{name}; its features are unknown")
+    about = f"{name}: {generation(flags)}"
     if used - there:
-        found = f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs"
+        found = f"{about}; it lacks {_listed(used - there)}, which this build of llama.cpp needs"
         return Check("processor", "fail", found, REBUILD)
-    if unused:
-        found = f"{name} has {_listed(unused)}, which this build of llama.cpp does not use"
+    if CPU_LIBRARY and CPU_LIBRARY.variant:
+        return Check("processor", "ok", f"{about}; llama.cpp's kernels for {CPU_LIBRARY.variant}")
+    if unused and not _own_kernels():
+        found = f"{about}; it has {_listed(unused)}, which this build of llama.cpp does not use"
         return Check("processor", "warn", found, REBUILD)
-    return Check("processor", "ok", f"{name}; the build uses all its features")
+    return Check("processor", "ok", about)
+
+
+def generation(flags: set[str]) -> str:
+    """Return the generation of a processor, by what matters for speed: the best of its features.
+
+    Args:
+        flags: The features, as Linux names them.
+    """
+    return next((text for flag, text in _GENERATIONS.items() if flag in flags), "without AVX")
+
+
+def _own_kernels() -> str:
+    """Return the instruction set of the own kernels; empty if those of llama.cpp are in use."""
+    from ..llama import own_kernels
+
+    return own_kernels.start().name
 
 
 def _listed(features: set[str]) -> str:
@@ -308,7 +362,12 @@ def openmp() -> Check:
 
     Long spinning makes passes many times slower beside another program.
     """
+    from ..llama import own_kernels
+
     state, count = openmp_module.state(), openmp_module.SPIN_COUNT
+    if state == "absent" and own_kernels.keeps_threads():
+        found = f"not used: llama.cpp's threads spin {openmp_module.spins():,} times, then sleep"
+        return Check("OpenMP", "ok", found)
     given = [f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ]
     if state == "loaded":
         found = (
@@ -320,7 +379,7 @@ def openmp() -> Check:
     found = {
         "set": f"threads spin {count:,} times at a barrier, then sleep (set by gguf-spec)",
         "user": f"the environment sets how long threads spin at a barrier: {', '.join(given)}",
-        "absent": "this build does not use libgomp: the spin count is not set",
+        "absent": "not used: llama.cpp's threads spin as long as they wait",
     }.get(state, "the spin count is set on Linux only")
     return Check("OpenMP", "ok", found)
 
@@ -378,7 +437,7 @@ def cache() -> Check:
     places = {
         "measurements": [folder / kind for kind in CACHE_FOLDERS],
         "models": [folder / "models", *(folder / "models").glob("*")],
-        "compiled wheels": [folder / "wheels"],
+        "the set-up": [folder / "kernels", *(folder / "wheels").glob("*")],
     }
     sizes = {what: sum(file_sizes(where)) for what, where in places.items()}
     shown = [f"{format_bytes(n)} of {what}" for what, n in sizes.items() if n]

@@ -18,8 +18,9 @@ from ..llama.options import ContextOptions
 from ..registry import hub as hub_module
 from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
+from ..system.files import cache_file, read_json, this_machine, write_json
 from ..system.machine import format_bytes
-from .installation import REBUILD, Check, Status, file_sizes, has
+from .installation import COMPILED, READY_MADE, REBUILD, Check, Status, file_sizes, has, origin
 
 if TYPE_CHECKING:
     from ..llama.head import Head
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _PATIENCE_S = 10
 _NO_HUB = "huggingface_hub cannot be imported"
 _REINSTALL_HUB = "reinstall it: pip install --force-reinstall huggingface_hub."
+
+# tokens of the passes that are compared between builds of llama.cpp
+_COMPARED = (1, 8)
 
 Files = list[tuple[ModelFile, ContextOptions]]
 
@@ -352,6 +356,8 @@ class PairChecks:
                 found = f"measured in {profile.seconds:.1f} s beside other programs"
                 todo = "run `gguf-spec tune` when the machine is idle."
         yield Check("costs", "warn" if todo else "ok", found, todo)
+        if profile and not profile.disturbed:
+            yield _other_build(target, profile)
 
     def _exact_passes(self, target: Model, profile: Profile | None) -> Check:
         name = "exact passes"
@@ -366,6 +372,30 @@ class PairChecks:
         if not profile:
             return Check(name, "ok", "not measured yet; the first load with drafting measures it")
         return Check(name, "ok", profile.exact_passes)
+
+
+def _other_build(target: Model, profile: Profile) -> Check:
+    """Compare the costs with those that were measured with the other build of llama.cpp here."""
+    from ..llama import own_kernels
+
+    name, here = "other build", origin()
+    other = COMPILED if here == READY_MADE else READY_MADE
+    file = cache_file("builds", [*this_machine(), target.path.name, own_kernels.in_use().name])
+    known = read_json(file)
+    known = known if isinstance(known, dict) else {}
+    costs = {str(n): profile.target[n] for n in _COMPARED if n in profile.target}
+    write_json(file, known | {here: costs})
+    try:
+        ratios = [costs[n] / known[other][n] for n in costs]
+    except (KeyError, TypeError, ZeroDivisionError):
+        switch = "--native" if other == COMPILED else "--ready-made"
+        found = f"not measured here; in a clone, scripts/run {switch} doctor does so"
+        return Check(name, "ok", found)
+    shown = " and ".join(
+        f"{ratio:.2f} times as fast ({n} token{'s' * (n != '1')})"
+        for n, ratio in zip(costs, ratios, strict=True)
+    )
+    return Check(name, "ok", f"{other}, measured on this machine: {shown}")
 
 
 def _rollback(target: Model, draft: Model | Head | None, profile: Profile | None) -> Check:

@@ -252,6 +252,16 @@ void barrier(void * threads) {
     n_sleepers--;
 }
 
+// A thread without work waits for the next pass.
+int wait_for_work(pthread_cond_t * changed, pthread_mutex_t * lock) {
+    ThreadPool * pool = (ThreadPool *) lock;
+    const int before = pool->n_graph.load();
+    pthread_mutex_unlock(lock);
+    for (int i = 0; i < n_spins && pool->n_graph.load(std::memory_order_relaxed) == before; i++) __builtin_ia32_pause();
+    pthread_mutex_lock(lock);
+    return pool->n_graph.load() == before ? pthread_cond_wait(changed, lock) : 0;
+}
+
 struct Threads { void * pool; int n; };
 pthread_key_t threads_of_caller; // freed with it
 
@@ -261,7 +271,6 @@ void * kept_threads(int n) {
     if (found && found->n >= n) return found->pool;
     ThreadPoolParams params = {};
     params.n_threads = n;
-    params.poll = n_spins > 0; // after a pass they spin for some milliseconds
     void * pool = ggml.new_threads(&params);
     if (!pool) return nullptr;
     if (found) ggml.free_threads(found->pool);
@@ -346,7 +355,7 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
 }
 
 // Prepare to keep ggml's threads, which sleep after `spins` turns at a barrier. Returns whether that is possible; the caller lets ggml call
-// the next two functions then, before the first pass.
+// the next three functions then, in place of ggml_barrier, pthread_cond_wait and ggml_graph_plan, before the first pass.
 EXPORT int gguf_spec_kernels_keep_threads(void * cpu, void * base, int spins) {
     if (!is_version(base)) return 0;
     ggml.new_threads = (decltype(ggml.new_threads)) dlsym(cpu, "ggml_threadpool_new");
@@ -361,6 +370,7 @@ EXPORT int gguf_spec_kernels_keep_threads(void * cpu, void * base, int spins) {
     return 1;
 }
 EXPORT void gguf_spec_kernels_barrier(void * threads) { barrier(threads); }
+EXPORT int gguf_spec_kernels_wait(pthread_cond_t * changed, pthread_mutex_t * lock) { return wait_for_work(changed, lock); }
 EXPORT GraphPlan gguf_spec_kernels_plan(const void * graph, int n_threads, void * threads) { return plan(graph, n_threads, threads); }
 
 // For tests: switch products (1) and attention (2) on or off, in the whole process, between passes.

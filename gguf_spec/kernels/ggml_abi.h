@@ -47,7 +47,7 @@ static_assert(sizeof(Tensor) == 336, "a tensor of ggml has 336 bytes");
 
 // ggml's own threads, in builds without OpenMP.
 struct ThreadPool {
-    char lock[88];
+    char lock_and_changed[88];
     void * graph, * plan;
     std::atomic<int> n_graph;                      // lower 16 bits: number of threads in the pass
     alignas(64) std::atomic<int> n_barrier;        // threads that wait
@@ -57,7 +57,7 @@ struct ThreadPool {
 struct ThreadPoolParams {
     bool mask[512]; // cores; none for all
     int n_threads, priority;
-    unsigned poll;  // times 131,072 turns that a thread spins after a pass, before it sleeps
+    unsigned poll;  // times 131,072 turns that a thread spins after a pass, before it waits for work
     bool strict, paused;
     char more[64];  // room for further fields
 };

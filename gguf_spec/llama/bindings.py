@@ -51,12 +51,13 @@ _LIBRARIES = [*libraries(C._lib, LIBRARY_FOLDER, CPU_LIBRARY)]
 
 def identities(files: Iterable[Path]) -> list[str]:
     """Return the names of files with hashes of their contents, wherever they lie."""
-    return [f"{path.name} {_content(path)}" for path in files]
+    stats = [(path, path.stat()) for path in files]
+    return [f"{path.name} {_content(path, one.st_size, one.st_mtime_ns)}" for path, one in stats]
 
 
 @cache
-def _content(path: Path) -> str:
-    if path.stat().st_size > _LARGE:
+def _content(path: Path, n_bytes: int, _changed_at: int) -> str:
+    if n_bytes > _LARGE:
         return content_id(path)
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 

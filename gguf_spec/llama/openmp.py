@@ -1,4 +1,5 @@
-"""Spin count of GNU OpenMP (libgomp), which runs llama.cpp's threads in most Linux CPU builds.
+"""Spin counts: of GNU OpenMP (libgomp), which runs llama.cpp's threads in most Linux CPU builds, and
+of llama.cpp's own threads, which ready-made builds have.
 
 A thread that reaches a barrier early spins before it sleeps. libgomp spins 300,000 times by
 default. If another program takes the core of a late thread, the early threads spin for a whole time
@@ -17,6 +18,9 @@ from typing import Literal, TypeAlias
 
 # spins at a barrier before a thread sleeps; chosen in docs/experiments.md
 SPIN_COUNT = 10_000
+# The same for llama.cpp's own threads: some time slices, so that a thread sleeps only where another
+# program keeps the late one waiting for longer; chosen in docs/experiments.md.
+OWN_SPIN_COUNT = 1_000_000
 # variables of the user or the host process; they have priority
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # mapped files of this process
@@ -33,11 +37,11 @@ _state: State = "unknown"
 
 
 def spins() -> int:
-    """Return the spin count for threads that are not OpenMP's, with the user's own variables."""
+    """Return the spin count for llama.cpp's own threads; the user's variables have priority."""
     if os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive":
         return 0
     given = os.environ.get("GOMP_SPINCOUNT", "")
-    return min(int(given), 1 << 30) if given.isdigit() else SPIN_COUNT
+    return min(int(given), 1 << 30) if given.isdigit() else OWN_SPIN_COUNT
 
 
 def state() -> State:

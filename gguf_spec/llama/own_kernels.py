@@ -48,8 +48,14 @@ _OTHER_LIBRARY = "GGUF_SPEC_KERNELS_LIBRARY"
 # Q5_K, Q6_K, IQ4_NL, BF16, MXFP4
 TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 30, 39})
 
-# functions of llama.cpp's CPU library that ours replaces to keep threads
-_OF_THREADS = ("ggml_barrier", "ggml_graph_plan")
+# beginning of the library's reason on a processor without the instructions
+_LACKS = "this processor"
+# functions that llama.cpp's CPU library calls -> those of ours that it calls to keep threads
+_OF_THREADS = {
+    "ggml_barrier": "gguf_spec_kernels_barrier",
+    "ggml_graph_plan": "gguf_spec_kernels_plan",
+    "pthread_cond_wait": "gguf_spec_kernels_wait",
+}
 # how to get the library and the version of llama-cpp-python that it is made for
 _SET_UP = "in a clone, with a C++ compiler: scripts/run, or pip install . there."
 
@@ -95,6 +101,8 @@ _ONLY_FOR_LOGITS = re.compile(r"^(output|token_embd)\.weight$")
 _lock = threading.Lock()
 # the decision of this process; empty before it
 _decided: list[Kernels] = []
+# not empty if llama.cpp's threads are kept
+_keeps_threads: list[bool] = []
 
 
 def start(asked: str = "auto") -> Kernels:
@@ -110,7 +118,6 @@ def start(asked: str = "auto") -> Kernels:
     wanted = checked("kernels", asked if asked != "auto" else os.environ.get(_SWITCH, "auto"))
     with _lock:
         if not _decided:
-            keep_threads()
             _decided.append(_start(wanted))
     found = _decided[0]
     if wanted not in ("auto", found.name or "stock"):
@@ -137,17 +144,29 @@ def path_of_library() -> Path:
 
 
 def _start(wanted: str) -> Kernels:
-    if wanted == "stock":
-        return Kernels("", "switched off")
+    stock = Kernels("", "switched off")
     if not _is_x86() or sys.platform != "linux":
-        return Kernels("", "they are for Linux on x86-64 processors")
+        return (
+            stock if wanted == "stock" else Kernels("", "they are for Linux on x86-64 processors")
+        )
     if not path_of_library().is_file():
-        return Kernels("", "the library was not compiled", _SET_UP)
+        return stock if wanted == "stock" else Kernels("", "the library was not compiled", _SET_UP)
     if not CPU_LIBRARY:
         return Kernels("", "llama.cpp's CPU kernels are in an unknown library")
-    if problem := library_problem(wanted):
-        file = library_result(wanted)
-        return Kernels("", problem, f"{_SET_UP} To repeat the self-test, remove {file}.")
+    tested = "auto" if wanted == "stock" else wanted
+    problem = library_problem(tested)
+    if not problem or problem.startswith(_LACKS):
+        keep_threads()
+    if wanted == "stock":
+        return stock
+    if problem:
+        file = library_result(tested)
+        todo = (
+            ""
+            if problem.startswith(_LACKS)
+            else f"{_SET_UP} To repeat the self-test, remove {file}."
+        )
+        return Kernels("", problem, todo)
     return enter(wanted)
 
 
@@ -221,30 +240,29 @@ def enter(wanted: str) -> Kernels:
 
 
 @cache
-def keep_threads() -> bool:
+def keep_threads() -> None:
     """Keep llama.cpp's threads from pass to pass, and let them sleep at long waits; once a process.
 
     A build with OpenMP does so by itself (`openmp`). In another one each pass starts threads, and a
     thread that is late keeps the others' cores busy.
-
-    Returns:
-        Whether it does so from now on.
     """
-    if not CPU_LIBRARY or CPU_LIBRARY.uses_openmp or not path_of_library().is_file():
-        return False
+    if not CPU_LIBRARY or CPU_LIBRARY.uses_openmp or not CPU_LIBRARY.calls(_OF_THREADS):
+        return
     try:
         prepare = library().gguf_spec_kernels_keep_threads
-        functions = {
-            name: library()[f"gguf_spec_kernels_{name.rpartition('_')[2]}"] for name in _OF_THREADS
-        }
+        functions = {name: library()[own] for name, own in _OF_THREADS.items()}
     except (OSError, AttributeError):
-        return False
+        return
     prepare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
-    if not CPU_LIBRARY.calls(_OF_THREADS) or not prepare(*_handles(), openmp.spins()):
-        return False
-    for name, function in functions.items():
-        CPU_LIBRARY.rebind(name, function)
-    return True
+    if prepare(*_handles(), openmp.spins()):
+        for name, function in functions.items():
+            CPU_LIBRARY.rebind(name, function)
+        _keeps_threads.append(True)
+
+
+def keeps_threads() -> bool:
+    """Return whether `keep_threads` is in force."""
+    return bool(_keeps_threads)
 
 
 def _handles() -> tuple[int, int]:

@@ -218,6 +218,7 @@ def kernels(wanted: str) -> str:
     operations with single rows, to the last bit. Operations that the library does not take are
     failures, too. All operations are single ones with random numbers.
     """
+    own_kernels.keep_threads()
     if refused := own_kernels.enter(wanted).reason:
         return refused
     problem = next(filter(None, map(problem_of, operations())), "")

@@ -23,7 +23,7 @@ _NAME = "gguf-spec"
 # without locks, the leftovers of killed processes are not removed
 _HAS_LOCKS = find_spec("fcntl") is not None
 # folders of the cache, one for each kind of measurement
-CacheFolder = Literal["attention", "experience", "pairs", "probe", "profiles", "verified"]
+CacheFolder = Literal["attention", "builds", "experience", "pairs", "probe", "profiles", "verified"]
 CACHE_FOLDERS: tuple[CacheFolder, ...] = get_args(CacheFolder)
 
 
