@@ -33,8 +33,9 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
 _GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
 REBUILD = (
-    "take the ready-made llama.cpp, or build it on this machine: in a clone, scripts/run --ready-made "
-    "or --native; elsewhere `pip uninstall llama-cpp-python`, then `pip install .` in a clone."
+    "take the ready-made llama.cpp, or build it on this machine: in a clone, scripts/run "
+    "--ready-made or --native; elsewhere `pip uninstall llama-cpp-python`, then `pip install .` in "
+    "a clone."
 )
 # advice for a build whose AMX kernels crash
 _REBUILD_AMX = f"GCC needs -fno-tree-dse -fno-dse for AMX in CFLAGS and CXXFLAGS; {REBUILD}"
