@@ -1,9 +1,10 @@
 """Spin counts of threads at barriers: of GNU OpenMP (libgomp), and of llama.cpp's own threads.
 
-libgomp runs the threads of most Linux CPU builds; ready-made builds do without. A thread that reaches a barrier early spins before it sleeps. libgomp spins 300,000 times by
-default. If another program takes the core of a late thread, the early threads spin for a whole time
-slice at every barrier of a pass: beside two busy processes a pass takes 70 times as long. libgomp
-reads the count from the environment only once, when it is loaded.
+libgomp runs the threads of most Linux CPU builds; ready-made builds do without. A thread that
+reaches a barrier early spins before it sleeps. libgomp spins 300,000 times by default. If another
+program takes the core of a late thread, the early threads spin for a whole time slice at every
+barrier of a pass: beside two busy processes a pass takes 70 times as long. libgomp reads the count
+from the environment only once, when it is loaded.
 """
 
 from __future__ import annotations
