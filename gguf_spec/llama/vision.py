@@ -322,7 +322,8 @@ def mtmd(path: Path) -> Any:
             "mmproj",
             str(path),
             "",
-            "install llama-cpp-python again, without -DLLAVA_BUILD=OFF (in a clone: scripts/run).",
+            "compile llama.cpp: in a clone scripts/run --native, elsewhere "
+            "GGUF_SPEC_BUILD_LLAMA=native and pip install --force-reinstall there.",
             message="this build of llama-cpp-python has no libmtmd, so it cannot read images.",
         ) from None
     return mtmd_cpp

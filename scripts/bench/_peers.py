@@ -4,7 +4,6 @@ Run as a program, it is one of the two that llama.cpp does not have: our generat
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -61,8 +60,8 @@ def build(args):
     """Return the folder of llama.cpp's programs, after compiling them where there are none for this machine and these flags."""
     if args.programs:
         return args.programs.resolve()
-    want = _setup.wanted()
-    _setup.check_tools(want)
+    want = _llama_wheel.build_settings(_llama_wheel.NATIVE, {})
+    _llama_wheel.check_compiler(want)
     want = {
         name: want[name]
         for name in ("the processor", "the compiler", "CMAKE_ARGS", "CC, CXX, CFLAGS or CXXFLAGS")
@@ -113,19 +112,6 @@ def fetch_sources(sdist, folder, log):
         return sdist.resolve()
     shutil.unpack_archive(sdist, folder / "source")
     return next((folder / "source").iterdir())
-
-
-def wheel_libraries():
-    return Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib"
-
-
-def cpu_features(folder):
-    """Return what llama.cpp's library in `folder` was compiled for, by its own report."""
-    code = "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).llama_print_system_info; f.restype = ctypes.c_char_p; print(f().decode())"
-    library = next(
-        path for path in sorted(folder.glob("libllama.*")) if path.suffix in (".so", ".dylib")
-    )
-    return run([sys.executable, "-c", code, library]).stdout.strip()
 
 
 class Setting(NamedTuple):

@@ -28,14 +28,12 @@ from _peers import (
     Setting,
     _setup,
     build,
-    cpu_features,
     draft_settings,
     flags,
     load_ours,
     ngram_settings,
     our_sampling,
     parser_of,
-    wheel_libraries,
 )
 
 from gguf_spec import Speculation
@@ -249,14 +247,9 @@ def arguments():
 def main():
     args = arguments()
     programs = build(args)
-    mine, theirs = cpu_features(wheel_libraries()), cpu_features(programs)
     if os.getloadavg()[0] > 0.3:
         _setup.say(
             "Warning: this machine is busy. llama.cpp collapses when another process takes one of its cores; the figures would mean nothing."
-        )
-    if mine != theirs:
-        _setup.say(
-            f"Warning: not compiled alike, so not comparable.\n  wheel    {mine}\n  programs {theirs}"
         )
     if args.long:
         compare_long(args, programs)
@@ -290,8 +283,6 @@ def main():
     if args.json:
         goals = {"goals": GOALS, "goals of the means": MEAN_GOALS, "geometric means": means}
         what = {
-            "cpu": mine,
-            "programs compiled alike": mine == theirs,
             "arguments": vars(args),
         } | goals
         whole = what | {"rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
