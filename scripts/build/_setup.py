@@ -270,18 +270,16 @@ def copy_packages(source: Path, target: Path) -> None:
         source / "lib", target / "lib", copy_function=copy, ignore=ours, dirs_exist_ok=True
     )
     (target / "bin").mkdir(exist_ok=True)
-    for program in (source / "bin").iterdir():  # their first line names the environment's Python
-        if (
-            program.is_file()
-            and not program.is_symlink()
-            and not (target / "bin" / program.name).exists()
-        ):
-            first, newline, rest = program.read_bytes().partition(b"\n")
-            if first.startswith(b"#!") and first.endswith(b"/bin/python"):
-                (target / "bin" / program.name).write_bytes(
-                    b"#!" + os.fsencode(target / "bin" / "python") + newline + rest
-                )
-                (target / "bin" / program.name).chmod(0o755)
+    for program in (source / "bin").iterdir():
+        new = target / "bin" / program.name
+        if program.is_symlink() or new.exists():  # those of the environment itself
+            continue
+        first, newline, rest = program.read_bytes().partition(b"\n")
+        if first.startswith(b"#!") and b"/bin/python" in first:
+            new.write_bytes(b"#!" + os.fsencode(target / "bin" / "python") + newline + rest)
+            new.chmod(0o755)
+        else:
+            copy(program, new)
 
 
 def install_packages(want: dict, log) -> dict:
