@@ -136,7 +136,10 @@ def library() -> Check:
     if reason := structures.misfit(llama_cpp):
         misfit = BindingError(llama_cpp.__version__, reason, structures.TESTED)
         return Check(name, "fail", misfit.message, misfit.hint)
-    return Check(name, "ok", f"llama-cpp-python {llama_cpp.__version__}")
+    version = llama_cpp.__version__
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # a frozen app without it
+        version = importlib.metadata.version("llama-cpp-python")
+    return Check(name, "ok", f"llama-cpp-python {version}")
 
 
 def build_features() -> dict[str, str]:

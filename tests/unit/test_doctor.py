@@ -12,6 +12,7 @@ import threading
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import llama_cpp
 import pytest
@@ -45,6 +46,8 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx2")])
     monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: True)
     monkeypatch.setattr(installation, "_cpu", lambda: ("A processor", FLAGS))
+    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", None)  # compiled for one machine
+    monkeypatch.setattr(installation, "ggml_version", lambda: "0.25.3")
     monkeypatch.setattr(installation, "physical_cores", lambda: 1)
     monkeypatch.setattr(installation, "_quota", lambda: None)
     monkeypatch.setattr(openmp, "_state", "set")
@@ -150,7 +153,7 @@ def test_a_gpu_build(monkeypatch):
         lambda: b"CUDA : ARCHS = 890 | USE_GRAPHS = 1 | CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | ",
     )
     assert check("build") == Check(
-        "build", "ok", "with GPU offload; ARCHS, USE_GRAPHS, AVX, AVX2, FMA"
+        "build", "ok", "compiled, ggml 0.25.3; with GPU offload; ARCHS, USE_GRAPHS, AVX, AVX2, FMA"
     )
     assert "the memory of the GPU is unknown" in check("room").found
 
@@ -221,15 +224,53 @@ def test_a_processor_without_what_the_build_needs(monkeypatch):
     assert check("processor") == Check(
         "processor",
         "fail",
-        "Old lacks AVX2, FMA, which this build of llama.cpp needs",
+        "Old: AVX without AVX2 (Sandy Bridge, Ivy Bridge); it lacks AVX2, FMA, which this build of "
+        "llama.cpp needs",
         installation.REBUILD,
     )
 
 
 def test_a_processor_with_more_features(monkeypatch):
     monkeypatch.setattr(installation, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
+    about = "New: AVX-512 VNNI (Cascade Lake, Ice Lake, Zen 4 and later)"
+    assert check("processor") == Check("processor", "ok", about), "own kernels use them"
+    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
     assert check("processor").status == "warn"
-    assert "New has AVX512, AVX512_VNNI, which" in check("processor").found
+    assert f"{about}; it has AVX512, AVX512_VNNI, which" in check("processor").found
+
+
+def test_a_ready_made_build_needs_no_other(monkeypatch):
+    library = SimpleNamespace(variant="haswell", path=Path("x.so"))
+    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", library)
+    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
+    monkeypatch.setattr(installation, "_cpu", lambda: ("New", FLAGS | {"avx2", "avx_vnni"}))
+    found = "New: AVX-VNNI (Alder Lake and later); llama.cpp's kernels for haswell"
+    assert check("processor") == Check("processor", "ok", found)
+    assert check("build").found.startswith("ready made, ggml 0.25.3; without GPU offload; AVX")
+
+
+def test_the_generations():
+    assert installation.generation({"avx2", "avx512f", "avx512_vnni", "amx_int8"}).startswith("AMX")
+    assert installation.generation({"asimd", "asimddp"}).startswith("ARM with dot products")
+    assert installation.generation({"sse4_2"}) == "without AVX"
+
+
+def test_the_costs_of_the_other_build(monkeypatch):
+    costs = {1: 0.02, 8: 0.04}
+    monkeypatch.setattr(
+        "gguf_spec.speculative.profile.read_profile", lambda *_: profile(dict(costs))
+    )
+    assert (
+        "not measured here; in a clone, scripts/run --ready-made doctor"
+        in check("other build").found
+    )
+    library = SimpleNamespace(variant="haswell", path=Path("x.so"))
+    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", library)
+    costs.update({1: 0.03, 8: 0.04})
+    shown = "compiled, measured on this machine: 1.50 times as fast (1 token) and 1.00 times as fast (8 tokens)"
+    assert check("other build").found == shown
+    monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", None)
+    assert check("other build").found.startswith("ready made, measured on this machine: 1.00 times")
 
 
 def test_a_processor_that_is_not_known(monkeypatch):
@@ -298,16 +339,19 @@ def test_amx(monkeypatch, stock_kernels, has, built, problem, wanted, status):
     ("state", "status", "said"),
     [
         ("set", "ok", "spin 10,000 times"), ("user", "ok", "the environment sets how long threads spin at a barrier: GOMP_SPINCOUNT=7"), ("loaded", "warn", "loaded libgomp first"),
-        ("absent", "ok", "does not use libgomp"), ("unknown", "ok", "on Linux only"),
+        ("absent", "ok", "as long as they wait"), ("unknown", "ok", "on Linux only"),
     ],
 )  # fmt: skip
 def test_the_spin_count(monkeypatch, state, status, said):
     monkeypatch.setattr(openmp, "_state", state)
+    monkeypatch.setattr(own_kernels, "_keeps_threads", [])
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     one = installation.openmp()
     assert one.status == status
     assert said in one.found
     assert ("GOMP_SPINCOUNT=10000 before" in one.todo) is (state == "loaded")
+    monkeypatch.setattr(own_kernels, "_keeps_threads", [True])
+    assert ("spin 7 times, then sleep" in installation.openmp().found) is (state == "absent")
 
 
 @pytest.mark.parametrize(
