@@ -252,14 +252,21 @@ void barrier(void * threads) {
     n_sleepers--;
 }
 
-// A thread without work waits for the next pass.
+// A thread without work waits for the next pass. ggml calls this with the lock, in a loop that asks again what it waits for: the first call
+// gives the lock away while it spins and returns in any case, the second one sleeps.
 int wait_for_work(pthread_cond_t * changed, pthread_mutex_t * lock) {
+    static thread_local struct { void * pool; int n_graph; } spun;
     ThreadPool * pool = (ThreadPool *) lock;
     const int before = pool->n_graph.load();
-    pthread_mutex_unlock(lock);
-    for (int i = 0; i < n_spins && pool->n_graph.load(std::memory_order_relaxed) == before; i++) __builtin_ia32_pause();
-    pthread_mutex_lock(lock);
-    return pool->n_graph.load() == before ? pthread_cond_wait(changed, lock) : 0;
+    if (n_spins > 0 && !(spun.pool == pool && spun.n_graph == before)) {
+        spun = {pool, before};
+        pthread_mutex_unlock(lock);
+        const int n = n_spins / 50 + 1; // less than a millisecond: the next pass comes soon, or after a request
+        for (int i = 0; i < n && pool->n_graph.load(std::memory_order_relaxed) == before; i++) __builtin_ia32_pause();
+        return pthread_mutex_lock(lock);
+    }
+    spun = {};
+    return pthread_cond_wait(changed, lock);
 }
 
 struct Threads { void * pool; int n; };

@@ -1,0 +1,171 @@
+"""What is changed in llama.cpp's library when it is loaded: llamafile's products, and its threads."""
+
+import ctypes
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_spec.llama import library, own_kernels
+from gguf_spec.llama.bindings import CPU_LIBRARY, LIBRARY_FOLDER, C, Tensors, call
+from tests.support import children
+
+F16, F32 = 1, 0
+
+
+def product(width, threads=1):
+    """Return a product of a matrix of F16, which llamafile has kernels for, with rows of F32."""
+    random = np.random.default_rng(1)
+    weights, rows = random.standard_normal((64, 256)), random.standard_normal((16, 256))
+    tensors = Tensors(1 << 20)
+    w = tensors.new(F16, (256, 64), weights.astype(np.float16).tobytes())
+    x = tensors.new(F32, (256, width), rows[:width].astype(np.float32).tobytes())
+    result = call("ggml_mul_mat", tensors.context, w, x)
+    return tensors.compute(result, 64 * width, threads).reshape(width, 64)
+
+
+def test_the_library_of_the_kernels_is_found():
+    if sys.platform != "linux":
+        pytest.skip("the place of a function is asked on Linux")
+    assert CPU_LIBRARY.path.resolve().parent == LIBRARY_FOLDER.resolve()
+    assert CPU_LIBRARY.path.name.startswith("libggml-cpu")
+    with pytest.raises(AttributeError, match=r"llama.cpp has no ggml_of_tomorrow"):
+        call("ggml_of_tomorrow")
+
+
+def test_a_name_says_the_generation(tmp_path, monkeypatch):
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda _: None)
+    names = (
+        "libggml-cpu-haswell.so",
+        "libggml-cpu-armv8.2_1.so",
+        "libggml-cpu.so.0",
+        "ggml-cpu-x64.dll",
+    )
+    found = [library.CpuLibrary(tmp_path / name, 0).variant for name in names]
+    assert found == ["haswell", "armv8.2_1", "", "x64"]
+
+
+@pytest.fixture
+def with_llamafile():
+    """llama.cpp's library as it was built, with llamafile's products."""
+    name = "llamafile_sgemm"
+    real = getattr(CPU_LIBRARY and CPU_LIBRARY.functions, name, None)
+    if not real or not CPU_LIBRARY.calls([name]):
+        pytest.skip("this build has no llamafile, or its calls cannot be replaced")
+
+    def switch(on):
+        if on:
+            CPU_LIBRARY.rebind(name, real)
+        else:
+            CPU_LIBRARY.leave_out_llamafile()
+
+    yield switch
+    switch(False)
+
+
+def test_llamafile_is_left_out(stock_kernels, with_llamafile):
+    alone = product(1)
+    assert all(np.array_equal(product(n)[:1], alone) for n in range(2, 17))
+    with_llamafile(True)
+    assert not all(np.array_equal(product(n)[:1], alone) for n in range(2, 17)), "it can be seen"
+    with_llamafile(False)
+    assert np.array_equal(product(16)[:1], alone)
+
+
+@pytest.fixture
+def kept_threads():
+    own_kernels.start()
+    if not own_kernels.keeps_threads():
+        pytest.skip("OpenMP keeps the threads of this build, or there is no library of kernels")
+
+
+def tasks():
+    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+
+
+def test_threads_stay_from_pass_to_pass_and_end_with_their_caller(kept_threads):
+    right, before, seen = product(8), tasks(), []
+
+    def run():
+        for n in (3, 3, 2, 3):
+            assert np.array_equal(product(8, n), right)
+            seen.append(tasks() - before)
+
+    caller = threading.Thread(target=run)
+    caller.start()
+    caller.join()
+    assert len(seen[0]) == 3, "the caller and two more"
+    assert seen[1:] == seen[:1] * 3
+    for _ in range(3000):  # a thread of the system is gone some time after it was waited for
+        if not seen[0] & tasks():
+            break
+        time.sleep(0.01)
+    assert not seen[0] & tasks()
+
+
+@pytest.mark.full
+def test_a_child_by_fork_has_threads_of_its_own(kept_threads):
+    code = """
+    import os
+    import numpy as np
+    from gguf_spec.llama import own_kernels
+    from tests.gguf.test_library import product
+    own_kernels.start()
+    right = product(8, 3)
+    child = os.fork()
+    if not child:
+        os._exit(0 if np.array_equal(product(8, 3), right) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(product(8, 3), right)
+    """
+    children.run([sys.executable, "-c", textwrap.dedent(code)], check=True, limit_s=60)
+
+
+class Pool(ctypes.Structure):
+    """The start of ggml's `ggml_threadpool`, aligned as there."""
+
+    _fields_ = (
+        ("lock", ctypes.c_char * 88), ("graph", ctypes.c_void_p), ("plan", ctypes.c_void_p), ("n_graph", ctypes.c_int),
+        ("gap", ctypes.c_char * 20), ("n_barrier", ctypes.c_int), ("gap2", ctypes.c_char * 60), ("n_passed", ctypes.c_int),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_nobody_passes_a_barrier_before_the_last_one(kept_threads, n):
+    assert (Pool.n_graph.offset, Pool.n_barrier.offset, Pool.n_passed.offset) == (104, 128, 192)
+    pool, rounds, counts, lock = Pool(n_graph=n), 200, [0] * n, threading.Lock()
+    barrier = own_kernels.library().gguf_spec_kernels_barrier
+    barrier.argtypes = [ctypes.c_void_p]
+    early = []
+
+    def run(i):
+        for r in range(rounds):
+            with lock:
+                counts[i] += 1
+            barrier(ctypes.addressof(pool))
+            if min(counts) <= r:
+                early.append(r)
+            barrier(ctypes.addressof(pool))
+
+    runners = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for one in runners:
+        one.start()
+    for one in runners:
+        one.join(60)
+    assert counts == [rounds] * n
+    assert early == []
+    assert pool.n_passed == 2 * rounds
+
+
+def test_functions_that_the_library_lacks_say_so():
+    """llama-cpp-python declares functions that a ready-made library is too old for."""
+    if hasattr(C._lib, "llama_process"):
+        pytest.skip("this build has all functions")
+    with pytest.raises(
+        NotImplementedError, match=r"llama_process: this build of llama\.cpp lacks it"
+    ):
+        C.llama_process()
