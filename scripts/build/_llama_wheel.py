@@ -23,7 +23,7 @@ from pathlib import Path
 
 import ready_made
 
-CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
+CONSTRAINTS = ready_made.CONSTRAINTS
 OLDEST, NEWEST = (3, 10), (3, 14)
 
 # Of llama.cpp's tools we use only libmtmd, which reads images, without its videos: half is left to compile. The wrapper forces LLAMA_BUILD_COMMON on
@@ -37,7 +37,7 @@ RPC = ["-DGGML_RPC=ON"]
 RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
 # `native` compiles llama.cpp, `ready-made` does not, and `0` leaves the wheel to the installer (build_backend.py)
 SWITCH = "GGUF_SPEC_BUILD_LLAMA"
-# `0`: the build backend leaves the kernels to the set-up
+# `0`: the build backend leaves the kernels to the set-up; `all`: it compiles them for all processors
 KERNELS_SWITCH = "GGUF_SPEC_BUILD_KERNELS"
 NATIVE, READY_MADE = "native", "ready-made"
 # pip's package with a C++ compiler, for machines without one, and its size; GGUF_SPEC_ZIG=0 does without
@@ -423,13 +423,11 @@ def kernel_compiler(part: Path, pip: list, log) -> list:
         "--no-deps",
         "--no-compile",
         "--no-cache-dir",
-        "--progress-bar=off",
-        "--constraint",
-        CONSTRAINTS,
+        f"--constraint={CONSTRAINTS}",
+        f"--target={part}/ziglang",
+        *ready_made.PIP_OPTIONS,
     ]
-    if call(
-        [*pip, "install", *options, f"--target={part}/ziglang", ZIG], log, limit_s=ready_made.MOST_S
-    ):
+    if call([*pip, "install", *options, ZIG], log, limit_s=ready_made.MOST_S):
         raise Problem("no C++ compiler, and pip cannot fetch one", f"The log: {log.name}")
     return [f"{part}/ziglang/ziglang/zig", "c++", "-target", ZIG_TARGET]
 

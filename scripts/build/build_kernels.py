@@ -71,10 +71,11 @@ def inputs(which: str) -> list:
 def build(
     folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None
 ) -> Path:
-    """Compile the library into `folder` and return its path."""
+    """Compile the library into `folder` and return its path. Where the sources lie does not change its bytes."""
     compiler = compiler or compiler_command("CXX")
     with tempfile.TemporaryDirectory() as work:
         jobs = []
+        flags = [*flags, f"-ffile-prefix-map={sources}=."]
         for name in sets(which):
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
             jobs += [
