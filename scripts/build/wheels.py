@@ -9,18 +9,15 @@ The same sources and compiler make the same bytes, in whatever folder. It needs 
 """
 
 import argparse
-import contextlib
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import venv
-import zipfile
 from pathlib import Path
 
 import build_kernels
@@ -38,22 +35,12 @@ def hatch(target: str, source: Path, out: Path, log, **env) -> Path:
     """Build the `sdist` or the `wheel` of a folder with sources, and return it."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", out]
     before = set(out.iterdir())
-    with contextlib.chdir(source) if hasattr(contextlib, "chdir") else _in(source):
-        if call(command, log, {**os.environ, **env}):
-            raise failure(f"building the {target}", log)
+    if subprocess.run(
+        command, cwd=source, env={**os.environ, **env}, stdout=log, stderr=log, check=False
+    ).returncode:
+        raise failure(f"building the {target}", log)
     (made,) = set(out.iterdir()) - before
     return made
-
-
-@contextlib.contextmanager
-def _in(folder: Path):
-    """`contextlib.chdir` of Python 3.11."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 class Auditor:
@@ -80,9 +67,7 @@ class Auditor:
         """Return the platform that the libraries in a wheel need: `manylinux_...`."""
         command = [sys.executable, "-m", "auditwheel", "show", wheel]
         env = {**os.environ, "PYTHONPATH": str(self.folder)}
-        done = subprocess.run(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         found = TAG.search(" ".join(done.stdout.split()))
         if not found:
             raise Problem(
@@ -218,7 +203,20 @@ def attempt(out: Path, is_complete: bool) -> None:
             raise Problem("the kernels of the wheel are not in use.", "gguf-spec doctor says why.")
 
 
+def check_sources() -> None:
+    """Raise where the sdist would have files that are not committed."""
+    if (ROOT / ".git").exists():
+        command = ["git", "-C", ROOT, "status", "--porcelain"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        if done.stdout:
+            raise Problem(
+                f"{len(done.stdout.splitlines())} files are changed or new.",
+                "commit them, move them away, or build in a fresh clone.",
+            )
+
+
 def make(out: Path, args) -> None:
+    check_sources()
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise Problem(f"{out} is not empty.", "name another folder: --out FOLDER.")
