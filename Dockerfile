@@ -1,20 +1,21 @@
-# The server in a container: `docker build -t gguf-spec .`, then see docs/docker.md. Everything comes from Debian and PyPI.
+# The server in a container: `docker build -t gguf-spec .`, then see docs/docker.md. Everything comes from Debian, PyPI and npm's registry.
 ARG BASE=debian:trixie-slim
 
 FROM ${BASE} AS build
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends build-essential python3 python3-venv \
+    && apt-get install --yes --no-install-recommends g++ python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-# Switches for llama.cpp, such as -DGGML_NATIVE=OFF for an image that is to run on other machines too.
+# llama.cpp comes ready made, for all generations of processors, and so do our kernels: the compiler is for them. pip fetches npm, which is smaller
+# than Debian's. With CMAKE_ARGS, llama.cpp is compiled, for the processor of this machine.
 ARG CMAKE_ARGS=
 RUN python3 -m venv /opt/gguf-spec \
-    && XDG_CACHE_HOME=/tmp/cache /opt/gguf-spec/bin/pip install --no-cache-dir --constraint scripts/build/constraints.txt '.[server]'
+    && GGUF_SPEC_BUILD_KERNELS=all XDG_CACHE_HOME=/tmp/cache /opt/gguf-spec/bin/pip install --no-cache-dir --constraint scripts/build/constraints.txt '.[server]'
 
 FROM ${BASE}
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates libgomp1 libstdc++6 python3 \
+    && apt-get install --yes --no-install-recommends ca-certificates libstdc++6 python3 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 1000 --create-home gguf \
     && install --directory --owner gguf --group gguf /models

@@ -73,14 +73,17 @@ struct Params {
     bool use_ref;
 };
 
-// ggml calls these through the virtual table: the order counts, the names do not.
+// ggml calls these through the virtual table: the order counts, the names do not. The first two have the places of a destructor, which is never
+// called: these objects stay. So the library needs no C++ library, and no compiler has to bring one.
 struct TensorTraits {
-    virtual ~TensorTraits() {}
+    virtual void destroy() {}
+    virtual void destroy_and_free() {}
     virtual bool work_size(int n_threads, const Tensor * op, size_t & size) = 0;
     virtual bool compute_forward(Params * params, Tensor * op) = 0;
 };
 struct ExtraBufferType {
-    virtual ~ExtraBufferType() {}
+    virtual void destroy() {}
+    virtual void destroy_and_free() {}
     virtual bool supports_op(void * device, const Tensor * op) = 0;
     virtual TensorTraits * get_tensor_traits(const Tensor * op) = 0;
 };

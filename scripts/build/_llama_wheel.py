@@ -23,7 +23,7 @@ from pathlib import Path
 
 import ready_made
 
-CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
+CONSTRAINTS = ready_made.CONSTRAINTS
 OLDEST, NEWEST = (3, 10), (3, 14)
 
 # Of llama.cpp's tools we use only libmtmd, which reads images, without its videos: half is left to compile. The wrapper forces LLAMA_BUILD_COMMON on
@@ -37,7 +37,7 @@ RPC = ["-DGGML_RPC=ON"]
 RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
 # `native` compiles llama.cpp, `ready-made` does not, and `0` leaves the wheel to the installer (build_backend.py)
 SWITCH = "GGUF_SPEC_BUILD_LLAMA"
-# `0`: the build backend leaves the kernels to the set-up
+# `0`: the build backend leaves the kernels to the set-up; `all`: it compiles them for all processors
 KERNELS_SWITCH = "GGUF_SPEC_BUILD_KERNELS"
 NATIVE, READY_MADE = "native", "ready-made"
 # pip's package with a C++ compiler, for machines without one, and its size; GGUF_SPEC_ZIG=0 does without
@@ -50,6 +50,8 @@ AMX_FIX = "-fno-tree-dse -fno-dse"
 OUTER_BUILD = ("_PYPROJECT_HOOKS_", "PEP517_")
 # Processor minutes that compiling takes, for a first guess.
 BUILD_MINUTES = 6
+# that making a wheel takes in the cache
+ROOM_MB = 500
 OFFLINE = re.compile(
     "NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|name resolution|Network is unreachable"
 )
@@ -58,6 +60,7 @@ ERROR_LINE = re.compile(r"(?m)^.*((?:^|[:\s])error: |^ERROR: |\bCMake Error\b).*
 _locks = {}  # file numbers of the locks held, and their threads; children inherit them, so that a lock lasts until the last one that writes is gone
 _children = set()  # those that run
 _stopping = threading.Event()
+_instead = []  # the folder in place of a cache that cannot be used
 
 
 class Problem(Exception):
@@ -328,7 +331,7 @@ def failure(what: str, log) -> Problem:
     if OFFLINE.search(text):
         return Problem(
             f"{what} failed: pip cannot reach the package index.",
-            f"check the network or the proxy, then try again. The log: {log.name}",
+            f"check the network, the proxy or the clock, then try again. The log: {log.name}",
         )
     error = ERROR_LINE.search(text)
     return Problem(
@@ -382,6 +385,8 @@ def get_kernels(which: str, pip: list, log) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "lock", "another clone that compiles the kernels"):
             if not kept.is_file():
+                for leftover in folder.glob("part*"):  # of a set-up that was killed
+                    shutil.rmtree(leftover, ignore_errors=True)
                 with tempfile.TemporaryDirectory(prefix="part", dir=folder) as part:
                     compiler = kernel_compiler(Path(part), pip, log)
                     env = {
@@ -423,20 +428,69 @@ def kernel_compiler(part: Path, pip: list, log) -> list:
         "--no-deps",
         "--no-compile",
         "--no-cache-dir",
-        "--progress-bar=off",
-        "--constraint",
-        CONSTRAINTS,
+        f"--constraint={CONSTRAINTS}",
+        f"--target={part}/ziglang",
+        *ready_made.PIP_OPTIONS,
     ]
-    if call(
-        [*pip, "install", *options, f"--target={part}/ziglang", ZIG], log, limit_s=ready_made.MOST_S
-    ):
+    if call([*pip, "install", *options, ZIG], log, limit_s=ready_made.MOST_S):
         raise Problem("no C++ compiler, and pip cannot fetch one", f"The log: {log.name}")
     return [f"{part}/ziglang/ziglang/zig", "c++", "-target", ZIG_TARGET]
 
 
 def cache_folder() -> Path:
+    if _instead:
+        return _instead[0]
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "gguf-spec"
+
+
+def cache_problem(settings: dict) -> str:
+    """Return why the cache cannot take the wheel that `settings` lead to; empty if it can, or has it."""
+    import tempfile
+
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            free_mb = shutil.disk_usage(folder).free / 1e6
+        if free_mb >= ROOM_MB or find_wheel(folder / "wheels" / wheel_key(settings)):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return f"{free_mb:.0f} MB are free, and {ROOM_MB} are needed"
+
+
+@contextlib.contextmanager
+def usable_cache(settings: dict):
+    """Take a temporary folder in place of a cache that cannot be written or is full, in this block, and say so."""
+    import tempfile
+
+    why = cache_problem(settings)
+    if not why:
+        yield
+        return
+    say(
+        f"Warning: the cache folder {cache_folder()} cannot be used ({why}), so other clones will fetch all again."
+    )
+    folder = Path(tempfile.mkdtemp(prefix="gguf-spec-"))
+    _instead.append(folder)
+    try:
+        why = cache_problem(settings)
+        if why:
+            raise Problem(
+                f"{folder} cannot be used either: {why}.",
+                "TMPDIR and XDG_CACHE_HOME can name other folders.",
+            )
+        yield
+    except BaseException:
+        for one in folder.iterdir():
+            if one.name != "logs":
+                shutil.rmtree(one, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        _instead.clear()
 
 
 def find_wheel(folder: Path):

@@ -8,6 +8,7 @@ Only the standard library; must start on Python 3.8, to report the error there. 
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -38,6 +39,7 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
     locked,
     say,
     stop_children,
+    usable_cache,
     way,
 )
 
@@ -51,6 +53,10 @@ KERNELS, PLACE, OUR_VERSION, PACKAGES = (
     "the list of packages",
 )
 COMMON = (KERNELS, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
+# how pip starts a program: see first_lines()
+PYTHON_SCRIPT = re.compile(
+    rb"\A#!(/bin/sh\n'''exec' [^\n]*/bin/python[^\n]*\n' '''\n|[^\n]*/bin/python[^\n]*\n)"
+)
 DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
 
 
@@ -143,6 +149,11 @@ def set_up(kind: str) -> None:
     missing = changed(kind, want)
     if not missing:
         return  # another set-up made it while we waited
+    with usable_cache(wheel_settings(want)):
+        make(kind, want, missing)
+
+
+def make(kind: str, want: dict, missing: list) -> None:
     start = time.monotonic()
     log_path = cache_folder() / "logs" / f"setup-{digest(str(ROOT))}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +236,8 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
     if call([*command, "--without-pip"] if kept else command, log):
         raise failure("python -m venv", log)
     if kept:
-        copy_packages(kept_packages(kept, want), VENV)
+        with packages_lock():
+            copy_packages(kept_packages(kept, want), VENV)
     else:
         install(log, "pip", "hatchling", "editables")
     return kept
@@ -247,13 +259,21 @@ def keep_packages(kind: str, want: dict) -> None:
     folder = kept_packages(kind, want)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
-        copy_packages(VENV, part)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with packages_lock():
+            for leftover in folder.parent.glob("*.part"):  # of a set-up that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            copy_packages(VENV, part)
+            shutil.rmtree(folder, ignore_errors=True)
+            part.rename(folder)
     except OSError:
         pass
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def packages_lock():
+    return locked(cache_folder() / "packages" / "lock", "another clone that copies packages")
 
 
 def copy_packages(source: Path, target: Path) -> None:
@@ -274,18 +294,29 @@ def copy_packages(source: Path, target: Path) -> None:
         new = target / "bin" / program.name
         if program.is_symlink() or new.exists():  # those of the environment itself
             continue
-        first, newline, rest = program.read_bytes().partition(b"\n")
-        if first.startswith(b"#!") and b"/bin/python" in first:
-            new.write_bytes(b"#!" + os.fsencode(target / "bin" / "python") + newline + rest)
+        body = PYTHON_SCRIPT.sub(b"", program.read_bytes(), 1)
+        if len(body) < program.stat().st_size:
+            new.write_bytes(first_lines(target / "bin" / "python") + body)
             new.chmod(0o755)
         else:
             copy(program, new)
 
 
+def first_lines(python: Path) -> bytes:
+    """Return how a script in Python starts, as pip writes it: a line with `#!` has no blanks in its path, and a limited length."""
+    name = os.fsencode(python)
+    if len(name) < 120 and b" " not in name:
+        return b"#!" + name + b"\n"
+    return b"#!/bin/sh\n'''exec' \"" + name + b'" "$0" "$@"\n\' \'\'\'\n'
+
+
+def wheel_settings(want: dict) -> dict:
+    return {name: value for name, value in want.items() if name not in COMMON}
+
+
 def install_packages(want: dict, log) -> dict:
     """Install llama-cpp-python, the package and what it needs to run; return the settings that were used."""
-    settings = {name: value for name, value in want.items() if name not in COMMON}
-    wheel, used = get_wheel_or_compile(settings, PIP, log)
+    wheel, used = get_wheel_or_compile(wheel_settings(want), PIP, log)
     install(log, wheel, "--no-build-isolation", "--editable", f"{ROOT}[server]")
     return {**want, **used}
 

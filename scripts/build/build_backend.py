@@ -73,13 +73,14 @@ def _compile_kernels() -> None:
         return
     import _llama_wheel as llama_wheel
 
-    if os.environ.get(llama_wheel.KERNELS_SWITCH) == "0":
+    which = os.environ.get(llama_wheel.KERNELS_SWITCH, "")
+    if which == "0":
         return
     log_path = llama_wheel.cache_folder() / "logs" / "kernels.log"
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
-            llama_wheel.get_kernels("best", _pip(), log)
+            llama_wheel.get_kernels("all" if which == "all" else "best", _pip(), log)
     except OSError as error:
         print(f"Warning: the kernels were not compiled: {error}.", file=sys.stderr)
 

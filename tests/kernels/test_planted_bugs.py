@@ -74,7 +74,9 @@ def library_with(bugs, folder):
     for file, right, wrong, _ in bugs:
         text = (sources / file).read_text(encoding="utf-8")
         (sources / file).write_text(text.replace(right, wrong), encoding="utf-8")
-    return build_kernels.build(folder, sources), [name for *_, names in bugs for name in names]
+    return build_kernels.build(folder, "here", sources), [
+        name for *_, names in bugs for name in names
+    ]
 
 
 @pytest.fixture(scope="module", params=["of the first row", "of all rows"])

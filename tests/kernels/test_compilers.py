@@ -1,0 +1,79 @@
+"""The kernels have the same bits from each compiler that is found: GCC, clang, and zig (`pip install ziglang`, or in the PATH)."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_spec.llama import own_kernels
+from tests.support import children
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
+import _llama_wheel
+import build_kernels
+
+# Prints the bits of all operations of the self-test, with an instruction set.
+BITS = """
+import hashlib, json, sys
+from gguf_spec.llama import own_kernels, selftest
+assert own_kernels.enter(sys.argv[1]).name == sys.argv[1]
+bits = {}
+for i, one in enumerate(selftest.operations()):
+    rows = b"".join(one.rows(0, n, 1).tobytes() for n in (1, 3, 17))
+    bits[f"{i} {one.name}"] = hashlib.sha256(rows).hexdigest()
+    assert own_kernels.n_computed(one.is_attention)
+print(json.dumps(bits))
+"""
+
+
+def compilers():
+    """Return commands of different compilers, by what `--version` says."""
+    names = [["g++"], ["clang++"]]
+    for folder in os.get_exec_path():
+        found = [one.name for one in Path(folder).glob("*++-*")]
+        names += [[name] for name in sorted(found) if re.fullmatch(r"(g|clang)\+\+-\d+", name)]
+    target = ["c++", "-target", _llama_wheel.ZIG_TARGET]
+    names.append(["zig", *target])
+    if importlib.util.find_spec("ziglang"):
+        names.append([sys.executable, "-m", "ziglang", *target])
+    found = {}
+    for command in names:
+        if shutil.which(command[0]):
+            version = subprocess.run(
+                [*command, "--version"], capture_output=True, text=True, check=False
+            ).stdout.partition("\n")[0]
+            found.setdefault(version, command)
+    return found
+
+
+def bits_of(library, name):
+    """Return the bits of all operations of a library, with an instruction set."""
+    env = os.environ | {"GGUF_SPEC_KERNELS_LIBRARY": str(library), "GGUF_SPEC_KERNELS": "auto"}
+    command = [sys.executable, "-c", BITS, name]
+    done = children.run(command, env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_each_compiler_makes_the_same_bits(tmp_path):
+    if not own_kernels.start().name:
+        pytest.skip(own_kernels.in_use().reason)
+    found = compilers()
+    if len(found) < 2:
+        pytest.skip(f"only one compiler: {', '.join(found)}")
+    libraries = {}
+    for i, (version, command) in enumerate(found.items()):
+        (tmp_path / str(i)).mkdir()
+        libraries[version] = build_kernels.build(tmp_path / str(i), "here", compiler=command)
+    for name in build_kernels.sets("here"):
+        first, *others = [(version, bits_of(path, name)) for version, path in libraries.items()]
+        assert len(first[1]) > 100
+        for version, bits in others:
+            different = [one for one in bits if bits[one] != first[1][one]]
+            assert not different, f"{name}: {version} and {first[0]}"
