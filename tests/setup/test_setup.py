@@ -766,7 +766,9 @@ def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
     for name in ("cc", "c++"):
         script(machine.tools / name, f"#!/bin/bash\necho '{GCC.replace('12.2.0', '13.1.0')}'\n")
         keys.append(key())
-    llama_wheel.CONSTRAINTS.write_text("llama-cpp-python==9.9.9\n", encoding="utf-8")
+    other = machine.folder / "constraints.txt"
+    other.write_text("llama-cpp-python==9.9.9\n", encoding="utf-8")
+    monkeypatch.setattr(llama_wheel, "CONSTRAINTS", other)
     keys.append(key())
     assert len(set(keys)) == len(keys)
     assert len(keys) == 11
