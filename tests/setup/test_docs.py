@@ -26,6 +26,7 @@ OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
 OTHER_OPTIONS |= {"--contenders", "--long", "--runs", "--users", "--widths"}  # of scripts
 OTHER_OPTIONS |= {"--onefile"}  # of PyInstaller
+OTHER_OPTIONS |= {"--native", "--ready-made"}  # of scripts/run
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
 ]
