@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from gguf_spec import Sampling, Speculation
+from gguf_spec.server.openapi import describe
 from tests.server.conftest import ask, ask_chat, ask_text, metrics
 
 FOX = [{"role": "user", "content": "Tell me of a fox."}]
@@ -420,3 +421,16 @@ def test_per_request_settings_do_not_stay(client, tales):
         model="tales", prompt=START, max_tokens=5, extra_body={"speculation": "off"}
     )
     assert tales.speculation == Speculation()
+
+
+def test_the_description(server):
+    told = ask(server, path="/openapi.json").json()
+    assert set(told["paths"]) >= {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/health",
+        "/metrics",
+    }
+    assert "security" not in told
+    assert describe(("m",), True)["security"] == [{"key": []}]

@@ -9,14 +9,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import openai
 import pytest
-from hypothesis import settings
 
 import gguf_spec
 from gguf_spec.llama.embedder import Embedder
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from gguf_spec.server.worker import Worker
 from tests.server.conftest import ask, ask_chat, metrics, until
-from tests.server.schema_checks import SETTINGS, check, schema_of
 from tests.support import encoders
 
 TEXTS = ["hello world", "the cat sat on the mat", "zebra quux moon"]
@@ -293,13 +291,3 @@ def test_too_little_memory(files, monkeypatch):
         assert (reply.status, reply.code) == (503, "not_enough_memory")
         monkeypatch.undo()
         assert embed(server, model="tales").status == 200
-
-
-schema = schema_of(("bert.gguf", "rank.gguf", "tales"), PATHS.__contains__)
-
-
-@pytest.mark.full
-@schema.parametrize()
-@settings(SETTINGS, max_examples=60)
-def test_no_500(case, several):
-    check(case, several)

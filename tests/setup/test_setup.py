@@ -303,7 +303,7 @@ def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
         "ruff format --check",
         "mypy",
         "lint-imports",
-        f"pytest -n auto --dist worksteal {'--slow ' if ci else ''}-k x",
+        f"pytest -n auto --dist worksteal {'--all ' if ci else ''}-k x",
     ]
     assert checks() == (0, order)
     script(machine.clone / ".venv" / "bin" / "mypy", "#!/bin/bash\nexit 3\n")
