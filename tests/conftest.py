@@ -54,6 +54,9 @@ def pytest_configure(config):
     file = config.getoption("--cpu")
     if file and (Path(file).is_dir() or file.partition("::")[0].endswith(".py")):
         raise pytest.UsageError(f"--cpu took {file} for its file: write --cpu behind it")
+    config.addinivalue_line(
+        "markers", "few(n): so many sets of parameters are quick; the others are full"
+    )
     children.handle_ignored_signals()
     settings.register_profile("quick", max_examples=25)
     if "full" in _left_out(config):
@@ -61,6 +64,8 @@ def pytest_configure(config):
     else:  # switched off in pyproject.toml: it takes seconds to import, and one file of full tests needs it
         with contextlib.suppress(ImportError):
             config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
+    # each process of the tests has a core: numpy's threads would only wait for each other
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         # each core has a worker, so a thread that waits for another must not spin on its core
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -90,7 +95,9 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+@pytest.hookimpl(tryfirst=True)  # before the option -m is applied
 def pytest_collection_modifyitems(config, items):
+    _mark_full(items)
     left_out = _left_out(config)
     unwanted = {item for item in items if left_out & {mark.name for mark in item.iter_markers()}}
     if unwanted:
@@ -101,6 +108,21 @@ def pytest_collection_modifyitems(config, items):
 def _processor_s():
     """Return the processor time of this process and of the programs that it started and that have ended."""
     return sum(os.times()[:4])
+
+
+def _mark_full(items):
+    """Mark all but a few sets of parameters of a test as full: those that are spread most evenly over the numbers of the sets stay quick."""
+    sets_of = {}
+    for item in items:
+        if mark := item.get_closest_marker("few"):
+            sets_of.setdefault((item.parent.nodeid, item.originalname, mark.args[0]), []).append(
+                item
+            )
+    for (_, _, n), sets in sets_of.items():
+        # with multiples of the golden ratio no factor of stacked parameters is always the same
+        order = sorted(range(len(sets)), key=lambda i: i * 0.6180339887 % 1)
+        for i in order[n:]:
+            sets[i].add_marker("full")
 
 
 # seconds of processor time by test: of this process, and of the processes of pytest-xdist when they end

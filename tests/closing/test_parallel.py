@@ -188,6 +188,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("n", [15, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_interrupt_before_bytecodes(llm, right, name, n):
@@ -232,6 +233,7 @@ def test_a_stream_that_is_dropped_frees_its_slot(llm, right, n_read):
     assert in_another_thread(lambda: texts(llm)) == right
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "call",
     [lambda llm: llm.generate(PROMPTS[0], SHORT).text, lambda llm: llm.forget()],

@@ -273,6 +273,7 @@ def test_work_that_is_cached_counts(model, monkeypatch):
         grammar.allowed([], all_ids(model))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_grammar_near_its_limit_fails_with_drafts_as_without(monkeypatch, accept):
     """Masks of drafts cost work that is not repeated for the target; they may fail without the request."""

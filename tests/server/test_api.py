@@ -31,6 +31,7 @@ def in_pieces(stream):
     return text, finish, usage
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "speculation",
     [
@@ -63,6 +64,7 @@ def test_a_chat_complete_and_as_a_stream(client, tales, speculation):
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("prompt", [START, [START], "ids", "ids in an array"])
 def test_a_text_complete_and_as_a_stream(client, tales, prompt):
     wanted = alone(tales, START)
@@ -139,6 +141,7 @@ def test_chunks_show_drafted_tokens_on_request(client):
     assert sum(one["tokens"] for one in shown) == 40
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "fields", [
         {"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.5}, {"frequency_penalty": 1.5, "presence_penalty": 0.5},

@@ -542,6 +542,7 @@ def asked(llm, monkeypatch):
     return seen
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("call", "kind"),
     [(call, kind) for call in CALLS for kind in PROMPTS]
