@@ -74,7 +74,7 @@ def test_results_that_ended_early_are_kept_for_the_next_run(llm, tmp_path, right
     def slow(self, prompt, *a, **b):
         asked.append(prompt)
         if len(asked) == 2:  # the first was to check the options
-            first.wait(20)
+            first.wait(180)
         return stream(self, prompt, *a, **b)
 
     n_failed = []
@@ -143,7 +143,7 @@ def test_few_results_wait_for_an_earlier_one(llm, tmp_path, right, monkeypatch):
 
     def slow(self, prompt, *a, **b):
         if next(n_asked) == 1:  # the first was to check the options
-            first.wait(20)
+            first.wait(180)
         return stream(self, prompt, *a, **b)
 
     def release(now):

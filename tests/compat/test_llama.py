@@ -522,7 +522,7 @@ def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
     del stream
     gc.collect()
     for thread in running():
-        thread.join(timeout=10)
+        thread.join(timeout=180)
     assert not running()
     assert ours._llm._queue.first is None
 

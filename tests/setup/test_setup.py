@@ -327,7 +327,7 @@ def test_interrupted_anywhere_is_not_ready(machine, step, number):
     )  # as a terminal does: the script and _setup.py; what _setup.py started has a session of its own
     if number == signal.SIGKILL:
         os.kill(child, number)  # nobody else is left to end it
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=180)
     assert "Traceback" not in err
     assert out == ""
     if number != signal.SIGKILL:
@@ -351,7 +351,7 @@ def test_interrupted_adding_the_checks_is_not_ready(machine):
     process = machine.start(script="test", STOP_AT="[dev]")
     machine.wait_for_stop()
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=180)
     assert not list(
         (machine.clone / ".venv").glob("ready-*.json")
     )  # pip may have been half way through replacing our own package
