@@ -48,6 +48,7 @@ def test_results_are_in_order_with_any_number_at_once(llm, tmp_path, right, n):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "right"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("n_bytes", [0, 1, 17, 300, 1000, 2500, 10**6])
 def test_it_continues_behind_any_byte(llm, tmp_path, right, n_bytes, monkeypatch):
     out = tmp_path / "out.jsonl"
@@ -73,7 +74,7 @@ def test_results_that_ended_early_are_kept_for_the_next_run(llm, tmp_path, right
     def slow(self, prompt, *a, **b):
         asked.append(prompt)
         if len(asked) == 2:  # the first was to check the options
-            first.wait(20)
+            first.wait(180)
         return stream(self, prompt, *a, **b)
 
     n_failed = []
@@ -142,7 +143,7 @@ def test_few_results_wait_for_an_earlier_one(llm, tmp_path, right, monkeypatch):
 
     def slow(self, prompt, *a, **b):
         if next(n_asked) == 1:  # the first was to check the options
-            first.wait(20)
+            first.wait(180)
         return stream(self, prompt, *a, **b)
 
     def release(now):
@@ -245,6 +246,7 @@ def test_a_refusal_removes_nothing(llm, tmp_path, right):
         assert ahead.read_bytes() == data
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "data", [b"", b"\n", b"1", b"\n30\t", b'7\t{"request_id": "batch', b'7\t{"id": "ba\n']
 )

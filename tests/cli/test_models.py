@@ -208,13 +208,13 @@ def test_interrupted(command, run, hub, home, tmp_path):
     file.pause_at = len(BODY) - 1000
     line, settings = command("pull", "one", "--no-draft")
     child = children.Child(line, env=settings, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    assert file.paused.wait(30)
-    until = time.monotonic() + 10
+    assert file.paused.wait(180)
+    until = time.monotonic() + 180
     while not any(path.stat().st_size > 1_000_000 for path in home.rglob("*.incomplete")):
         assert time.monotonic() < until
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    said = child.communicate(timeout=30)[1]
+    said = child.communicate(timeout=180)[1]
     assert said == "downloading one, 1.1 MiB\nInterrupted. Repeat the command to continue.\n"
     assert child.returncode == 130
     assert leftovers(home) == []
@@ -231,7 +231,7 @@ def test_killed(command, run, hub, home, tmp_path):
     file.pause_at = len(BODY) - 1000
     line, settings = command("pull", "one", "--no-draft")
     child = children.Child(line, env=settings, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    assert file.paused.wait(30)
+    assert file.paused.wait(180)
     child.kill()
     child.wait()
     fails(run("path", "one"), "is not on this disk")
@@ -256,13 +256,13 @@ def test_two_at_once(command, hub, tmp_path):
         )
         for _ in range(2)
     ]
-    assert file.paused.wait(30)
-    until = time.monotonic() + 30
+    assert file.paused.wait(180)
+    until = time.monotonic() + 180
     while len(hub.sent("HEAD")) < 4:  # both have asked twice, and one of them waits for the other
         assert time.monotonic() < until
         time.sleep(0.05)
     file.go_on.set()
-    said = [child.communicate(timeout=30) for child in pulls]
+    said = [child.communicate(timeout=180) for child in pulls]
     assert [(child.returncode, stderr) for child, (_, stderr) in zip(pulls, said, strict=True)] == [
         (0, ""),
         (0, ""),
@@ -472,6 +472,7 @@ def test_list(run, hub):
     )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_list_fits_the_terminal(command, tmp_path, width):
     line, settings = command("list", env={"TERM": "xterm"})

@@ -35,7 +35,7 @@ def run_child(name, *arguments, limit_s=240):
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGABRT)  # it prints where its threads are
             try:
-                said, _ = child.communicate(timeout=20)
+                said, _ = child.communicate(timeout=180)
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 said, _ = child.communicate()

@@ -140,7 +140,7 @@ LEFT_OPEN = {
     "a thread in a round": "\n".join((
         "begun = threading.Event()",
         'threading.Thread(target=lambda: llm.generate_tokens([1, 2], endless, on_token=lambda _: begun.set()), daemon=True).start()',
-        "begun.wait(20)",
+        "begun.wait(180)",
     )),
     "a stream of compat": "\n".join((
         "from gguf_spec.compat import Llama",

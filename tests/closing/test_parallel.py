@@ -114,7 +114,7 @@ def test_an_llm_that_is_dropped_frees_its_memory(gguf_dir):
     llm.snapshot()
     del llm
     gc.collect()
-    thread.join(20)
+    thread.join(180)
     gc.collect()
     assert not thread.is_alive()
     assert [one() for one in natives] == [None, None]
@@ -136,13 +136,13 @@ LEFT_OPEN = {
     "a thread in a round": "\n".join((
         "begun = threading.Event()",
         'threading.Thread(target=lambda: llm.generate("ab", endless, on_token=lambda _: begun.set()), daemon=True).start()',
-        "begun.wait(20)",
+        "begun.wait(180)",
     )),
     "a callback that does not return": "\n".join((
         "begun = threading.Event()",
         "def block(_): begun.set(); threading.Event().wait()",
         'threading.Thread(target=lambda: llm.generate("ab", endless, on_token=block), daemon=True).start()',
-        "begun.wait(20)",
+        "begun.wait(180)",
     )),
 }  # fmt: skip
 
@@ -188,6 +188,7 @@ REQUESTS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("n", [15, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_interrupt_before_bytecodes(llm, right, name, n):
@@ -232,6 +233,7 @@ def test_a_stream_that_is_dropped_frees_its_slot(llm, right, n_read):
     assert in_another_thread(lambda: texts(llm)) == right
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "call",
     [lambda llm: llm.generate(PROMPTS[0], SHORT).text, lambda llm: llm.forget()],

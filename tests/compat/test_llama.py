@@ -149,6 +149,7 @@ def test_the_kinds_of_caches():
         kv_type(8, None)
 
 
+@pytest.mark.full
 def test_a_context_of_zero_is_what_the_model_was_trained_for(pair):
     llama = Llama(
         pair[0],
@@ -197,6 +198,7 @@ def test_metadata_of_the_file_and_the_vocabulary(ours, theirs):
             assert ours.detokenize(tokens, special=True) == theirs.detokenize(tokens, special=True)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize(
     "more", [{}, {"echo": True}, {"stop": ["king", " he"]}, {"stop": " and"}], ids=str
@@ -288,6 +290,7 @@ def test_token_ids_are_a_prompt_too(ours, theirs):
     assert ours(tokens, **GREEDY)["choices"] == theirs(tokens, **GREEDY)["choices"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more", [{}, {"stop": ["king"]}, {"logprobs": True, "top_logprobs": 3}], ids=str
 )
@@ -316,6 +319,7 @@ def test_log_probabilities_are_the_same(ours, theirs):
         assert top == pytest.approx(other, abs=1e-3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}], ids=str)
 def test_parts_of_completions_look_the_same_and_join_to_the_same(ours, theirs, more):
     a, b = (list(one("Once upon a time", stream=True, **GREEDY, **more)) for one in (ours, theirs))
@@ -518,7 +522,7 @@ def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
     del stream
     gc.collect()
     for thread in running():
-        thread.join(timeout=10)
+        thread.join(timeout=180)
     assert not running()
     assert ours._llm._queue.first is None
 

@@ -97,6 +97,7 @@ def tables(request):
 MANY = {"coupled": 1000, "rejection": 400, "block": 100}
 
 
+@pytest.mark.few(54)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("k", [0, 1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("rule", RULES)

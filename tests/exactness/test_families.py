@@ -99,6 +99,7 @@ def test_any_drafter_gives_the_plain_text_of_many_prompts(folder, name, prompts)
     check_same_texts(folder, name, [*PROMPTS, *prompts[:10]], (1, 2, 5, 8, 9, 20), 40)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_model_drafts_for_another_kind(folder, name):
     with loaded(folder, "llama", folder / f"{name}.gguf") as llm:
@@ -170,6 +171,7 @@ def test_sessions(folder, name, tmp_path):
         assert chat.send("and the?").text == expected
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", sorted(set(RECURRENT) - set(WITH_SNAPSHOTS)))
 def test_parallel_requests_are_plain_and_the_same(folder, name):
     with loaded(folder, name) as llm:

@@ -186,6 +186,7 @@ def test_sessions(folder, tmp_path):
         check_restored_chat(llm, tmp_path / "session", expected, 5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("files", [("trained", "auto"), ("chain", "auto"), ("gemma4", "assistant")])
 def test_a_kept_prefix_is_put_back_beside_a_head(folder, files, copies_pay):
     name, draft = files

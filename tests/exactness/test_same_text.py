@@ -215,6 +215,7 @@ def test_earlier_requests_change_no_text(tales):
     assert tales.generate("A fox and a hen", sampling).text == before.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_the_other_rules_are_reproducible(tales, accept):
     """Their text depends on the draft, so nothing may be learned with them."""
@@ -229,6 +230,7 @@ def test_the_other_rules_are_reproducible(tales, accept):
     assert tales.generate("A fox and a hen", sampling, speculation=speculation).text == before.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_draft_from_the_text_may_leave_the_grammar(tales, accept, monkeypatch):
     """The text continues with a word that the grammar forbids, and the draft model predicts what follows it."""

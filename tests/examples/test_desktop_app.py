@@ -38,7 +38,7 @@ def display():
         name = ":" + number.readline().strip()
     yield name
     server.terminate()
-    server.wait(10)
+    server.wait(180)
 
 
 class App:
@@ -105,7 +105,7 @@ class App:
     def left(self):
         """Wait for its end; return the remaining threads and its error output."""
         threads = self.until(lambda shown: shown["state"] == "left")["threads"]
-        assert self.process.wait(20) == 0
+        assert self.process.wait(180) == 0
         return threads, self.process.stderr.read()
 
 

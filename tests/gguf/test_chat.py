@@ -275,6 +275,7 @@ def test_a_session_cut_short_or_of_another_user_is_read_again(saved, fresh, tmp_
     assert same(chat.send(QUESTIONS[3]), after)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", [{"kv_type": "q8_0"}, {"n_ctx": 512}, {"draft": "none"}])
 def test_other_settings_read_it_again(saved, change):
     path, messages, _after = saved

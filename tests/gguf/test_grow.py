@@ -64,6 +64,7 @@ def small(folder):
     return path, *rows(path)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("shape", "type"), [(WIDE, "F32"), (GROUPED, "F32"), (GROUPED, "F16")])
 def test_it_gives_the_text_of_the_small_model(small, folder, shape, type):
     source, ids, logits = small
@@ -135,6 +136,7 @@ UNGROUPED = Shape(
 )  # a key-value head to each query, as in the 1.7B
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("precise", [False, True])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", [UNGROUPED, Shape(3, 512, 16, 8, 256)])
@@ -204,6 +206,7 @@ def test_the_quantised_model_gives_nearly_that_text(folder, type):
     assert grown[:, N_SMALL:].max() < logits.min() - 100
 
 
+@pytest.mark.full
 def test_added_layers_cost_and_write_nothing(small, folder):
     source, _, logits = small
     more = Shape(n_layer=9, n_embd=320, n_head=5, n_kv=5, n_ff=512)
@@ -220,6 +223,7 @@ def test_added_layers_cost_and_write_nothing(small, folder):
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
 def test_a_random_model_gives_another_text(small, folder, type):
     _, ids, logits = small
@@ -251,6 +255,7 @@ def test_metadata_stays(folder):
     assert after["llama.context_length"].contents() == before["llama.context_length"].contents()
 
 
+@pytest.mark.full
 def test_what_exists_is_kept(tmp_path):
     path = grow(SMALL, WIDE, N_VOCAB, "Q4_0", tmp_path)
     assert list(tmp_path.iterdir()) == [path]

@@ -145,6 +145,7 @@ def tossed(seed, probability=0.5, logits=(0.0, 0.1)):
     return len(xtc(np.arange(len(logits)), np.array(logits), probability, 0.1, seed)) < len(logits)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_xtc_draws_one_number_for_each_seed(probability):
     tosses = [tossed(seed, probability) for seed in range(4000)]
@@ -208,6 +209,7 @@ def walk(rnd, alphabet, steps):
         yield history[:-1]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("last_n", [-1, 1, 7, 40, 600])
 @pytest.mark.parametrize(
     ("options", "breakers", "breaks"),

@@ -164,6 +164,7 @@ def load(folder, draft=None, **options):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_same_text_with_any_draft(folder, temperature):
     sampling = Sampling(temperature=temperature, seed=4, max_tokens=50, ignore_eos=True)

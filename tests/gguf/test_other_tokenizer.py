@@ -75,6 +75,7 @@ def pair(request, tmp_path_factory):
         yield llm
 
 
+@pytest.mark.few(1)
 def test_the_error_message(pair):
     (note,) = pair.notes
     assert note == "the draft spm.gguf has another tokenizer; 100% of its tokens can be used."
@@ -103,6 +104,7 @@ def test_the_other_rules(pair, prompts, accept):
     assert one.tokens == pair.generate(prompts[0], sampling, speculation=way).tokens
 
 
+@pytest.mark.few(1)
 def test_texts_that_are_hard_to_translate(pair):
     """Control tokens, bytes that are no text, and characters that no vocabulary has."""
     for prompt in (
@@ -145,6 +147,7 @@ def test_words_are_spelled_as_in_a_text(pair):
     assert len(pieces[b" upon"]) == 1
 
 
+@pytest.mark.few(1)
 def test_the_controller_uses_it_only_where_it_pays(pair, prompts):
     for i in range(4):
         sampling = Sampling(seed=i, max_tokens=40)

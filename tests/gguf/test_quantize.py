@@ -376,7 +376,7 @@ def test_a_disk_that_runs_full(model, tmp_path):
     assert only(tmp_path) == []
 
 
-SLOW = "import sys, time\nopen(sys.argv[1], 'wb').write(b'GGUF')\nprint('at 1 2', flush=True)\ntime.sleep(60)"
+SLOW = "import sys, time\nopen(sys.argv[1], 'wb').write(b'GGUF')\nprint('at 1 2', flush=True)\ntime.sleep(3600)"
 
 
 def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
@@ -387,10 +387,8 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
     def interrupt(now):
         raise KeyboardInterrupt
 
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # and not after the hour that the program sleeps
         quantize.quantize(model, tmp_path / "small.gguf", "Q4_0", progress=interrupt)
-    assert time.monotonic() - started < 50  # the program sleeps for 60
     assert only(tmp_path) == []
 
 
@@ -410,8 +408,8 @@ def test_the_quantiser_ends_with_its_parent(tmp_path, number):
         assert parent.stdout.readline() == b"0 12\n"
         assert unfinished(tmp_path)
         parent.send_signal(number)
-        parent.wait(20)
-    deadline = time.monotonic() + 20
+        parent.wait(180)
+    deadline = time.monotonic() + 180
     while unfinished(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert only(tmp_path) == ["big.gguf"]

@@ -209,6 +209,7 @@ def test_the_error_message(pair, half):
     assert pair.draft_name == "half.gguf"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 0.0}, {}, {"top_k": 0, "top_p": 1.0, "temperature": 1.1}, {"repeat_penalty": 1.3, "dry_multiplier": 0.8},
@@ -244,6 +245,7 @@ def test_only_kept_tokens_are_proposed_by_the_other_rules(pair, half, prompts, a
     assert one.tokens == again.tokens
 
 
+@pytest.mark.full
 def test_requests_at_once(half, prompts):
     sampling = Sampling(max_tokens=24)
     with gguf_spec.load("tales", half, threads=1, parallel=3) as llm:

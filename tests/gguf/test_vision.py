@@ -142,6 +142,7 @@ PENALISED = Sampling(
 )  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "sampling", [GREEDY, DRAWN, PENALISED], ids=["greedy", "drawn", "penalised"]
 )

@@ -2,13 +2,13 @@
 
 import contextlib
 import ctypes as c
-from pathlib import Path
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
 from gguf_spec.llama import own_kernels
-from gguf_spec.llama.bindings import LIBRARY_FOLDER
+from gguf_spec.llama.bindings import call
 
 F32, F16, Q8_0, I32, BF16 = 0, 1, 8, 26, 30
 TYPES = {
@@ -16,25 +16,21 @@ TYPES = {
     "IQ4_NL": 20, "BF16": 30, "MXFP4": 39,
 }  # fmt: skip
 REPACKED = ("Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q2_K")
-# offset of the field `data` of a tensor
-_DATA = 248
+# offsets of the fields `data` and `extra` of a tensor
+_DATA, _EXTRA = 248, 320
 
 
 class _Init(c.Structure):
     _fields_ = (("size", c.c_size_t), ("memory", c.c_void_p), ("no_alloc", c.c_bool))
 
 
-def _library(name):
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    paths = (Path(line.split()[-1]) for line in lines)
-    return c.CDLL(
-        str(next(p for p in paths if p.parent == LIBRARY_FOLDER and p.name.startswith(name)))
-    )
+def _function(name, result, *arguments):
+    """A function of ggml, whichever library of this build of llama.cpp has it."""
 
+    def function(*given):
+        words = (kind(one) for kind, one in zip(arguments, given, strict=True))
+        return call(name, *words, result=result)
 
-def _function(library, name, result, *arguments):
-    function = getattr(library, name)
-    function.restype, function.argtypes = result, arguments
     return function
 
 
@@ -42,29 +38,26 @@ class Ggml:
     """The functions that the tests need."""
 
     def __init__(self):
-        base, cpu, p = _library("libggml-base"), _library("libggml-cpu"), c.c_void_p
-        self.init = _function(base, "ggml_init", p, _Init)
-        self.free = _function(base, "ggml_free", None, p)
-        self.tensor = _function(base, "ggml_new_tensor_4d", p, p, c.c_int, *[c.c_int64] * 4)
-        self.mul_mat = _function(base, "ggml_mul_mat", p, p, p, p)
-        self.mul_mat_id = _function(base, "ggml_mul_mat_id", p, p, p, p, p)
-        self.attention = _function(base, "ggml_flash_attn_ext", p, *[p] * 5, *[c.c_float] * 3)
-        self.add_sinks = _function(base, "ggml_flash_attn_ext_add_sinks", None, p, p)
-        self.graph = _function(base, "ggml_new_graph", p, p)
-        self.expand = _function(base, "ggml_build_forward_expand", None, p, p)
-        self.data = _function(base, "ggml_get_data", p, p)
-        self.row_size = _function(base, "ggml_row_size", c.c_size_t, c.c_int, c.c_int64)
-        self.quantize = _function(
-            base, "ggml_quantize_chunk", c.c_size_t, c.c_int, p, p, *[c.c_int64] * 3, p
-        )
-        self.compute = _function(cpu, "ggml_graph_compute_with_ctx", c.c_int, p, p, c.c_int)
-        self.repacked = _function(cpu, "_Z35ggml_backend_cpu_repack_buffer_typev", p)
-        self.buffer = _function(base, "ggml_backend_buft_alloc_buffer", p, p, c.c_size_t)
-        self.buffer_base = _function(base, "ggml_backend_buffer_get_base", p, p)
-        self.free_buffer = _function(base, "ggml_backend_buffer_free", None, p)
-        self.place = _function(base, "ggml_backend_tensor_alloc", c.c_int, p, p, p)
-        self.set = _function(base, "ggml_backend_tensor_set", None, p, p, c.c_size_t, c.c_size_t)
-        _function(cpu, "ggml_cpu_init", None)()
+        p, n = c.c_void_p, c.c_size_t
+        self.init = partial(call, "ggml_init")
+        self.free = _function("ggml_free", None, p)
+        self.tensor = _function("ggml_new_tensor_4d", p, p, c.c_int, *[c.c_int64] * 4)
+        self.mul_mat = _function("ggml_mul_mat", p, p, p, p)
+        self.mul_mat_id = _function("ggml_mul_mat_id", p, p, p, p, p)
+        self.attention = _function("ggml_flash_attn_ext", p, *[p] * 5, *[c.c_float] * 3)
+        self.add_sinks = _function("ggml_flash_attn_ext_add_sinks", None, p, p)
+        self.graph = _function("ggml_new_graph", p, p)
+        self.expand = _function("ggml_build_forward_expand", None, p, p)
+        self.data = _function("ggml_get_data", p, p)
+        self.row_size = _function("ggml_row_size", n, c.c_int, c.c_int64)
+        self.quantize = _function("ggml_quantize_chunk", n, c.c_int, p, p, *[c.c_int64] * 3, p)
+        self.compute = _function("ggml_graph_compute_with_ctx", c.c_int, p, p, c.c_int)
+        self.repacked = _function("_Z35ggml_backend_cpu_repack_buffer_typev", p)
+        self.buffer = _function("ggml_backend_buft_alloc_buffer", p, p, n)
+        self.buffer_base = _function("ggml_backend_buffer_get_base", p, p)
+        self.free_buffer = _function("ggml_backend_buffer_free", None, p)
+        self.place = _function("ggml_backend_tensor_alloc", c.c_int, p, p, p)
+        self.set = _function("ggml_backend_tensor_set", None, p, p, n, n)
 
 
 _ggml = []
@@ -87,7 +80,7 @@ def kernels(which, instruction_set=None):
     ggml()
     library, usual = own_kernels.library(), own_kernels.in_use().name
     if instruction_set and not library.gguf_spec_kernels_use(instruction_set.encode()):
-        pytest.skip(f"this processor lacks {instruction_set}")
+        pytest.skip(f"the processor, or the library, lacks {instruction_set}")
     library.gguf_spec_kernels_switch(which)
     try:
         yield
@@ -117,8 +110,14 @@ class Weights:
         self.tensor = g.tensor(self._context, kind, k, columns, n_matrices, 1)
         self._buffer = None
         if repacked:
-            self._buffer = g.buffer(g.repacked(), self._data.size + 4096)
+            try:
+                kind = g.repacked()
+            except AttributeError:
+                pytest.skip("this build of llama.cpp repacks no weights")
+            self._buffer = g.buffer(kind, self._data.size + 4096)
             assert g.place(self._buffer, self.tensor, g.buffer_base(self._buffer)) == 0
+            if not c.c_void_p.from_address(self.tensor + _EXTRA).value:  # to set it would crash
+                pytest.skip("llama.cpp has no repacked form of this type here")
             g.set(self.tensor, self._data.ctypes.data, 0, self._data.size)
         else:
             c.c_void_p.from_address(self.tensor + _DATA).value = self._data.ctypes.data
@@ -144,6 +143,18 @@ class Weights:
             return computed(context, result, (len(x), used, self.columns), threads).reshape(
                 len(x), -1
             )
+
+
+@cache
+def is_repacked(name):
+    """Return whether llama.cpp has a repacked form of a type here: it depends on the processor and on the build."""
+    if name not in REPACKED:
+        return False
+    try:
+        Weights(quantized(np.zeros((8, 256)), TYPES[name]), TYPES[name], 256, 8, repacked=True)
+    except pytest.skip.Exception:
+        return False
+    return True
 
 
 @contextlib.contextmanager

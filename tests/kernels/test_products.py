@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from .graphs import REPACKED, TYPES, Weights, kernels, quantized
+from .graphs import REPACKED, TYPES, Weights, is_repacked, kernels, quantized
 
 SETS = ("avx2", "avxvnni", "avx512", "avx512vnni")
 # types whose products add in llama.cpp's order: with these instruction sets, or with all
@@ -97,7 +97,7 @@ def test_experts(name):
     kind, random = TYPES[name], np.random.default_rng(2)
     w, x = numbers((n_experts * columns, k), 1), numbers((17, 1, k), 2)
     ids = np.array([random.choice(n_experts, used, replace=False) for _ in range(17)])
-    for repacked in (False, True) if name in REPACKED else (False,):
+    for repacked in (False, True)[: 1 + is_repacked(name)]:
         weights = Weights(quantized(w, kind), kind, k, columns, repacked, n_experts)
         with kernels(0):
             stock = np.concatenate(

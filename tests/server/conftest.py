@@ -136,7 +136,7 @@ def serving(path):
         yield server
 
 
-def until(condition, seconds=60.0):
+def until(condition, seconds=180.0):
     """Wait until something is so; return how long that took."""
     started = time.perf_counter()
     while not condition():

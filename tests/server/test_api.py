@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from gguf_spec import Sampling, Speculation
+from gguf_spec.server.openapi import describe
 from tests.server.conftest import ask, ask_chat, ask_text, metrics
 
 FOX = [{"role": "user", "content": "Tell me of a fox."}]
@@ -30,6 +31,7 @@ def in_pieces(stream):
     return text, finish, usage
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "speculation",
     [
@@ -62,6 +64,7 @@ def test_a_chat_complete_and_as_a_stream(client, tales, speculation):
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("prompt", [START, [START], "ids", "ids in an array"])
 def test_a_text_complete_and_as_a_stream(client, tales, prompt):
     wanted = alone(tales, START)
@@ -138,6 +141,7 @@ def test_chunks_show_drafted_tokens_on_request(client):
     assert sum(one["tokens"] for one in shown) == 40
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "fields", [
         {"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.5}, {"frequency_penalty": 1.5, "presence_penalty": 0.5},
@@ -420,3 +424,16 @@ def test_per_request_settings_do_not_stay(client, tales):
         model="tales", prompt=START, max_tokens=5, extra_body={"speculation": "off"}
     )
     assert tales.speculation == Speculation()
+
+
+def test_the_description(server):
+    told = ask(server, path="/openapi.json").json()
+    assert set(told["paths"]) >= {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/health",
+        "/metrics",
+    }
+    assert "security" not in told
+    assert describe(("m",), True)["security"] == [{"key": []}]

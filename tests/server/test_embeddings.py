@@ -9,14 +9,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import openai
 import pytest
-from hypothesis import settings
 
 import gguf_spec
 from gguf_spec.llama.embedder import Embedder
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from gguf_spec.server.worker import Worker
 from tests.server.conftest import ask, ask_chat, metrics, until
-from tests.server.schema_checks import SETTINGS, check, schema_of
 from tests.support import encoders
 
 TEXTS = ["hello world", "the cat sat on the mat", "zebra quux moon"]
@@ -191,7 +189,7 @@ def slow(files, monkeypatch):
 
     def waiting(self, native, group):
         running.set()
-        assert may_end.wait(30)
+        assert may_end.wait(180)
         return real(self, native, group)
 
     monkeypatch.setattr(Embedder, "_pass", waiting)
@@ -215,10 +213,10 @@ def test_a_closed_connection_ends_its_request(slow, monkeypatch):
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
     body = json.dumps({"input": ["sun"] * 2000})
     connection.request("POST", "/v1/embeddings", body)
-    assert running.wait(30)
+    assert running.wait(180)
     assert ask(server, path="/health").json()["running"] == 1
     connection.close()  # with its socket, although no response was read
-    assert cancelled.wait(30)
+    assert cancelled.wait(180)
     may_end.set()
     until(lambda: metrics(server).get('requests_total{path="/v1/embeddings",status="499"}') == 1)
     until(lambda: ask(server, path="/health").json()["running"] == 0)
@@ -232,7 +230,7 @@ def test_the_queue_has_a_limit(slow):
     threads = [threading.Thread(target=lambda: replies.append(embed(server))) for _ in range(2)]
     for i, thread in enumerate(threads):
         thread.start()
-        assert running.wait(30)
+        assert running.wait(180)
         until(lambda n=i: ask(server, path="/health").json()["queue"] == n)
     reply = embed(server)
     assert (reply.status, reply.code) == (429, "queue_full")
@@ -257,7 +255,7 @@ def test_the_time_has_a_limit(files, monkeypatch):
 
 def test_the_time_in_the_queue_counts(files, monkeypatch):
     may_end, real = threading.Event(), Embedder._pass
-    monkeypatch.setattr(Embedder, "_pass", lambda *given: (may_end.wait(30), real(*given))[1])
+    monkeypatch.setattr(Embedder, "_pass", lambda *given: (may_end.wait(180), real(*given))[1])
     with (
         gguf_spec.load(files / "bert.gguf", threads=1) as llm,
         serve_in_thread(llm, timeout=0.5) as server,
@@ -293,13 +291,3 @@ def test_too_little_memory(files, monkeypatch):
         assert (reply.status, reply.code) == (503, "not_enough_memory")
         monkeypatch.undo()
         assert embed(server, model="tales").status == 200
-
-
-schema = schema_of(("bert.gguf", "rank.gguf", "tales"), PATHS.__contains__)
-
-
-@pytest.mark.full
-@schema.parametrize()
-@settings(SETTINGS, max_examples=60)
-def test_no_500(case, several):
-    check(case, several)

@@ -322,7 +322,7 @@ def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
         if asked.needs_grammar:
             begun.set()
             converted.append(asked)
-            assert goes_on.wait(30)
+            assert goes_on.wait(180)
         return real(asked, llm)
 
     monkeypatch.setattr("gguf_spec.server.app.with_grammar", slow)
@@ -332,7 +332,7 @@ def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
         thread = threading.Thread(target=lambda: answers.append(ask_chat(server, **fields)))
         thread.start()
         try:
-            assert begun.wait(30)
+            assert begun.wait(180)
             assert (ask(server).status, ask_text(server).status) == (200, 200)
             connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
             connection.request("POST", CHAT, json.dumps({"messages": HI} | fields))
@@ -346,7 +346,7 @@ def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
 
 def test_a_conversion_has_the_time_limit_of_an_answer(tales, monkeypatch):
     goes_on = threading.Event()
-    monkeypatch.setattr("gguf_spec.server.app.with_grammar", lambda asked, _: goes_on.wait(30) and asked)  # fmt: skip
+    monkeypatch.setattr("gguf_spec.server.app.with_grammar", lambda asked, _: goes_on.wait(180) and asked)  # fmt: skip
     with serve_in_thread(tales, timeout=0.2) as server:
         reply = ask_chat(server, response_format={"type": "json_object"})
         goes_on.set()
@@ -422,13 +422,13 @@ def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
 
     def slow(body, real=requests.parse):
         reading.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(180)
         return real(body)
 
     monkeypatch.setattr("gguf_spec.server.app.parse", slow)
     with ThreadPoolExecutor(2) as pool, serve_in_thread(endless, grace=20) as one:
         answer = pool.submit(ask_text, one, max_tokens=None, user="u" * 70_000)
-        assert reading.wait(30)
+        assert reading.wait(180)
         closing = pool.submit(one.close, grace=0)
         assert not wait([closing], 0.5).done  # all is cancelled, and the request is open
         goes_on.set()

@@ -8,6 +8,8 @@ import gguf_spec
 from gguf_spec.server import serve_in_thread
 from tests.support.talkers import answering
 
+# takes seconds to import
+pytestmark = pytest.mark.full
 anthropic = pytest.importorskip("anthropic")
 
 ASKED = {"model": "tales", "max_tokens": 24, "messages": [{"role": "user", "content": "Hello."}]}

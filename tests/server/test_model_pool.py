@@ -203,7 +203,7 @@ def test_requests_wait_for_a_load_and_closing_ends_it(files):
     with ThreadPoolExecutor(4) as threads:
         with serve_in_thread(ModelPool([ServedModel("slow", frozenset(), slow)])) as server:
             answers = [threads.submit(said, server, "slow") for _ in range(3)]
-            begins.wait(10)
+            begins.wait(180)
             until(lambda: ask(server).json()["queue"] == 2)
             goes.set()
             assert {one.result(30)[1] for one in answers} == {"bcdef"}
@@ -211,7 +211,7 @@ def test_requests_wait_for_a_load_and_closing_ends_it(files):
         begins.clear()
         server = serve_in_thread(ModelPool([ServedModel("slow", frozenset(), slow)]))
         answer = threads.submit(ask_text, server, model="slow")
-        begins.wait(10)
+        begins.wait(180)
         server.close(grace=0)
         reply = answer.result(30)
         assert (reply.status, reply.code) == (503, "shutting_down")
@@ -300,10 +300,10 @@ def test_the_command(files, tmp_path):
 @pytest.mark.full
 def test_options_of_one_model(files):
     with Child("-m", files["one"], "-m", files["two"], "-d", files["three"]) as child:
-        assert child.process.wait(30) == 2
+        assert child.process.wait(180) == 2
         assert "--draft cannot be combined with several models" in child.err
     with Child("-m", files["one"], "-m", "/nowhere/x.gguf") as child:
-        assert child.process.wait(30) == 1
+        assert child.process.wait(180) == 1
 
 
 @pytest.mark.full

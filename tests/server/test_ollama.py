@@ -9,7 +9,6 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import settings
 
 import gguf_spec
 from gguf_spec import __version__
@@ -19,7 +18,6 @@ from gguf_spec.server.errors import ApiError
 from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
 from gguf_spec.server.requests import read_chat
 from tests.server.conftest import ask, ask_chat, metrics, until
-from tests.server.schema_checks import SETTINGS, check, schema_of
 from tests.support import reasoners
 from tests.support.talkers import answering
 
@@ -339,7 +337,7 @@ def test_ids_of_calls():
         read_ollama_chat(body | {"x": 1}, Speculation(), None)
 
 
-# ---- cancellation, several at once, schema
+# ---- cancellation, several at once
 
 
 def test_a_closed_connection_frees_the_engine(endless):
@@ -374,22 +372,6 @@ def test_several_at_once(server):
         thread.join()
     assert [found[i] for i in range(12)] == alone * 3
     assert metrics(server)['requests_total{path="/api/chat",status="200"}'] >= 16
-
-
-schema = schema_of(("tales",), lambda path: path.startswith("/api/"))
-
-
-@pytest.fixture(scope="module")
-def small(tales):
-    with serve_in_thread(tales, max_tokens=4) as one:
-        yield one
-
-
-@pytest.mark.full
-@schema.parametrize()
-@settings(SETTINGS, max_examples=40)
-def test_no_500(case, small):
-    check(case, small)
 
 
 # ---- the official client

@@ -1,13 +1,19 @@
-"""Requests of schemathesis from the server's own description: no 500, and only described answers."""
+"""Requests of schemathesis from the server's own description: no 500, and only described answers.
+
+schemathesis takes seconds to import and to make requests, so its tests are in a file that the quick run does not read.
+"""
 
 import pytest
 from hypothesis import settings
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.openapi import describe
-from tests.server.conftest import ask
 from tests.server.schema_checks import SETTINGS, check, schema_of
+from tests.server.test_embeddings import files, several  # noqa: F401 -- fixtures
+
+pytestmark = pytest.mark.full
+
+EMBEDDINGS = ("/v1/embeddings", "/v1/rerank", "/rerank")
 
 
 @pytest.fixture(scope="module")
@@ -19,24 +25,24 @@ def small():
         yield one
 
 
-schema = schema_of(("tales",))
+of_all = schema_of(("tales",))
+of_ollama = schema_of(("tales",), lambda path: path.startswith("/api/"))
+of_embeddings = schema_of(("bert.gguf", "rank.gguf", "tales"), EMBEDDINGS.__contains__)
 
 
-@pytest.mark.full
-@schema.parametrize()
+@of_all.parametrize()
 @settings(SETTINGS, max_examples=20)
 def test_no_500(case, small):
     check(case, small)
 
 
-def test_the_description(small):
-    told = ask(small, path="/openapi.json").json()
-    assert set(told["paths"]) >= {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/models",
-        "/health",
-        "/metrics",
-    }
-    assert "security" not in told
-    assert describe(("m",), True)["security"] == [{"key": []}]
+@of_ollama.parametrize()
+@settings(SETTINGS, max_examples=40)
+def test_no_500_of_ollama(case, small):
+    check(case, small)
+
+
+@of_embeddings.parametrize()
+@settings(SETTINGS, max_examples=60)
+def test_no_500_of_embeddings(case, several):  # noqa: F811
+    check(case, several)

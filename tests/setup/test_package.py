@@ -71,6 +71,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     assert set(about.get_all("Provides-Extra")) == {"server", "bench", "ray", "docs", "dev"}
 
 
+@pytest.mark.full
 def test_the_sdist_holds_what_the_tests_need(built):
     with tarfile.open(built[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}

@@ -45,6 +45,7 @@ def test_calls_are_read(family):
         assert (text, loaded(found)) == ("", calls)
 
 
+@pytest.mark.few(8)
 @each()
 def test_every_cut_gives_the_same(family):
     for calls in CALLS:
@@ -94,6 +95,7 @@ def test_text_around_calls(family):
         assert (text, loaded(calls), broken) == ("Before. After.\n", [("ping", {})], [])
 
 
+@pytest.mark.few(12)
 @each()
 def test_broken_calls_lose_no_text(family):
     """A cut or changed call is text, and all its characters are in the stream."""

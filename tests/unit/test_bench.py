@@ -250,6 +250,7 @@ def test_without_a_draft_model_only_the_text_drafts(tales, runs, monkeypatch):
 # ---- the bundled pair
 
 
+@pytest.mark.full
 def test_each_run_begins_with_the_initial_statistics(tales, monkeypatch):
     calibration, seen, real = tales._pair.calibration, [], module._run
 
@@ -266,6 +267,7 @@ def test_each_run_begins_with_the_initial_statistics(tales, monkeypatch):
     assert tales._pair.calibration is not calibration
 
 
+@pytest.mark.full
 def test_all_settings_give_the_same_complete_text(tales):
     found = bench(tales, ["chat", "story"], n_rounds=1, n_tokens=6, quick=True)
     assert found.texts_equal
@@ -340,6 +342,7 @@ def test_a_too_small_context_is_reported(tales):
         bench(tales, ["chat"], n_tokens=800)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", ["text", "chat"])
 @pytest.mark.parametrize("workload", LONG_WORKLOADS, ids=lambda workload: workload.name)
 def test_a_long_workload_has_the_tokens_it_names(tales, workload, kind):

@@ -135,6 +135,7 @@ def test_a_draft_that_pays_is_used_as_well_as_at_the_best_fixed_length(scene, mo
         assert best / scene(*models).run(way) > 0.95
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target_s", [FLAT, half, stairs, linear])
 @pytest.mark.parametrize("draft_s", [CHEAP, DEAR])
 def test_a_useless_draft_costs_little(scene, target_s, draft_s):
@@ -201,6 +202,7 @@ def test_drafts_that_pay_are_searched_though_the_search_is_slow(scene, slow_sear
     assert one.run(temperature=0.0) < 0.55 * plain
 
 
+@pytest.mark.full
 def test_drafts_end_before_a_step_of_the_costs(scene):
     one = scene(stairs, CHEAP, "good")
     one.run()
@@ -211,6 +213,7 @@ def test_drafts_end_before_a_step_of_the_costs(scene):
     assert np.mean([n % 4 == 0 for n, _ in flat.target.passes]) < 0.5
 
 
+@pytest.mark.full
 def test_the_better_the_draft_the_longer_the_drafts(scene):
     lengths = []
     for draft in ("good", "fair", "useless"):
@@ -231,6 +234,7 @@ def test_drafts_are_not_longer_than_the_limit(scene):
 # ---- asking a draft that is not used
 
 
+@pytest.mark.full
 def test_the_controller_takes_less_than_one_percent(scene):
     one = scene(FLAT, DEAR, "useless")
     one.run(MODEL)
@@ -246,6 +250,7 @@ def test_a_draft_that_cannot_pay_is_not_run(scene):
     assert one.drafting_s == 0.0
 
 
+@pytest.mark.full
 def test_a_draft_that_was_slow_for_two_passes_is_used_again(scene):
     """Nothing else would correct the cost of a model that is not used."""
     one = scene(FLAT, CHEAP, "good")
@@ -281,6 +286,7 @@ def test_a_draft_that_becomes_good_in_the_middle_of_a_text_is_noticed(scene):
     )  # had it been so from the start
 
 
+@pytest.mark.full
 def test_a_draft_that_becomes_useless_is_stopped(scene):
     assert changing(scene(FLAT, CHEAP, "good"), "useless", 1500, 900) < 1.02 * FLAT(1, 0)
 
@@ -321,7 +327,8 @@ class NeedsTheStart(FakeModel):
         return rows if self.cached[:2] == [1, 2] else -rows
 
 
-@pytest.mark.parametrize("n", [100, 800])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("n", [800, 100])
 def test_the_complete_prompt_is_read_in_pieces_if_its_last_part_is_not_enough(scene, n):
     one = scene(FLAT, lambda n, n_past: 0.0015 + 0.0005 * n, "good")
     one.run(MODEL)

@@ -406,6 +406,7 @@ def test_a_disk_that_does_not_answer(monkeypatch):
 CACHED = ("attention", "experience", "pairs", "probe", "profiles", "verified")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", CACHED)
 def test_a_cache_that_cannot_be_written(tmp_path, kind):
     (tmp_path / "gguf-spec").mkdir()

@@ -11,6 +11,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from gguf_spec.text import jinja_sandbox
 from gguf_spec.text.jinja_sandbox import TemplateFailure, render
 from tests.support import children
+from tests.support.pace import limit_s
 
 USER = {"role": "user", "content": "What is 2 + 2? "}
 ANSWER = {"role": "assistant", "content": "<think>\nadd\n</think>\n\nIt is 4."}
@@ -282,7 +283,7 @@ import json, resource, sys, time
 from gguf_spec.text import jinja_sandbox
 jinja_sandbox.CPU_SECONDS = 1
 template, values = json.loads(sys.stdin.read())
-started = time.monotonic()
+started = time.process_time()
 try:
     text = jinja_sandbox.render(template, values)
     said = None
@@ -290,7 +291,7 @@ except jinja_sandbox.TemplateFailure as error:
     text, said = "", str(error)
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss begins with that of who started us
 kib = max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-print(json.dumps([len(text), said, time.monotonic() - started, kib / 1024]))
+print(json.dumps([len(text), said, time.process_time() - started, kib / 1024]))
 """
 
 
@@ -323,7 +324,7 @@ def test_hostile_templates_end_within_limits(harmed, name):
     print(f"{seconds:.2f} s, {mib:.0f} MiB: {said or n}")
     assert n <= jinja_sandbox.MAX_OUTPUT + 6000
     assert said is None or "\n" not in said
-    assert seconds < 30  # 1 s here, 1 s there, and what a busy machine adds
+    assert seconds < limit_s(10)  # of this process; its child has a limit of 1 s from the system
     assert mib < 700
 
 

@@ -254,6 +254,7 @@ def test_a_conversion_has_a_limit_of_work(schema, monkeypatch):
     assert to_gbnf(TEXT)  # the next conversion has a limit of its own
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("others", [[], [NULL], [NULL, {"type": "array"}]])
 @pytest.mark.parametrize(
     "part",

@@ -324,7 +324,7 @@ def test_a_stream_dropped_while_a_thread_waits_releases_the_llm(llm):
     while len(llm._queue._tickets) < 2:
         time.sleep(0.001)
     del stream
-    other.join(30)
+    other.join(180)
     assert done and done[0].tokens == llm.generate("ab", FREE).tokens
 
 
@@ -389,18 +389,18 @@ def test_close_ends_a_stream_that_another_thread_holds_and_does_not_read():
         with llm.stream("ab", FREE) as stream:
             next(stream)
             opened.set()
-            done.wait(20)
+            done.wait(180)
             chunks.extend(stream)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert opened.wait(10)
+    assert opened.wait(180)
     closer = threading.Thread(target=llm.close, daemon=True)
     closer.start()
-    closer.join(10)
+    closer.join(180)
     assert not closer.is_alive()
     done.set()
-    thread.join(10)
+    thread.join(180)
     assert [chunk.finish_reason for chunk in chunks] == ["cancelled"]
     with pytest.raises(ClosedError):
         llm.generate("ab", FREE)
@@ -411,14 +411,14 @@ def test_close_during_a_round_releases_the_llm_after_it(llm, monkeypatch):
     running, closed, piece = threading.Event(), threading.Event(), llm._target.piece
     stream = llm.stream("ab", FREE)
     monkeypatch.setattr(
-        llm._target, "piece", lambda token: (running.set(), closed.wait(10), piece(token))[2]
+        llm._target, "piece", lambda token: (running.set(), closed.wait(180), piece(token))[2]
     )
     reader = threading.Thread(target=lambda: next(stream))
     reader.start()
-    assert running.wait(10)
+    assert running.wait(180)
     stream.close()
     closed.set()
-    reader.join(10)
+    reader.join(180)
     monkeypatch.undo()
     assert len(llm.generate("ab", FREE).tokens) == 20
 
@@ -542,6 +542,7 @@ def asked(llm, monkeypatch):
     return seen
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("call", "kind"),
     [(call, kind) for call in CALLS for kind in PROMPTS]

@@ -128,12 +128,14 @@ def test_the_table(tales, programs, tmp_path, monkeypatch, capsys):
     assert all(command[command.index("-b") + 1] == "2048" for command in commands)
 
 
+@pytest.mark.full
 def test_a_program_that_read_other_tokens_is_not_compared(tales, programs, monkeypatch):
     args = arguments(monkeypatch, "--long", "json-1k")
     with pytest.raises(SystemExit, match=r"llama-lookup, no draft read 5 tokens, not \d+"):
         compare_long(args, programs(5))
 
 
+@pytest.mark.full
 def test_a_program_that_is_not_there_has_no_row(tales, programs, monkeypatch, capsys):
     args = arguments(monkeypatch, "--long", "json-1k", "--contenders", "server,plain", "--runs", 1)
     folder = programs(n_prompt(tales, "json-1k"))

@@ -120,7 +120,7 @@ def test_results_are_in_order_however_they_end(llm):
         FREE,
         max_parallel=2,
         on_result=report,
-        on_token=lambda _: not ended.wait(20),
+        on_token=lambda _: not ended.wait(180),
     )
     assert order == [1, 0]
     assert results[0].text == llm.generate("ab", FREE).text

@@ -183,7 +183,7 @@ def test_a_slow_first_pass_has_a_bar(terminal, monkeypatch):
     monkeypatch.setattr("gguf_spec.cli.output._PATIENCE_S", 0.0)
     bar = LateBar(terminal)
     bar.begin(3000)
-    bar._timer.join(10)
+    bar._timer.join(180)
     assert terminal.seen == "Reading the prompt [........................]   0% of 3,000 tokens"
     bar.remove()
     assert terminal.seen == ""

@@ -55,6 +55,7 @@ def answers(target, draft, **speculation):
         ]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("k", [1, 2, 5, 9])
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("copies", ["target", "draft", "both"])

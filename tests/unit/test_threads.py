@@ -52,6 +52,7 @@ def share_of_best(machine, took, work_s=0.010):
 SEEDS = range(5)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_idle_machine_keeps_all_threads(cores, seed):
@@ -62,6 +63,7 @@ def test_an_idle_machine_keeps_all_threads(cores, seed):
     assert sum(one != cores for one in used) < 0.05 * len(used)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("busy", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_cores_with_busy_programs(busy, seed):
@@ -79,6 +81,7 @@ def test_two_cores_with_busy_programs(busy, seed):
     assert share_of_best(machine, took) > 0.98
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("busy", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_busy_from_the_first_pass_on(busy, seed):
@@ -88,6 +91,7 @@ def test_busy_from_the_first_pass_on(busy, seed):
     assert share_of_best(machine, took) > 0.9
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("busy", range(1, 9))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_eight_cores(busy, seed):
@@ -102,6 +106,7 @@ def test_eight_cores(busy, seed):
     assert governor.threads == 8
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bursts(seed):
     """Other programs start and stop: never much worse than the better of one thread and all threads."""

@@ -164,6 +164,7 @@ def test_a_failed_pass_loses_nothing():
     np.testing.assert_array_equal(row, view(model()).logits([0, 1, 2, 1], 1)[0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("k", [1, 2])
 def test_the_text_has_the_distribution_of_the_target(rule, k):

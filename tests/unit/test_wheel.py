@@ -50,6 +50,7 @@ def test_the_file_is_there_twice(tmp_path):
         copied(wheels.wheel(tmp_path, [(MEMBER, BODY), (MEMBER, BODY)]))
 
 
+@pytest.mark.full
 def test_a_declared_size_that_is_wrong(tmp_path):
     out = io.BytesIO()
     with pytest.raises(errors.CorruptFileError, match="its size is") as caught:
