@@ -23,7 +23,7 @@ from pathlib import Path
 
 import ready_made
 
-CONSTRAINTS = ready_made.CONSTRAINTS
+CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 OLDEST, NEWEST = (3, 10), (3, 14)
 
 # Of llama.cpp's tools we use only libmtmd, which reads images, without its videos: half is left to compile. The wrapper forces LLAMA_BUILD_COMMON on
@@ -284,6 +284,8 @@ def call(command: list, log=None, env=None, on_line=None, limit_s=None, modules=
         stop_children()
         raise
     finally:
+        if child.stdout:
+            child.stdout.close()
         if timer:
             timer.cancel()
         _children.discard(child)
