@@ -235,7 +235,9 @@ def _cpu() -> tuple[str, set[str]]:
         return platform.processor() or platform.machine(), set()
     pairs = (line.partition(":") for line in text.splitlines())
     fields = {key.strip(): value.strip() for key, _, value in pairs}
-    flags = fields.get("flags") or fields.get("Features") or ""
+    # an emulator shows the processor of its host, which has the other field
+    is_arm = platform.machine().lower() in ("aarch64", "arm64")
+    flags = fields.get("Features" if is_arm else "flags", "")
     return fields.get("model name", platform.machine()), set(flags.split())
 
 
