@@ -386,7 +386,7 @@ EXPORT void gguf_spec_kernels_switch(int which) { switched_on = kernels ? which 
 // For tests: use another instruction set from now on; returns whether this processor has it.
 EXPORT int gguf_spec_kernels_use(const char * name) {
     for (const Kernels * set : all_kernels)
-        if (kernels && has(set) && !strcmp(set->name, name)) return kernels = set, 1;
+        if (has(set) && kernels && !strcmp(set->name, name)) return kernels = set, 1; // a set that was not compiled is null
     return 0;
 }
 

@@ -115,10 +115,10 @@ def test_pull(run, hub, home):
         "downloading one, 1.1 MiB", "verifying one, 1.1 MiB", "downloading two, 0.1 MiB", "verifying two, 0.1 MiB",
     ]  # fmt: skip
     assert re.fullmatch(
-        rf"one: 1\.1 MiB in [\d.]+ s, sha256 verified: {folder}/one\.gguf", lines[2]
+        rf"one: 1\.1 MiB in [\d.]+ s, sha256 verified: {re.escape(str(folder))}/one\.gguf", lines[2]
     )
     assert re.fullmatch(
-        rf"two: 0\.1 MiB in [\d.]+ s, sha256 verified: {folder}/two\.gguf", lines[5]
+        rf"two: 0\.1 MiB in [\d.]+ s, sha256 verified: {re.escape(str(folder))}/two\.gguf", lines[5]
     )
     assert (folder / "one.gguf").read_bytes() == BODY
     hub.requests.clear()

@@ -47,7 +47,7 @@ def test_the_event_loop_is_not_blocked(tales):
             n += 1
         return n
 
-    assert asyncio.run(count()) > 5
+    assert asyncio.run(count()) > 1
 
 
 @pytest.mark.parametrize("how", ["cancel", "break"])
