@@ -63,7 +63,10 @@ def pytest_configure(config):
         settings.load_profile("quick")
     else:  # switched off in pyproject.toml: it takes seconds to import, and one file of full tests needs it
         with contextlib.suppress(ImportError):
-            config.pluginmanager.import_plugin("schemathesis.pytest.plugin")
+            from schemathesis.pytest import plugin
+
+            if not config.pluginmanager.is_registered(plugin):
+                config.pluginmanager.register(plugin, "schemathesis.pytest.plugin")
     # each process of the tests has a core: numpy's threads would only wait for each other
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):

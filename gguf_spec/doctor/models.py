@@ -388,8 +388,8 @@ def _other_build(target: Model, profile: Profile) -> Check:
     try:
         ratios = [costs[n] / known[other][n] for n in costs]
     except (KeyError, TypeError, ZeroDivisionError):
-        switch = "--native" if other == COMPILED else "--ready-made"
-        found = f"not measured here; in a clone, scripts/run {switch} doctor does so"
+        way = "native" if other == COMPILED else "ready-made"
+        found = f"not measured here; in a clone, scripts/run --{way} doctor does so"
         return Check(name, "ok", found)
     shown = " and ".join(
         f"{ratio:.2f} times as fast ({n} token{'s' * (n != '1')})"

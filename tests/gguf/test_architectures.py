@@ -8,6 +8,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.gguf.architectures import _TABLE, architecture
+from gguf_spec.llama.bindings import CPU_LIBRARY
 from gguf_spec.options import HEADS
 
 PACKAGE = Path(gguf_spec.__file__).parent
@@ -54,8 +55,10 @@ def test_llama_cpp_has_every_name():
     folder = Path(llama_cpp.__file__).parent / "lib"
     library = b"".join(path.read_bytes() for path in folder.glob("*llama*") if path.is_file())
     # the linker lets a name share the end of a longer one
-    unknown = [name for name in _TABLE if name.encode() + b"\0" not in library]
-    assert not unknown
+    unknown = {name for name in _TABLE if name.encode() + b"\0" not in library}
+    # the ready-made library is a little older than the version of llama-cpp-python
+    is_ready_made = CPU_LIBRARY is not None and CPU_LIBRARY.variant
+    assert unknown == ({"glm5-next"} if is_ready_made else set())
 
 
 def test_only_keys_and_values_drop_any_number_of_tokens():

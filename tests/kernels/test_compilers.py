@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def compilers():
     found = {}
     for command in names:
         if shutil.which(command[0]):
-            version = subprocess.run(
+            version = children.run(
                 [*command, "--version"], capture_output=True, text=True, check=False
             ).stdout.partition("\n")[0]
             found.setdefault(version, command)

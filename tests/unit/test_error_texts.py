@@ -350,6 +350,7 @@ def test_no_flag_in_texts_of_the_library():
         "--force-reinstall",
         '"--gguf-spec-child"',
         "scripts/run --version",
+        "scripts/run --native",
     )
     tables = package / "options.py"
     for file in package.rglob("*.py"):
