@@ -154,7 +154,7 @@ def _start(wanted: str) -> Kernels:
     if not CPU_LIBRARY:
         return Kernels("", "llama.cpp's CPU kernels are in an unknown library")
     tested = "auto" if wanted == "stock" else wanted
-    problem = library_problem(tested)
+    problem = library_problem(tested, quietly=wanted == "stock")
     if not problem or problem.startswith(_LACKS):
         keep_threads()
     if wanted == "stock":
@@ -175,11 +175,12 @@ def library_result(wanted: str) -> Path:
     return probe.result_file("kernels", *identities([path_of_library()]), wanted)
 
 
-def library_problem(wanted: str) -> str:
+def library_problem(wanted: str, quietly: bool = False) -> str:
     """Return why the own kernels cannot be used, from a file or from a test; empty if they can.
 
     Args:
         wanted: An instruction set, or `auto` for the best one.
+        quietly: Log no warning, as they are not wanted, and keep no problem.
     """
     if reason := subprogram.refusal():
         return reason
@@ -190,7 +191,8 @@ def library_problem(wanted: str) -> str:
         except probe.ProbeError as error:
             return f"the self-test failed: it {error}"
 
-    return probe.remembered(library_result(wanted), find, "Own kernels are not used: %s.")
+    warning = "" if quietly else "Own kernels are not used: %s."
+    return probe.remembered(library_result(wanted), find, warning, keep=not quietly)
 
 
 def extra_bufts_work() -> bool:
