@@ -110,7 +110,7 @@ def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
 def test_quiet_and_a_key_that_is_not_shown():
     with Child("--port", 0, "--quiet") as child:
         assert ask_text(child, prompt="a").status == 200
-        returned, out, err, _ = child.end()
+        returned, out, err = child.end()
     assert (returned, out) == (0, "")
     assert "Chat page" not in err
     assert "POST" not in err
