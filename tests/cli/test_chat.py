@@ -12,6 +12,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.cli.chat import loop
 from gguf_spec.errors import GgufSpecError
 from tests.support import children, tiny
+from tests.support.programs import shell_program
 
 SAYS = "abcdefghijkl"
 
@@ -545,9 +546,7 @@ def test_copy_needs_an_answer_and_a_clipboard(chat, tmp_path):
     assert code == 1
     assert "there is no answer yet" in err
     assert "the answer was not copied" in err
-    program = tmp_path / "xclip"
-    program.write_text(f"#!/bin/sh\n/bin/cat > {tmp_path}/copied\n", encoding="utf-8")
-    program.chmod(0o755)
+    shell_program(tmp_path / "xclip", f'/bin/cat > "{tmp_path}/copied"\n')
     code, _, err = seen(chat(["hello", "/copy"], env=programs))
     assert (code, err) == (0, "The last answer was copied with xclip.\n")
     assert (tmp_path / "copied").read_text() == SAYS

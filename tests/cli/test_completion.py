@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.support import children
+from tests.support.programs import shell_program
 
 SHELLS = {
     # what is typed, and Tab behind it, as each shell hands it to the script
@@ -35,9 +36,7 @@ SHELLS = {
 @pytest.fixture
 def complete(tmp_path):
     """Return what a shell offers for a line whose last word is not finished."""
-    program = tmp_path / "gguf-spec"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gguf_spec "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
+    shell_program(tmp_path / "gguf-spec", f'exec "{sys.executable}" -m gguf_spec "$@"\n')
 
     def offered(shell, *words):
         if not shutil.which(shell):

@@ -28,20 +28,21 @@ def handle_ignored_signals() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def _word(word: str) -> bytes:
+    """Return the bytes of an argument: a path as the system gave it, and a text in UTF-8, whatever the locale is."""
+    with contextlib.suppress(UnicodeError):
+        data = os.fsencode(word)
+        data.decode("utf-8")  # where the locale is not UTF-8, only a path gives UTF-8 here
+        return data
+    return word.encode("utf-8", "surrogateescape")
+
+
 class Child(subprocess.Popen):
     """A process that is killed when its time is over: reads from it end then, and `wait` and `communicate` fail."""
 
     def __init__(self, command: Any, *, limit_s: float = LIMIT_S, **options: Any) -> None:
-        words = list(map(str, command))
-        # a locale that is not UTF-8 could not write all of them
         super().__init__(
-            [
-                word
-                if word.isascii() or os.name == "nt"
-                else word.encode("utf-8", "surrogateescape")
-                for word in words
-            ],
-            **options,
+            command if os.name == "nt" else [_word(str(one)) for one in command], **options
         )
         self._own_group = bool(options.get("start_new_session"))
         self._limit_s, self._overdue, self._asked = limit_s, False, False

