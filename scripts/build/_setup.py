@@ -6,6 +6,7 @@ A marker file, written last, lists all that .venv was made for: without it, or w
 Only the standard library; must start on Python 3.8, to report the error there. All output goes to stderr.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -236,14 +237,21 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
     if call([*command, "--without-pip"] if kept else command, log):
         raise failure("python -m venv", log)
     if kept:
+        folder = kept_packages(kept, want)
         with packages_lock():
-            copy_packages(kept_packages(kept, want), VENV)
+            copy_packages(folder, VENV)
+            with contextlib.suppress(OSError):
+                os.utime(folder)  # see keep_packages
     else:
         install(log, "pip", "hatchling", "editables")
     return kept
 
 
 # ---- packages for other clones
+
+
+# with what runs the program, and with what the tests need, for this clone and for one of another version or Python
+N_KEPT_PACKAGES = 4
 
 
 def kept_packages(kind: str, want: dict) -> Path:
@@ -255,7 +263,7 @@ def kept_packages(kind: str, want: dict) -> Path:
 
 
 def keep_packages(kind: str, want: dict) -> None:
-    """Keep the packages of .venv for other clones; a failure costs only time."""
+    """Keep the packages of .venv for other clones, and remove those used longest ago; a failure costs only time."""
     folder = kept_packages(kind, want)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
     try:
@@ -266,6 +274,13 @@ def keep_packages(kind: str, want: dict) -> None:
             copy_packages(VENV, part)
             shutil.rmtree(folder, ignore_errors=True)
             part.rename(folder)
+            os.utime(folder)
+            others = sorted(
+                (one for one in folder.parent.iterdir() if one.is_dir()),
+                key=lambda one: one.stat().st_mtime,
+            )
+            for old in others[:-N_KEPT_PACKAGES]:
+                shutil.rmtree(old, ignore_errors=True)
     except OSError:
         pass
     finally:

@@ -457,6 +457,22 @@ def test_compiles_where_the_ready_made_libraries_cannot_be_had(machine, lacks):
 
 
 @pytest.mark.full
+def test_the_packages_of_a_few_set_ups_are_kept(machine):
+    folder = machine.folder / "home/.cache/gguf-spec/packages"
+    for i in range(6):
+        (folder / f"old-{i}").mkdir(parents=True)
+        os.utime(folder / f"old-{i}", (i + 1, i + 1))
+    machine.run()
+    kept = {one.name for one in folder.iterdir() if one.is_dir()}
+    assert len(kept) == 4
+    assert kept > {"old-3", "old-4", "old-5"}
+    (new,) = kept - {"old-3", "old-4", "old-5"}
+    os.utime(folder / new, (1, 1))
+    machine.run(clone=machine.new_clone("second"))
+    assert (folder / new).stat().st_mtime > 1, "used now, so it is not the next to go"
+
+
+@pytest.mark.full
 def test_a_broken_wheel_in_the_cache_is_made_again(machine):
     machine.run()
     wheel = next(machine.folder.glob("home/.cache/gguf-spec/wheels/*/*.whl"))
