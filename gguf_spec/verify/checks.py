@@ -233,9 +233,8 @@ class _Experts:
             n, n_rows, stride = shape[0], shape[1], shape[5]
             data = ctypes.c_void_p.from_address(tensor + self._DATA).value or 0
             size = max(0, n_rows - 1) * stride + 4 * n
-            memory = (ctypes.c_char * size).from_address(data)  # no rows without logits
-            numbers = np.frombuffer(memory, np.uint8)
-            chosen = np.ndarray((n_rows, n), np.int32, numbers, 0, (stride, 4))
+            memory: Any = (ctypes.c_char * size).from_address(data)  # no rows without logits
+            chosen = np.ndarray((n_rows, n), np.int32, memory, 0, (stride, 4))
             if self._is_first:
                 self._first.append(chosen.copy())
             else:
