@@ -195,3 +195,22 @@ def test_a_file_with_long_rows(tmp_path):
     command = [sys.executable, "-m", "gguf_spec", "generate", "-m", path, "-k", "0"]
     done = children.run([*command, "--ctx", "64", "-n", "2", "one two"], capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "F16"])
+def test_a_plan_of_other_kernels(name):
+    """Where its memory is too small for ours, llama.cpp's kernel computes; its own always has room for both."""
+    kind, k, columns, random = TYPES[name], 512, 24, np.random.default_rng(1)
+    for n, n_matrices in ((1, 1), (40, 1), (40, 8)):
+        x = numbers((n, k), 2)
+        data = quantized(numbers((n_matrices * columns, k), 1), kind)
+        weights = Weights(data, kind, k, columns, n_matrices=n_matrices)
+        ids = None
+        if n_matrices > 1:
+            ids, x = np.array([random.permutation(n_matrices)[:3] for _ in range(n)]), x[:, None]
+        with kernels(0):
+            stock = weights.product(x, 1, ids)
+        for planning, computing in ((0, 1), (1, 0)):
+            with kernels(planning):
+                found = weights.product(x, 2, ids, which=computing)
+            assert np.abs(found - stock).max() < 1e-4 * np.abs(stock).max()
