@@ -13,6 +13,7 @@
 // that a later, larger one rescales earlier sums without rounding. A row's sums in a piece begin at zero, and pieces are added in order. So a
 // row's bits depend on its query and on what it sees, in its order, alone: not on the cells in which that lies or what lies between, the
 // other rows, the threads, or how the prompt was cut. Weights of hidden positions are exactly zero (V with infinities or NaN is handled apart).
+// A row has the NaN and infinities of llama.cpp's: it is NaN if one of its scores is, if two are infinite, or if the first one is -infinity.
 // All sums are F32. Online softmax: Milakov, Gimelshein 2018, arXiv:1805.02867; in tiles: Dao et al. 2022, arXiv:2205.14135.
 #include <cmath>
 
@@ -30,7 +31,7 @@ constexpr int SPACE = BLOCK + 16; // rows of a block with space for whole vector
 constexpr int FEW = 4;          // rows up to which lanes are positions
 constexpr int SUMMED = L == 16 ? 4 : 2; // rows whose results are summed together
 constexpr int MOST_HEAD = 576;  // longest head
-constexpr float NONE = -1e30f;  // `best` of a row that has seen nothing
+constexpr float NONE = -3e38f;  // `best` of a row that has seen nothing
 constexpr uint32_t EVERY = ~0u; // a bit for each position of a tile
 
 // ---- numbers of the cache
@@ -128,12 +129,12 @@ inline float power(float n) {
     store_floats(x, power(all(n)));
     return x[0];
 }
-// e^x = mantissa * 2^exponent
+// e^x = mantissa * 2^exponent. The mantissa of infinities and NaN is NaN: the second operand of a minimum or maximum is taken then.
 inline Floats split_exponential(Floats x, Floats & exponent) {
     const Floats n = nearest(mul(x, all(1.44269504f)));
     Floats r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);
-    r = maximum(minimum(r, all(1.0f)), all(-1.0f)); // rounding of huge scores
+    r = maximum(all(-1.0f), minimum(all(1.0f), r)); // rounding of huge scores
     Floats p = fma(r, all(1.9875691500e-4f), all(1.3981999507e-3f));
     p = fma(p, r, all(8.3334519073e-3f));
     p = fma(p, r, all(4.1665795894e-2f));
@@ -147,7 +148,7 @@ inline Floats capped(Floats x, float cap) {
     const Floats size = maximum(x, sub(zero(), x));
     Floats n;
     Floats t = split_exponential(mul(size, all(-2.0f)), n);
-    t = mul(t, power(n));
+    t = zero_below(mul(t, power(n)), n, -126.0f);
     const Floats y = mul(all(cap), divide(sub(all(1.0f), t), add(all(1.0f), t)));
     return where_less(x, zero(), sub(zero(), y), y);
 }
@@ -159,10 +160,11 @@ struct Sizes {
     int64_t n_tokens, group, rows, blocks, n_kv, pieces, heads, head_blocks, items;
     int key, value;
     float scale, bias, cap;
+    int n_threads; // that compute
     bool split; // pieces are computed by different threads, and added after a barrier
-    size_t table, scratch, partial; // bytes: see first_cells; of a thread; of a piece
+    size_t table, scratch, partial, bytes; // see find_pieces; of a thread; of a piece; in all
 
-    Sizes(const Tensor * op, int n_threads) : q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]), sinks(op->src[4]) {
+    Sizes(const Tensor * op, int n_threads) : q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]), sinks(op->src[4]), n_threads(n_threads) {
         memcpy(&scale, op->op_params, 4), memcpy(&bias, op->op_params + 1, 4), memcpy(&cap, op->op_params + 2, 4);
         if (cap != 0) scale /= cap;
         key = (int) k->ne[0], value = (int) v->ne[0];
@@ -170,7 +172,7 @@ struct Sizes {
         blocks = (rows + SHARE - 1) / SHARE;
         n_kv = k->ne[1], pieces = (n_kv + PIECE - 1) / PIECE;
         // as many heads in a block as leave every thread some blocks
-        heads = blocks > 1 ? 1 : q->ne[3] * k->ne[2] * pieces / (4 * n_threads);
+        heads = blocks > 1 || n_threads < 1 ? 1 : q->ne[3] * k->ne[2] * pieces / (4 * n_threads);
         if (heads > BLOCK / (rows < SHARE ? rows : SHARE)) heads = BLOCK / rows;
         if (heads > k->ne[2]) heads = k->ne[2];
         if (heads < 1) heads = 1;
@@ -181,8 +183,16 @@ struct Sizes {
         const size_t sums = 2 * SPACE + BLOCK * value;
         scratch = sizeof(float) * (TILE * (key + value + SPACE) + heads * key * padded(rows < SHARE ? (int) rows : SHARE) + 2 * sums);
         partial = split ? sizeof(float) * sums : 0;
+        bytes = 256 + table + n_threads * (scratch + 64) + items * pieces * partial;
     }
-    size_t bytes(int n_threads) const { return 256 + table + n_threads * (scratch + 64) + items * pieces * partial; }
+    // Those of as many of n threads as have room in `room` bytes: fewer threads than the memory was planned for may run, or more. None
+    // where there is no room for one.
+    static Sizes that_fit(const Tensor * op, int n, size_t room) {
+        Sizes z(op, n);
+        while (n > 0 && z.bytes > room) z = Sizes(op, --n);
+        return z;
+    }
+    bool has_most_heads() const { return blocks > 1 || heads == k->ne[2] || heads == BLOCK / rows; }
     static int padded(int share) { return share <= FEW ? share : share <= 8 ? 8 : share <= 16 ? 16 : 32; }
 };
 
@@ -235,8 +245,9 @@ void put_sums(Rows & r, float * p) { r.best = p, r.weight = p + SPACE, r.sum = p
 
 // Add a later part of the positions to an earlier one.
 void merge(float & best, float & weight, float * sum, float best2, float weight2, const float * sum2, int size) {
-    if (best2 == NONE) return;
-    const float most = best2 > best ? best2 : best, share = power(best - most), share2 = power(best2 - most);
+    if (best2 == NONE && weight2 == 0) return;
+    const float most = best2 > best ? best2 : best, two = best == INFINITY && best2 == INFINITY ? NAN : 1;
+    const float share = best == most ? two : power(best - most), share2 = best2 == most ? two : power(best2 - most);
     weight = __builtin_fmaf(weight, share, weight2 * share2);
     for (int d = 0; d < size; d += L) store_floats(sum + d, fma(load_floats(sum + d), all(share), mul(load_floats(sum2 + d), all(share2))));
     best = most;
@@ -321,9 +332,18 @@ void weigh(const Sizes & z, Rows & rows, const uint32_t * hidden, bool plain, in
             most = maximum(most, x);
         }
         const Floats old = load_floats(rows.best + r0), best = maximum(nearest(mul(most, all(1.44269504f))), old);
+        int infinite[L], at[L]; // scores of a row that had none of them before; the last one's position
+        bool any_infinite = false;
         if (any_different(old, best)) {
             float share[L];
-            store_floats(share, power(sub(old, best)));
+            if (any_different(sub(best, best), zero())) {
+                any_infinite = true;
+                memset(infinite, 0, sizeof(infinite));
+                for (int i = 0; i < TILE; i++)
+                    for (int j = 0; j < L; j++)
+                        if (s[i * SPACE + j] == INFINITY && rows.best[r0 + j] != INFINITY) infinite[j]++, at[j] = i;
+            }
+            store_floats(share, power(minimum(sub(old, best), zero()))); // 1 where both are infinite
             store_floats(rows.best + r0, best);
             store_floats(rows.weight + r0, mul(load_floats(rows.weight + r0), load_floats(share)));
             for (int j = 0; j < L && r0 + j < rows.n; j++) {
@@ -342,6 +362,9 @@ void weigh(const Sizes & z, Rows & rows, const uint32_t * hidden, bool plain, in
             total = add(total, weight);
         }
         store_floats(rows.weight + r0, total);
+        if (any_infinite)
+            for (int j = 0; j < L; j++)
+                if (infinite[j] == 1) s[at[j] * SPACE + j] = rows.weight[r0 + j] = 1; // the others' are zero
     }
 }
 
@@ -447,6 +470,11 @@ template <int TK, int TV> void attend(const Sizes & z, Rows & rows, const char *
             else if (width == 16) score_many<Floats, 16 / L, L == 16 ? 8 : 4>(k, query, z.key, out, ahead);
             else score_many<Floats, 32 / L, L == 16 ? 8 : 2>(k, query, z.key, out, ahead);
         }
+        if (piece == 0 && z.cap == 0)
+            for (int r = 0; r < rows.n; r++) { // e^(-infinity - -infinity)
+                const int64_t i = first[r % rows.share] - p;
+                if (i >= 0 && i < TILE && scores[i * SPACE + r] * z.scale == -INFINITY) scores[i * SPACE + r] = NAN;
+            }
         weigh(z, rows, hidden, plain, p, n, scores);
         for (int h = 0; h < heads; h++) {
             Ahead ahead = ahead_of(V, z.v, h, z.value * size_of<TV>() / 32);
@@ -493,14 +521,18 @@ float slope_of(const Sizes & z, int64_t head) {
     return head < n ? powf(powf(2, -z.bias / n), head + 1) : powf(powf(2, -z.bias / 2 / n), 2 * (head - n) + 1);
 }
 
+// Numbers of a query: infinite where they are in the type in which llama.cpp multiplies them with the keys.
+float most_of_query(int type) { return type == F16 ? 65520 : type == Q8_0 ? 65520 * 127 : INFINITY; }
+
 void fill(const Sizes & z, const Item & item, Rows & rows, const int32_t * table, float * query) {
     const int width = Sizes::padded(item.n);
+    const float most = most_of_query(z.k->type);
     rows.n = item.rows(), rows.share = item.n, rows.query = query;
     for (int r = 0; r < rows.n; r++) {
         const int64_t t = item.token(z, r), h = item.query_head(z, r), b = item.stream;
         const float * from = (const float *) ((const char *) z.q->data + t * z.q->nb[1] + h * z.q->nb[2] + b * z.q->nb[3]);
-        if (width <= FEW) memcpy(query + r * z.key, from, sizeof(float) * z.key);
-        else for (int d = 0; d < z.key; d++) query[(r / item.n * z.key + d) * width + r % item.n] = from[d];
+        float * to = width <= FEW ? query + r * z.key : query + r / item.n * z.key * width + r % item.n;
+        for (int d = 0, step = width <= FEW ? 1 : width; d < z.key; d++) to[d * step] = __builtin_fabsf(from[d]) < most ? from[d] : from[d] * INFINITY;
         rows.slope[r] = slope_of(z, h);
         if (r >= item.n) continue;
         const int64_t m = z.mask ? b % z.mask->ne[3] : 0;
@@ -519,10 +551,11 @@ void finish(const Sizes & z, const Item & item, Rows & rows, const Tensor * op) 
         if (z.sinks) { // a position without a value
             const float nothing[MOST_HEAD] = {};
             float exponent[L], mantissa[L];
+            const float sink = ((const float *) z.sinks->data)[h];
             Floats n;
-            store_floats(mantissa, split_exponential(all(((const float *) z.sinks->data)[h]), n));
+            store_floats(mantissa, split_exponential(all(sink), n));
             store_floats(exponent, n);
-            merge(rows.best[r], rows.weight[r], sum, exponent[0], mantissa[0], nothing, z.value);
+            if (sink != -INFINITY || rows.weight[r] == 0) merge(rows.best[r], rows.weight[r], sum, exponent[0], sink == INFINITY ? 1 : mantissa[0], nothing, z.value);
         }
         const Floats share = all(rows.weight[r] == 0 ? 0 : 1 / rows.weight[r]);
         float * out = (float *) ((char *) op->data + (item.stream * op->ne[2] * op->ne[1] + h + item.token(z, r) * op->ne[1]) * op->nb[1]);
@@ -534,30 +567,45 @@ void merge_rows(Rows & rows, const Rows & later, int n, int size) {
     for (int r = 0; r < n; r++) merge(rows.best[r], rows.weight[r], rows.sum + r * size, later.best[r], later.weight[r], later.sum + r * size, size);
 }
 
-bool is_number_of_cache(const Tensor * t) { return (t->type == F16 || t->type == BF16 || t->type == F32) ? t->ne[0] % 16 == 0 : t->type == Q8_0 && t->ne[0] % 32 == 0; }
+// Heads of whole vectors, whose numbers lie side by side.
+bool is_number_of_cache(const Tensor * t) {
+    if (t->type == Q8_0) return t->ne[0] % 32 == 0 && t->nb[0] == 34;
+    return (t->type == F16 || t->type == BF16 || t->type == F32) && t->ne[0] % 16 == 0 && t->nb[0] == (t->type == F32 ? 4 : 2);
+}
 
 } // namespace
 
 bool takes_attention(const Tensor * op) {
     const Tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3];
-    return q->type == F32 && op->type == F32 && q->nb[0] == 4 && is_number_of_cache(k) && is_number_of_cache(v) && k->ne[0] <= MOST_HEAD && v->ne[0] <= MOST_HEAD &&
+    return q->type == F32 && op->type == F32 && q->nb[0] == 4 && q->ne[1] > 0 && k->ne[1] > 0 && is_number_of_cache(k) && is_number_of_cache(v) && k->ne[0] <= MOST_HEAD && v->ne[0] <= MOST_HEAD &&
            k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && k->ne[3] == v->ne[3] && (!mask || (mask->type == F16 && mask->nb[0] == 2 && mask->ne[2] == 1));
 }
 
-size_t attention_bytes(int n_threads, const Tensor * op) { return Sizes(op, n_threads).bytes(n_threads); }
+// Fewer threads may need more: they share blocks of more heads. With the most heads of a block they need less.
+size_t attention_bytes(int n_threads, const Tensor * op) {
+    size_t most = 0;
+    for (int n = n_threads; n > 0; n--) {
+        const Sizes z(op, n);
+        if (z.bytes > most) most = z.bytes;
+        if (z.has_most_heads()) break;
+    }
+    return most;
+}
 
-void attention(const Params * params, const Tensor * op) {
-    const Sizes z(op, params->nth);
+bool attention(const Params * params, const Tensor * op) {
+    const Sizes z = Sizes::that_fit(op, params->nth, params->wsize);
+    const int64_t n_threads = z.n_threads, start = params->ith < n_threads ? params->ith : INT64_MAX; // the other threads wait
+    if (!n_threads) return false;
     const auto aligned = [](size_t n) { return (n + 63) / 64 * 64; };
     int32_t * table = (int32_t *) aligned((size_t) params->wdata);
     char * memory = (char *) table + aligned(z.table);
     float * scratch = (float *) (memory + params->ith * aligned(z.scratch));
-    float * partials = (float *) (memory + params->nth * aligned(z.scratch));
+    float * partials = (float *) (memory + n_threads * aligned(z.scratch));
     const size_t size = 2 * SPACE + BLOCK * z.value;
     float * sums = scratch + TILE * (z.key + z.value + SPACE), * query = sums + 2 * size;
     const Attend attend_piece = attend_with(z.k->type, z.v->type);
     if (z.mask) {
-        for (int64_t i = params->ith; i < z.mask->ne[3] * z.n_tokens; i += params->nth)
+        for (int64_t i = start; i < z.mask->ne[3] * z.n_tokens; i += n_threads)
             find_pieces(z, (const uint16_t *) ((const char *) z.mask->data + i % z.n_tokens * z.mask->nb[1] + i / z.n_tokens * z.mask->nb[3]), table + i * (z.pieces + 1));
         ggml.barrier(params->threadpool);
     }
@@ -568,7 +616,7 @@ void attention(const Params * params, const Tensor * op) {
     };
     Rows rows, later;
     if (!z.split) {
-        for (int64_t i = params->ith; i < z.items; i += params->nth) {
+        for (int64_t i = start; i < z.items; i += n_threads) {
             const Item item(z, i);
             fill(z, item, rows, table, query);
             later = rows;
@@ -577,21 +625,22 @@ void attention(const Params * params, const Tensor * op) {
             for (int64_t p = 1; p < z.pieces; p++) piece(item, later, p), merge_rows(rows, later, item.rows(), z.value);
             finish(z, item, rows, op);
         }
-        return;
+        return true;
     }
-    for (int64_t i = params->ith; i < z.items * z.pieces; i += params->nth) {
+    for (int64_t i = start; i < z.items * z.pieces; i += n_threads) {
         const Item item(z, i / z.pieces);
         fill(z, item, rows, table, query);
         put_sums(rows, partials + i * size);
         piece(item, rows, i % z.pieces);
     }
     ggml.barrier(params->threadpool);
-    for (int64_t i = params->ith; i < z.items; i += params->nth) {
+    for (int64_t i = start; i < z.items; i += n_threads) {
         const Item item(z, i);
         put_sums(rows, partials + i * z.pieces * size);
         for (int64_t p = 1; p < z.pieces; p++) put_sums(later, partials + (i * z.pieces + p) * size), merge_rows(rows, later, item.rows(), z.value);
         finish(z, item, rows, op);
     }
+    return true;
 }
 
 } // namespace ISA

@@ -54,7 +54,7 @@ const Product * product_of(const Tensor * op) {
         if (!repacked && !(where->is_host && where->is_host(where))) return nullptr;
     }
     for (const Product * p = kernels->products; p->type >= 0; p++) {
-        if (p->type == w->type && p->repacked == repacked) return w->ne[0] % p->block || w->ne[1] % p->columns ? nullptr : p;
+        if (p->type == w->type && p->repacked == repacked) return w->ne[0] % p->block || w->ne[0] > p->most || w->ne[1] % p->columns ? nullptr : p;
     }
     return nullptr;
 }
@@ -70,7 +70,7 @@ struct Work {
     char * prepared;
     const char ** rows;
     float ** results;
-    size_t bytes;
+    char * end;
 
     Work(void * memory, size_t row_bytes, int64_t n_rows, int64_t n_uses, int64_t n_matrices) {
         char * p = (char *) aligned((size_t) memory);
@@ -79,7 +79,7 @@ struct Work {
         prepared = p; p += row_bytes * n_rows;
         rows = (const char **) p; p += aligned(8 * n_uses);
         results = (float **) p; p += aligned(8 * n_uses);
-        bytes = p - (char *) memory + line;
+        end = p;
     }
 };
 
@@ -126,11 +126,13 @@ void assign_rows(const Tensor * op, const Work & work, size_t row_bytes) {
     work.first[0] = 0;
 }
 
-void multiply(const Params * params, const Tensor * op, const Product * product) {
+// One thread's part; false, for all threads, if the work memory is too small.
+bool multiply(const Params * params, const Tensor * op, const Product * product) {
     const Tensor * w = op->src[0], * x = op->src[1];
     const int64_t k = w->ne[0], n_columns = w->ne[1], n_matrices = op->op == OP_MUL_MAT ? 1 : w->ne[2];
     const size_t row_bytes = aligned(product->row_bytes(k));
     const Work work = work_of(op, product, params->wdata);
+    if (work.end > (char *) params->wdata + params->wsize) return false;
     const int64_t n_rows = x->ne[1] * x->ne[2] * x->ne[3];
 
     // Each thread prepares a part of each row, or whole rows if there are many.
@@ -162,21 +164,34 @@ void multiply(const Params * params, const Tensor * op, const Product * product)
             product->multiply((const char *) w->data + m * w->nb[2], w->nb[1], k, g * 16, c1 < n_columns ? c1 : n_columns, work.rows + first, work.results + first, (int) n);
         }
     }
+    return true;
+}
+
+// Bytes that llama.cpp's kernel needs for an operation.
+thread_local bool is_asked_without_us;
+size_t bytes_of_stock(int n_threads, const Tensor * op) {
+    const Graph graph = {1, 1, 0, &op, {}};
+    is_asked_without_us = true;
+    const GraphPlan plan = ggml.plan(&graph, n_threads, nullptr);
+    is_asked_without_us = false;
+    return plan.work_bytes;
 }
 
 struct Traits final : TensorTraits {
     bool work_size(int n_threads, const Tensor * op, size_t & size) override {
         if (op->op == OP_FLASH_ATTN_EXT) size = kernels->attention_bytes(n_threads, op);
-        else size = work_of(op, product_of(op), nullptr).bytes;
+        else size = (size_t) work_of(op, product_of(op), nullptr).end + line;
+        const size_t stock = bytes_of_stock(n_threads, op); // where we refuse, it is computed there
+        if (size < stock) size = stock;
         return true;
     }
     bool compute_forward(Params * params, Tensor * op) override {
         if (params->use_ref) return false;
         if (op->op == OP_FLASH_ATTN_EXT) {
-            kernels->attention(params, op);
+            if (!kernels->attention(params, op)) return false;
             if (params->ith == 0) n_attentions++;
         } else {
-            multiply(params, op, product_of(op));
+            if (!multiply(params, op, product_of(op))) return false;
             if (params->ith == 0) n_products++;
         }
         return true;
@@ -186,7 +201,7 @@ struct Traits final : TensorTraits {
 struct Extra final : ExtraBufferType {
     bool supports_op(void *, const Tensor *) override { return false; }
     TensorTraits * get_tensor_traits(const Tensor * op) override {
-        const int on = switched_on.load(std::memory_order_relaxed);
+        const int on = is_asked_without_us ? 0 : switched_on.load(std::memory_order_relaxed);
         if (op->op == OP_FLASH_ATTN_EXT) return on & 2 && kernels->takes_attention(op) ? &traits : nullptr;
         return on & 1 && product_of(op) ? &traits : nullptr;
     }
@@ -328,13 +343,14 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
     const auto repacked = (BufferType * (*) ()) dlsym(cpu, "_Z35ggml_backend_cpu_repack_buffer_typev");
     const auto plain = (BufferType * (*) ()) dlsym(base, "ggml_backend_cpu_buffer_type");
     if (!ggml.barrier) ggml.barrier = (decltype(ggml.barrier)) dlsym(cpu, "ggml_barrier");
+    ggml.plan = (decltype(ggml.plan)) dlsym(cpu, "ggml_graph_plan");
     ggml.buffer_type = (decltype(ggml.buffer_type)) dlsym(base, "ggml_backend_buffer_get_type");
     ggml.buffer_bytes = (decltype(ggml.buffer_bytes)) dlsym(base, "ggml_backend_buffer_get_size");
     ggml.buffer_start = (decltype(ggml.buffer_start)) dlsym(base, "ggml_backend_buffer_get_base");
     ggml.quantize_q8_0 = (decltype(ggml.quantize_q8_0)) dlsym(cpu, "quantize_row_q8_0");
     ggml.quantize_q8_1 = (decltype(ggml.quantize_q8_1)) dlsym(cpu, "quantize_row_q8_1");
     ggml.quantize_q8_K = (decltype(ggml.quantize_q8_K)) dlsym(cpu, "quantize_row_q8_K");
-    if (!list || !plain || !ggml.barrier || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1 || !ggml.quantize_q8_K)
+    if (!list || !plain || !ggml.barrier || !ggml.plan || !ggml.buffer_type || !ggml.buffer_bytes || !ggml.buffer_start || !ggml.quantize_q8_0 || !ggml.quantize_q8_1 || !ggml.quantize_q8_K)
         return "!llama.cpp's libraries lack functions that the kernels need";
     ggml.repacked = repacked ? repacked() : nullptr;
     for (const Kernels * set : all_kernels) {

@@ -61,8 +61,14 @@ struct ThreadPoolParams {
     bool strict, paused;
     char more[64];  // room for further fields
 };
-// `ggml_cplan`. Only passed on: its real size does not matter, as long as it is returned in memory.
-struct GraphPlan { char bytes[56]; };
+// `ggml_cplan`, returned in memory. What follows the first field is only passed on.
+struct GraphPlan { size_t work_bytes; char more[48]; };
+// The beginning of `ggml_cgraph`.
+struct Graph {
+    int size, n_nodes, n_leafs;
+    const Tensor * const * nodes;
+    char more[104];
+};
 
 // One thread's part in computing an operation.
 struct Params {

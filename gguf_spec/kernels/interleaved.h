@@ -54,7 +54,7 @@ static inline Ints in_lanes(__m256i p, __m256i q) {
     return _mm256_permutevar8x32_epi32(p, _mm256_set_epi32(7, 6, 3, 2, 5, 4, 1, 0));
 #endif
 }
-static inline void store_columns(float * y, Floats x, int n_columns) {
+static inline void store_columns(float * y, Floats x, int64_t n_columns) {
 #if defined(__AVX512BW__)
     _mm512_mask_storeu_ps(y, n_columns >= 16 ? 0xffff : 0xff, x);
 #else
@@ -120,7 +120,7 @@ template <class T, int R> static inline void sums32(const Ints * w, const Block3
 #endif
 }
 
-template <class T, int R> static void tile32(const char * p, const char * q, int64_t n_blocks, const Block32 * const * rows, float * const * y, int n_columns) {
+template <class T, int R> static void tile32(const char * p, const char * q, int64_t n_blocks, const Block32 * const * rows, float * const * y, int64_t n_columns) {
     Floats acc[R];
     UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
     for (int64_t b = 0; b < n_blocks; b++, p += T::group_bytes, q += T::group_bytes) {
@@ -227,7 +227,7 @@ template <class T> static void multiply32_interleaved(const char * w, size_t str
             const char * p = w + c * stride, * q = c + 8 < c1 ? p + 8 * stride : p;
             float * out[ROWS];
             for (int r = 0; r < m; r++) out[r] = y[r0 + r] + c;
-#define CALL(R) tile32<T, R>(p, q, k / 32, rows, out, (int) (c1 - c))
+#define CALL(R) tile32<T, R>(p, q, k / 32, rows, out, c1 - c)
             WITH_ROWS(m, ROWS, CALL)
 #undef CALL
         }
@@ -299,7 +299,7 @@ struct Interleaved_Q2_K {
     static constexpr int at(int part) { return 16 * part; }
 };
 
-template <class T, int R> static void tile256(const char * p, const char * q, int64_t n_blocks, const Row256 * rows, float * const * y, int n_columns) {
+template <class T, int R> static void tile256(const char * p, const char * q, int64_t n_blocks, const Row256 * rows, float * const * y, int64_t n_columns) {
     constexpr int W = T::parts == 8 ? 8 : 4; // vectors of a part
     Floats acc[R], low[R];
     UNROLL for (int r = 0; r < R; r++) acc[r] = low[r] = zero();
@@ -440,7 +440,7 @@ template <class T> static void multiply256_interleaved(const char * w, size_t st
             const char * p = w + c * stride, * q = c + 8 < c1 ? p + 8 * stride : p;
             float * out[ROWS_K];
             for (int r = 0; r < m; r++) out[r] = y[r0 + r] + c;
-#define CALL(R) tile256<T, R>(p, q, k / 256, rows, out, (int) (c1 - c))
+#define CALL(R) tile256<T, R>(p, q, k / 256, rows, out, c1 - c)
             WITH_ROWS(m, ROWS_K, CALL)
 #undef CALL
         }

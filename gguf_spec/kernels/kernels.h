@@ -10,6 +10,7 @@ struct Product {
     int type;          // of the weights
     bool repacked;     // eight columns of W interleaved, as llama.cpp repacks them
     int64_t block;     // weights of a block; k is a multiple of it
+    int64_t most;      // largest k
     int64_t columns;   // number of columns is a multiple of this
     int quantum;       // elements of a row that `prepare` takes at a time; parts of a row can be prepared by different threads
     // Bytes of a prepared row of k elements.
@@ -27,10 +28,10 @@ struct Kernels {
     const Product * products; // ends with a type of -1
     // Whether the kernel computes this FLASH_ATTN_EXT; a property of shapes and types other than the number of rows.
     bool (*takes_attention)(const Tensor * op);
-    // Bytes of shared work memory; called once before an operation.
+    // Bytes of shared work memory for so many threads at most; called once before an operation.
     size_t (*attention_bytes)(int n_threads, const Tensor * op);
-    // One thread's part of it.
-    void (*attention)(const Params * params, const Tensor * op);
+    // One thread's part of it; false, for all threads, if the work memory is too small.
+    bool (*attention)(const Params * params, const Tensor * op);
 };
 // A library has the sets that it was compiled with; the address of another is null.
 extern const Kernels kernels_avx2 __attribute__((weak)), kernels_avxvnni __attribute__((weak)), kernels_avx512 __attribute__((weak)), kernels_avx512vnni __attribute__((weak));

@@ -12,6 +12,7 @@ namespace ISA {
 
 constexpr int ROWS_PLAIN = L == 16 ? 8 : 4;
 constexpr int COLUMNS = L / 8; // of a vector
+constexpr int64_t MOST_PLAIN32 = 1 << 16; // longest row with blocks of 32; two bytes of stack a weight
 
 // The same 32 bytes, or eight values, for each column of the vector.
 static inline Ints repeat(const void * p) {
@@ -136,7 +137,7 @@ static inline Floats four_rows(const float * p) {
 struct OfRows { float scale[8], sum[8]; };
 
 // J vectors of columns from p on.
-template <class T, int R, int J> static void tile_plain(const char * p, size_t stride, int n_columns, int64_t n_blocks, const RowPlain * rows, const OfRows * of_rows, float * const * y) {
+template <class T, int R, int J> static void tile_plain(const char * p, size_t stride, int64_t n_columns, int64_t n_blocks, const RowPlain * rows, const OfRows * of_rows, float * const * y) {
     constexpr int N = J * COLUMNS;
     Floats acc[R][J][T::sums];
     __m256 low[N];
@@ -240,7 +241,7 @@ template <class T, int R> static void tile_plain_narrow(const char * p, int64_t 
 template <class T> static void multiply32_plain(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
     constexpr int J = L == 16 && T::sums == 1 ? 2 : 1;
     const int64_t n_blocks = k / 32;
-    OfRows * of_rows = (OfRows *) __builtin_alloca(sizeof(OfRows) * n_blocks);
+    OfRows of_rows[MOST_PLAIN32 / 32];
     for (int r0 = 0; r0 < n;) {
         const int m = next_tile(n - r0, ROWS_PLAIN);
         RowPlain rows[ROWS_PLAIN];
@@ -262,7 +263,7 @@ template <class T> static void multiply32_plain(const char * w, size_t stride, i
         for (int64_t c = c0; c < c1; c += J * COLUMNS) {
             float * out[ROWS_PLAIN];
             for (int r = 0; r < m; r++) out[r] = y[r0 + r] + c;
-#define CALL(R) tile_plain<T, R, J>(w + c * stride, stride, (int) (c1 - c), n_blocks, rows, of_rows, out)
+#define CALL(R) tile_plain<T, R, J>(w + c * stride, stride, c1 - c, n_blocks, rows, of_rows, out)
             WITH_ROWS(m, ROWS_PLAIN, CALL)
 #undef CALL
         }

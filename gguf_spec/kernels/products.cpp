@@ -10,11 +10,12 @@ namespace ISA {
 
 bool takes_attention(const Tensor * op);
 size_t attention_bytes(int n_threads, const Tensor * op);
-void attention(const Params * params, const Tensor * op);
+bool attention(const Params * params, const Tensor * op);
 
 namespace {
 
 constexpr int PART = 1024; // elements that are quantised at a time
+constexpr int64_t ANY = INT64_MAX;
 
 // Activations of a block of 32: 16-bit scale, with `header` bytes, then 32 bytes. q8_1 has a second number: scale times sum.
 int32_t sum_of(const int8_t * a, int n) {
@@ -85,18 +86,18 @@ template <class T> void prepare_floats(const float * x, char * row, int64_t, int
 
 } // namespace
 
-#define INTERLEAVED32(T) {T, true, 32, 8, 32, bytes_interleaved32, prepare_interleaved32<Interleaved_##T>, multiply32_interleaved<Interleaved_##T>}
-#define INTERLEAVED256(T) {T, true, 256, 8, 256, bytes_256, prepare_256, multiply256_interleaved<Interleaved_##T>}
-#define PLAIN32(T) {T, false, 32, 1, 32, bytes_plain32, prepare_plain32<Plain_##T>, multiply32_plain<Plain_##T>}
-#define PLAIN256(T) {T, false, 256, 1, 256, bytes_256, prepare_256, multiply_super<Plain_##T>}
-#define FLOATS(T) {T, false, 1, 1, 64, bytes_floats, prepare_floats<Weights_##T>, multiply_floats<Weights_##T>}
+#define INTERLEAVED32(T) {T, true, 32, ANY, 8, 32, bytes_interleaved32, prepare_interleaved32<Interleaved_##T>, multiply32_interleaved<Interleaved_##T>}
+#define INTERLEAVED256(T) {T, true, 256, ANY, 8, 256, bytes_256, prepare_256, multiply256_interleaved<Interleaved_##T>}
+#define PLAIN32(T) {T, false, 32, MOST_PLAIN32, 1, 32, bytes_plain32, prepare_plain32<Plain_##T>, multiply32_plain<Plain_##T>}
+#define PLAIN256(T) {T, false, 256, ANY, 1, 256, bytes_256, prepare_256, multiply_super<Plain_##T>}
+#define FLOATS(T) {T, false, 1, ANY, 1, 64, bytes_floats, prepare_floats<Weights_##T>, multiply_floats<Weights_##T>}
 
 const Product products[] = {
     INTERLEAVED32(Q4_0), INTERLEAVED32(IQ4_NL), INTERLEAVED32(MXFP4), INTERLEAVED256(Q4_K), INTERLEAVED256(Q2_K),
     PLAIN32(Q4_0), PLAIN32(Q4_1), PLAIN32(Q5_0), PLAIN32(Q5_1), PLAIN32(Q8_0), PLAIN32(IQ4_NL), PLAIN32(MXFP4),
     PLAIN256(Q2_K), PLAIN256(Q3_K), PLAIN256(Q4_K), PLAIN256(Q5_K), PLAIN256(Q6_K),
     FLOATS(F32), FLOATS(F16), FLOATS(BF16),
-    {-1, false, 1, 1, 1, nullptr, nullptr, nullptr},
+    {-1, false, 1, ANY, 1, 1, nullptr, nullptr, nullptr},
 };
 
 } // namespace ISA

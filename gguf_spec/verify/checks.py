@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import re
@@ -16,13 +17,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..bench.workloads import long_text
-from ..errors import NoTokenLeftError, OffGrammarError, SessionError
+from ..errors import DecodeError, NoTokenLeftError, OffGrammarError, SessionError
 from ..llama import own_kernels
 from ..llama.backend import uses_gpu
+from ..llama.bindings import C
+from ..llama.log import context_error, log
+from ..llama.memory import padded
 from ..llama.model import Model
+from ..llama.native import N_BATCH, SequenceTokens
+from ..llama.options import FLASH_ATTENTION, KV_TYPES
 from ..llama.samplers import distribution
 from ..options import K_MAX, Sampling, Speculation
 from ..results import Completion
@@ -42,6 +49,8 @@ MOST_NOISE = 0.15
 # rows, and in the worst one. Qwen2.5-Coder-1.5B Q4_K_M: 0.14 and 0.32 between llama.cpp's kernels
 # with AMX and without, 0.12 and 0.34 from activations that are not quantised.
 _MOST_OF_KERNELS = (0.25, 0.6)
+# The same for the choices of experts that are others.
+_MOST_OTHER_EXPERTS = 0.1
 # Upper limit of the shift, as a multiple of the noise in the profile. Above it, the profile is
 # out of date.
 _MOST_ALLOWED = 2.0
@@ -130,26 +139,112 @@ def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
 def check_kernels(llm: LLM) -> list[Check]:
     """Compare rows of the own kernels with rows of llama.cpp's, which may differ by rounding.
 
-    The list is empty if the own kernels do not compute this model.
+    In a mixture of experts rounding chooses another expert where two are equally good, and the row
+    is another one. So both use the experts that llama.cpp's kernels choose, and the choices are
+    compared for themselves. The list is empty if the own kernels do not compute this model.
     """
     name = own_kernels.in_use().name
     text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS)))
     with llm.models() as (target, _):
         if not name or target.options.rpc:
             return []
-        own = _rows(target, text)
+        experts = _Experts(target) if target.file.header.whole("expert_count") else None
+        rows = experts.rows if experts else partial(_rows, target)
         with own_kernels.switched_off():
-            stock = _rows(target, text)
+            stock = rows(text)
+        own = rows(text)
     shares = [how_far(*two)[1] for two in zip(own, stock, strict=True)]
     found = (
         f"{name}: {np.median(shares):.1%} of the logits' spread from llama.cpp's, in the worst row "
         f"{max(shares):.1%}"
     )
     usual, most = _MOST_OF_KERNELS
-    is_wrong = np.median(shares) > usual or max(shares) > most
-    fault = f"{found}; rounding moves them by less than {usual:.0%} and {most:.0%}."
+    faults = []
+    if np.median(shares) > usual or max(shares) > most:
+        faults.append(f"{found}; rounding moves them by less than {usual:.0%} and {most:.0%}.")
+    if experts and experts.share_of_others > _MOST_OTHER_EXPERTS:
+        faults.append(
+            f"{name}: other experts than llama.cpp's in {experts.share_of_others:.0%} of the "
+            f"choices; rounding changes less than {_MOST_OTHER_EXPERTS:.0%}."
+        )
     changes = "the kernels of gguf-spec compute other logits than llama.cpp's"
-    return [Check("kernels", len(own), found, (fault,) if is_wrong else (), changes)]
+    return [Check("kernels", len(own), found, tuple(faults), changes)]
+
+
+class _Experts:
+    """A further context of a mixture of experts, which repeats the choices of its first rows.
+
+    Attributes:
+        share_of_others: Share of the repeated choices that were other experts before.
+    """
+
+    # offsets in a tensor of ggml: sizes, strides, memory, and its name
+    _SHAPE, _DATA, _NAME = 16, 248, 256
+
+    def __init__(self, target: Model) -> None:
+        self._native = native = target.native.share()
+        self._n_vocab, self._n_ctx = target.n_vocab, target.n_ctx
+        self._first: list[NDArray[np.int32]] = []
+        self._is_first, self._n_others, self._n_choices = True, 0, 0
+        params = C.llama_context_default_params()
+        params.n_ctx = min(padded(max(_DEPTHS) + max(_WIDTHS)), self._n_ctx)
+        params.n_batch = params.n_ubatch = N_BATCH
+        params.n_threads = params.n_threads_batch = target.threads
+        params.flash_attn_type = FLASH_ATTENTION[target.flash_attention]
+        params.type_k = params.type_v = KV_TYPES[target.options.kv_type][0]
+        # kept, as llama.cpp calls it
+        self._callback = C.ggml_backend_sched_eval_callback(self._computed)
+        params.cb_eval = self._callback
+        if not native.open(params):
+            raise context_error(target.options, params.n_ctx, log)
+        if target.options.lora:
+            native.use_adapters([adapter.scale for adapter in target.options.lora])
+
+    @property
+    def share_of_others(self) -> float:
+        return self._n_others / self._n_choices if self._n_choices else 0.0
+
+    def rows(self, text: Sequence[int]) -> list[Logits]:
+        """Return rows as `_rows` does; from the second time on with the experts of the first."""
+        found: list[Logits] = []
+        self._at = 0
+        for depth in _DEPTHS:
+            tokens = text[: min(depth + max(_WIDTHS), self._n_ctx)]
+            if len(tokens) > depth:
+                self._native.cache(C.llama_memory_clear, True)
+                for start in range(0, depth, N_BATCH):
+                    self._decode(tokens[start : min(start + N_BATCH, depth)], start, 0)
+                found.extend(self._decode(tokens[depth:], depth, len(tokens) - depth).copy())
+        self._is_first = False
+        return found
+
+    def _decode(self, tokens: Sequence[int], n_past: int, n_rows: int) -> Logits:
+        self._native.batch.fill([SequenceTokens(0, n_past, tokens, n_rows)])
+        if code := self._native.decode():
+            raise DecodeError(code, n_past, len(tokens), log.last)
+        return self._native.rows(0, n_rows, self._n_vocab)
+
+    def _computed(self, tensor: int, asks: bool, _: object) -> bool:
+        """Keep or replace chosen experts when they are computed; return False for other tensors."""
+        if not ctypes.string_at(tensor + self._NAME).startswith(b"ffn_moe_topk-"):
+            return False
+        if not asks:
+            shape = (ctypes.c_int64 * 8).from_address(tensor + self._SHAPE)
+            n, n_rows, stride = shape[0], shape[1], shape[5]
+            data = ctypes.c_void_p.from_address(tensor + self._DATA).value or 0
+            size = max(0, n_rows - 1) * stride + 4 * n
+            memory: Any = (ctypes.c_char * size).from_address(data)  # no rows without logits
+            chosen = np.ndarray((n_rows, n), np.int32, memory, 0, (stride, 4))
+            if self._is_first:
+                self._first.append(chosen.copy())
+            else:
+                first = self._first[self._at]
+                self._at += 1
+                others = np.sort(chosen, axis=1) != np.sort(first, axis=1)
+                self._n_others += int(others.any(axis=1).sum())
+                self._n_choices += n_rows
+                chosen[:] = first
+        return True
 
 
 def _rows(target: Model, text: Sequence[int]) -> list[Logits]:

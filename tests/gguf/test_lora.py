@@ -124,6 +124,17 @@ def test_a_scale_of_0_adds_nothing(folder):
     )
 
 
+@pytest.mark.parametrize("size", [np.nan, 1e38, 1e30, 1e8])
+def test_queries_that_are_not_finite_give_no_logits(folder, tmp_path, size):
+    """As with llama.cpp's kernels, which multiply them with keys in 16 bits."""
+    pairs = matrices(("blk.0.attn_q.weight",))
+    a, b = pairs["blk.0.attn_q.weight"]
+    path = write(
+        tmp_path / "lora.gguf", {"blk.0.attn_q.weight": (a, np.full_like(b, size) * np.sign(b))}
+    )
+    assert not np.isfinite(logits(folder / "model.gguf", path)[1:]).any()
+
+
 def test_an_adapter_without_alpha_uses_the_scale_only(folder, tmp_path):
     path = write(tmp_path / "lora.gguf", metadata={"adapter.lora.alpha": None})
     expected = logits(folder / "model.gguf", (folder / "lora.gguf", RANK / ALPHA))

@@ -24,6 +24,13 @@ class _Init(c.Structure):
     _fields_ = (("size", c.c_size_t), ("memory", c.c_void_p), ("no_alloc", c.c_bool))
 
 
+class Plan(c.Structure):
+    _fields_ = (
+        ("n_bytes", c.c_size_t), ("memory", c.c_void_p), ("threads", c.c_int), ("pool", c.c_void_p),
+        ("abort", c.c_void_p), ("abort_data", c.c_void_p), ("use_ref", c.c_bool),
+    )  # fmt: skip
+
+
 def _function(name, result, *arguments):
     """A function of ggml, whichever library of this build of llama.cpp has it."""
 
@@ -51,7 +58,8 @@ class Ggml:
         self.data = _function("ggml_get_data", p, p)
         self.row_size = _function("ggml_row_size", n, c.c_int, c.c_int64)
         self.quantize = _function("ggml_quantize_chunk", n, c.c_int, p, p, *[c.c_int64] * 3, p)
-        self.compute = _function("ggml_graph_compute_with_ctx", c.c_int, p, p, c.c_int)
+        self.plan = _function("ggml_graph_plan", Plan, p, c.c_int, p)
+        self.compute = _function("ggml_graph_compute", c.c_int, p, c.POINTER(Plan))
         self.repacked = _function("_Z35ggml_backend_cpu_repack_buffer_typev", p)
         self.buffer = _function("ggml_backend_buft_alloc_buffer", p, p, n)
         self.buffer_base = _function("ggml_backend_buffer_get_base", p, p)
@@ -128,7 +136,7 @@ class Weights:
             g.free_buffer(self._buffer)
         g.free(self._context)
 
-    def product(self, x, threads=1, ids=None):
+    def product(self, x, threads=1, ids=None, **options):
         """Return the product with rows x (n, k); with ids (n, used): x (n, 1 or used, k)."""
         g = ggml()
         used = 1 if ids is None else ids.shape[1]
@@ -140,9 +148,8 @@ class Weights:
                 given = put(context, F32, (self.k, x.shape[1], len(x), 1), x.astype(np.float32))
                 which = put(context, I32, (used, len(x), 1, 1), ids.astype(np.int32))
                 result = g.mul_mat_id(context, self.tensor, given, which)
-            return computed(context, result, (len(x), used, self.columns), threads).reshape(
-                len(x), -1
-            )
+            shape = (len(x), used, self.columns)
+            return computed(context, result, shape, threads, **options).reshape(len(x), -1)
 
 
 @cache
@@ -174,19 +181,41 @@ def put(context, kind, shape, data):
     return tensor
 
 
-def computed(context, result, shape, threads):
-    """Compute a tensor and return it as an array."""
+_GUARD = np.full(1 << 20, 0xA5, np.uint8)
+
+
+def computed(context, result, shape, threads, planned=0, which=None):
+    """Compute a tensor and return it as an array. Nothing may be written behind the work memory.
+
+    planned: threads for which this was planned, unless as many; which: kernels that compute, unless those that plan, as in `kernels`.
+    """
     g = ggml()
     graph = g.graph(context)
     g.expand(graph, result)
-    assert g.compute(context, graph, threads) == 0
+    plan = g.plan(graph, planned or threads, None)
+    memory = np.empty(plan.n_bytes + _GUARD.size, np.uint8)
+    memory[plan.n_bytes :] = _GUARD
+    plan.memory, plan.threads = memory.ctypes.data, threads
+    with contextlib.nullcontext() if which is None else kernels(which):
+        assert g.compute(graph, plan) == 0
+    assert np.array_equal(memory[plan.n_bytes :], _GUARD), "written behind the work memory"
     out = np.empty(shape, np.float32)
     c.memmove(out.ctypes.data, g.data(result), out.nbytes)
     return out
 
 
 def attention(
-    q, k, v, mask=None, kinds=(F16, F16), scale=0.125, bias=0.0, cap=0.0, sinks=None, threads=2
+    q,
+    k,
+    v,
+    mask=None,
+    kinds=(F16, F16),
+    scale=0.125,
+    bias=0.0,
+    cap=0.0,
+    sinks=None,
+    threads=2,
+    **options,
 ):
     """Return attention, shape (streams, rows, heads, value length).
 
@@ -211,4 +240,4 @@ def attention(
         result = g.attention(context, *parts, scale, bias, cap)
         if sinks is not None:
             g.add_sinks(result, put(context, F32, (heads, 1, 1, 1), sinks.astype(np.float32)))
-        return computed(context, result, (streams, rows, heads, v.shape[3]), threads)
+        return computed(context, result, (streams, rows, heads, v.shape[3]), threads, **options)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from gguf_spec.llama import own_kernels
+
 from .graphs import BF16, F16, F32, Q8_0, attention, kernels, quantized
 
 SETS = ("avx2", "avx512vnni")
@@ -222,3 +224,136 @@ def test_bits_do_not_depend_on_the_cells(instruction_set):
             assert np.array_equal(attention(q, far_k, far_v, far_mask, threads=3), found)
             one = attention(q[:, :, 2:3], far_k, far_v, far_mask[:, :, 2:3])
             assert np.array_equal(one, found[:, 2:3])
+
+
+# query heads, key-value heads, length of a head, rows, positions; threads that are planned, and that run
+PLANS = [
+    (8, 4, 256, 9, 15104, 11, 10), (8, 4, 32, 9, 3100, 64, 63), (32, 8, 64, 1, 4096, 64, 1), (6, 2, 128, 1, 2000, 7, 5),
+    (12, 12, 64, 3, 1030, 64, 17), (4, 1, 576, 40, 600, 13, 12), (16, 16, 32, 5, 513, 33, 2), (4, 2, 64, 2, 100, 3, 1), (8, 2, 96, 1, 9000, 1, 64),
+]  # fmt: skip
+
+
+def in_its_memory(heads, kv_heads, length, rows, positions, planned, running):
+    """Compute with fewer or more threads than the work memory was planned for: right, and within it."""
+    q, k, v = case(heads, kv_heads, rows, 64, length)
+    k, v = (np.resize(x.astype(np.float16), (1, kv_heads, positions, length)) for x in (k, v))
+    mask = causal(1, rows, positions, positions - rows)
+    with kernels(2):
+        before = own_kernels.n_computed(attentions=True)
+        usual = attention(q, k, v, mask, threads=2)
+        found = attention(q, k, v, mask, threads=running, planned=planned)
+        assert own_kernels.n_computed(attentions=True) == before + 2
+    assert np.array_equal(found, usual)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_fewer_threads_than_planned_stay_in_its_memory(plan):
+    in_its_memory(*plan)
+
+
+@pytest.mark.full
+def test_any_number_of_threads_stays_in_its_memory():
+    random = np.random.default_rng(0)
+    for _ in range(250):
+        kv_heads, length = (
+            int(random.choice([1, 2, 3, 4, 8, 12, 32])),
+            int(random.choice([32, 64, 96, 128, 256])),
+        )
+        heads, rows = (
+            kv_heads * int(random.integers(1, 9)),
+            int(random.choice([1, 2, 3, 5, 9, 17, 33, 70])),
+        )
+        positions = int(2.0 ** random.uniform(5, 14))
+        if heads * rows * positions * length < 1 << 28:
+            planned, running = random.integers(1, 65, 2).tolist()
+            in_its_memory(
+                heads, kv_heads, length, max(1, min(rows, positions)), positions, planned, running
+            )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_plan_of_other_kernels(threads):
+    """Where its memory is too small for ours, llama.cpp's kernel computes; its own always has room for both."""
+    for shape in ((32, 8, 1, 2000), (8, 8, 40, 600), (64, 64, 1, 1100)):
+        q, k, v = case(*shape)
+        mask = causal(1, shape[2], shape[3], shape[3] - shape[2])
+        for planning, computing in ((0, 2), (2, 0)):
+            with kernels(planning):
+                found = attention(q, k, v, mask, threads=threads, which=computing)
+            with kernels(0):
+                assert np.abs(found - attention(q, k, v, mask)).max() < 0.02
+
+
+ODD = (np.nan, np.inf, -np.inf, 3e38, -3e38)  # the last ones overflow in F16
+
+
+def as_stock(inputs, wide=True, **options):
+    """A row is as finite as that of llama.cpp, and then the same but for rounding; return the share of finite numbers."""
+    with np.errstate(all="ignore"):
+        with kernels(0):
+            stock = attention(*inputs, threads=1, **options)
+        with kernels(2):
+            found = attention(*inputs, threads=1, **options)
+            if wide:
+                assert np.array_equal(alone(*inputs, **options), found, equal_nan=True)
+    finite = np.isfinite(stock)
+    assert np.array_equal(np.isfinite(found), finite)
+    assert np.allclose(found[finite], stock[finite], atol=0.05, rtol=0.01)
+    return finite.mean()
+
+
+def spoilt(inputs, name, value, where):
+    """Put a value at one position, or at several, for some heads and rows."""
+    inputs = [one.copy() for one in inputs]
+    q, k, v, mask = inputs
+    if name == "q":
+        q[:, 1, where if isinstance(where, slice) else where % q.shape[2], 5] = value
+    elif name == "mask":
+        mask[..., -1, where] = value
+    else:
+        (k if name == "k" else v)[:, 0, where, 5] = value
+    return inputs
+
+
+@pytest.mark.parametrize(
+    "kind", [F16, Q8_0, *(pytest.param(kind, marks=pytest.mark.full) for kind in (F32, BF16))]
+)
+@pytest.mark.parametrize("name", ["q", "k", "v", "mask"])
+def test_numbers_that_are_not_finite_reach_the_row(name, kind):
+    """Of the first position, a middle one, one that some rows do not see, and of several."""
+    if name == "q" and kind == Q8_0:
+        pytest.skip("llama.cpp makes any bytes of a query with NaN")
+    shares = set()
+    # llama.cpp's kernels for one row behind 512 positions, and for 64 rows, have other rules for infinities
+    for rows, positions in ((1, 100), (7, 600)):
+        inputs = [*case(4, 2, rows, positions), causal(1, rows, positions, positions - rows)]
+        for value in ODD if name != "mask" else ODD[:2]:
+            for where in (0, positions // 2, positions - 1, slice(3, None, 7)):
+                if name == "v" and abs(value) == 3e38 and isinstance(where, slice):
+                    continue  # whether sums overflow depends on their order
+                one = spoilt(inputs, name, value, where)
+                shares.add(as_stock(one, value is ODD[0] and where == 0, kinds=(kind, kind)))
+    assert min(shares) < 1
+
+
+@pytest.mark.parametrize("options", [{"cap": 30.0}, {"bias": 8.0}, {"sinks": True}], ids=str)
+def test_variants_that_are_not_finite(options):
+    inputs = [*case(4, 2, 5, 200), causal(1, 5, 200, 195)]
+    inputs[3][..., 2, :] = HIDDEN
+    if "sinks" in options:
+        for sink in (*ODD[:3], 0.5):
+            as_stock(inputs, sinks=np.array([0, sink, 2, sink]))
+            as_stock(spoilt(inputs, "k", np.inf, 0), sinks=np.array([0, sink, 2, sink]))
+        return
+    for name in ("q", "k", "v"):
+        for value in ODD[:4]:
+            as_stock(spoilt(inputs, name, value, 2), **options)
+
+
+def test_a_query_with_nan_behind_a_cache_of_8_bits():
+    """It reaches the row, although llama.cpp's kernel makes any bytes of it."""
+    inputs = [*case(4, 2, 5, 200), causal(1, 5, 200, 195)]
+    with kernels(2):
+        found = attention(*spoilt(inputs, "q", np.nan, 2), kinds=(Q8_0, Q8_0))
+    assert np.isnan(found[:, 2, 1]).all()
+    assert np.isnan(found).mean() == 1 / 20

@@ -56,6 +56,12 @@ OF_LONG_ROWS = [
     ("products.cpp", "ggml.quantize_q8_K(x + i, q, n);", "ggml.quantize_q8_K(x + i % PART, q, n);", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]),
     ("products.cpp", "sum[i / 32 + b] = header == 4", "sum[i / 32 % 32 + b] = header == 4", ["Q4_1", "Q5_1"]),
 ]  # fmt: skip
+# Bugs in which rows meet which experts.
+OF_EXPERTS = [
+    ("entry.cpp", "const int64_t m = id(u, t);", "const int64_t m = id(u, t) == 2 ? 1 : id(u, t);", ["experts"]),
+    ("entry.cpp", "(u % x->ne[1] + t % x->ne[2] * x->ne[1]) * row_bytes", "(u % x->ne[1] + (t ^ (t > 3)) % x->ne[2] * x->ne[1]) * row_bytes", ["experts"]),
+    ("entry.cpp", "(out + u * op->nb[1] + t * op->nb[2]);", "(out + (op->ne[1] - 1 - u) * op->nb[1] + t * op->nb[2]);", ["experts"]),
+]  # fmt: skip
 PROBLEMS = """
 import json
 from gguf_spec.llama import own_kernels, selftest
@@ -87,7 +93,7 @@ def planted(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "bug", [*OF_THE_FIRST_ROW, *OF_ALL_ROWS, *OF_LONG_ROWS], ids=lambda bug: bug[2]
+    "bug", [*OF_THE_FIRST_ROW, *OF_ALL_ROWS, *OF_LONG_ROWS, *OF_EXPERTS], ids=lambda bug: bug[2]
 )
 def test_the_sources_have_its_place(bug):
     file, right, *_ = bug
@@ -146,3 +152,61 @@ def test_the_tests_of_products_find_bugs_of_long_rows(tmp_path):
     )
     outcomes = re.findall(r"(?m)^(PASSED|FAILED) .*\[(\w+)-", done.stdout)
     assert {name for outcome, name in outcomes if outcome == "FAILED"} == set(names), done.stdout
+
+
+# Prints whether `verify` finds a fault in the kernels with each of the given mixtures of experts.
+MIXTURES = """
+import json, sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+from gguf_spec.llama import own_kernels
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.verify import checks
+own_kernels._decided.append(own_kernels.enter("auto"))
+checks.long_text = lambda llm, n: n
+found = []
+for seed, path in enumerate(sys.argv[1:]):
+    model = Model(Path(path), ContextOptions(n_ctx=256, threads=1))
+    tokens = np.random.default_rng(seed).integers(0, 250, 256).tolist()
+    models = contextmanager(lambda: iter([(model, None)]))
+    (check,) = checks.check_kernels(SimpleNamespace(tokenize=lambda n: tokens, models=models))
+    found.append(not check.ok)
+    model.close()
+print(json.dumps(found))
+"""
+
+
+def found_in_mixtures(folder, library=None):
+    """Return for which of 12 random mixtures of experts `verify` finds a fault."""
+    if not own_kernels.start().name:
+        pytest.skip(own_kernels.in_use().reason)
+    paths = []
+    for seed in range(12):
+        model = tiny.mixture(n_expert=(4, 8, 16)[seed % 3], n_ff=256, seed=seed + 100)
+        paths.append(folder / f"{seed}.gguf")
+        quantize(tiny.write(folder / "floats.gguf", model), paths[-1], "Q4_0")
+    own = library or own_kernels.path_of_library()
+    done = children.run(
+        [sys.executable, "-c", MIXTURES, *paths],
+        env=os.environ | {"GGUF_SPEC_KERNELS_LIBRARY": str(own)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.full
+def test_verify_finds_nothing_in_right_mixtures(tmp_path):
+    """Rounding chooses other experts in some of them."""
+    assert found_in_mixtures(tmp_path) == [False] * 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", OF_EXPERTS, ids=lambda bug: bug[2])
+def test_verify_finds_a_bug_of_experts_in_each_mixture(bug, tmp_path):
+    library, _ = library_with([bug], tmp_path)
+    assert found_in_mixtures(tmp_path, library) == [True] * 12

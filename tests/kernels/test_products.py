@@ -1,10 +1,16 @@
 """Our products against llama.cpp's single rows to the last bit, and against float64."""
 
+import os
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 
-from .graphs import REPACKED, TYPES, Weights, is_repacked, kernels, quantized
+from tests.support import children, tiny
+
+from .graphs import REPACKED, TYPES, Weights, ggml, is_repacked, kernels, quantized
 
 SETS = ("avx2", "avxvnni", "avx512", "avx512vnni")
 # types whose products add in llama.cpp's order: with these instruction sets, or with all
@@ -126,3 +132,85 @@ def test_rows_are_computed_by_us():
             before = own_kernels.n_computed(attentions=False)
             weights.product(x)
             assert own_kernels.n_computed(attentions=False) == before + more
+
+
+LONG = 4_456_448  # weights of a row, of which 8 MiB of stack would have no room for two bytes each
+LONG_ROWS = f"""
+import numpy as np
+from tests.kernels.graphs import TYPES, Weights, kernels, ggml
+x = np.random.default_rng(1).standard_normal((3, {LONG})).astype(np.float32)
+for name in ("Q4_1", "Q8_0", "IQ4_NL"):
+    data = np.resize(np.arange(251, dtype=np.uint8), 8 * ggml().row_size(TYPES[name], {LONG}))
+    weights = Weights(data, TYPES[name], {LONG}, 8)
+    rows = []
+    for which in (0, 1):
+        with kernels(which), np.errstate(all="ignore"):
+            rows.append(weights.product(x))
+    assert np.array_equal(*rows, equal_nan=True), name
+"""
+
+
+def test_long_rows_take_no_stack():
+    ggml()  # skips
+    done = children.run([sys.executable, "-c", LONG_ROWS], cwd=Path(__file__).parents[2])
+    assert done.returncode == 0
+
+
+def with_long_rows(path, kind, n_ff):
+    """Write a model with feed-forward rows of n_ff weights, all of which are zero, as holes in the file."""
+    metadata, tensors = tiny.llama()
+    writer = gguf.GGUFWriter(path, "")
+    writer.kv_data[0].clear()
+    for key, value in (metadata | tiny.vocabulary() | {"llama.feed_forward_length": n_ff}).items():
+        writer.kv_data[0][key] = gguf.GGUFValue(value, tiny.KINDS[type(value)])
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    parts = []
+    for name, numbers in tensors.items():
+        tensor = numbers
+        shape, dtype, n_bytes, of_kind = tensor.shape, tensor.dtype, tensor.nbytes, None
+        if "ffn" in name and "norm" not in name:
+            shape = (tiny.N_EMBD, n_ff) if "down" in name else (n_ff, tiny.N_EMBD)
+            n_bytes, of_kind = tiny.N_EMBD * n_ff // block * size, kind
+            shape, dtype, tensor = gguf.quant_shape_to_byte_shape(shape, kind), np.uint8, None
+        writer.add_tensor_info(name, shape, np.dtype(dtype), n_bytes, of_kind)
+        parts.append((tensor, n_bytes))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    file = writer.fout[0]
+    file.seek(-file.tell() % 32, os.SEEK_CUR)
+    for tensor, n_bytes in parts:
+        if tensor is not None:
+            file.write(tensor.tobytes())
+        file.seek((n_bytes if tensor is None else 0) + -n_bytes % 32, os.SEEK_CUR)
+    file.truncate()
+    writer.close()
+    return path
+
+
+@pytest.mark.full
+def test_a_file_with_long_rows(tmp_path):
+    path = with_long_rows(tmp_path / "long.gguf", gguf.GGMLQuantizationType.Q4_1, LONG)
+    assert path.stat().st_blocks < 1000
+    command = [sys.executable, "-m", "gguf_spec", "generate", "-m", path, "-k", "0"]
+    done = children.run([*command, "--ctx", "64", "-n", "2", "one two"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "F16"])
+def test_a_plan_of_other_kernels(name):
+    """Where its memory is too small for ours, llama.cpp's kernel computes; its own always has room for both."""
+    kind, k, columns, random = TYPES[name], 512, 24, np.random.default_rng(1)
+    for n, n_matrices in ((1, 1), (40, 1), (40, 8)):
+        x = numbers((n, k), 2)
+        data = quantized(numbers((n_matrices * columns, k), 1), kind)
+        weights = Weights(data, kind, k, columns, n_matrices=n_matrices)
+        ids = None
+        if n_matrices > 1:
+            ids, x = np.array([random.permutation(n_matrices)[:3] for _ in range(n)]), x[:, None]
+        with kernels(0):
+            stock = weights.product(x, 1, ids)
+        for planning, computing in ((0, 1), (1, 0)):
+            with kernels(planning):
+                found = weights.product(x, 2, ids, which=computing)
+            assert np.abs(found - stock).max() < 1e-4 * np.abs(stock).max()

@@ -190,7 +190,7 @@ def write(
         if isinstance(value, gguf.GGUFValue):
             writer.kv_data[0][key] = value
         elif value is not None:
-            writer.kv_data[0][key] = gguf.GGUFValue(value, _KINDS[type(value)])
+            writer.kv_data[0][key] = gguf.GGUFValue(value, KINDS[type(value)])
     for name, tensor in tensors.items():
         if tensor is not None:
             writer.add_tensor(name, tensor)
@@ -201,7 +201,7 @@ def write(
     return path
 
 
-_KINDS = {
+KINDS = {
     kind: gguf.GGUFValueType[name]
     for kind, name in {
         bool: "BOOL",
