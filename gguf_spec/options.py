@@ -411,10 +411,10 @@ def checked(name: str, value: Any) -> Any:
 
 # Value of other programs for "no limit" or "at random" -> hint with the one of this package.
 _WITHOUT_LIMIT = {
-    ("seed", -1): "set {seed=None} for a random seed.",
+    ("seed", -1): "omit {seed} for a random seed.",
     ("max_tokens", -1): "set {max_tokens=None} for as many as the context holds.",
     ("top_k", -1): "set {top_k=0} to keep all tokens.",
-    ("think_budget", -1): "set {think_budget=None} for no limit.",
+    ("think_budget", -1): "omit {think_budget} for no limit.",
 }
 
 

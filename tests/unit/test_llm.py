@@ -620,12 +620,12 @@ CALLS = {
     "Chat.save": (lambda llm, /, **a: llm.chat().save(**a), Chat.save),
     "Chat.restore": (lambda llm, /, **a: llm.chat().restore(**a), Chat.restore),
     "Chat.with_model": (lambda llm, /, **a: llm.chat().with_model(**a), Chat.with_model),
-    "AsyncLLM": (lambda _, /, **a: AsyncLLM(**a), AsyncLLM.__init__),
+    "AsyncLLM": (lambda _, /, **a: AsyncLLM(**{} | a), AsyncLLM.__init__),
     "load": (lambda _, /, **a: gguf_spec.load(**{"model": "tales"} | a), gguf_spec.load),
     "resolve": (lambda _, /, **a: resolve(**{"model": "tales"} | a), resolve),
     "Batch": (lambda _, /, **a: Batch(**{"source": "a", "target": "b"} | a), Batch.__init__),
-    "Sampling": (lambda _, /, **a: Sampling(**a), Sampling),
-    "Speculation": (lambda _, /, **a: Speculation(**a), Speculation),
+    "Sampling": (lambda _, /, **a: Sampling(**{} | a), Sampling),
+    "Speculation": (lambda _, /, **a: Speculation(**{} | a), Speculation),
 }  # fmt: skip
 NOT_TYPED = {"self", "others", "options", "encoding", "clock", "json_schema"}
 ARGUMENTS_OF_CALLS = [

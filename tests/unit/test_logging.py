@@ -54,7 +54,7 @@ def test_one_line_a_round(llm, caplog):
     with caplog.at_level(logging.DEBUG, "gguf_spec"):
         stats = llm.generate("ab", SAMPLING).stats
     found = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
-    assert {record.name for record in caplog.records} == {"gguf_spec.runtime.stats_recorder"}
+    assert {record.name for record in caplog.records} == {"gguf_spec.runtime.generation"}
     assert len(found) == stats.rounds > 3
     assert [int(one[1]) for one in found] == [*range(1, stats.rounds + 1)]
     assert sum(int(one[2]) for one in found) == stats.n_drafted > 0
