@@ -560,7 +560,8 @@ def refuse(others: Mapping[str, Any]) -> None:
 def wrong_type(option: str, value: object, allowed: str, hint: str = "") -> OptionTypeError:
     """Return the error for a value of another type, whose type it names."""
     named = Text("{} is {} but must be {}.", Option(option), _described(value), allowed)
-    return OptionTypeError(option, value, allowed, hint or f"give {allowed}.", message=named)
+    name = option.partition("[")[0]  # of the argument, where the text names one of its items
+    return OptionTypeError(name, value, allowed, hint or f"give {allowed}.", message=named)
 
 
 def _described(value: object) -> str:
