@@ -43,6 +43,8 @@ class Pull(NamedTuple):
 Write: TypeAlias = Callable[[Option | Pull], "str | None"]
 """Writes a name for one surface; None if the surface has no such option or function."""
 
+# Characters of a rejected value that a message shows.
+_SHOWN = 200
 # A part that some surfaces leave out, or the place of a value or an option.
 _PLACE = re.compile(r"\[(?P<optional>[^]]*)\]|\{(?P<name>\w*)(?P<value>=[^}]*)?\}")
 
@@ -163,6 +165,12 @@ class GgufSpecError(Exception):
         return written(self.message, write) or self.message, written(self.hint, write) or ""
 
 
+def _shortened(value: object) -> str:
+    """Return the `repr` of a value without the middle of a long one."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}...{text[-15:]}"
+
+
 class InvalidOptionError(GgufSpecError, ValueError):
     """An option has a value outside its range.
 
@@ -193,10 +201,14 @@ class InvalidOptionError(GgufSpecError, ValueError):
         """
         name = Option(option)
         super().__init__(
-            message or Text("{} is {} but must be {}.", name, repr(value), allowed),
+            message or Text("{} is {} but must be {}.", name, _shortened(value), allowed),
             hint or Text("omit {} to use its default.", name),
         )
         self.option, self.value, self.allowed = option, value, allowed
+
+
+class OptionTypeError(InvalidOptionError, TypeError):
+    """An option has a value of another type, such as bytes in place of a text."""
 
 
 class OptionConflictError(InvalidOptionError):

@@ -10,11 +10,12 @@ made from the tables. What the table of `load` does not check is left to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
-from .errors import InvalidOptionError
+from .errors import InvalidOptionError, Option, OptionTypeError, Text
 
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
@@ -102,6 +103,16 @@ class Rule(NamedTuple):
             return False
         low = self.least is None or (value > self.least if self.above else value >= self.least)
         return low and (self.most is None or value <= self.most)
+
+    def has_type(self, value: Any) -> bool:
+        """Return whether a value has the type of an allowed one."""
+        if self.shape != "one":
+            return isinstance(value, tuple if self.shape == "sequence" else Mapping)
+        types: dict[str, Any] = {
+            "number": (int, float), "integer": int, "boolean": bool, "string": str
+        }  # fmt: skip
+        is_bool = isinstance(value, bool) and self.type != "boolean"
+        return not is_bool and isinstance(value, types.get(self.type, object))
 
     @property
     def allowed(self) -> str:
@@ -390,9 +401,175 @@ def checked(name: str, value: Any) -> Any:
     rule = OPTIONS[name]
     if rule.shape == "sequence":
         texts = (value,) if isinstance(value, str) else value
-        value = tuple(texts) if isinstance(texts, Iterable) else value
-    require(name, value, rule.allowed, rule.accepts(value))
+        value = tuple(texts) if _many(object)(texts) else value
+    if not rule.accepts(value):
+        kind = InvalidOptionError if rule.has_type(value) else OptionTypeError
+        hint = _WITHOUT_LIMIT.get((name, value)) if isinstance(value, int) else None
+        raise kind(name, value, rule.allowed, hint and Text(hint))
     return value
+
+
+# Value of other programs for "no limit" or "at random" -> hint with the one of this package.
+_WITHOUT_LIMIT = {
+    ("seed", -1): "omit {seed} for a random seed.",
+    ("max_tokens", -1): "set {max_tokens=None} for as many as the context holds.",
+    ("top_k", -1): "set {top_k=0} to keep all tokens.",
+    ("think_budget", -1): "omit {think_budget} for no limit.",
+}
+
+
+class Argument(NamedTuple):
+    """Type of an argument of the Python API.
+
+    Attributes:
+        accepts: Returns whether a value has the type.
+        allowed: The type in words; completes a sentence that ends with "must be".
+        optional: Whether None is allowed.
+        hint: How to write it; empty for the usual hint.
+    """
+
+    accepts: Callable[[Any], bool]
+    allowed: str
+    optional: bool = False
+    hint: str = ""
+
+
+def _of(*types: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, types)
+
+
+def _many(*types: type) -> Callable[[Any], bool]:
+    """Return a test for several values, of these types if it is a sequence."""
+    return lambda value: (
+        isinstance(value, Iterable)
+        and not isinstance(value, (str, bytes, bytearray, Mapping))
+        and not (isinstance(value, Sequence) and not all(isinstance(x, types) for x in value))
+    )
+
+
+_TEXT, _FLAG = Argument(_of(str), "a text"), Argument(_of(bool), "True or False")
+_MAYBE = Argument(_of(bool), "True, False or None", True)
+_CALLED = Argument(callable, "a function or None", True)
+_PATH = Argument(_of(str, os.PathLike), "a path")
+_ANY_PATH = Argument(_of(str, os.PathLike), "a path or None", True)
+_MODEL = Argument(_of(str, os.PathLike), "the name of a model or a path")
+
+
+def _arguments() -> dict[str, Argument]:
+    """Return the types of the arguments of the Python API that have no rule of their own."""
+    sampling = Argument(
+        _of(Sampling), "a Sampling or None", True, "write Sampling(max_tokens=100, temperature=0)."
+    )
+    speculation = Argument(
+        _of(Speculation), "a Speculation or None", True, "write Speculation(k=8)."
+    )
+    mapping = Argument(_of(Mapping), "a mapping of names to values, or None", True)
+    images = Argument(_many(object), "a list of images", hint="write one image as a list of one.")
+    return {
+        "sampling": sampling,
+        "samplings": Argument(
+            lambda value: isinstance(value, Sampling) or _many(Sampling, type(None))(value),
+            "a Sampling, a list of them, or None", True, sampling.hint,
+        ),
+        "speculation": speculation,
+        **dict.fromkeys(("prefill", "text", "query", "prefix", "suffix"), _TEXT),
+        **dict.fromkeys(("echo", "special", "normalize", "verbose", "shared_drafts"), _FLAG),
+        **dict.fromkeys(("think", "reasoning", "extra_bufts"), _MAYBE),
+        **dict.fromkeys(
+            (
+                "on_token", "on_prompt", "on_result", "on_pass", "on_measure", "on_progress",
+                "on_failed", "progress",
+            ),
+            _CALLED,
+        ),
+        "path": _PATH,
+        **dict.fromkeys(("reference", "models_file", "mmproj"), _ANY_PATH),
+        "model": _MODEL,
+        "draft": _MODEL._replace(optional=True),
+        "llm": Argument(
+            lambda value: hasattr(value, "generate"), "an LLM", hint="load one with gguf_spec.load."
+        ),
+        "source": Argument(
+            lambda value: isinstance(value, (str, os.PathLike)) or hasattr(value, "read"),
+            "a path or a binary stream",
+        ),
+        "target": Argument(
+            lambda value: isinstance(value, (str, os.PathLike)) or hasattr(value, "write"),
+            "a path or a binary stream",
+        ),
+        "images": images,
+        "system": _TEXT._replace(allowed="a text or None", optional=True),
+        "tools": Argument(_many(Mapping), "a list of functions in OpenAI's format, or None", True),
+        "stop_tokens": Argument(
+            _many(SupportsIndex), "token ids", hint="write one id as a list of one."
+        ),
+        "chat_template_kwargs": mapping,
+        "data": mapping._replace(allowed="a mapping of names to values", optional=False),
+        "token": Argument(_of(SupportsIndex), "a token id"),
+        **dict.fromkeys(("options", "documents"), Argument(_many(str), "a list of texts")),
+        "files": Argument(_many(Sequence), "a list of pairs of a name and a text"),
+        **dict.fromkeys(
+            ("flash_attention", "kv_type"), Argument(_of(str), "a text, such as 'auto' or 'f16'")
+        ),
+        **dict.fromkeys(
+            ("draft_flash_attention", "draft_kv_type"),
+            Argument(_of(str), "a text, such as 'auto' or 'f16', or None", True),
+        ),
+        **dict.fromkeys(
+            ("lora", "draft_lora"),
+            Argument(
+                lambda value: isinstance(value, (str, os.PathLike, tuple, list)),
+                "a file, a pair of a file and a scale, or a list of these",
+            ),
+        ),
+        "rpc": Argument(
+            lambda value: isinstance(value, str) or _many(str)(value),
+            "an address such as 'localhost:50052', or a list of them",
+        ),
+    }  # fmt: skip
+
+
+def check_types(**given: Any) -> None:
+    """Check the types of arguments of the Python API.
+
+    Raises:
+        OptionTypeError: A value has another type.
+    """
+    for name, value in given.items():
+        one = ARGUMENTS[name]
+        if not (one.accepts(value) or (value is None and one.optional)):
+            raise wrong_type(name, value, one.allowed, one.hint)
+
+
+def refuse(others: Mapping[str, Any]) -> None:
+    """Raise an error for keyword arguments that a function lacks.
+
+    Raises:
+        OptionTypeError: A keyword is an option of sampling or of drafts.
+        TypeError: There is no such option.
+    """
+    for name, value in others.items():
+        for owner, rules in (("Sampling", SAMPLING), ("Speculation", SPECULATION)):
+            if name in rules:
+                message = f"{name}={value!r} is an option of {owner}."
+                hint = f"write {owner.lower()}={owner}({name}={value!r})."
+                raise OptionTypeError(name, value, hint=hint, message=message)
+        raise TypeError(f"there is no argument {name!r}")
+
+
+def wrong_type(option: str, value: object, allowed: str, hint: str = "") -> OptionTypeError:
+    """Return the error for a value of another type, whose type it names."""
+    named = Text("{} is {} but must be {}.", Option(option), _described(value), allowed)
+    name = option.partition("[")[0]  # of the argument, where the text names one of its items
+    return OptionTypeError(name, value, allowed, hint or f"give {allowed}.", message=named)
+
+
+def _described(value: object) -> str:
+    """Return a value and its type in a few words."""
+    if value is None:
+        return "None"
+    text, name = repr(value), type(value).__name__
+    return f"{text if len(text) <= 60 else text[:50] + '...'} ({name})"
 
 
 def require(option: str, value: Any, allowed: str, ok: bool) -> None:
@@ -554,3 +731,6 @@ class Speculation:
         _check_rules(self, SPECULATION)
         allowed = "False, or True with the acceptance rule coupled"
         require("strict", self.strict, allowed, self.accept == "coupled" or not self.strict)
+
+
+ARGUMENTS = _arguments()

@@ -138,7 +138,7 @@ def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
             thorough=True,
             on_step=lambda done, total: progress(Progress("tune", done, total, "passes")),
         )
-        profile = replace(measured, measured_at=time.time())
+        profile = replace(measured, measured_at=time.time(), final=True)
         kept = write_profile(target, draft, profile)
     llm.use_profile(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)

@@ -185,7 +185,7 @@ def pytest_runtest_call(item):
     """Fail a test in which a draft failed unnoticed: that does not change the text, so only the mark `failing_drafts` allows it."""
     from gguf_spec.speculative.drafters import model
 
-    log, records = logging.getLogger("gguf_spec.drafters"), _Records()
+    log, records = logging.getLogger("gguf_spec.speculative.drafters.model"), _Records()
     model._log.cache_clear()
     log.addHandler(records)
     try:

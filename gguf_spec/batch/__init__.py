@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ..errors import BatchFileError, InvalidOptionError
-from ..runtime.many import Cancellation, run_all
+from ..errors import BatchFileError
+from ..options import check_types
+from ..runtime.many import Cancellation, checked_threads, run_all
 from ..system.files import try_lock
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
 
@@ -87,6 +88,7 @@ class Batch:
         Raises:
             BatchFileError: A file cannot be opened, or the results are not those of the requests.
         """
+        check_types(source=source, target=target)
         self._clock = clock
         source = Path(source) if isinstance(source, str) else source
         target = Path(target) if isinstance(target, str) else target
@@ -160,9 +162,8 @@ class Batch:
             BatchFileError: The results that are there are of another model or other options.
             GgufSpecError: An option is invalid for the model.
         """
-        n_threads = llm.parallel if max_parallel is None else max_parallel
-        if n_threads < 1:
-            raise InvalidOptionError("max_parallel", max_parallel, "a whole number above 0")
+        check_types(llm=llm, on_progress=on_progress, on_failed=on_failed)
+        n_threads = checked_threads(llm.parallel, max_parallel)
         defaults = defaults or LineDefaults(llm.sampling, chat=llm.prompt == "chat")
         options = defaults.digest(llm)
         self._output.check_options(options[:8].encode())

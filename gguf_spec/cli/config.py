@@ -179,7 +179,8 @@ def read() -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
+        found: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
+        return found
     except UnicodeDecodeError:
         raise ConfigFileError("it is not UTF-8.", "save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:

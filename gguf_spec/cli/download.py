@@ -81,7 +81,8 @@ def download(
         if not quiet:
             one, came = pulled[-1], "already on this disk"
             if one.loaded_bytes:
-                loaded = store.format_bytes(one.loaded_bytes)
+                # a package has more bytes than its model; the lists show those of the model
+                loaded = store.format_bytes(entry.size_bytes or one.loaded_bytes)
                 came = f"{loaded} in {time.monotonic() - start:.1f} s"
             text = f"{one.name}: {came}, {VERIFIED[one.verified]}: {one.paths[0]}"
             click.echo(text, err=True)
@@ -156,7 +157,8 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
     def write(now: Progress) -> None:
         if now.stage not in seen:
-            of_size = f", {format_bytes(now.total)}" if now.total else ""
+            size = entry.size_bytes or now.total
+            of_size = f", {format_bytes(size)}" if now.total and size else ""
             click.echo(f"{labels[now.stage]}{of_size}", err=True)
         seen.add(now.stage)
 

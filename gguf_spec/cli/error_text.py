@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import click
@@ -60,7 +61,28 @@ def usage_message_and_hint(error: click.UsageError) -> tuple[str, str]:
     ):
         error.param_hint = variable
         hint = _CORRECT.format(variable)
+    more = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", error.message, re.DOTALL)
+    if more and error.ctx:
+        return _too_many_words(more[1], error.ctx)
     return error.format_message(), hint
+
+
+def _too_many_words(more: str, context: click.Context) -> tuple[str, str]:
+    """Return message and hint for words that are no value of an argument of a command."""
+    command, path = context.command, context.command_path
+    arguments = [one for one in command.params if isinstance(one, click.Argument)]
+    if not arguments:
+        hint = f"{path} --help lists the options."
+        if any(one.name == "model" for one in command.params):
+            hint = f"write a model as {path} --model {shlex.quote(more.split(maxsplit=1)[0])}."
+        return f"{path} takes no text, but there is {more!r}.", hint
+    last = arguments[-1]
+    first = str(context.params.get(last.name or "", ""))
+    name = (last.metavar or last.name or "").upper()
+    message = f"{path} takes one {name}, but {more!r} follows {first!r}."
+    if first.lower() in ("true", "false"):
+        return message, f"a switch such as --verbose takes no value: leave {first} out."
+    return message, f"write it in quotes: {path} {shlex.quote(f'{first} {more}')}."
 
 
 def variable_of(parameter: click.Parameter, context: click.Context) -> str | None:
@@ -101,7 +123,7 @@ def option_name(option: Option, command: click.Command) -> str | None:
     flag = max(found.opts, key=len)
     if isinstance(found, click.Argument):
         return found.metavar or flag.upper()
-    if isinstance(found, click.Option) and found.is_flag:
+    if isinstance(found, click.Option) and (found.is_flag or found.count):
         is_off = option.value is (found.name in _NEGATED)
         return found.secondary_opts[0] if is_off and found.secondary_opts else flag
     if option.value is ...:

@@ -413,7 +413,7 @@ def quantize(model: str, target: Path, **options: Any) -> None:
     with counted("quantising", "tensors", quiet=options["quiet"]) as progress:
         made = run(
             path(model, options["models_file"]),
-            target,
+            _target(target),
             options["kind"],
             threads=options["threads"],
             force=options["force"],
@@ -440,10 +440,19 @@ def quantize(model: str, target: Path, **options: Any) -> None:
 
 def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> None:
     """Show a written file: as JSON or in one line, unless the command is quiet."""
-    if options["as_json"]:
+    from ..system.files import is_device
+
+    if is_device(made.target):  # the standard output has the file
+        click.echo(line, err=True)
+    elif options["as_json"]:
         print_json(made.to_dict(), allow_nan=True)
     elif not options["quiet"]:
         click.echo(line)
+
+
+def _target(path: Path) -> Path:
+    """Return the file to write; `-` is the standard output."""
+    return Path("/dev/stdout") if str(path) == "-" else path
 
 
 # Default of --keep, as in `gguf_spec.trim`, which is not imported for the help.
@@ -486,7 +495,7 @@ def trim(draft: str, texts: tuple[Path, ...], **options: Any) -> None:
 
     source = path(draft, options["models_file"])
     out = options["output"] or Path(f"{source.stem}-{options['keep']}.gguf")
-    made = run(source, out, keep=options["keep"], texts=texts, force=options["force"])
+    made = run(source, _target(out), keep=options["keep"], texts=texts, force=options["force"])
     text = ""
     if made.coverage is not None:
         text = f", {made.coverage:.2%} of the {made.n_text:,} tokens of the texts"

@@ -71,8 +71,11 @@ class TextFile:
         """
         from tempfile import TemporaryFile
 
-        with self._place(path) as target, TemporaryFile(dir=target.parent):
-            pass
+        from ..system.files import is_device
+
+        with self._place(path) as target:
+            if not is_device(target):
+                TemporaryFile(dir=target.parent).close()
 
     def write(self, text: str, path: Path | None = None) -> None:
         """Replace the file, or write another one, completely or not at all.
@@ -84,7 +87,7 @@ class TextFile:
         Raises:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
-        from ..system.files import atomic_write
+        from ..system.files import atomic_write, is_device
 
         with self._place(path) as target:
             if path is None and self.path.read_bytes() != self._data:
@@ -94,15 +97,17 @@ class TextFile:
                 )
             with atomic_write(target, private=False) as part:
                 part.write_bytes(self.encoded(text))
-                if target.exists():
+                if target.exists() and not is_device(target):
                     shutil.copymode(target, part)
 
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
         """Yield the file to write; errors of the system name it."""
+        from ..system.files import is_device
+
         target = self.path if path is None else path
         with contextlib.suppress(OSError):
-            target = target.resolve()
+            target = target if is_device(target) else target.resolve()
         try:
             yield target
         except OSError as error:

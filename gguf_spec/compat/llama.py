@@ -16,15 +16,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import llama_cpp
+from llama_cpp import llama_chat_format
 from llama_cpp import llama_cpp as C
 from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from .. import load
 from ..errors import (
@@ -42,8 +45,8 @@ from ..errors import (
 from ..gguf.validation import Header, read_header
 from ..llama.options import KV_TYPES
 from ..options import POOLING, SAMPLING, Speculation
-from ..registry import download
-from ..registry.resolve import resolve
+from ..registry import download, hub
+from ..registry.resolve import Part, resolve, split_names
 from ..results import Chunk, Completion, TokenLogprob
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
@@ -96,6 +99,13 @@ _HINTS_OF_ERRORS = {
     "draft_model": "set draft_model_path=FILE to use a draft model, "
     "or draft_model_path='ngram' to draft from the text only.",
     "f16_kv": "set type_k and type_v.",
+    "suffix": "for code, give the tokens of gguf_spec's LLM.tokenize_infill as the prompt.",
+    "stopping_criteria": "set stop or max_tokens, or set stream=True and stop to read.",
+    "logits_processor": "set logit_bias, grammar or response_format.",
+    "chat_handler": "images: gguf_spec.load(mmproj=FILE) and LLM.generate(images=[FILE]).",
+    "tokenizer": "omit tokenizer: that of the file is used.",
+    "local_dir": "omit local_dir: the file comes into the hub's cache.",
+    "cache_dir": "set the environment variable HF_HOME.",
 }
 # Argument of `gguf_spec.load` -> argument of `Llama`.
 _NAMES_HERE = {
@@ -262,25 +272,52 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] |
     return schema
 
 
+def _matching(repo_id: str, pattern: str) -> str:
+    """Return the file of a repository of the hub whose name matches a pattern.
+
+    Of a split model, it is the first part.
+
+    Raises:
+        InvalidOptionError: No file matches, or several models.
+        StoreError: The hub cannot be asked.
+    """
+    entry = resolve(f"hf:{repo_id}/model.gguf")
+    with hub.explained(entry, Part(repo_id)):
+        _, files = hub.list_files(repo_id)
+    names = {split_names(name)[0] for name, *_ in files if fnmatch(name, pattern)}
+    if len(names) != 1:
+        found = f"{len(names)} models match: {', '.join(sorted(names)[:5])}" if names else "none is"
+        hint = "name one file." if names else f"see the files of {repo_id} on the hub."
+        raise InvalidOptionError("filename", pattern, f"a pattern of one file; {found}", hint)
+    return names.pop()
+
+
 # Name that llama-cpp-python gives to the template of a file if it has no other name for it.
 _OWN_FORMAT = "chat_template.default"
 Tool = Mapping[str, Any]
 
 
-def _check_chat_format(name: str | None, metadata: dict[str, str]) -> str | None:
-    """Return the name of the chat template of the file; None if the file has none.
+def _chat_format(
+    name: str | None, metadata: dict[str, str]
+) -> tuple[str | None, Callable[..., Any] | None]:
+    """Return the name of the chat template, and what formats messages in place of the file's.
 
     Raises:
-        InvalidOptionError: `name` is another template.
+        InvalidOptionError: `name` is neither the template of the file nor one of llama-cpp-python
+            that makes one text of messages.
     """
     template = metadata.get("tokenizer.chat_template")
     own = (guess_chat_format_from_gguf_metadata(metadata) or _OWN_FORMAT) if template else None
-    if name is not None and (own is None or name not in (own, _OWN_FORMAT)):
-        allowed = f"{own!r} or None: only the template in the file is supported"
-        if own is None:
-            allowed = "None: the file has no chat template"
-        raise InvalidOptionError("chat_format", name, allowed, "omit chat_format.")
-    return own
+    if name is None or (own and name in (own, _OWN_FORMAT)):
+        return own, None
+    spelled = {"vicuna": "format"}.get(name)
+    for short in (spelled, f"format_{name}".replace("-", "_"), f"format_{name}".replace("-", "")):
+        if formatter := getattr(llama_chat_format, short or "", None):
+            return name, formatter
+    allowed = f"{own!r} or None" if own else "None"
+    allowed += ", or a format of llama-cpp-python such as 'chatml' or 'llama-2'"
+    hint = "omit chat_format: answers, tools and images use the template of the file."
+    raise InvalidOptionError("chat_format", name, allowed, hint)
 
 
 def _as_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -371,6 +408,7 @@ NOT_HERE = {
     "sample": _DECODING,
     "eval_tokens": _DECODING,
     "eval_logits": _DECODING,
+    "n_tokens": _DECODING,
     "input_ids": _DECODING,
     "scores": _DECODING,
     "logits_to_logprobs": "request logprobs in a completion.",
@@ -452,8 +490,8 @@ class Llama:
             lora_scale: Scale of the LoRA adapter.
             lora_path: A LoRA adapter.
             flash_attn: Whether to use flash attention; None lets llama.cpp decide.
-            chat_format: Name of the chat template in the file, or None; no other template is
-                supported.
+            chat_format: None for the chat template in the file, or the name of a format of
+                llama-cpp-python, such as `chatml`.
             type_k: Number type of the cache, a ggml type: 0, 1, 2, 3, 6, 7, 8 or 30.
             type_v: The same as `type_k`.
             embedding: No effect: embeddings and answers are always possible.
@@ -471,7 +509,9 @@ class Llama:
             if name not in USUAL.keys() | HINTS:
                 fact = f"Llama has no argument {name}."
                 raise InvalidOptionError(name, value, hint="check the spelling.", message=fact)
-            if name in USUAL:
+            if isinstance(value, LlamaPromptLookupDecoding) and draft_model_path == "auto":
+                draft_model_path = "ngram"  # it drafts from the text, too
+            elif name in USUAL:
                 _refuse_unless(name, value, USUAL[name])
         del embedding
         _refuse_unless("n_threads_batch", n_threads_batch or None, (None, n_threads))
@@ -483,7 +523,7 @@ class Llama:
             if isinstance(value, (str, int, float)):
                 text = f"{value:f}" if isinstance(value, float) else str(value)
                 self.metadata[key] = text.lower() if isinstance(value, bool) else text
-        self.chat_format = _check_chat_format(chat_format, self.metadata)
+        self.chat_format, self._format = _chat_format(chat_format, self.metadata)
         self._last_n, self._most_embedded = last_n_tokens_size, int(others.get("n_batch") or 512)
         self._llm: LLM | None = None
         self.set_seed(seed)
@@ -548,13 +588,14 @@ class Llama:
             InvalidOptionError: An argument is not supported; names the argument.
             StoreError: The download failed; the subclass depends on the cause.
         """
-        _refuse_unless("additional_files", additional_files, (None,))
+        if set(filename) & set("*?["):
+            filename = _matching(repo_id, filename)
+        # of a split model, all parts are downloaded in any case
+        more = [one for one in additional_files or () if one not in split_names(filename)]
+        _refuse_unless("additional_files", more or None, (None,))
         _refuse_unless("local_dir", local_dir, (None,))
         _refuse_unless("cache_dir", cache_dir, (None,))
         _refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))
-        if set(filename) & set("*?["):
-            hint = "name the file without wildcards."
-            raise InvalidOptionError("filename", filename, "the name of one file", hint)
         spec = f"hf:{repo_id}/{filename}"
         download.pull(resolve(spec))
         return cls(spec, **arguments)
@@ -694,6 +735,15 @@ class Llama:
             hint = "omit tools, or use a model whose chat template supports them."
             raise InvalidOptionError("tools", names, hint=hint, message=fact)
         opened = partial(self._alive.stream, _as_messages(messages), sampling, **with_tools)
+        if self._format:
+            _refuse_unless("tools", shown or None, (None,))
+            text = self._format(messages=_as_messages(messages))
+            ends = [text.stop] if isinstance(text.stop, str) else text.stop or []
+            sampling = replace(sampling, stop=(*sampling.stop, *ends))
+            tokens = self._alive.vocabulary.tokenize(
+                text.prompt, special=True, start=not text.added_special
+            )
+            opened = partial(self._alive.stream, tokens, sampling)
         tool, calls = called["name"] if called else None, None
         if with_tools and tool is None:
             calls = family_of(self._alive.chat_template or ""), ToolUse(shown)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import NotAModelError, OutputFileError, Text
+from ..system.files import is_device
 from .header import Header, Tensor
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -30,13 +31,15 @@ def check_place(header: Header, target: Path, force: bool) -> None:
         force: Whether an existing file may be replaced.
 
     Raises:
-        OutputFileError: The folder does not exist, or the target is a part of the source, is not a
-            file, or exists without `force`.
+        OutputFileError: The target is no device, and its folder does not exist, it is a part of
+            the source or not a file, or it exists without `force`.
     """
 
     def refuse(fact: str, hint: str) -> OutputFileError:
         return OutputFileError("target", target, f"{target} {fact}.", hint)
 
+    if is_device(target):
+        return
     if not target.parent.is_dir():
         raise refuse("is in a folder that does not exist", f"create the folder {target.parent}.")
     if any(target.exists() and target.samefile(file) for file in header.parts):

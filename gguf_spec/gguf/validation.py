@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -183,6 +184,13 @@ def check_model(header: Header, as_draft: bool = False) -> None:
         return UnsupportedModelError(header.path, f"{name} {what}.", hint)
 
     kind = metadata.get("general.type", "model")
+    number, of = metadata.get("split.no"), metadata.get("split.count", "?")
+    if isinstance(number, int) and number > 0:  # a later part has no other metadata
+        first = re.sub(r"-\d{5}(?=-of-\d{5}\.gguf$)", "-00001", header.path.name)
+        is_named = first != header.path.name
+        hint = f"name the first part: {header.path.with_name(first)}."
+        hint = hint if is_named else "name the first part, which has -00001-of- in its name."
+        raise refuse(f"is part {number + 1} of {of} of a split model", hint)
     if kind != "model":
         hint = "use the file of the language model itself."
         raise refuse(f"is not a model but of type {shown(kind)}", hint)
@@ -190,10 +198,6 @@ def check_model(header: Header, as_draft: bool = False) -> None:
         raise refuse("does not name its architecture", "convert it again with a current llama.cpp.")
     if len(header.architecture) > 64:
         raise damaged(header.path, f"its architecture is {shown(header.architecture)}")
-    number, of = metadata.get("split.no"), metadata.get("split.count", "?")
-    if isinstance(number, int) and number > 0:
-        hint = "name the first part, which has -00001-of- in its name."
-        raise refuse(f"is part {number + 1} of {of} of a split model", hint)
     if header.facts.output == "encoding":
         what = f"is an encoder ({header.architecture}), not a text generator"
         raise refuse(what, "use a chat or base model.")

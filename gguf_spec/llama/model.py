@@ -109,7 +109,7 @@ class Cache(Weights):
     busy_s = 0.0
     recurrent: RecurrentState | None = None
     hidden: HiddenRows | None = None
-    why_untrusted = ""
+    why_untrusted: str
     # None while the contents are unknown
     _cached: list[int] | None = None
 
@@ -394,7 +394,7 @@ class Model(Cache):
         own_kernels.start(options.placement.kernels)
         ((_, options),) = fit_layers([(header, options)])
         super().__init__(file, options)
-        self._cached = []
+        self._cached, self.why_untrusted = [], ""
         self.depth_costs: Mapping[int, float] = MappingProxyType({})
         self.counts = PassCounts()
         self._owner, self.parallel = next(_OWNERS), options.parallel
@@ -722,7 +722,8 @@ class Model(Cache):
 class Slot(Model):
     """A further sequence of a loaded model, with a cache of its own.
 
-    Weights, vocabulary, sizes and context are those of the model.
+    Weights, vocabulary, sizes and context are those of the model. An attribute with a value in the
+    class `Cache` is the slot's own.
     """
 
     def __init__(self, model: Model, index: int) -> None:

@@ -188,12 +188,14 @@ class Native:
     def embedding(self, sequence: int, n_values: int) -> NDArray[np.float32]:
         """Return a copy of the pooled embedding of a sequence."""
         values = C.llama_get_embeddings_seq(self._contexts[0], sequence)
-        return np.ctypeslib.as_array(values, (n_values,)).copy()
+        row: NDArray[np.float32] = np.ctypeslib.as_array(values, (n_values,)).copy()
+        return row
 
     def token_embeddings(self, n_tokens: int, n_values: int) -> NDArray[np.float32]:
         """Return a copy of the embeddings of the batch's tokens, in their order."""
         values = C.llama_get_embeddings(self._contexts[0])
-        return np.ctypeslib.as_array(values, (n_tokens * n_values,)).copy().reshape(n_tokens, -1)
+        rows: NDArray[np.float32] = np.ctypeslib.as_array(values, (n_tokens * n_values,)).copy()
+        return rows.reshape(n_tokens, -1)
 
 
 def _keep(made: list[Any], function: Callable[..., Any], *arguments: Any) -> None:

@@ -218,7 +218,8 @@ def adapters(
         InvalidOptionError: The argument has another form, or a scale is out of range.
     """
     found = []
-    for one in [given] if isinstance(given, (str, Path)) else given:
+    is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], (int, float))
+    for one in [given] if is_pair or isinstance(given, (str, Path)) else given:
         file, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
         if not isinstance(file, (str, Path)):
             raise InvalidOptionError(option, one, "a file, or a pair of a file and a scale")

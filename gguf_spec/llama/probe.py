@@ -17,7 +17,7 @@ from ..system import subprogram
 from ..system.files import cache_file, read_json, this_machine, write_json
 from .bindings import llama_parts
 
-_LOG = logging.getLogger("gguf_spec.llama.selftest")
+_LOG = logging.getLogger(__name__)
 
 
 class ProbeError(Exception):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..errors import ModelNotFoundError, NotOnHubError
+from ..options import ARGUMENTS, check_types, require
 from ..system.files import caches_of_others, config_folder
 from . import hub
 from .models_file import Entry, Part, is_model_file, is_repo, read_models_file, split_names
@@ -77,7 +78,9 @@ def entries(models_file: str | Path | None = None) -> dict[str, Entry]:
 
     Raises:
         InvalidModelsFileError: One of the files has an error.
+        OptionTypeError: `models_file` is no path.
     """
+    check_types(models_file=models_file)
     found = dict(_package_entries())
     own = user_file()
     for file in (own if own and os.path.lexists(own) else None, models_file):
@@ -107,6 +110,8 @@ def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:
     """
     if isinstance(model, Entry):
         return model
+    check_types(model=model)
+    require("model", model, ARGUMENTS["model"].allowed, model != "")
     if isinstance(model, str) and model.startswith("hf:"):
         if parse(model[3:]) and (entry := _of_reference(model[3:])):
             return entry

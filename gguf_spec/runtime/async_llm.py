@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BusyError, ClosedError, EventLoopError
-from ..options import Sampling
+from ..options import Sampling, check_types
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from .images import Prompt
 from .stream import Stream
@@ -39,6 +39,7 @@ class AsyncLLM:
 
     def __init__(self, llm: LLM) -> None:
         """Use an LLM, which `aclose` closes."""
+        check_types(llm=llm)
         self.llm = llm
         self._pool = ThreadPoolExecutor(llm.parallel, "gguf-spec-async")
         self._loop: asyncio.AbstractEventLoop | None = None

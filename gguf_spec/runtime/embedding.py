@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..errors import InvalidOptionError, NoRankingError, NoTokenLeftError
 from ..llama.bindings import C
 from ..llama.embedder import Embedder, Scorer
 from ..llama.model import Model
+from ..options import wrong_type
 from ..results import OnProgress, Progress, ScoredOption
 from ..sampling.chain import logprob
 
@@ -25,25 +26,32 @@ def encode_texts(model: Model, texts: Texts, special: bool) -> list[list[int]]:
     """Return the token ids of texts, which may be token ids already.
 
     Raises:
-        InvalidOptionError: A text is neither.
+        OptionTypeError: A text is neither.
     """
     given: Any = [texts] if isinstance(texts, str) or _are_ids(texts) else texts
+    allowed = "a text, token ids, or a list of texts or of token ids"
+    if isinstance(given, (bytes, bytearray, Mapping)) or not isinstance(given, Iterable):
+        raise wrong_type("texts", texts, allowed, _decoded(texts))
     found: list[list[int]] = []
-    for one in given:
+    for i, one in enumerate(given):
         if isinstance(one, str):
             found.append(model.tokenize(one, special=special))
         elif _are_ids(one) or one == []:
             found.append([*map(int, one)])
         else:
-            raise InvalidOptionError("texts", one, "texts, or sequences of token ids")
+            raise wrong_type(f"texts[{i}]", one, "a text or token ids", _decoded(one))
     return found
+
+
+def _decoded(value: object) -> str:
+    return "decode bytes: text.decode()." if isinstance(value, (bytes, bytearray)) else ""
 
 
 def _are_ids(value: object) -> bool:
     return (
-        isinstance(value, Sequence)
-        and not isinstance(value, (str, bytes))
-        and bool(value)
+        isinstance(value, (Sequence, np.ndarray))
+        and not isinstance(value, (str, bytes, bytearray))
+        and len(value) > 0
         and all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in value)
     )
 

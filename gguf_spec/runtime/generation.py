@@ -33,8 +33,7 @@ from .prefix_cache import PrefixStore
 
 T = TypeVar("T")
 
-# The name is documented.
-_LOG = logging.getLogger("gguf_spec.runtime.stats_recorder")
+_LOG = logging.getLogger(__name__)
 
 # Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
 _PART = 0x9E3779B97F4A7C15

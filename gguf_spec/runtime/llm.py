@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder, Scorer
 from ..llama.head import Head
 from ..llama.model import Model
-from ..options import Sampling, Speculation
+from ..options import ARGUMENTS, Sampling, Speculation, check_types, refuse
 from ..results import (
     Chunk,
     Completion,
@@ -62,10 +63,11 @@ from .images import (
     Prompt,
     are_parts,
     encode,
+    read_prompt,
     with_image_parts,
     with_images,
 )
-from .many import generate_many
+from .many import checked_threads, generate_many
 from .prefix_cache import PrefixStore
 from .request_queue import ParallelQueue, RequestQueue, Ticket
 from .session_file import restore as restore_session
@@ -138,6 +140,7 @@ class LLM:
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
+        **others: NoReturn,
     ) -> Completion:
         """Continue a text or token ids, or answer messages, and return the complete result.
 
@@ -165,9 +168,11 @@ class LLM:
             chat_template_kwargs: For messages: variables of the chat template, such as
                 `{"reasoning_effort": "low"}`. The template must read them.
             reasoning: Separate the reasoning from the text; None does so for messages only.
+            others: None: options of sampling are fields of `Sampling`.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
+            OptionTypeError: An argument has another type.
             ImageError, NoVisionError: An image cannot be read, or there is no projector.
             BusyError: This thread has an open stream of this LLM.
         """
@@ -187,6 +192,7 @@ class LLM:
                 think=think,
                 chat_template_kwargs=chat_template_kwargs,
                 reasoning=reasoning,
+                **others,
             )
             for _ in stream:
                 pass
@@ -212,6 +218,7 @@ class LLM:
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
+        **others: NoReturn,
     ) -> Stream:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
@@ -219,9 +226,15 @@ class LLM:
         """
         if not self.generates:
             raise NoGenerationError(self.path, self._target.file.header.architecture)
+        refuse(others)
+        check_types(
+            sampling=sampling, speculation=speculation, images=images, echo=echo,
+            stop_tokens=stop_tokens, on_token=on_token, on_prompt=on_prompt, reasoning=reasoning,
+        )  # fmt: skip
         target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
+        prompt = read_prompt(prompt)
         # an empty sequence is token ids
-        is_chat = not isinstance(prompt, str) and isinstance([*prompt[:1], 0][0], (Mapping, str))
+        is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         if is_chat or isinstance(prompt, str):
             tokens = encode(target, cast("str | Sequence[Message]", prompt), options, images=images)
         elif images:
@@ -280,9 +293,13 @@ class LLM:
         Raises:
             BusyError: This thread has an open stream of this LLM.
         """
+        known = {*signature(self.stream).parameters} - {"others"}
+        refuse({name: value for name, value in options.items() if name not in known})
+        typed = {name: value for name, value in options.items() if name in ARGUMENTS}
+        check_types(samplings=samplings, on_result=on_result, **typed)
         self._queue.check_thread()
         _ = self.vocabulary  # a closed LLM raises at once
-        n_threads = self.parallel if max_parallel is None else max_parallel
+        n_threads = checked_threads(self.parallel, max_parallel)
         begin = partial(self.stream, **options)
         return generate_many(begin, prompts, samplings, n_threads, on_result)
 
@@ -290,13 +307,13 @@ class LLM:
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
     ) -> Completion:
         """Call `generate`, which takes token ids too, with the same options."""
-        return self.generate(list(tokens), sampling, **options)
+        return self.generate(tokens, sampling, **options)
 
     def stream_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
     ) -> Stream:
         """Call `stream`, which takes token ids too, with the same options."""
-        return self.stream(list(tokens), sampling, **options)
+        return self.stream(tokens, sampling, **options)
 
     def chat(
         self,
@@ -317,6 +334,7 @@ class LLM:
         """
         if not self.generates:
             raise NoGenerationError(self.path, self._target.file.header.architecture)
+        check_types(think=think)
         if think and not self.can_think:
             raise no_reasoning(self._target, "think", think)
         return Chat(
@@ -410,8 +428,10 @@ class LLM:
             think: As for `generate`.
             chat_template_kwargs: As for `generate`.
         """
+        check_types(images=images, special=special)
         options = read_options(prefill, tools, think, chat_template_kwargs)
-        return encode(self.vocabulary, prompt, options, special=special, images=images)
+        text = cast("str | Sequence[Message]", read_prompt(prompt, takes_ids=False))
+        return encode(self.vocabulary, text, options, special=special, images=images)
 
     def tokenize_infill(
         self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = ()
@@ -428,6 +448,7 @@ class LLM:
         Raises:
             NoInfillError: The vocabulary has no tokens for it.
         """
+        check_types(prefix=prefix, suffix=suffix, files=files)
         model = self.vocabulary
         if model.infill_marks is None:
             raise NoInfillError(model.path.name)
@@ -446,10 +467,12 @@ class LLM:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""
+        check_types(token=token)
         return self.vocabulary.piece(token)
 
     def token_text(self, token: int) -> str:
         """Return the text of one token, with replacement characters for incomplete characters."""
+        check_types(token=token)
         target = self.vocabulary
         return target.piece(token).decode("utf-8", errors="replace") or target.token_text(token)
 
@@ -500,6 +523,7 @@ class LLM:
                 it.
             BusyError, ClosedError: As for a generation.
         """
+        check_types(normalize=normalize, special=special, on_pass=on_pass)
         ids = encode_texts(self.vocabulary, texts, special)
 
         def run() -> NDArray[np.float32] | list[NDArray[np.float32]]:
@@ -534,6 +558,7 @@ class LLM:
         Raises:
             NoRankingError: The model is no reranker.
         """
+        check_types(query=query, documents=documents)
         return rank_prompts(self.vocabulary, self.pooling, query, documents)
 
     def choose(
@@ -564,9 +589,10 @@ class LLM:
         """
         if not self.generates:
             raise NoGenerationError(self.path, self._target.file.header.architecture)
-
-        if isinstance(options, str) or not (options and all(isinstance(o, str) for o in options)):
-            raise InvalidOptionError("options", options, "a list of texts")
+        check_types(options=options, on_pass=on_pass)
+        if not options:
+            hint = "give the texts to choose from."
+            raise InvalidOptionError("options", options, "at least one text", hint)
         before = encoding.pop("prefill", "")
 
         def passed(n_done: int) -> None:
@@ -649,6 +675,7 @@ class LLM:
             SessionError: The file cannot be written.
             BusyError, ClosedError: As for a generation.
         """
+        check_types(path=path, data=data)
         self._queue.in_turn(partial(save_session, Path(path), data, self._target, self._draft))
 
     def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
@@ -662,6 +689,7 @@ class LLM:
             SessionError: The file is missing, damaged, or not a session file.
             BusyError, ClosedError: As for a generation.
         """
+        check_types(path=path)
         return self._queue.in_turn(partial(restore_session, Path(path), self._target, self._draft))
 
     def logit_noise(self, k: int, exact: bool = True) -> float:
@@ -759,6 +787,7 @@ class Chat:
         think: bool | None = None,
     ) -> None:
         """Start a conversation with a model; the other arguments are those of `LLM.chat`."""
+        check_types(llm=llm, sampling=sampling, think=think)
         if overflow not in ("error", "shift"):
             raise InvalidOptionError("overflow", overflow, "error or shift")
         self._llm, self._sampling, self._overflow = llm, sampling or Sampling(), overflow
@@ -788,6 +817,7 @@ class Chat:
 
     @system.setter
     def system(self, text: str | None) -> None:
+        check_types(system=text)
         turns = [message for message in self.messages if message["role"] != "system"]
         self.messages[:] = [*([{"role": "system", "content": text}] if text else []), *turns]
 
@@ -803,6 +833,7 @@ class Chat:
         *,
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
+        **others: NoReturn,
     ) -> Completion:
         """Send a message and return the complete answer.
 
@@ -811,13 +842,14 @@ class Chat:
             sampling: Sampling options of this answer; None for those of the chat.
             images: Images before the text, as for `LLM.generate`. Later turns keep them.
             speculation: Draft options; None for those of the LLM.
+            others: None: options of sampling are fields of `Sampling`.
 
         Raises:
             PromptTooLongError: The conversation does not fit into the context. It is unchanged.
         """
         turn: Turn | None = None
         try:
-            turn = self.stream(text, sampling, images=images, speculation=speculation)
+            turn = self.stream(text, sampling, images=images, speculation=speculation, **others)
             for _ in turn:
                 pass
         except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
@@ -834,12 +866,15 @@ class Chat:
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
+        **others: NoReturn,
     ) -> Turn:
         """Send a message and return an iterator over the answer.
 
         The text generated until the turn ends or is closed becomes part of the conversation. During
         the prefill of the question, `on_prompt` is called as for `LLM.generate`.
         """
+        refuse(others)
+        check_types(text=text, images=images, sampling=sampling)
         content = with_image_parts(text, images) if images else text
         return self._ask(content, sampling, speculation, on_prompt)
 
@@ -877,6 +912,7 @@ class Chat:
 
     def with_model(self, llm: LLM) -> Chat:
         """Return a copy of the conversation that another model continues."""
+        check_types(llm=llm)
         think = self.think if llm.can_think else None
         other = Chat(llm, sampling=self._sampling, overflow=self._overflow, think=think)
         other.messages[:] = [dict(one) for one in self.messages]
@@ -894,6 +930,7 @@ class Chat:
         Raises:
             NoQuestionError: The conversation has no question.
         """
+        check_types(sampling=sampling)
         before, last = list(self.messages), self._last_question
         if last is None:
             raise NoQuestionError
@@ -927,7 +964,7 @@ class Chat:
         Raises:
             SessionError: The file cannot be written.
         """
-        self._llm.save_session(Path(path), {"messages": self.messages})
+        self._llm.save_session(path, {"messages": self.messages})
 
     def restore(self, path: str | Path) -> str:
         """Load a saved conversation.
@@ -940,7 +977,7 @@ class Chat:
             SessionError: The file is missing, damaged, or not a session file. The conversation is
                 unchanged.
         """
-        data, why = self._llm.restore_session(Path(path))
+        data, why = self._llm.restore_session(path)
         messages = data.get("messages")
         if not isinstance(messages, list) or not all(_is_message(one) for one in messages):
             raise SessionError(f"{path} does not contain a conversation.")

@@ -17,7 +17,7 @@ from ..errors import (
     Text,
 )
 from ..gguf.adapters import read_projector
-from ..gguf.validation import Header, ModelFile
+from ..gguf.validation import Header, ModelFile, read_header
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
 from ..llama.backend import start_backend
@@ -26,12 +26,12 @@ from ..llama.embedder import Embedder
 from ..llama.head import Head, open_head
 from ..llama.memory import check_room, check_room_to_embed, prefix_memory_in_room
 from ..llama.model import Model
-from ..llama.options import AdapterFile, ContextOptions, adapters, read_placement
+from ..llama.options import Adapter, AdapterFile, ContextOptions, adapters, read_placement
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
-from ..options import K_MAX, Sampling, Speculation, checked
+from ..options import K_MAX, Sampling, Speculation, check_types, checked
 from ..registry.download import path as local
-from ..registry.resolve import resolve
+from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
@@ -170,6 +170,14 @@ def load(
         WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
+    check_types(
+        draft=None if isinstance(draft, Entry) else draft, speculation=speculation,
+        flash_attention=flash_attention, kv_type=kv_type,
+        draft_flash_attention=draft_flash_attention, draft_kv_type=draft_kv_type, mmproj=mmproj,
+        lora=lora, draft_lora=draft_lora, extra_bufts=extra_bufts, rpc=rpc, reference=reference,
+        shared_drafts=shared_drafts, models_file=models_file, progress=progress,
+        on_measure=on_measure, verbose=verbose,
+    )  # fmt: skip
     named, notes = Path(models_file) if models_file is not None else None, list[str]()
     if model is None or isinstance(model, DefaultModel):
         chosen = chosen_model(named, model)
@@ -186,7 +194,7 @@ def load(
         gpu_layers,
         extra_bufts is not False,
         verbose,
-        adapters(lora),
+        _read_adapters(lora),
         rpc=parse_workers(rpc),
         pooling=pooling,
         placement=read_placement(
@@ -197,7 +205,7 @@ def load(
         draft_flash_attention,
         draft_kv_type,
         draft_gpu_layers,
-        adapters(draft_lora, "draft_lora"),
+        _read_adapters(draft_lora, "draft_lora"),
         checked("draft_threads", draft_threads),
         checked("draft_device", draft_device),
     )
@@ -220,6 +228,21 @@ def load(
         notes,
     )
     return _open_embedder(given) if file.embeds_only else _open(plan(given))
+
+
+def _read_adapters(
+    given: AdapterFile | Sequence[AdapterFile], option: str = "lora"
+) -> tuple[Adapter, ...]:
+    """Return the adapters from an argument of `load`, whose files are readable.
+
+    Raises:
+        ModelError: A file is missing or damaged.
+        InvalidOptionError: As for `adapters`.
+    """
+    found = adapters(given, option)
+    for one in found:
+        read_header(one.path)
+    return found
 
 
 def _on_this_machine(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import GgufSpecError, InvalidOptionError
-from ..options import Sampling
+from ..options import Sampling, check_types, require, wrong_type
 from ..results import Completion
 from .images import Prompt
 from .stream import Stream
@@ -146,8 +146,6 @@ def generate_many(
     """Do `LLM.generate_many` with streams that a function opens, in at most `n_threads` threads."""
     given = _read_prompts(prompts)
     of_each = _read_samplings(samplings, len(given))
-    if not (isinstance(n_threads, int) and n_threads > 0) or n_threads is True:
-        raise InvalidOptionError("max_parallel", n_threads, "a whole number above 0")
     results: list[Any] = [None] * len(given)
     cancellation = Cancellation()
 
@@ -176,19 +174,39 @@ def generate_many(
     return results
 
 
+def checked_threads(parallel: int, max_parallel: int | None) -> int:
+    """Return the number of threads for requests at once; None takes `parallel`.
+
+    Raises:
+        InvalidOptionError: It is no number above 0.
+    """
+    if max_parallel is None:
+        return parallel
+    allowed = "a whole number above 0"
+    if not isinstance(max_parallel, int) or isinstance(max_parallel, bool):
+        raise wrong_type("max_parallel", max_parallel, allowed)
+    require("max_parallel", max_parallel, allowed, max_parallel > 0)
+    return max_parallel
+
+
 def _read_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Return the prompts as a list.
 
     Raises:
-        InvalidOptionError: It is one prompt, or has an item that is not a prompt.
+        OptionTypeError: It is one prompt, or has an item that is not a prompt.
     """
-    is_one = isinstance(prompts, (str, Mapping))
-    given: list[Any] = ([prompts] if prompts else []) if is_one else [*prompts]
-    for one in given:
-        if is_one or not isinstance(one, Sequence) or isinstance(one, (bytes, bytearray)):
-            allowed = "a list of prompts: texts, lists of messages, or lists of token ids"
-            hint = "write one prompt as a list of one."
-            raise InvalidOptionError("prompts", one, allowed, hint)
+    is_one = isinstance(prompts, (str, bytes, bytearray, Mapping))
+    allowed = "a list of prompts: texts, lists of messages, or lists of token ids"
+    hint = "write one prompt as a list of one."
+    if is_one and not prompts:
+        return []
+    if is_one or not isinstance(prompts, Iterable):
+        raise wrong_type("prompts", prompts, allowed, hint)
+    given: list[Any] = [*prompts]
+    for i, one in enumerate(given):
+        if not isinstance(one, Sequence) or isinstance(one, (bytes, bytearray)):
+            what = "a text, a list of messages or a list of token ids"
+            raise wrong_type(f"prompts[{i}]", one, what, hint)
     return given
 
 
@@ -198,6 +216,8 @@ def _read_samplings(
     if samplings is None or isinstance(samplings, Sampling):
         return [samplings] * n
     of_each = list(samplings)
+    for one in of_each:
+        check_types(sampling=one)
     if len(of_each) != n:
         raise InvalidOptionError(
             "samplings", len(of_each), hint=f"give one for all, or {n:,}, one for each prompt.",

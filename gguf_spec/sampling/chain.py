@@ -91,7 +91,7 @@ def only(logits: Logits, ids: Ids | Sequence[int]) -> Logits:
 
 def without(logits: Logits, ids: Ids | Sequence[int]) -> Logits:
     """Return a row in which some tokens are forbidden."""
-    row = logits.copy()
+    row: Logits = logits.copy()
     row[_within(logits, ids)] = -np.inf
     return row
 
@@ -447,4 +447,5 @@ def _descending(values: NDArray[np.float64]) -> Ids:
     bits ^= np.where(bits >> np.uint32(31), np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     keys = (bits.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
     keys.sort()
-    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    order: NDArray[np.int64] = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    return order

@@ -240,7 +240,7 @@ def _hash(ids: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uin
 
     The hash has two rounds of multiplication and shift, each with its own key.
     """
-    x = ids * _U32(_MULTIPLIERS[0])
+    x: NDArray[np.uint32] = ids * _U32(_MULTIPLIERS[0])
     x += a
     x ^= x >> _U32(16)
     x *= _U32(_MULTIPLIERS[1])

@@ -70,6 +70,8 @@ class Profile:
         restores: A rollback restores the state of recurrent layers; True without such layers.
         guesses_depth: For target and draft model: the depth cost is an estimate.
         checked: The costs are sure: their timings agree, or rounds of requests confirmed them.
+        final: It is not measured again for a while, although other programs disturbed it: it is the
+            better one of two, or the user asked for it.
     """
 
     target: dict[int, float]
@@ -87,6 +89,7 @@ class Profile:
     restores: bool = True
     guesses_depth: tuple[bool, bool] = (False, False)
     checked: bool = True
+    final: bool = False
 
     def widest(self, exact: bool) -> int:
         """Return the largest number of rows of a verify pass.
@@ -260,9 +263,12 @@ class Profile:
         fields["exact_width"] = width = data["exact_width"]
         is_valid &= isinstance(width, int) and 1 <= width <= K_MAX + 1
         guess, draft_guess = fields["guesses_depth"] = tuple(data["guesses_depth"])
-        fields |= {name: data[name] for name in ("steady", "restores", "checked")}
-        flags = (*(fields[name] for name in ("steady", "restores", "checked")), guess, draft_guess)
-        if not (is_valid and all(isinstance(flag, bool) for flag in flags)):
+        flags = {name: data[name] for name in ("steady", "restores", "checked")}
+        flags["final"] = data.get("final", False)  # earlier versions did not write it
+        fields |= flags
+        if not (
+            is_valid and all(isinstance(one, bool) for one in (*flags.values(), guess, draft_guess))
+        ):
             raise ValueError(data)
         return cls(**fields)
 

@@ -528,8 +528,9 @@ def repeated(tokens: Sequence[int], n: int) -> list[int]:
 
 # Budget in seconds while other programs run; such a profile is measured again later.
 _BUSY_BUDGET_S = 0.3
-# Age from which a profile is measured again, in seconds.
-_OLD_S = 30 * 24 * 3600.0
+# Age from which a profile is measured again, in seconds; and that of one which other programs
+# disturbed.
+_OLD_S, _DISTURBED_OLD_S = 30 * 24 * 3600.0, 24 * 3600.0
 
 
 def profile_of(
@@ -540,12 +541,15 @@ def profile_of(
 ) -> Profile:
     """Return the stored profile of these models, or measure and store it.
 
-    A profile is measured again if it is a month old or was measured beside another program. While
-    another program runs, only the fewest passes are made. `on_measure` is called before a
-    measurement. `translation` is that of a draft with other token ids.
+    A profile is measured again if it is a month old. One that other programs disturbed is measured
+    again at the next load, and the better one of the two is used for a day. While another program
+    runs, only the fewest passes are made. `on_measure` is called before a measurement.
+    `translation` is that of a draft with other token ids.
     """
     kept, now = read_profile(target, draft), time.time()
-    if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
+    old_s = _OLD_S if kept and kept.steady else _DISTURBED_OLD_S
+    is_usable = kept and (kept.steady or kept.final) and 0 <= now - kept.measured_at < old_s
+    if kept and is_usable:
         known = _with_depth(kept, target, draft)
         if known != kept:
             write_profile(target, draft, known)
@@ -562,8 +566,17 @@ def profile_of(
     if kept and kept.steady and not profile.steady:
         # The machine is busy now: the profile of the idle machine is more accurate.
         profile = replace(kept, measured_at=now)
+    elif kept and not profile.steady:
+        profile = replace(_less_disturbed(kept, profile), measured_at=now, final=True)
     write_profile(target, draft, profile)
     return profile
+
+
+def _less_disturbed(first: Profile, second: Profile) -> Profile:
+    """Return the profile with the lower costs, because another program only makes a pass longer."""
+    tables = ((first.target, second.target), (first.draft, second.draft))
+    common = [(a[n], b[n]) for a, b in tables for n in a.keys() & b.keys()]
+    return first if sum(a for a, _ in common) <= sum(b for _, b in common) else second
 
 
 def _with_depth(kept: Profile, target: Model, draft: Model | Head | None) -> Profile:

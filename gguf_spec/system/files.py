@@ -95,6 +95,8 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
     removed when the block fails. Leftovers of killed processes beside `path` are removed, too.
     Files that other processes are writing are locked and stay.
 
+    A device such as `/dev/stdout` or a pipe is never replaced: what was written is copied to it.
+
     Args:
         path: The file to create or replace.
         private: Whether only the user may read it. If not, the umask decides.
@@ -105,6 +107,17 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
     Raises:
         OSError: The file cannot be written.
     """
+    if is_device(path):
+        import shutil
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
+            part = Path(folder, "part")
+            part.touch()
+            yield part
+            with part.open("rb") as made, path.open("wb") as out:
+                shutil.copyfileobj(made, out)
+        return
     _remove_leftovers(path)
     part, handle = _begin(path, 0o600 if private else 0o666)
     try:
@@ -114,6 +127,13 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
         os.close(handle)
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def is_device(path: Path) -> bool:
+    """Return whether a path is a device, a pipe or a socket; `/dev/stdout` is one in any case."""
+    return path.parts[:2] == ("/", "dev") or (
+        path.exists() and not (path.is_file() or path.is_dir())
+    )
 
 
 def _begin(path: Path, mode: int) -> tuple[Path, int]:

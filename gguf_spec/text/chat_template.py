@@ -21,6 +21,7 @@ import jinja2
 
 from ..errors import InvalidOptionError, Option, OptionConflictError, TemplateError, Text
 from ..llama.model import Model
+from ..options import check_types
 from ..tools.families import family_of
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
@@ -126,11 +127,10 @@ def read_options(
     """Return the options of a prompt; the variable `enable_thinking` is the option `think`.
 
     Raises:
-        InvalidOptionError: `think` is not a bool, or it contradicts the variable.
+        InvalidOptionError: `think` contradicts the variable, or an argument has another type.
     """
+    check_types(prefill=prefill, tools=tools, think=think, chat_template_kwargs=values)
     values = dict(values or {})
-    if think not in (None, True, False):
-        raise InvalidOptionError("think", think, "True, False or None")
     if isinstance(values.get("enable_thinking"), bool):
         switch = values.pop("enable_thinking")
         if think is not None and think is not switch:

@@ -80,13 +80,16 @@ def build(args):
             "no cmake to compile llama.cpp's programs with.",
             "pip install '.[bench]' in the clone, or your system's package.",
         )
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    begun = folder / "begun-with.json"  # an interrupted build of the same goes on
+    if not begun.exists() or json.loads(begun.read_text(encoding="utf-8")) != want:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     with (folder / "build.log").open("wb") as log:
         sources = fetch_sources(args.sdist, folder, log) / "vendor" / "llama.cpp"
         _setup.say(
             f"Compiling llama.cpp's programs, once: about 8 min with 2 cores. The log: {log.name}"
         )
+        begun.write_text(json.dumps(want), encoding="utf-8")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON"]  # as scikit-build's wheel
         configure = ["cmake", *generator, "-S", sources, "-B", folder / "build", *kind]
@@ -101,6 +104,8 @@ def build(args):
 
 def fetch_sources(sdist, folder, log):
     """Return the unpacked source distribution of llama-cpp-python."""
+    if (folder / "begun-with.json").exists() and not (sdist and sdist.is_dir()):
+        return next((folder / "source").iterdir())  # of a build that was interrupted
     if not sdist:
         version = _llama_wheel.llama_version()
         wanted = ["--no-deps", "--no-binary=llama-cpp-python", f"llama-cpp-python=={version}"]

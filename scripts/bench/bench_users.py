@@ -151,8 +151,8 @@ def main():
     names = ["one by one", "together", "together plain", "llama-server defaults", "llama-server"]
     parser.add_argument("--only", default=",".join([*names, "llama-server with draft"]))
     args = parser.parse_args()
-    folder = build(args)
     only, rows = args.only.split(","), []
+    folder = build(args) if any("llama-server" in name for name in only) else None
     with gguf_spec.load(args.model, None, n_ctx=args.ctx) as llm:
         all_users = prompts_of(llm, max(map(int, args.users.split(","))), args.prompt)
     print(

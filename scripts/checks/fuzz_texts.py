@@ -125,8 +125,8 @@ class Family:
 
     def way(self, rng, alone):
         """Draft options that change no text."""
-        drafters = ["auto", "ngram"]
-        if alone or not self.has_head:
+        llm, drafters = self.one if alone else self.many, ["auto", "ngram"]
+        if llm.draft_name:  # a recurrent draft is not loaded for requests at once
             drafters += ["mtp"] if self.has_head else ["model", "hybrid"]
         return Speculation(
             rng.choice((0, 1, 2, 3, 4, 6, 9, 16, 33)),

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gguf_spec.cli import cli
+from gguf_spec.cli.error_text import option_name
+from gguf_spec.errors import Option
 from tests.cli.conftest import GENERATE
 from tests.support import children
 
@@ -393,3 +396,22 @@ def test_a_full_context_stops_or_shifts(generate_here):
         wrong.stderr.decode()
         == "Error: --overflow is 'drop' but must be stop or shift.\nHint: omit --overflow to use its default.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("generate", "Why", "is", "the sky"), "gguf-spec generate takes one PROMPT, but 'is the sky' follows 'Why'.\nHint: write it in quotes: gguf-spec generate 'Why is the sky'."),
+        (("generate", "--verbose", "True", "hi"), "'hi' follows 'True'.\nHint: a switch such as --verbose takes no value: leave True out."),
+        (("serve", "smollm2"), "gguf-spec serve takes no text, but there is 'smollm2'.\nHint: write a model as gguf-spec serve --model smollm2."),
+        (("generate", "--seed", "-1", "hi"), "--seed is -1 but must be a whole number from 0 to 2**64 - 1.\nHint: omit --seed for a random seed."),
+    ],
+)  # fmt: skip
+def test_usual_slips_are_answered_with_what_to_type(here, typed, said):
+    result = here(*typed, text=True)
+    assert result.returncode == 2
+    assert result.stderr.endswith(f"{said}\n")
+
+
+def test_a_counted_switch_has_no_value_in_a_hint():
+    assert option_name(Option("verbose", True), cli.commands["generate"]) == "--verbose"

@@ -1,7 +1,9 @@
+import contextlib
 import gc
 import inspect
 import itertools
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +12,11 @@ import llama_cpp
 import numpy as np
 import pytest
 from llama_cpp import LlamaGrammar
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from gguf_spec import Speculation, Stream
 from gguf_spec.compat import Llama
+from gguf_spec.compat import llama as module
 from gguf_spec.compat.llama import HINTS, USUAL, kv_type
 from gguf_spec.errors import (
     ClosedError,
@@ -96,7 +100,7 @@ def test_every_argument_that_cannot_be_honoured_is_named(pair):
         "n_threads_batch": 3,
         "type_k": 99,
         "type_v": 8,
-        "chat_format": "alpaca",
+        "chat_format": "functionary-v2",
         "n_thread": 2,
         "n_gpu_layers": 5,
         "lora_scale": 0,
@@ -182,7 +186,62 @@ def test_the_draft_is_used(pair):
     llama.close()
 
 
+def test_prompt_lookup_of_llama_cpp_python_drafts_from_the_text(pair):
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=10)
+    with contextlib.closing(Llama(pair[0], draft_model=lookup, n_threads=1, verbose=False)) as one:
+        assert one._llm.draft_name is None
+        assert one._llm.speculation.k > 0
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern", "found"),
+    [
+        (["a-Q4_0.gguf", "a-Q8_0.gguf"], "*Q8_0.gguf", "a-Q8_0.gguf"),
+        (["b-00001-of-00002.gguf", "b-00002-of-00002.gguf"], "b-*.gguf", "b-00001-of-00002.gguf"),
+        (["a-Q4_0.gguf", "a-Q8_0.gguf"], "*.gguf", "2 models match: a-Q4_0.gguf, a-Q8_0.gguf"),
+        (["a.gguf"], "*Q8_0.gguf", "none is"),
+    ],
+)
+def test_a_pattern_of_from_pretrained_names_one_model(pair, monkeypatch, names, pattern, found):
+    pulled = []
+    monkeypatch.setattr(
+        module.hub, "list_files", lambda _: ("0" * 40, [(n, 1, None) for n in names])
+    )
+    monkeypatch.setattr(module.download, "pull", pulled.append)
+    monkeypatch.setattr(Llama, "__init__", lambda self, spec: setattr(self, "_llm", None))
+    if found in names:
+        Llama.from_pretrained(
+            "me/repo", pattern, additional_files=[names[-1]] if "of" in found else None
+        )
+        assert [entry.parts[0].file for entry in pulled] == [found]
+    else:
+        with pytest.raises(InvalidOptionError, match=re.escape(found)):
+            Llama.from_pretrained("me/repo", pattern)
+
+
+@pytest.mark.parametrize(
+    "name", ["eval", "sample", "n_tokens", "save_state", "load_state", "scores"]
+)
+def test_what_is_not_here_says_what_to_use(ours, name):
+    with pytest.raises(UnsupportedError) as caught:
+        getattr(ours, name)
+    assert str(caught.value) == f"gguf_spec.compat.Llama has no {name}."
+    assert caught.value.hint.startswith("use ")
+
+
 # ---- the same answers
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama-2", "vicuna", "gemma", "mistral-instruct"])
+def test_a_format_of_llama_cpp_python_gives_the_same_answer(pair, name):
+    messages = [{"role": "user", "content": "Tell me of the king."}]
+    texts = []
+    for kind in (Llama, llama_cpp.Llama):
+        given = {"n_threads": 1, "verbose": False, "n_ctx": 256, "chat_format": name}
+        with contextlib.closing(kind(str(pair[0]), **given)) as one:
+            answer = one.create_chat_completion(messages, temperature=0.0, max_tokens=12)
+            texts.append(answer["choices"][0]["message"]["content"])
+    assert texts[0] == texts[1]
 
 
 def test_metadata_of_the_file_and_the_vocabulary(ours, theirs):

@@ -9,7 +9,12 @@ import gguf
 import pytest
 
 import gguf_spec
-from gguf_spec.errors import ModelError, ModelNotFoundError, NotAModelError
+from gguf_spec.errors import (
+    ModelError,
+    ModelNotFoundError,
+    NotAModelError,
+    UnsupportedModelError,
+)
 from gguf_spec.gguf.validation import ArrayLength, read_header
 from gguf_spec.llama.memory import cache_bytes
 from gguf_spec.llama.options import ContextOptions
@@ -112,6 +117,18 @@ def test_a_part_that_is_missing_is_named(tmp_path):
         read_header(parts[0])
     assert "all 3 parts into one folder" in caught.value.hint
     read_header(parts[2])  # by itself it is a good file
+
+
+def test_a_later_part_alone_names_the_first_one(tmp_path):
+    """gguf's own writer gives it no metadata but its number."""
+    first, _, last = split(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="is part 3 of 3 of a split model") as caught:
+        gguf_spec.load(last)
+    assert caught.value.hint == f"name the first part: {first}."
+    other = last.rename(tmp_path / "renamed.gguf")
+    with pytest.raises(UnsupportedModelError, match="is part 3 of 3") as caught:
+        gguf_spec.load(other)
+    assert caught.value.hint == "name the first part, which has -00001-of- in its name."
 
 
 def test_parts_of_other_models_are_refused(tmp_path):

@@ -52,7 +52,7 @@ def test_a_child_that_fails(child, caplog, capfd, code, said):
     child(code)
     assert own_kernels.extra_bufts_work() is False
     (record,) = caplog.records
-    assert (record.name, record.levelname) == ("gguf_spec.llama.selftest", "WARNING")
+    assert (record.name, record.levelname) == ("gguf_spec.llama.probe", "WARNING")
     note = record.getMessage()
     assert note.startswith("llama.cpp's repacked kernels fail on this machine (")
     assert "\n" not in note

@@ -1,6 +1,9 @@
 """Slots on a small real file: rows and caches of a slot do not depend on the other slots."""
 
+import functools
+import inspect
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +11,11 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 from gguf_spec.errors import DecodeError, InvalidOptionError
-from gguf_spec.llama.model import Model, Part, Slots
+from gguf_spec.llama.model import Model, Part, Slot, Slots
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.recurrent_state import SPACING
+from gguf_spec.speculative.pair import ModelPair
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support import tiny
 
 N_CTX, N_SLOTS = 256, 6
@@ -261,3 +267,44 @@ def test_a_moved_sequence_continues_with_the_same_bits(pair, slots):
         rows = slots.decode([Part(slot, [5, 6], 2)])[0]
         assert np.array_equal(rows, alone(pair, past, [5, 6], 2))
     check_books(slots)
+
+
+def test_no_slot_keeps_a_state_that_a_test_found_not_restorable(gguf_dir):
+    """The pair says so to its target; all sequences of the target hear of it."""
+    model = opened(gguf_dir / "mamba.gguf", 4)
+    try:
+        pair = ModelPair(model, None)
+        slots = [one.target for one in pair.slots]
+        text = some_tokens(random.Random(3), SPACING)
+
+        def n_kept():
+            for slot in slots:
+                slot.forget()
+                slot.recurrent.limit = 1 << 30
+                slot.read(text)
+                slot.keep_state()
+            return [len(slot.recurrent.kept) for slot in slots]
+
+        model.grid = 0  # so that each length may be kept
+        assert n_kept() == [1] * 4
+        pair.use_profile(replace(DEFAULT_PROFILE, restores=False))
+        assert n_kept() == [0] * 4
+        said = "llama.cpp did not restore the state of mamba.gguf in a test"
+        assert {slot.why_untrusted for slot in slots} == {said}
+    finally:
+        model.close()
+
+
+def test_a_slot_has_what_the_class_gives_and_else_what_its_model_has():
+    """A value in the class hides the one that the model was given: each is meant for one sequence."""
+    of_sequence = {"index", "run", "most_read", "n_read", "least_cut", "busy_s", "recurrent"}
+    of_sequence |= {"_cached"}
+    not_with_slots = {"hidden", "_rows"}  # of a prediction head, which parallel requests do not use
+    kinds = (property, functools.cached_property, staticmethod, classmethod)
+    values = {
+        name
+        for cls in Slot.__mro__[:-1]
+        for name, value in vars(cls).items()
+        if not (name.startswith("__") or inspect.isfunction(value) or isinstance(value, kinds))
+    }
+    assert values == of_sequence | not_with_slots

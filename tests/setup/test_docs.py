@@ -130,6 +130,15 @@ def test_every_example_is_in_the_documentation():
 
 @pytest.mark.full
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
+@pytest.mark.parametrize("page", [one for one in PAGES if one != "CHANGELOG.md"])
+def test_files_of_the_repository_that_a_page_names_exist(page):
+    """A file that is gone is named without its folder, and said to be gone."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = r"(?<![\w/.-])((?:tests|scripts|gguf_spec|docs|plugins)/[\w./-]+\.\w+)"
+    assert [one for one in re.findall(named, text) if not (ROOT / one).exists()] == []
+    assert "LLAMA_FACTS" not in text
+
+
 def test_the_site_builds_without_a_warning_or_a_network(tmp_path):
     dead = "http://127.0.0.1:9"
     environment = os.environ | {

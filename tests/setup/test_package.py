@@ -1,6 +1,7 @@
 """The wheel and the sdist carry all that is needed, and work where the clone is not."""
 
 import os
+import re
 import sys
 import sysconfig
 import tarfile
@@ -10,6 +11,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import gguf_spec
 from tests.support import children
@@ -181,3 +183,10 @@ def test_a_library_compiled_without_our_flags_is_tried_out_first(installed, tmp_
         [installed / "python", "-c", start + tell.format(", extra_bufts=False")], tmp_path
     )  # the others round otherwise on some machines
     assert (done.stdout, without.returncode) == (without.stdout, 0), without.stderr
+
+
+def test_the_plugin_for_llm_takes_this_version():
+    """Its own test installs it without its requirements."""
+    text = (ROOT / "plugins/llm-gguf-spec/pyproject.toml").read_text(encoding="utf-8")
+    (wanted,) = re.findall(r'"gguf-spec([^"]*)"', text)
+    assert SpecifierSet(wanted).contains(gguf_spec.__version__)

@@ -5,10 +5,11 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from gguf_spec.system.files import atomic_write
+from gguf_spec.system.files import atomic_write, is_device
 from tests.support import children
 
 
@@ -131,3 +132,23 @@ def test_many_at_once(tmp_path):
     assert [(child.communicate()[1], child.returncode) for child in writers] == [("", 0)] * 4
     assert only(tmp_path) == ["kept"]
     assert (tmp_path / "kept").read_text() in {name * 1000 for name in "abcd"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_and_a_device_are_written_and_stay(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with atomic_write(pipe) as part:
+            part.write_text("new")
+        assert os.read(reader, 10) == b"new"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    with atomic_write(Path("/dev/null")) as part:
+        part.write_text("new")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert only(tmp_path) == ["pipe"]
+    assert is_device(Path("/dev/stdout"))
+    assert not is_device(tmp_path / "pipe2")

@@ -300,7 +300,9 @@ def test_a_failure_is_logged_once(caplog):
                 speculation=Speculation(4, adaptive=False, drafter="model"),
             )
     messages = [
-        record.getMessage() for record in caplog.records if record.name == "gguf_spec.drafters"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "gguf_spec.speculative.drafters.model"
     ]
     assert messages == [
         "The model drafter failed and was switched off (FloatingPointError: its logits are not finite numbers)."

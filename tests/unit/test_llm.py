@@ -10,14 +10,19 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gguf_spec import Sampling, Speculation
+import gguf_spec
+from gguf_spec import AsyncLLM, Chat, Sampling, Speculation
+from gguf_spec.batch import Batch
 from gguf_spec.errors import (
     BusyError,
     ClosedError,
     EmptyPromptError,
     InvalidOptionError,
+    OptionTypeError,
     PromptTooLongError,
 )
+from gguf_spec.options import SAMPLING, SPECULATION
+from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import images
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import Filters, logprob
@@ -583,5 +588,135 @@ def test_empty_prompts_and_invalid_ids(llm, call):
     with pytest.raises(EmptyPromptError):
         call(llm, prompt=[])
     for bad in ([6], [-1], [0, "a"], [1.0], [None]):
-        with pytest.raises(InvalidOptionError, match="prompt is"):
+        with pytest.raises(InvalidOptionError, match="prompt"):
             call(llm, prompt=bad)
+
+
+class Strange:
+    """A value that no argument takes."""
+
+    def __repr__(self):
+        return "<strange>"
+
+
+# Call -> its arguments; each of them with a value of another type is refused with its name.
+CALLS = {
+    "generate": (lambda llm, /, **a: llm.generate(**{"prompt": "ab", "sampling": FREE} | a), LLM.generate),
+    "stream": (lambda llm, /, **a: llm.stream(**{"prompt": "ab", "sampling": FREE} | a), LLM.stream),
+    "generate_many": (lambda llm, /, **a: llm.generate_many(**{"prompts": ["ab"], "speculation": None} | a), LLM.generate_many),
+    "tokenize": (lambda llm, /, **a: llm.tokenize(**{"prompt": "ab"} | a), LLM.tokenize),
+    "tokenize_infill": (lambda llm, /, **a: llm.tokenize_infill(**{"prefix": "a", "suffix": "b"} | a), LLM.tokenize_infill),
+    "embed": (lambda llm, /, **a: llm.embed(**{"texts": "ab"} | a), LLM.embed),
+    "choose": (lambda llm, /, **a: llm.choose(**{"prompt": "ab", "options": ["a"]} | a), LLM.choose),
+    "rank_tokens": (lambda llm, /, **a: llm.rank_tokens(**{"query": "a", "documents": ["b"]} | a), LLM.rank_tokens),
+    "token_bytes": (lambda llm, /, **a: llm.token_bytes(**a), LLM.token_bytes),
+    "token_text": (lambda llm, /, **a: llm.token_text(**a), LLM.token_text),
+    "save_session": (lambda llm, /, **a: llm.save_session(**{"path": "x", "data": {}} | a), LLM.save_session),
+    "restore_session": (lambda llm, /, **a: llm.restore_session(**a), LLM.restore_session),
+    "chat": (lambda llm, /, **a: llm.chat(**a), LLM.chat),
+    "Chat": (lambda llm, /, **a: Chat(**{"llm": llm} | a), Chat.__init__),
+    "Chat.send": (lambda llm, /, **a: llm.chat().send(**{"text": "a"} | a), Chat.send),
+    "Chat.stream": (lambda llm, /, **a: llm.chat().stream(**{"text": "a"} | a), Chat.stream),
+    "Chat.save": (lambda llm, /, **a: llm.chat().save(**a), Chat.save),
+    "Chat.restore": (lambda llm, /, **a: llm.chat().restore(**a), Chat.restore),
+    "Chat.with_model": (lambda llm, /, **a: llm.chat().with_model(**a), Chat.with_model),
+    "AsyncLLM": (lambda _, /, **a: AsyncLLM(**{} | a), AsyncLLM.__init__),
+    "load": (lambda _, /, **a: gguf_spec.load(**{"model": "tales"} | a), gguf_spec.load),
+    "resolve": (lambda _, /, **a: resolve(**{"model": "tales"} | a), resolve),
+    "Batch": (lambda _, /, **a: Batch(**{"source": "a", "target": "b"} | a), Batch.__init__),
+    "Sampling": (lambda _, /, **a: Sampling(**{} | a), Sampling),
+    "Speculation": (lambda _, /, **a: Speculation(**{} | a), Speculation),
+}  # fmt: skip
+NOT_TYPED = {"self", "others", "options", "encoding", "clock", "json_schema"}
+ARGUMENTS_OF_CALLS = [
+    (call, name)
+    for call, (_, function) in CALLS.items()
+    for name in inspect.signature(function).parameters
+    if name not in NOT_TYPED or (call, name) == ("choose", "options")
+]
+
+
+@pytest.mark.parametrize(("call", "name"), ARGUMENTS_OF_CALLS)
+def test_a_value_of_another_type_is_named(llm, call, name):
+    """Not Python's words for what it cannot do with the value."""
+    with pytest.raises(InvalidOptionError, match=f"^{name} is <strange>") as caught:
+        CALLS[call][0](llm, **{name: Strange()})
+    message = f"{caught.value} {caught.value.hint}"
+    assert " but must be " in message
+    assert isinstance(caught.value, TypeError) or name in gguf_spec.options.OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "hint"),
+    [
+        (lambda llm: llm.generate(b"Once"), "prompt is b'Once' (bytes) but must be a text, a list of messages or a list of token ids.", "decode bytes: prompt.decode()."),
+        (lambda llm: llm.generate(bytearray(b"a")), "prompt is bytearray(b'a') (bytearray) but must be a text", "decode bytes"),
+        (lambda llm: llm.generate(None), "prompt is None but must be a text", "give a text"),
+        (lambda llm: llm.generate({"role": "user", "content": "a"}), "prompt is {'role': 'user', 'content': 'a'} (dict) but", "one message as a list of one"),
+        (lambda llm: llm.generate(["a", "b"]), "prompt is ['a', 'b'] (list) but", "several to generate_many"),
+        (lambda llm: llm.generate([1, None]), "prompt[1] is None but must be a token id.", "give a token id"),
+        (lambda llm: llm.generate([True]), "prompt[0] is True (bool) but must be a token id.", ""),
+        (lambda llm: llm.generate({1}), "prompt is {1} (set) but must be", ""),
+        (lambda llm: llm.generate("a", {"temperature": 0}), "sampling is {'temperature': 0} (dict) but must be a Sampling or None.", "write Sampling("),
+        (lambda llm: llm.generate("a", temperature=0), "temperature=0 is an option of Sampling.", "write sampling=Sampling(temperature=0)."),
+        (lambda llm: llm.generate_many(["a"], k=3), "k=3 is an option of Speculation.", "write speculation=Speculation(k=3)."),
+        (lambda llm: llm.chat().send("a", max_tokens=3), "max_tokens=3 is an option of Sampling.", ""),
+        (lambda llm: llm.generate("a", speculation=5), "speculation is 5 (int) but must be a Speculation or None.", "write Speculation(k=8)."),
+        (lambda llm: llm.generate_many(["a", None]), "prompts[1] is None but must be a text", ""),
+        (lambda llm: llm.generate_many(b"a"), "prompts is b'a' (bytes) but must be a list of prompts", "one prompt as a list of one"),
+        (lambda llm: llm.choose("a", "bc"), "options is 'bc' (str) but must be a list of texts.", ""),
+        (lambda llm: llm.choose([1, 2], ["a"]), "prompt is [1, 2] (list) but must be a text, a list of messages.", ""),
+        (lambda llm: llm.embed(b""), "texts is b'' (bytes) but must be a text, token ids, or a list of texts or of token ids.", "decode bytes"),
+        (lambda llm: llm.embed(["a", None]), "texts[1] is None but must be a text or token ids.", ""),
+        (lambda _: Sampling(stop=b"ab"), "stop is b'ab' but must be", ""),
+        (lambda _: Sampling(stop_tokens=b"ab"), "stop_tokens is b'ab' but must be token ids.", ""),
+        (lambda _: Sampling(temperature="hot"), "temperature is 'hot' but must be from 0 to a million.", ""),
+        (lambda _: AsyncLLM("tales"), "llm is 'tales' (str) but must be an LLM.", "load one with gguf_spec.load."),
+        (lambda llm: llm.generate("a", images="a.png"), "images is 'a.png' (str) but must be a list of images.", "write one image as a list of one."),
+        (lambda llm: llm.generate("x" * 500, [5] * 500), "sampling is [5, 5,", ""),
+    ],
+)  # fmt: skip
+def test_usual_mistakes_are_type_errors_with_what_is_right(llm, call, said, hint):
+    with pytest.raises(OptionTypeError) as caught:
+        call(llm)
+    assert str(caught.value).startswith(said)
+    assert (
+        caught.value.hint.startswith(hint) if hint.startswith("give") else hint in caught.value.hint
+    )
+    assert isinstance(caught.value, (TypeError, ValueError))
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "hint"),
+    [
+        (lambda llm: llm.choose("a", []), "options is [] but must be at least one text.", "give the texts to choose from."),
+        (lambda _: Sampling(seed=-1), "seed is -1 but must be a whole number from 0 to 2**64 - 1.", "set seed=None for a random seed."),
+        (lambda _: Sampling(max_tokens=-1), "max_tokens is -1 but must be", "set max_tokens=None for as many as the context holds."),
+        (lambda _: Sampling(top_k=-1), "top_k is -1 but must be", "set top_k=0 to keep all tokens."),
+        (lambda _: gguf_spec.load(""), "model is '' but must be the name of a model or a path.", ""),
+    ],
+)  # fmt: skip
+def test_values_of_other_programs_are_refused_with_ours(llm, call, said, hint):
+    with pytest.raises(InvalidOptionError) as caught:
+        call(llm)
+    assert str(caught.value).startswith(said)
+    assert hint in caught.value.hint
+    assert not isinstance(caught.value, TypeError)
+
+
+def test_an_unknown_argument_is_a_type_error(llm):
+    with pytest.raises(TypeError, match="there is no argument 'temperatur'"):
+        llm.generate("a", temperatur=0)
+    with pytest.raises(TypeError, match="there is no argument 'temperatur'"):
+        llm.generate_many(["a"], temperatur=0)
+
+
+@pytest.mark.parametrize("of", [np.array, tuple, lambda ids: [np.int64(one) for one in ids]])
+def test_ids_may_be_numbers_of_numpy(llm, of):
+    assert llm.generate(of([1, 2]), FREE).tokens == llm.generate([1, 2], FREE).tokens
+
+
+def test_no_option_of_a_request_is_an_argument_of_generate():
+    names = {*inspect.signature(LLM.generate).parameters}
+    assert names & {*SAMPLING, *SPECULATION} <= {"stop_tokens"}

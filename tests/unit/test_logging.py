@@ -1,12 +1,15 @@
 """Logs of the library: warnings, and one line a round at DEBUG; it prints nothing."""
 
+import importlib.util
 import logging
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.runtime import generation
 from tests.support import children
@@ -54,7 +57,7 @@ def test_one_line_a_round(llm, caplog):
     with caplog.at_level(logging.DEBUG, "gguf_spec"):
         stats = llm.generate("ab", SAMPLING).stats
     found = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
-    assert {record.name for record in caplog.records} == {"gguf_spec.runtime.stats_recorder"}
+    assert {record.name for record in caplog.records} == {"gguf_spec.runtime.generation"}
     assert len(found) == stats.rounds > 3
     assert [int(one[1]) for one in found] == [*range(1, stats.rounds + 1)]
     assert sum(int(one[2]) for one in found) == stats.n_drafted > 0
@@ -104,3 +107,13 @@ def test_the_command_line_shows_warnings_as_notes(tmp_path, monkeypatch, probe, 
     )
     assert done.stderr == said
     assert done.stdout
+
+
+def test_a_logger_has_the_name_of_a_module():
+    """Users set levels by names, which stay right when a module moves."""
+    package = Path(gguf_spec.__file__).parent
+    for file in package.rglob("*.py"):
+        for name in re.findall(
+            r'getLogger\("(gguf_spec[\w.]*)"\)', file.read_text(encoding="utf-8")
+        ):
+            assert importlib.util.find_spec(name), f"{file}: {name}"

