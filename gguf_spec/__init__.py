@@ -6,9 +6,11 @@ Importing the package loads no module: each public name is imported on first use
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # `typing` is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import errors
     from .models import pull
     from .options import Sampling, Speculation

@@ -1,5 +1,22 @@
-"""Entry point of `python -m gguf_spec`."""
+"""Entry point of the program and of `python -m gguf_spec`."""
 
-from .cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    # Before the imports, which are slow: process 1 of a container has no default actions.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows lacks the last one
+        if number and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))
+    from .cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

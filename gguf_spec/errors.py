@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from types import MemberDescriptorType
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -129,6 +130,42 @@ def written(text: str, write: Write) -> str | None:
     return _fill(template, iter(values), options, write)
 
 
+def reduced(error: Exception, **replaced: Any) -> tuple[Any, ...]:
+    """Return how an error is copied and pickled: without a call of its constructor.
+
+    Python would call it with the message alone, and a pool of processes breaks where that fails.
+
+    Args:
+        error: The error.
+        replaced: Values of attributes that the copy does not keep.
+    """
+    members = {
+        name: getattr(error, name)
+        for kind in type(error).__mro__
+        for name, member in vars(kind).items()
+        if isinstance(member, MemberDescriptorType) and name != "obj"  # what lacks an attribute
+    }
+    cause = {"__cause__": error.__cause__}  # before the members, because it hides the context
+    state = {name: _portable(value) for name, value in (cause | members | vars(error)).items()}
+    state.pop("suggested", None)  # computed again
+    return Exception.__new__, (type(error), *map(_portable, error.args)), state | replaced
+
+
+def _portable(value: object) -> object:
+    """Return an object, or its text if another process could not read it."""
+    if isinstance(value, GgufSpecError):
+        return value
+    import pickle  # slow to import
+
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # any: the object may be of any package
+        if isinstance(value, BaseException):
+            return Exception(f"{type(value).__name__}: {value}")
+        return str(value) if isinstance(value, str) else repr(value)
+    return value
+
+
 class GgufSpecError(Exception):
     """Base class of all errors of this package.
 
@@ -139,6 +176,9 @@ class GgufSpecError(Exception):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for copies
+        return reduced(self)
 
     @property
     def message(self) -> str:
@@ -534,6 +574,17 @@ class ClosedError(GgufSpecError):
 
     def __init__(self) -> None:
         super().__init__("this LLM is closed.", "load it again.")
+
+
+class ForkedError(ClosedError):
+    """The LLM was loaded before a fork: only the parent process can use it."""
+
+    def __init__(
+        self,
+        message: str = "this LLM was loaded before a fork, by the parent of this process.",
+        hint: str = "load in each process instead.",
+    ) -> None:
+        GgufSpecError.__init__(self, message, hint)
 
 
 class EventLoopError(GgufSpecError, RuntimeError):

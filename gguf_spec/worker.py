@@ -8,6 +8,7 @@ the port controls the process.
 from __future__ import annotations
 
 import ipaddress
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -65,7 +66,8 @@ def run_worker(
     _check_free(host, port)
     start_backend()
     for number in (signal.SIGINT, signal.SIGTERM):  # no Python code runs while it serves
-        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != 1:  # which has no default action
+            signal.signal(number, signal.SIG_DFL)
     endpoint = f"{host}:{port}"
     if on_ready:
         on_ready(endpoint)

@@ -17,6 +17,7 @@ from ..errors import BatchFileError
 from ..options import check_types
 from ..runtime.many import Cancellation, checked_threads, run_all
 from ..system.files import try_lock
+from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class BatchProgress:
 _AHEAD = 16
 
 
-class Batch:
+class Batch(OfOneProcess):
     """A file with requests, and the file with their results.
 
     Results that are there are kept: their lines are not answered again. After an interruption,
@@ -105,6 +106,9 @@ class Batch:
         self._n_before = self._output.n_done
         self._n_tokens, self._begun = 0, clock()
         self._counting = threading.Lock()  # only threads of requests take it
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.progress}>"
 
     def _open(self, source: Path, target: Path | BinaryIO) -> BinaryIO:
         """Open the file with the requests; count its lines unless it is a stream."""

@@ -11,6 +11,7 @@ import click
 
 import gguf_spec
 
+from . import signals
 from .command import CONTROL, Command, CommandGroup, LazyCommands, Place, UnknownNameError
 
 __all__ = ["cli", "main"]
@@ -79,7 +80,8 @@ CommandGroup.root, Command.user_defaults = cli, staticmethod(_user_defaults)
 def main() -> None:
     """Run the command line and exit.
 
-    Exit codes: 0 for success, 1 for errors of gguf-spec, 2 for wrong usage, 130 after Ctrl-C.
+    Exit codes: 0 for success, 1 for errors of gguf-spec, 2 for wrong usage, 130 after Ctrl-C, 129
+    and 143 after the signals HUP and TERM.
     """
     _set_up()
     try:
@@ -121,6 +123,7 @@ def main() -> None:
 
 def _set_up() -> None:
     """Prepare signals, the standard streams and the log of the library."""
+    signals.start()
     if hasattr(signal, "SIGPIPE"):
         # If the reader of a pipe, such as `head`, ends first, exit without an error message.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import click
 
+from ..errors import reduced
 from .habits import HIDDEN_NAMES, SHORT_COMMANDS, nearest_command, nearest_option
 
 # Options of an answer that the table of sampling options has, too, and of its prompt.
@@ -137,6 +138,9 @@ class UnknownNameError(click.UsageError):
     def __init__(self, message: str, hint: str, ctx: click.Context | None) -> None:
         super().__init__(message, ctx)
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for copies
+        return reduced(self, ctx=None, cmd=None)
 
 
 class _OptionHints(click.Command):

@@ -24,11 +24,12 @@ from ..options import (
     Sampling,
     Speculation,
 )
+from . import signals
 from .command import file_option, flag, option, together
 from .completion import model_names
 from .download import default_model, offer_download
 from .error_text import in_command
-from .output import LateBar, Line, ctrl_c_ends_process
+from .output import LateBar, Line
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -246,7 +247,7 @@ def load_models(
     from .. import load  # importing llama.cpp is slow: only after the options are checked
 
     model, models_file = options["model"], options["models_file"]
-    with contextlib.nullcontext() if cancelled else ctrl_c_ends_process():
+    with contextlib.nullcontext() if cancelled else signals.ending_at_once():
         try:
             llm = load(
                 default_model(models_file) if model is None else model,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from . import signals
 from .command import CONTROL
 
 if TYPE_CHECKING:
@@ -280,30 +281,14 @@ def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[
 
 
 @contextlib.contextmanager
-def ctrl_c_ends_process() -> Iterator[None]:
-    """End the process at once on Ctrl-C.
-
-    A KeyboardInterrupt could arrive in llama.cpp's log callback, where Python discards it. Nothing
-    needs to be cleaned up while models are loaded.
-    """
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
 def ctrl_c_cancels(stream: Stream) -> Iterator[None]:
     """Cancel a stream on Ctrl-C; a second one does not wait for the end of the round."""
     before = signal.getsignal(signal.SIGINT)
 
-    def stop(_number: int, _frame: object) -> None:
+    def stop(number: int, _frame: object) -> None:
+        signals.handled(number)
         stream.cancel()
         signal.signal(signal.SIGINT, before)
 
-    signal.signal(signal.SIGINT, stop)
-    try:
+    with signals.handlers(stop, "SIGINT"):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)

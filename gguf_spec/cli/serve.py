@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import NotInstalledError, Option, OptionConflictError
+from . import signals
 from .command import CONTROL, Command, flag, option
 from .download import default_model, offer_download
 from .options import (
@@ -234,6 +235,7 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
     stopped, caught = threading.Event(), list[int]()
 
     def stop(number: int, _frame: object) -> None:
+        signals.handled(number)
         if not caught:
             end()
         caught.append(number)
@@ -241,8 +243,7 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
 
     from ..server import systemd_service
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals.handlers(stop):
         click.echo(f"Listening at {server.url}")
         if begin:
             begin()
@@ -255,10 +256,7 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
             time.sleep(0.05)
             if len(caught) > 1:
                 server.close(grace=0)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return 130 if signal.SIGINT in caught else 0
+    return max((128 + one for one in caught if one != signal.SIGTERM), default=0)
 
 
 def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:

@@ -31,6 +31,7 @@ from ..speculative.drafters import (
 from ..speculative.drafters.model import DraftToken
 from ..speculative.pair_statistics import AcceptanceRates
 from ..speculative.vocabularies import check_vocabulary
+from ..system.process import OfOneProcess
 
 # Least acceptance rate at which a token is drafted: verifying one more token costs a fraction of a
 # pass.
@@ -60,7 +61,7 @@ class _Likeliest:
         """Do nothing: llama-cpp-python does not provide the logits of the target."""
 
 
-class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has no types
+class DraftModel(OfOneProcess, LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has no types
     """Draft model for a `llama_cpp.Llama`: n-grams of the text, and optionally a small model.
 
         draft = DraftModel("draft.gguf", target_path="target.gguf")

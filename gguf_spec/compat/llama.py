@@ -32,6 +32,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from .. import load
 from ..errors import (
     ClosedError,
+    ForkedError,
     GgufSpecError,
     InvalidOptionError,
     Option,
@@ -51,6 +52,7 @@ from ..results import Chunk, Completion, TokenLogprob
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
 from ..sampling.chain import CompatSampling
+from ..system.process import OfOneProcess
 from ..text.chat_template import reads_tools
 from ..tools.families import Family, ToolUse, family_of
 from ..tools.reader import ToolDeltas, whole_answer
@@ -419,7 +421,11 @@ NOT_HERE = {
 }
 
 
-class Llama:
+# Seconds between two looks of a reader whether its thread is still there.
+_WAIT_S = 0.25
+
+
+class Llama(OfOneProcess):
     """`llama_cpp.Llama` with speculation: the same calls, dictionaries and greedy text.
 
     Requests run one at a time; others wait. Methods may be called from any thread. Errors are those
@@ -546,6 +552,9 @@ class Llama:
             )
         self.context_params = SimpleNamespace(n_ctx=self._llm.n_ctx)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._llm!r}>"
+
     def n_ctx(self) -> int:
         """Return the context length in tokens."""
         return self._alive.n_ctx
@@ -612,10 +621,8 @@ class Llama:
             self._llm.close()
 
     def __del__(self) -> None:
-        # At interpreter shutdown, threads that have not ended never release the lock of the LLM.
-        if not sys.is_finalizing():
-            with contextlib.suppress(Exception):  # the constructor may have failed
-                self.close()
+        with contextlib.suppress(Exception):  # the constructor may have failed
+            self.close()
 
     # ---- answers
 
@@ -1156,6 +1163,18 @@ def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
     return {"content": content, "refusal": None}
 
 
+def _next(ready: queue.SimpleQueue[Any], writer: threading.Thread) -> Any:
+    """Wait for the next item of a thread, which is not there after a fork or at the end."""
+    while True:
+        try:
+            return ready.get(timeout=_WAIT_S)
+        except queue.Empty:
+            if sys.is_finalizing():
+                raise ClosedError from None
+            if not writer.is_alive() and ready.empty():
+                raise ForkedError from None
+
+
 def _pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
     """Yield the chunks of a stream that a background thread reads.
 
@@ -1184,8 +1203,9 @@ def _pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
             ready.put(error)
 
     try:
-        threading.Thread(target=read, name="gguf-spec-stream", daemon=True).start()
-        while (one := ready.get()) is not None:
+        thread = threading.Thread(target=read, name="gguf-spec-stream", daemon=True)
+        thread.start()
+        while (one := _next(ready, thread)) is not None:
             if isinstance(one, BaseException):
                 raise one
             yield one

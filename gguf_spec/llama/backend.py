@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
 
-from ..errors import NotEnoughMemoryError
+from ..errors import ClosedError, NotEnoughMemoryError
+from ..system.process import renewed
 from . import own_kernels
 from .bindings import C, llama_parts
 from .devices import has_gpu, has_rpc
@@ -57,7 +59,7 @@ def library_parts() -> list[str]:
     return [*llama_parts(), *own_kernels.parts()]
 
 
-_stack_lock = threading.Lock()
+_stack_lock = renewed(threading.Lock())
 
 
 def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
@@ -68,6 +70,8 @@ def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
     """
     if n_bytes < 1000:
         return call()
+    if sys.is_finalizing():  # a thread would never run
+        raise ClosedError
     result: list[int] = []
     thread = threading.Thread(target=lambda: result.append(call()))
     with _stack_lock:
@@ -92,6 +96,9 @@ def apart(call: Callable[[], object]) -> None:
     llama.cpp may log during the call, and Python drops a KeyboardInterrupt inside a C callback.
     An interrupt takes effect when the call has ended.
     """
+    if sys.is_finalizing():  # the thread would never run, and nobody waits for an interrupt
+        call()
+        return
     ended: list[bool] = []
 
     def run() -> None:

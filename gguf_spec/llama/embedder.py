@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..gguf.validation import pooling_of, ranks
 from ..options import K_MAX, POOLING
+from ..system.process import OfOneProcess
 from .backend import apart
 from .bindings import C
 from .log import context_error, keep_last, keep_lines, log
@@ -44,7 +45,7 @@ Rows = NDArray[np.float32]
 _MOST_TEXTS = 64
 
 
-class Embedder:
+class Embedder(OfOneProcess):
     """Computes embeddings with the weights of a model. One thread at a time may use it.
 
     Attributes:
@@ -65,6 +66,13 @@ class Embedder:
             raise NoRankingError(model.path, "the file has no classification head")
 
     _native: Native | None
+
+    def _give_up(self) -> object:
+        self._native = None
+        return None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._model.path.name}>"
 
     @property
     def memory_bytes(self) -> int:

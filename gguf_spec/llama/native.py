@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ForkedError
+from ..system.process import OfOneProcess
 from .bindings import C
 from .devices import apply_placement
 from .options import Placement
@@ -30,9 +33,11 @@ N_BATCH = 512  # largest number of tokens in a batch
 _frees: set[weakref.ref[Native]] = set()
 # At exit the operating system frees all of it; llama.cpp's threads may still run then.
 atexit.register(_frees.clear)
+# processes that used llama.cpp: this one, and those of which it is a child by fork
+_users: set[int] = set()
 
 
-class Native:
+class Native(OfOneProcess):
     """The pointers of one model: its weights, adapters, context and batch.
 
     A prediction head (`llama.native_head`) adds a context, and its own file the weights in it.
@@ -47,7 +52,16 @@ class Native:
 
         Args:
             weights: Another object whose weights and adapters are used; None to load own ones.
+
+        Raises:
+            ForkedError: The threads of OpenMP were lost in a fork: a pass would wait for them.
         """
+        _users.add(os.getpid())
+        if len(_users) > 1 and b"OPENMP = 1" in C.llama_print_system_info():
+            raise ForkedError(
+                "this build of llama.cpp uses OpenMP, which does not survive a fork after its use.",
+                "start processes with spawn, or fork before the first model is loaded.",
+            )
         self._weights = weights
         self._models: list[Any] = weights._models if weights else []
         self._adapters: list[Any] = weights._adapters if weights else []
@@ -72,6 +86,9 @@ class Native:
             map(C.llama_model_free, filter(None, [] if weights else self._models)),
         )
         _frees.add(weakref.ref(self, partial(next, filter(None, freed))))
+
+    def _give_up(self) -> object:
+        return self  # never freed
 
     # ---- creation
 

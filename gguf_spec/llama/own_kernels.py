@@ -36,6 +36,7 @@ from ..gguf.validation import Header, Tensor
 from ..options import checked
 from ..system import subprogram
 from ..system.files import this_machine
+from ..system.process import renewed
 from . import openmp, probe
 from .bindings import CPU_LIBRARY, C, Tensors, attention, identities
 from .options import KV_TYPES, ContextOptions, head_sizes
@@ -98,7 +99,7 @@ _ROWS_OF_A_BLOCK, _ROWS_OF_A_TILE = 4, 8
 # matrices that are multiplied only for rows of logits; their products are not cached
 _ONLY_FOR_LOGITS = re.compile(r"^(output|token_embd)\.weight$")
 
-_lock = threading.Lock()
+_lock = renewed(threading.Lock())
 # the decision of this process; empty before it
 _decided: list[Kernels] = []
 # not empty if llama.cpp's threads are kept

@@ -135,12 +135,17 @@ class RemoteNative(Native):
         """
         super().__init__(weights)
         self._child, self._place = child, 0
+        self._end: weakref.finalize[..., RemoteNative]
         if weights is None:
-            weakref.finalize(self, child.end)
+            self._end = weakref.finalize(self, child.end)
         else:
             self._place = int(child.call(0, "share"))
             # The next call informs the child: this may run inside of a call.
-            weakref.finalize(self, child.unused.append, self._place)
+            self._end = weakref.finalize(self, child.unused.append, self._place)
+
+    def _give_up(self) -> object:
+        self._end.detach()  # the child process belongs to the parent
+        return super()._give_up()
 
     def share(self) -> RemoteNative:
         """Return an object for a further context on the same weights."""

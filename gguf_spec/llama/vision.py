@@ -44,6 +44,7 @@ from ..gguf.validation import ModelFile
 from ..options import IMAGE_IDS
 from ..system.files import content_id
 from ..system.machine import available_bytes
+from ..system.process import OfOneProcess
 from . import probe
 from .backend import apart, library_parts, uses_gpu
 from .bindings import C
@@ -97,7 +98,7 @@ class Chunk:
         self._hold(self._binding.mtmd_input_chunk_get_placeholder(self.pointer))
 
 
-class Projector:
+class Projector(OfOneProcess):
     """The projector of one model."""
 
     def __init__(self, header: Header, native: Native, threads: int, gpu: bool) -> None:
@@ -138,6 +139,9 @@ class Projector:
                 f"{self.path.name} is a projector that reads no images.",
                 "use the mmproj file that belongs to the model.",
             )
+
+    def _give_up(self) -> object:
+        return self  # never freed
 
     def tokenize(self, image: Image) -> list[list[int] | Chunk]:
         """Return the parts of an image in their order: token ids of texts, and embeddings.

@@ -11,8 +11,9 @@ from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
-from ..errors import ClosedError, LoadCancelledError, UnsupportedModelError
+from ..errors import ClosedError, ForkedError, LoadCancelledError, UnsupportedModelError
 from ..gguf.validation import Header, ModelFile
+from ..system.process import OfOneProcess
 from .backend import apart, run_with_large_stack, start_backend
 from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
@@ -25,7 +26,7 @@ _LONG, _PART = 1 << 16, 1 << 12
 _LONGEST_NAME = 64
 
 
-class Weights:
+class Weights(OfOneProcess):
     """Weights, adapters and vocabulary of a model.
 
     Attributes:
@@ -43,6 +44,8 @@ class Weights:
         can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
             models.
     """
+
+    _error: type[ClosedError] = ClosedError
 
     @property
     def label(self) -> str:
@@ -68,8 +71,12 @@ class Weights:
             ClosedError: The model is closed.
         """
         if self._native is None:
-            raise ClosedError
+            raise self._error
         return self._native
+
+    def _give_up(self) -> object:
+        self._native, self._error = None, ForkedError
+        return None
 
     def close(self) -> None:
         """Release the native memory.

@@ -26,6 +26,7 @@ from ..errors import (
     StoreError,
     UnreachableError,
 )
+from ..system.process import renewed
 from .models_file import Entry, Part
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _SWITCHES = {
     # In bytes. The default of 10 MiB shows no progress for a long time on a slow connection.
     "DOWNLOAD_CHUNK_SIZE": 1 << 20,
 }
-_lock = threading.RLock()
+_lock = renewed(threading.RLock())
 _PUBLIC = "https://huggingface.co"
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _FULL = (errno.ENOSPC, errno.EDQUOT)

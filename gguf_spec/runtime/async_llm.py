@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import BusyError, ClosedError, EventLoopError
+from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
 from ..options import Sampling, check_types
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
+from ..system.process import OfOneProcess, before_end_of_threads
 from .images import Prompt
 from .stream import Stream
 
@@ -27,7 +28,7 @@ class _CancelledError(Exception):
     """The task that waits for a computation is cancelled."""
 
 
-class AsyncLLM:
+class AsyncLLM(OfOneProcess):
     """An `LLM` for one event loop.
 
     Requests run in threads, `LLM.parallel` at once; more wait in order of arrival. If a task is
@@ -37,6 +38,8 @@ class AsyncLLM:
         llm: The LLM, whose other methods do not wait for requests. `close` does.
     """
 
+    _error: type[ClosedError] = ClosedError
+
     def __init__(self, llm: LLM) -> None:
         """Use an LLM, which `aclose` closes."""
         check_types(llm=llm)
@@ -45,6 +48,17 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[Reading] = set()
         self._is_closed = False
+        _opened.add(self)
+
+    def _give_up(self) -> object:
+        # Its threads are not there, and a lock may be held.
+        kept = self._pool, self._running
+        self._pool = ThreadPoolExecutor(self.llm.parallel, "gguf-spec-async")
+        self._running, self._is_closed, self._error = set(), True, ForkedError
+        return kept
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.llm!r}>"
 
     @classmethod
     async def load(cls, *arguments: Any, **options: Any) -> AsyncLLM:
@@ -187,7 +201,7 @@ class AsyncLLM:
 
         def begin_open() -> Stream | Turn:
             if self._is_closed:
-                raise ClosedError
+                raise self._error
             return begin()
 
         one = Reading(self._pool, begin_open, owner)
@@ -203,7 +217,7 @@ class AsyncLLM:
         """
         loop = asyncio.get_running_loop()
         if self._is_closed:
-            raise ClosedError
+            raise self._error
         if self._loop not in (None, loop):
             raise EventLoopError
         self._loop, task = loop, asyncio.current_task()
@@ -211,7 +225,7 @@ class AsyncLLM:
             raise BusyError
 
 
-class AsyncChat:
+class AsyncChat(OfOneProcess):
     """A conversation for one event loop.
 
     One turn runs at a time: wait for its end before the next one begins.
@@ -223,6 +237,9 @@ class AsyncChat:
 
     def __init__(self, llm: AsyncLLM, chat: Chat) -> None:
         self._llm, self.chat = llm, chat
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.chat!r}>"
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -244,13 +261,15 @@ _CHUNKS = 4
 _LOOK_S = 0.1
 
 
-class Reading:
+class Reading(OfOneProcess):
     """A generation in a thread of a pool.
 
     Attributes:
         ended: Done when the thread has ended; has its error.
         stream: The open stream, or None before it is open.
     """
+
+    _is_forked = False
 
     def __init__(
         self,
@@ -276,6 +295,10 @@ class Reading:
         # Its error is retrieved: asyncio must not report it for a stream that nobody reads.
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         self._job = pool.submit(self._run, begin)
+
+    def _give_up(self) -> object:
+        self._is_forked = self._is_cancelled = True
+        return None
 
     def _run(self, begin: Callable[[], Stream | Turn]) -> None:
         """Read the stream, in the thread."""
@@ -324,6 +347,8 @@ class Reading:
         Raises:
             GgufSpecError: The generation failed.
         """
+        if self._is_forked:
+            raise ForkedError
         task = asyncio.current_task()
         self._reader = weakref.ref(task) if task else None
         chunk = await self._chunks.get()
@@ -346,6 +371,8 @@ class Reading:
 
         Safe from any thread.
         """
+        if self._is_forked:
+            return
         self._is_cancelled = True
         if self._job.cancel():
             self._call(self._end_with, None)
@@ -358,11 +385,11 @@ class Reading:
         A generation that waits for the LLM ends as soon as it has its turn; that is not awaited.
         """
         self.cancel()
-        if self.stream is not None:
+        if self.stream is not None and not self._is_forked:
             await asyncio.wait([self.ended])
 
 
-class AsyncStream:
+class AsyncStream(OfOneProcess):
     """A running generation: an asynchronous iterator over `Chunk`s and context manager.
 
     At most a few chunks wait for the reader; then the generation waits. If the task that reads is
@@ -371,6 +398,9 @@ class AsyncStream:
 
     def __init__(self, llm: AsyncLLM, begin: Callable[[], Stream | Turn]) -> None:
         self._generation = llm._start(begin, self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._generation.stream!r}>"
 
     @property
     def stats(self) -> Stats:
@@ -420,3 +450,14 @@ class AsyncStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+_opened: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
+
+
+@before_end_of_threads
+def _cancel_all() -> None:
+    """Cancel all requests with the program, which waits for the threads."""
+    for llm in [*_opened]:
+        for one in [*llm._running]:
+            one.cancel()

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import (
-    ClosedError,
     GgufSpecError,
     InvalidOptionError,
     NoGenerationError,
@@ -45,6 +44,7 @@ from ..results import (
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import Translation
+from ..system.process import OfOneProcess
 from ..text.chat_template import (
     Message,
     Tools,
@@ -79,7 +79,7 @@ _ROLES = {"system", "user", "assistant"}
 _USER, _ASSISTANT = "User:", "Assistant:"  # role labels for models without a chat template
 
 
-class LLM:
+class LLM(OfOneProcess):
     """A loaded model that runs one request at a time, or several with `load(parallel=...)`.
 
     It may be called from any thread. Requests beyond those that run wait in order of arrival.
@@ -121,6 +121,10 @@ class LLM:
         slots = [slot for one in pair.slots for slot in one.slots]
         self._kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
         self._queue = (ParallelQueue if self.parallel > 1 else RequestQueue)(pair, self._kept)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._queue.is_closed else f"n_ctx={self.n_ctx}"
+        return f"<{type(self).__name__} {self.name!r}: draft={self.draft_name!r}, {state}>"
 
     # ---- text
 
@@ -479,8 +483,7 @@ class LLM:
     @property
     def vocabulary(self) -> Model:
         """The target, for vocabulary lookups only: they are possible while a request runs."""
-        if self._queue.is_closed:
-            raise ClosedError
+        self._queue.check_open()
         return self._target
 
     # ---- embeddings
@@ -761,7 +764,7 @@ class LLM:
         self.close()
 
 
-class Chat:
+class Chat(OfOneProcess):
     """One conversation with an `LLM`.
 
     A chat is not thread-safe; several chats may share an LLM. Both models cache the tokens they
@@ -795,6 +798,9 @@ class Chat:
         self.think = think
         self.last: Completion | None = None
         self.system = system
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self.messages)} messages, {self._llm!r}>"
 
     @property
     def note(self) -> str:
@@ -1019,7 +1025,7 @@ class Chat:
         return tokens
 
 
-class Turn:
+class Turn(OfOneProcess):
     """A running answer: an iterator over `Chunk`s and a context manager.
 
     It can be cancelled from any thread.
@@ -1033,6 +1039,9 @@ class Turn:
     ) -> None:
         self.dropped = dropped
         self._chat, self._stream, self._messages, self._open = chat, stream, asked, True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._stream!r}>"
 
     @property
     def seed(self) -> int:

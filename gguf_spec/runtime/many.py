@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
 from ..results import Completion
+from ..system.process import before_end_of_threads
 from .images import Prompt
 from .stream import Stream
 
@@ -92,6 +94,8 @@ def run_all(
     """
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    _end_with_program()
+    _running.add(cancellation)
     pool = ThreadPoolExecutor(n_threads, "gguf-spec-many")
     ended: queue.SimpleQueue[tuple[J, Future[R]]] = queue.SimpleQueue()
 
@@ -125,6 +129,20 @@ def run_all(
     except BaseException:
         end()  # Ctrl-C may arrive just before the first call
         raise
+
+
+_running: WeakSet[Cancellation] = WeakSet()
+
+
+@cache
+def _end_with_program() -> None:
+    """Cancel everything at the end of the program, which waits for the threads of pools."""
+
+    def cancel_all() -> None:
+        for one in [*_running]:
+            one.cancel()
+
+    before_end_of_threads(cancel_all)
 
 
 def _next(ended: queue.SimpleQueue[T], on_wait: Callable[[], object]) -> T:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import gc
 import itertools
+import sys
 import threading
 import time
 from collections import deque
@@ -29,10 +30,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
-from ..errors import BusyError, ClosedError
+from ..errors import BusyError, ClosedError, ForkedError
 from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
+from ..system.process import OfOneProcess
 from .generation import Generation, Request, check_request
 from .prefix_cache import Found, PrefixStore, choose_slots, reads_prefix
 from .stream import Stream
@@ -193,6 +195,8 @@ class Job:
             try:
                 one = self._out.get(timeout=_WAIT_S)
             except Empty:
+                if sys.is_finalizing():  # the thread of the scheduler does not go on
+                    raise ClosedError from None
                 continue
             if one is None:
                 return
@@ -201,12 +205,15 @@ class Job:
             yield one
 
 
-class RequestQueue(Line):
+class RequestQueue(Line, OfOneProcess):
     """Requests of an LLM with one slot: each runs in the thread that reads its stream.
 
     Attributes:
         is_closed: A request raises an error when it has the turn.
+        error: The error.
     """
+
+    error: type[ClosedError] = ClosedError
 
     def __init__(self, pair: ModelPair, kept: PrefixStore) -> None:
         """Create an empty queue.
@@ -248,7 +255,22 @@ class RequestQueue(Line):
         ticket.stream = ref(stream)
         return stream
 
+    def _give_up(self) -> object:
+        self.is_closed, self.error = True, ForkedError
+        self._tickets.clear()
+        return self
+
+    def check_open(self) -> None:
+        """Check that requests may come.
+
+        Raises:
+            ClosedError: The LLM is closed, was loaded before a fork, or Python is ending.
+        """
+        if self.is_closed or sys.is_finalizing():  # threads that have the turn never go on then
+            raise self.error
+
     def _check(self, request: Request) -> None:
+        self.check_open()
         check_request(request, self.pair.target)
         self.pair.check(request.speculation)
 
@@ -279,10 +301,10 @@ class RequestQueue(Line):
             BusyError: This thread would wait for itself.
             ClosedError: The LLM is closed.
         """
+        self.check_open()
         self.check_thread()
         self.join(ticket)
-        if self.is_closed:
-            raise ClosedError
+        self.check_open()
 
     def in_turn(self, do: Callable[[], T], take: Callable[[Ticket], object] | None = None) -> T:
         """Call `do` while this thread has the turn, and release it on any exception.
@@ -305,9 +327,13 @@ class RequestQueue(Line):
     def close(self, free: Callable[[], None]) -> None:
         """End all requests finally, and call `free` with the turn.
 
+        At the end of Python nothing happens: the system frees the memory.
+
         Raises:
             BusyError: This thread is inside a round, or has the turn.
         """
+        if sys.is_finalizing():
+            return
         self.cancel()
         self.is_closed = True  # waiting threads raise ClosedError on their turn
         self.in_turn(free, lambda ticket: self.join(ticket, self.cancel))
@@ -392,10 +418,17 @@ class ParallelQueue(RequestQueue):
         Raises:
             BusyError: As for `open`: the streams may have been opened before any was read.
         """
+        self.check_open()
         super().check_thread()
         self._check_streams(self.pair.target.options.parallel)
         job.thread = threading.get_ident()
         self._inbox.put(job)
+
+    def _give_up(self) -> object:
+        _queues.discard(self)
+        kept = self._running, self._queue
+        self._running, self._queue = [], deque()
+        return super()._give_up(), kept
 
     def check_thread(self) -> None:
         """Check that this thread may wait for the turn, and has no open stream."""
@@ -448,8 +481,7 @@ class ParallelQueue(RequestQueue):
             try:
                 self.join(ticket, self._drop_cancelled)
                 self._is_idle.clear()  # before the check, so that `stop` sees one of both
-                if self.is_closed:
-                    raise ClosedError
+                self.check_open()
                 self._run(ticket)
             except Exception as error:
                 self._fail(error)

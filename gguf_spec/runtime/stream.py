@@ -6,11 +6,13 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
+from ..errors import ForkedError
 from ..results import Chunk, Completion, Stats
+from ..system.process import OfOneProcess
 from .generation import Generation
 
 
-class Stream:
+class Stream(OfOneProcess):
     """A running generation: an iterator over `Chunk`s and a context manager.
 
     It can be cancelled from any thread. A stream that is garbage-collected releases the LLM: its
@@ -34,6 +36,15 @@ class Stream:
         # chunks of an aborted stream, not yet read
         self._left: deque[Chunk] = deque()
         self._generation, self._chunks = generation, chunks
+
+    def _give_up(self) -> object:
+        kept = self._chunks, self._release
+        self._chunks, self._release = _refuse(), lambda: None
+        return kept
+
+    def __repr__(self) -> str:
+        g = self._generation
+        return f"<{type(self).__name__}: {len(g.tokens)} tokens, {g.finish}>"
 
     @property
     def seed(self) -> int:
@@ -125,3 +136,13 @@ class Stream:
         except BaseException:  # Ctrl-C must not leave the LLM reserved
             self.close()
             raise
+
+
+def _refuse() -> Generator[Chunk, None, None]:
+    """Yield no chunk of a stream that was opened before a fork.
+
+    Raises:
+        ForkedError: A chunk was asked for.
+    """
+    yield from ()
+    raise ForkedError

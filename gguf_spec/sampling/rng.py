@@ -6,6 +6,7 @@ import hashlib
 import math
 
 import numpy as np
+import numpy.random  # not later: a fork in between would leave it half imported
 from numpy.typing import NDArray
 
 _U32 = np.uint32

@@ -15,6 +15,7 @@ from ..models import path as local_path
 from ..models import resolve
 from ..options import Speculation
 from ..results import OnProgress
+from ..system.process import OfOneProcess
 from .errors import ApiError, client_closed, log, not_loaded
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class LoadedModel:
         return self.n_users > 0
 
 
-class ModelPool:
+class ModelPool(OfOneProcess):
     """Models of a server by name.
 
     A model that lost a worker is loaded again for the next request.

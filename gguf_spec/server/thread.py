@@ -6,12 +6,14 @@ import contextlib
 import math
 import os
 import socket
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from ..errors import GgufSpecError, InvalidOptionError, Text
+from ..system.process import OfOneProcess
 from .app import App, make_app
 from .model_pool import ModelPool
 from .running import listed
@@ -33,12 +35,14 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class Server:
+class Server(OfOneProcess):
     """Running server. Use it in a `with` statement, or close it.
 
     Attributes:
         url: Base URL, such as `http://127.0.0.1:8080`.
     """
+
+    _is_closed = False  # by a fork
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
         """Start the server.
@@ -73,6 +77,14 @@ class Server:
             self._listing.enter_context(listed(self.url, self._app.status_token))
         self._thread = threading.Thread(target=self._run, name="gguf-spec-server", daemon=True)
         self._thread.start()
+
+    def _give_up(self) -> object:
+        self._socket.close()  # here; the parent goes on listening
+        self._is_closed = True
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} at {self.url}: running={self.is_running}>"
 
     def _run(self) -> None:
         try:
@@ -109,6 +121,8 @@ class Server:
             grace: Seconds that running answers have to finish; 0 cancels them at once, None
                 takes the grace period of the settings.
         """
+        if self._is_closed or sys.is_finalizing():  # its threads never go on then
+            return
         self.stop()
         if grace is not None:
             self._thread.join(grace)

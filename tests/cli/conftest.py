@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gguf_spec import cli as program
+from gguf_spec.cli import signals
 from tests.support import children, tiny
 
 
@@ -87,7 +88,8 @@ def here(work, environment):
             patch.chdir(cwd)
             patch.setattr(sys, "argv", ["gguf-spec", *map(str, args)])
             patch.setattr(logging.getLogger("gguf_spec"), "handlers", [])
-            patch.delattr(signal, "SIGPIPE", raising=False)  # the tests keep their own handler
+            patch.delattr(signal, "SIGPIPE", raising=False)  # the tests keep their own handlers
+            patch.setattr(signals, "_started", [1])
             importlib.reload(constants)  # it reads the environment
             program.main()
         told = [one.getvalue().decode() if text else one.getvalue() for one in (out, err)]

@@ -31,6 +31,7 @@ from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
 from ...options import FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
+from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
@@ -708,6 +709,7 @@ class Signals:
         return turn
 
     def _arrived(self, number: int, _frame: object) -> None:
+        signals.handled(number)
         if signal.Signals(number).name in self._ending:
             self.code = 128 + number
         if self._interrupt:

@@ -1,0 +1,168 @@
+"""Signals end each command within a second, in any stage, as process 1 of a container, too."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gguf_spec.cli import signals
+from tests.support import children
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="no such signals there")
+PROGRAM = [sys.executable, "-m", "gguf_spec"]
+COMMANDS = {
+    "generate": ["generate", "-m", "tales", "-n", "1900", "--ignore-eos", "Once"],
+    "serve": ["serve", "-m", "tales", "--port", "0"],
+    "chat": ["chat", "-m", "tales"],
+    "verify": ["verify", "-m", "tales"],
+    "bench": ["bench", "-m", "tales"],
+    "tune": ["tune", "-m", "tales"],
+    "doctor": ["doctor"],
+    "worker": ["worker", "--listen", "127.0.0.1:0"],
+}
+# Code that goes before a command -> it stops there as if something took long, and says so.
+STAGES = {
+    "imports": "import builtins; before = builtins.__import__\n"
+    "def slow(name, *a, **k):\n"
+    "    name == 'click' and stop()\n"
+    "    return before(name, *a, **k)\n"
+    "builtins.__import__ = slow",
+    "download": "from gguf_spec.cli import download\ndownload.offer_download = lambda *_: stop()",
+    "set-up": "from gguf_spec.llama import own_kernels\nown_kernels.start = lambda *_: stop_natively()",
+    "native call": "from gguf_spec.llama.native import Native\nNative.load = lambda *_: stop_natively()",
+    "measure": "from gguf_spec.speculative.pair import ModelPair\nModelPair.measure = lambda _: stop_natively()",
+    "answer": "from gguf_spec.runtime.stream import Stream\nStream.__next__ = lambda _: stop_natively()",
+}
+START = """
+import ctypes, os, sys, time, signal
+def stop():
+    print("ready", flush=True); time.sleep(600)
+def stop_natively():
+    # A call in C without the lock of Python, which signals do not interrupt
+    print("ready", flush=True)
+    libc = ctypes.CDLL(None)
+    while True:
+        libc.sleep(600)
+"""
+
+
+def can_unshare():
+    command = ["unshare", "-pf", "--mount-proc", "--kill-child", "true"]
+    return bool(shutil.which("unshare")) and not subprocess.call(command, stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+def started(command, stage, is_first, **options):
+    """Start a command that stops in a stage; return it with the id of its process."""
+    arguments = COMMANDS[command]
+    code = f"{START}\nsys.argv = {['gguf-spec', *arguments]!r}\n{STAGES[stage]}\nfrom gguf_spec.__main__ import main\nmain()"
+    before = ["unshare", "-pf", "--mount-proc", "--kill-child"] if is_first else []
+    child = children.Child(
+        [*before, sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        limit_s=120,
+        **options,
+    )
+    line = child.stdout.readline()
+    assert line == b"ready\n", line
+    if not is_first:
+        return child, child.pid
+    return child, int(Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()[0])
+
+
+def check(command, stage, number, is_first):
+    child, pid = started(command, stage, is_first)
+    with child:
+        began = time.monotonic()
+        os.kill(pid, number)
+        told = child.communicate()
+        assert child.returncode == 128 + number, (told, time.monotonic() - began)
+        assert b"Traceback" not in told[1], told
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        ("imports", "SIGTERM"),
+        ("set-up", "SIGTERM"),
+        pytest.param("answer", "SIGHUP", marks=pytest.mark.full),
+        pytest.param("answer", "SIGINT", marks=pytest.mark.full),
+    ],
+)
+def test_generate_ends_by_a_signal(stage, name):
+    check("generate", stage, getattr(signal, name), is_first=False)
+
+
+@pytest.mark.skipif(not can_unshare(), reason="no process namespaces here (unshare)")
+@pytest.mark.parametrize("stage", ["imports", pytest.param("set-up", marks=pytest.mark.full)])
+def test_generate_ends_by_a_signal_as_process_1(stage):
+    check("generate", stage, signal.SIGTERM, is_first=True)
+
+
+def _stages(command):
+    if command in ("doctor", "worker"):
+        return ["imports"]
+    return [one for one in STAGES if one != "answer" or command in ("generate", "verify", "bench")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_first", [False, pytest.param(True, marks=pytest.mark.skipif(not can_unshare(), reason="no process namespaces here (unshare)"))])  # fmt: skip
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize(
+    ("command", "stage"), [(one, stage) for one in COMMANDS for stage in _stages(one)]
+)
+def test_every_command_ends_in_every_stage(command, stage, name, is_first):
+    check(command, stage, getattr(signal, name), is_first)
+
+
+def test_signals_that_are_ignored_stay_so():
+    """As after nohup, and of SIGINT in the background of a script."""
+    code = (
+        "import signal\nfor one in (signal.SIGHUP, signal.SIGINT): signal.signal(one, signal.SIG_IGN)\n"
+        "from gguf_spec.cli import signals\nsignals.start()\n"
+        "from gguf_spec.cli.output import ctrl_c_cancels\n"
+        "def tell(): print(*[signal.getsignal(one) == signal.SIG_IGN for one in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)])\n"
+        "tell()\n"
+        "with signals.ending_at_once(): tell()\n"
+        "with ctrl_c_cancels(None): tell()\n"
+    )
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True False\n" * 3
+
+
+def test_what_is_printed_is_kept_when_a_native_call_does_not_end():
+    code = (
+        "import ctypes, os, signal, sys\nfrom gguf_spec.cli import signals\nsignals._PATIENCE_S = 0.1\nsignals.start()\n"
+        "print('half of an answer'); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "try:\n    ctypes.CDLL(None).sleep(60)\nexcept SystemExit:\n    ctypes.CDLL(None).sleep(60)"
+    )
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (143, "half of an answer\n")
+
+
+def test_clean_up_runs_and_further_signals_do_not_interrupt_it(tmp_path):
+    code = (
+        "import os, signal, sys\nfrom gguf_spec.cli import signals\nsignals.start()\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGTERM)\n    signal.pause()\n"
+        "finally:\n    os.kill(os.getpid(), signal.SIGHUP); print('clean', flush=True)"
+    )
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "clean\n", "")
+
+
+def test_a_handled_signal_does_not_end_the_process():
+    code = (
+        "import os, signal, time\nfrom gguf_spec.cli import signals\nsignals._PATIENCE_S = 0.1\nsignals.start()\n"
+        "with signals.handlers(lambda n, _: signals.handled(n)):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.4); print('goes on')"
+    )
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert signals._PATIENCE_S < 1

@@ -1,0 +1,88 @@
+"""Forks, pools of processes and ends of the program: nothing hangs, nothing is lost."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gguf_spec.errors import ForkedError
+from gguf_spec.llama import native
+from tests.closing import forked
+from tests.support import children
+
+FORKS = sorted(name for name in dir(forked) if name.startswith("fork_"))
+QUICK_ENDS = {"del, busy"}
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork there")
+
+
+def start(*arguments, **options):
+    return children.Child(
+        [sys.executable, "-W", "ignore", "-m", "tests.closing.forked", *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    ("case", "n"),
+    [
+        pytest.param(case, n, marks=() if (case, n) == ("fork_calls", 2) else pytest.mark.full)
+        for case in FORKS
+        for n in (1, 2)
+    ],
+)
+def test_a_forked_child_gets_an_error_or_a_model_of_its_own(case, n):
+    with start("fork", case, n, limit_s=120) as child:
+        told = child.communicate()
+        assert child.returncode == 0, told
+
+
+@needs_fork
+def test_openmp_after_a_fork_is_an_error(monkeypatch):
+    """Its threads are lost; a pass would wait for them for ever."""
+    monkeypatch.setattr(native, "_users", {1})
+    monkeypatch.setattr(native.C, "llama_print_system_info", lambda: b"CPU : OPENMP = 1 | ")
+    with pytest.raises(ForkedError, match="OpenMP") as raised:
+        native.Native()
+    assert "spawn" in raised.value.hint
+    monkeypatch.setattr(native.C, "llama_print_system_info", lambda: b"CPU : SSE3 = 1 | ")
+    native.Native()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize(
+    "n", [pytest.param(50, marks=pytest.mark.full), pytest.param(10_000, marks=pytest.mark.slow)]
+)
+def test_a_bad_request_breaks_no_pool(method, n):
+    with start("pool", method, n, limit_s=110 if n < 100 else 1800) as child:
+        told = child.communicate()
+        assert child.returncode == 0, told
+
+
+@pytest.mark.parametrize(
+    ("case", "n"),
+    [
+        pytest.param(case, n, marks=() if case in QUICK_ENDS and n == 2 else pytest.mark.full)
+        for case in forked.ENDS
+        for n in (1, 2)
+    ],
+)
+def test_the_program_ends_in_every_way(case, n):
+    code = 3 if case.startswith("code") else 1 if case.startswith("raised") else 0
+    with start("end", case, n, limit_s=60) as child:
+        line = child.stdout.readline() if case != "os._exit" else ""
+        began = time.monotonic()
+        told = child.communicate()
+        seconds = time.monotonic() - began
+        assert child.returncode == code, (line, told)
+        assert "Fatal" not in told[1]
+        assert ("ValueError" in told[1]) == case.startswith("raised"), told
+    print(f"{case}: {seconds:.2f} s")
