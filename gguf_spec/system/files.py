@@ -172,11 +172,29 @@ def this_machine() -> list[str]:
     return [platform.machine(), platform.node(), _cpu()]
 
 
+def absolute(path: Path) -> Path:
+    """Return the path from the root; as it is where the working folder was removed."""
+    try:
+        return path.absolute()
+    except OSError:
+        return path
+
+
+def version(path: Path) -> tuple[int, ...]:
+    """Return the file's number, size, and times of its last changes; empty if it is missing."""
+    try:
+        stat = path.stat()
+    except (OSError, ValueError):  # a name with a zero byte raises ValueError
+        return ()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
 def content_id(path: Path) -> str:
     """Return a hash of a large file's size, its start, its end and 15 samples in between."""
-    size, n_parts = path.stat().st_size, 16
-    digest = hashlib.sha256(str(size).encode())
+    n_parts = 16
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(str(size).encode())
         digest.update(file.read(1 << 20))
         for i in range(1, n_parts + 1):
             file.seek(max(0, size * i // n_parts - 4096))
