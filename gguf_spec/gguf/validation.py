@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import os
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..options import POOLING
-from ..system.files import content_id
+from ..system.files import absolute, content_id, version
 from .header import (
     I64,
     IDS,
@@ -49,8 +50,8 @@ __all__ = [
     "read_header",
 ]
 
-# most files of a split model
-_MAX_PARTS = 1024
+# most files of a split model, and the name of its first file
+_MAX_PARTS, _FIRST_PART = 1024, re.compile(r"(.+)-00001-of-(\d{5})\.gguf")
 # ggml types
 _F32, _I32 = 0, 26
 # parts of the names of tensors that must be f32, besides all one-dimensional tensors
@@ -119,9 +120,8 @@ def _join(first: Header, count: int) -> Header:
         what = f"{begin} but its name does not end in {ending}."
         raise NotAModelError(first.path, what, hint)
     parts = [first]
-    for i in range(1, count):
-        name = first.path.name.removesuffix(ending) + f"-{i + 1:05}-of-{count:05}.gguf"
-        path = first.path.with_name(name)
+    for i, path in enumerate(_part_paths(first.path)[1:], 1):
+        name = path.name
         try:
             part = _read(path)
         except ModelNotFoundError as error:
@@ -147,6 +147,15 @@ def _join(first: Header, count: int) -> Header:
         parts=tuple(part.path for part in parts),
         parts_at=tuple(part.data_at for part in parts),
     )
+
+
+def _part_paths(first: Path) -> list[Path]:
+    """Return the files of a split model by the name of the first; this one if it is not split."""
+    match = _FIRST_PART.fullmatch(first.name)
+    if not match or int(match[2]) > _MAX_PARTS:
+        return [first]
+    names = (f"{match[1]}-{i + 1:05}-of-{match[2]}.gguf" for i in range(int(match[2])))
+    return [first.with_name(name) for name in names]
 
 
 def check_generates_text(header: Header, as_draft: bool = False) -> None:
@@ -422,13 +431,24 @@ def trimmed(header: Header) -> Trimmed | None:
 # ---- a model on the disk
 
 
+def check_version(path: Path, before: tuple[int, ...]) -> None:
+    """Check that a file still has the version that was read.
+
+    Raises:
+        NotAModelError: It was replaced or changed.
+    """
+    if version(path) != before:
+        what = f"{path.name} was changed while it was loaded."
+        raise NotAModelError(path, what, "load it again when it is complete.")
+
+
 class ModelFile:
     """A file with a model.
 
     The file is read on first use of a property; later uses take what was read.
 
     Attributes:
-        path: The file, or the first file of a split model.
+        path: The file from the root, or the first file of a split model.
     """
 
     def __init__(self, path: Path, *, may_embed: bool = False, as_draft: bool = False) -> None:
@@ -439,7 +459,12 @@ class ModelFile:
             may_embed: Whether it may be a model that computes embeddings only.
             as_draft: The model only drafts, so its vocabulary may be trimmed.
         """
-        self.path, self._may_embed, self._as_draft = path, may_embed, as_draft
+        self.path, self._may_embed, self._as_draft = absolute(path), may_embed, as_draft
+
+    @cached_property
+    def _versions(self) -> dict[Path, tuple[int, ...]]:
+        """Its files with their versions when the first of them was read."""
+        return {path: version(path) for path in _part_paths(self.path)}
 
     @cached_property
     def header(self) -> Header:
@@ -448,6 +473,7 @@ class ModelFile:
         Raises:
             ModelError: The file is missing or damaged, or generates no text.
         """
+        _ = self._versions
         header = read_header(self.path)
         if self._may_embed:
             check_model(header)
@@ -462,12 +488,41 @@ class ModelFile:
 
     @cached_property
     def content_id(self) -> str:
-        """Hash of the content, under which measurements are stored."""
-        return content_id(self.path)
+        """Hash of the content, under which measurements and caches are stored.
+
+        It is computed when the model is loaded: later another file may have the name.
+
+        Raises:
+            NotAModelError: A file cannot be read.
+        """
+        try:
+            ids = [content_id(path) for path in self._versions]
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        return " ".join(ids)
+
+    def check_unchanged(self) -> None:
+        """Check that no other file took the name since the header was read.
+
+        Raises:
+            NotAModelError: A file was replaced or changed.
+        """
+        for path, before in self._versions.items():
+            check_version(path, before)
+
+    def is_rewritten(self) -> bool:
+        """Whether the loaded file itself has other content now, which mapped weights follow.
+
+        A file that was replaced or removed is not: the mapped one lasts.
+        """
+        for path, before in self._versions.items():
+            now = version(path)
+            if now[:1] == before[:1] and now[1:3] != before[1:3]:
+                ids = [content_id(path) for path in self._versions]
+                return " ".join(ids) != self.content_id
+        return False
 
     @cached_property
-    def identity(self) -> tuple[str, int, int]:
-        """Real path, size and modification time."""
-        real = self.path.resolve()
-        stat = real.stat()
-        return str(real), stat.st_size, stat.st_mtime_ns
+    def identity(self) -> tuple[object, ...]:
+        """Real path and version."""
+        return self.path.resolve(), *version(self.path)[1:]

@@ -32,7 +32,7 @@ from ..errors import (
     UnreachableError,
 )
 from ..results import OnProgress, Progress
-from ..system.files import cache_file, cache_folder, exclusive, read_json, write_json
+from ..system.files import cache_file, cache_folder, exclusive, read_json, version, write_json
 from ..system.machine import format_bytes
 from . import hub, package
 from .hub import explained
@@ -579,8 +579,7 @@ def _etag(path: Path) -> str | None:
 
 def _mark(path: Path) -> Path:
     """Return the path of a file's cached sum; it changes when the file changes."""
-    stat = path.stat()
-    return cache_file("verified", [path.resolve(), stat.st_size, stat.st_mtime_ns])
+    return cache_file("verified", [path.resolve(), *version(path)[1:]])
 
 
 def known_sum(path: Path) -> str | None:

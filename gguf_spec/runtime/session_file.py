@@ -26,7 +26,7 @@ from ..llama.backend import library_parts
 from ..llama.head import Head
 from ..llama.model import Cache, Model
 from ..options import IMAGE_IDS
-from ..system.files import atomic_write, cache_folder, content_id, this_machine
+from ..system.files import atomic_write, cache_folder, this_machine
 from ..system.machine import format_bytes
 
 _FORMAT = b"gguf-spec session 1\n"
@@ -49,6 +49,11 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
         raise SessionError(f"{path} exists and is not a session file.", "choose another name.")
     models = [model for model in (target, draft) if model]
     for model in models:
+        if model.options.placement.mmap is not False and model.file.is_rewritten():
+            raise SessionError(
+                f"{model.path} was changed after it was loaded: caches may be of both contents.",
+                "load the model again.",
+            )
         _cut_before_images(model)
     about = {**data, "caches": [_about(model) for model in models]}
     about_bytes = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
@@ -156,7 +161,7 @@ def _about(model: Model | Head) -> dict[str, Any]:
     parts: list[object] = [*this_machine(), *library_parts(), model.file.content_id]
     parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc]
     parts += o.placement.parts
-    parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
+    parts += [(adapter.content_id, adapter.scale) for adapter in o.lora]
     return {
         "made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(),
         "tokens": list(model.cached),
