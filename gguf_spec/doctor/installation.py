@@ -358,8 +358,7 @@ def threads(options: ContextOptions) -> Check:
     todo = Text("omit {threads}, or set {threads=}.", threads=cores)
     if threads == cores:
         return Check("threads", "ok", found)
-    else:
-        found += ": they wait for each other" if threads > cores else ": the others are idle"
+    found += ": they wait for each other" if threads > cores else ": the others are idle"
     return Check("threads", "warn", found, todo)
 
 

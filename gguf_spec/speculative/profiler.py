@@ -540,12 +540,13 @@ def profile_of(
 ) -> Profile:
     """Return the stored profile of these models, or measure and store it.
 
-    A profile is measured again if it is a month old or was measured beside another program. While
+    A profile is measured again if it is a month old or was measured beside another program. One
+    "from the future" stays: the clock of a machine without a battery starts in 1970. While
     another program runs, only the fewest passes are made. `on_measure` is called before a
     measurement. `translation` is that of a draft with other token ids.
     """
     kept, now = read_profile(target, draft), time.time()
-    if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
+    if kept and kept.steady and now - kept.measured_at < _OLD_S:
         known = _with_depth(kept, target, draft)
         if known != kept:
             write_profile(target, draft, known)

@@ -12,12 +12,15 @@ import json
 import os
 import platform
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from .limits import processor_limit
 
 _NAME = "gguf-spec"
 # without locks, the leftovers of killed processes are not removed
@@ -167,9 +170,16 @@ def write_json(path: Path, data: Any) -> bool:
     return True
 
 
-def this_machine() -> list[str]:
-    """Return the identity of this machine: architecture, host name, processor and its features."""
-    return [platform.machine(), platform.node(), _cpu()]
+def this_machine(*, timed: bool = False) -> list[str]:
+    """Return what results of this machine depend on: architecture, processor and its features.
+
+    Its name is no part: each container and many a network give another one.
+
+    Args:
+        timed: For measured times, which a limit of processor time changes, too.
+    """
+    limit = processor_limit() if timed else None
+    return [platform.machine(), _cpu(), *([f"{limit.processors:.3g}"] if limit else [])]
 
 
 def absolute(path: Path) -> Path:
@@ -207,6 +217,16 @@ def _cpu() -> str:
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
     except OSError:
-        return platform.processor()
+        return _apple_cpu() if sys.platform == "darwin" else platform.processor()
     names = ("model name", "flags", "Features", "CPU")
     return "\n".join(line for line in first.splitlines() if line.startswith(names))
+
+
+def _apple_cpu() -> str:
+    """Return the name of the processor on macOS, where `platform.processor` tells only the kind."""
+    import ctypes
+
+    name, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    ask = ctypes.CDLL(None).sysctlbyname
+    failed = ask(b"machdep.cpu.brand_string", name, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return platform.processor() if failed else name.value.decode()
