@@ -124,11 +124,14 @@ def path() -> None:
 @config.command(reads_config=False, short_help="Open the file in the editor, and check it.")
 def edit() -> None:
     """Open the file in $VISUAL or $EDITOR, and check it afterwards. A new file has examples."""
+    from ..system.files import atomic_write
+
     file = config_path()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            file.write_text(_TEMPLATE, encoding="utf-8")
+            with atomic_write(file) as part:
+                part.write_text(_TEMPLATE, encoding="utf-8")
     except OSError as error:
         raise ConfigFileError(
             f"it cannot be written: {error.strerror}.", "check the permissions of its folder."

@@ -79,8 +79,6 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
                 file.write(piece)
                 digest.update(piece)
             file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
     except OSError as error:
         raise SessionError(
             f"{path} cannot be written: {error.strerror or error}.",

@@ -63,10 +63,11 @@ def exclusive(path: Path, waiting: Callable[[], object]) -> Iterator[tuple[int, 
     """
     with path.open("ab") as file:
         if not try_lock(file.fileno()):
-            import fcntl
-
             waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if sys.platform != "win32":
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield (file.fileno(),) if _HAS_LOCKS else ()
 
 
@@ -76,7 +77,7 @@ def try_lock(handle: int) -> bool:
     Args:
         handle: Its file descriptor. Where the system has no locks, True is returned.
     """
-    if not _HAS_LOCKS:
+    if sys.platform == "win32" or not _HAS_LOCKS:
         return True
     import fcntl
 
@@ -91,7 +92,7 @@ def try_lock(handle: int) -> bool:
 
 
 @contextmanager
-def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, private: bool = True, lasting: bool = True) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`; rename it to `path` when the block succeeds.
 
     The file appears complete or not at all, however the writing process ends. The temporary file is
@@ -101,6 +102,8 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
     Args:
         path: The file to create or replace.
         private: Whether only the user may read it. If not, the umask decides.
+        lasting: Whether it must survive a loss of power, too. If not, it may be empty then, or have
+            zeros in it.
 
     Yields:
         The temporary file.
@@ -112,11 +115,44 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
     part, handle = _begin(path, 0o600 if private else 0o666)
     try:
         yield part
-        part.replace(path)
+        if lasting:
+            sync(handle)
+        if not _HAS_LOCKS:  # Windows renames no open file
+            os.close(handle)
+            handle = -1
+        move(part, path, lasting=lasting)
     finally:
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+def sync(file: int | Path) -> None:
+    """Wait until the data of a file, or of a file descriptor, are on the disk."""
+    if isinstance(file, int):
+        os.fsync(file)
+        return
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())
+
+
+def move(part: Path, path: Path, *, lasting: bool = True) -> None:
+    """Give a written and synced file its place: after a loss of power it or the old one is there.
+
+    Args:
+        part: The file.
+        path: Its place on the same disk; a file there is replaced.
+        lasting: Whether to wait until the new name is on the disk.
+    """
+    part.replace(path)
+    if lasting and os.name == "posix":  # elsewhere folders cannot be opened
+        with contextlib.suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def _begin(path: Path, mode: int) -> tuple[Path, int]:
@@ -160,10 +196,13 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, data: Any) -> bool:
-    """Write data as JSON, atomically, and return whether it succeeded."""
+    """Write data as JSON, atomically, and return whether it succeeded.
+
+    After a loss of power it may be lost; `read_json` notices that, as JSON contains no zero bytes.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as part:
+        with atomic_write(path, lasting=False) as part:
             part.write_text(json.dumps(data), encoding="utf-8")
     except OSError:
         return False
