@@ -134,12 +134,14 @@ def cpu_library(llama: Any) -> CpuLibrary | None:
     Args:
         llama: The loaded libllama.
     """
+    if os.name != "posix":
+        return None
     registry, function = llama.ggml_backend_reg_by_name, llama.ggml_backend_reg_get_proc_address
     registry.restype = function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     cpu, place = registry(b"CPU"), _Place()
     address = function(cpu, b"ggml_backend_set_n_threads") if cpu else None
-    find = getattr(ctypes.CDLL(None), "dladdr", None) if os.name == "posix" else None
+    find = getattr(ctypes.CDLL(None), "dladdr", None)
     if find is None or not find(ctypes.c_void_p(address), ctypes.byref(place)):
         return None
     return CpuLibrary(Path(os.fsdecode(place.file)), place.start)

@@ -7,6 +7,7 @@ the groups, and `/proc/self/mountinfo` the folders in which their settings are.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -78,10 +79,10 @@ def processor_limit() -> ProcessorLimit | None:
 def _address_space() -> Iterator[MemoryLimit]:
     """Yield the limits of `ulimit -v` and `ulimit -d`."""
     pages = _text(_PROC / "statm").split()
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32" or not pages:
         return
+    import resource
+
     for name, place in (("RLIMIT_AS", 0), ("RLIMIT_DATA", 5)):
         limit, _ = resource.getrlimit(getattr(resource, name))
         if limit != resource.RLIM_INFINITY and len(pages) > place:
