@@ -171,9 +171,11 @@ def read() -> dict[str, Any]:
         ConfigFileError: It cannot be read, or is not TOML.
     """
     try:
-        data = config_path().read_bytes()
-    except (FileNotFoundError, RuntimeError):  # a RuntimeError: this user has no home folder
+        config_path().stat()
+    except OSError:  # there is none, or no home folder that this user can enter
         return {}
+    try:
+        data = config_path().read_bytes()
     except OSError as error:
         fact = f"it cannot be read: {error.strerror}."
         raise ConfigFileError(fact, "check its permissions.") from None

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -29,6 +30,7 @@ from ..options import IMAGE_IDS
 from ..system.files import atomic_write, cache_folder, this_machine
 from ..system.machine import format_bytes
 
+_LOG = logging.getLogger("gguf_spec.runtime.session_file")
 _FORMAT = b"gguf-spec session 1\n"
 _MOST_DATA = 64 << 20  # maximum size of the data, in bytes
 _PIECE = 1 << 22  # block size of hashing, in bytes
@@ -63,7 +65,15 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
             f"{format_bytes(_MOST_DATA)} can be saved.",
             "remove messages with images first.",
         )
-    lengths = (len(about_bytes), target.state_bytes(), draft.state_bytes() if draft else 0)
+    key, states = _key(), [model.state_bytes() for model in models]
+    if key is None:  # what it computed could not be told from what others wrote
+        _LOG.warning(
+            "%s cannot be written, so a chat is saved without its caches: it will be read again. "
+            "Set XDG_CACHE_HOME to another folder.",
+            cache_folder(),
+        )
+        models, states = [], []
+    lengths = (len(about_bytes), *[*states, 0, 0][:2])
     try:
         free = shutil.disk_usage(path.parent).free
         if sum(lengths) > free:
@@ -72,7 +82,7 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
                 "free disk space, or save it on another disk.",
             )
         with atomic_write(path) as part, part.open("wb") as file:
-            digest = hmac.new(_key(), digestmod=hashlib.sha256)
+            digest = hmac.new(key or b"", digestmod=hashlib.sha256)
             hash_of_data = hashlib.sha256(about_bytes).digest()
             pieces: Iterable[Any] = (_FORMAT, _LENGTHS.pack(*lengths), hash_of_data, about_bytes)
             for piece in chain(pieces, (model.state() for model in models)):
@@ -122,14 +132,7 @@ def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[d
         raise SessionError(f"{path} is not a session file.")
     n_data, *n_states = _LENGTHS.unpack_from(head, len(_FORMAT))
     about_bytes = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
-    try:
-        data = (
-            json.loads(about_bytes) if hashlib.sha256(about_bytes).digest() == head[-32:] else None
-        )
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise SessionError(f"{path} is damaged.", "start a new conversation.")
+    data = _data(path, about_bytes, head[-32:])
     for model in models:
         model.rollback(0)
     about = data.pop("caches", None)
@@ -137,9 +140,13 @@ def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[d
     found = about if isinstance(about, list) else []
     if made_by != [isinstance(one, dict) and one.get("made_by") for one in found]:
         return data, "it was saved with other models, settings or another build of llama.cpp"
+    key = _key()
+    if key is None or not any(n_states):
+        where = f"{cache_folder()} cannot be read, where the key of its caches is"
+        return data, where if any(n_states) else "it was saved without caches"
     if n_bytes != len(head) + n_data + sum(n_states) + 32:
         return data, "its caches are damaged"
-    digest = hmac.new(_key(), head + about_bytes, hashlib.sha256)
+    digest = hmac.new(key, head + about_bytes, hashlib.sha256)
     at = file.tell()
     for _ in range(0, sum(n_states), _PIECE):  # verify before llama.cpp reads any of it
         digest.update(file.read(min(_PIECE, at + sum(n_states) - file.tell())))
@@ -151,6 +158,16 @@ def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[d
             models[0].rollback(0)
             return data, "llama.cpp cannot restore its caches"
     return data, ""
+
+
+def _data(path: Path, text: bytes, digest: bytes) -> dict[str, Any]:
+    """Return the data of a session file from their JSON and its hash."""
+    data = None
+    with contextlib.suppress(ValueError, RecursionError):
+        data = json.loads(text) if hashlib.sha256(text).digest() == digest else None
+    if not isinstance(data, dict):
+        raise SessionError(f"{path} is damaged.", "start a new conversation.")
+    return data
 
 
 def _about(model: Model | Head) -> dict[str, Any]:
@@ -167,18 +184,19 @@ def _about(model: Model | Head) -> dict[str, Any]:
     }
 
 
-def _key() -> bytes:
-    """Return this user's key, creating it on first use.
+def _key() -> bytes | None:
+    """Return this user's key, creating it on first use; None if it cannot be kept.
 
     If two processes create it at the same time, both use the key that is in the file afterwards.
     """
     path = cache_folder() / "session-key"
-    for _ in range(3):
-        with contextlib.suppress(FileNotFoundError):
-            key = path.read_bytes()
-            if len(key) == hashlib.sha256().digest_size:
-                return key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as part:
-            part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
-    raise OSError(f"{path} cannot be written")
+    with contextlib.suppress(OSError):
+        for _ in range(3):
+            with contextlib.suppress(FileNotFoundError):
+                key = path.read_bytes()
+                if len(key) == hashlib.sha256().digest_size:
+                    return key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as part:
+                part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
+    return None

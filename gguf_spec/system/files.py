@@ -33,7 +33,10 @@ CACHE_FOLDERS: tuple[CacheFolder, ...] = get_args(CacheFolder)
 def _folder(kind: str, program: str | None = _NAME) -> Path:
     import platformdirs
 
-    path: Path = getattr(platformdirs, f"user_{kind}_path")(program, appauthor=False)
+    try:
+        path: Path = getattr(platformdirs, f"user_{kind}_path")(program, appauthor=False)
+    except RuntimeError:  # this user has no home folder: nothing is there, nor can be
+        return Path(os.devnull, kind)
     return path
 
 

@@ -138,3 +138,20 @@ def test_all_files_of_a_split_model_count(tmp_path):
     before = ModelFile(tmp_path / "a-00001-of-00002.gguf").content_id
     (tmp_path / "a-00002-of-00002.gguf").write_bytes(b"part x")
     assert ModelFile(tmp_path / "a-00001-of-00002.gguf").content_id != before
+
+
+def test_a_cache_that_cannot_be_written(gguf_dir, tmp_path, monkeypatch, caplog):
+    """What needs no cache is done, and the folder is named."""
+    (tmp_path / "file").touch()
+    with load(gguf_dir, "llama", None) as llm:
+        llm.generate_tokens(llm.tokenize(PROMPT), SAID)
+        llm.save_session(tmp_path / "whole", {"about": "animals"})
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        llm.save_session(tmp_path / "saved", {"about": "animals"})
+        assert str(tmp_path / "file") in caplog.text
+        for name, why in (("saved", "without caches"), ("whole", "cannot be read")):
+            data, why_not = llm.restore_session(tmp_path / name)
+            assert (data, why in why_not) == ({"about": "animals"}, True)
+        monkeypatch.undo()
+        assert llm.restore_session(tmp_path / "saved")[1] == "it was saved without caches"
+        assert llm.restore_session(tmp_path / "whole")[1] == ""
