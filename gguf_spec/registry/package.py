@@ -200,7 +200,10 @@ def _running(
         yield child
     except BaseException:
         with contextlib.suppress(OSError):
-            child.kill() if sys.platform == "win32" else os.killpg(child.pid, signal.SIGKILL)
+            if sys.platform == "win32":
+                child.kill()
+            else:
+                os.killpg(child.pid, signal.SIGKILL)
         raise
     finally:
         if child.stdout:

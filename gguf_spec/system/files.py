@@ -5,6 +5,7 @@ The folders are the platform's own. On Linux and macOS the XDG variables name ot
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import glob
 import hashlib
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 from .limits import processor_limit
 
@@ -89,6 +90,63 @@ def try_lock(handle: int) -> bool:
     except OSError:
         return False
     return True
+
+
+# ---- texts that others wrote
+
+# Most bytes of a text that is read: more than any context holds, of tokens of 16 bytes.
+MOST_TEXT = 1 << 26
+_BOMS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",  # begins as UTF-16 does
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+# Share of zeros among every second byte from which a text without a mark is UTF-16, as most
+# letters of programs and logs are ASCII, and the fewest letters to tell.
+_ZEROS, _PAIRS = 0.7, 8
+
+
+def read_text(source: Path | BinaryIO) -> str:
+    """Return a text without its byte order mark; what is not UTF-8, 16 or 32 is replaced.
+
+    Args:
+        source: A file, which may be endless, or a stream, which is read to its end.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is longer than any context.
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            data = file.read(MOST_TEXT + 1)
+    else:
+        data = source.read(MOST_TEXT + 1)
+    if len(data) > MOST_TEXT:
+        n = MOST_TEXT // 16
+        raise ValueError(
+            f"it has more than {MOST_TEXT:,} bytes, and no context holds {n:,} tokens of 16 bytes"
+        )
+    encoding, n_mark = encoding_of(data)
+    return data[n_mark:].decode(encoding, errors="replace")
+
+
+def encoding_of(data: bytes) -> tuple[str, int]:
+    """Return the encoding of a text, from its first bytes, and the length of its mark."""
+    for mark, encoding in _BOMS.items():
+        if data.startswith(mark):
+            return encoding, len(mark)
+    start = data[:4096]
+    half = len(start) // 2
+    for encoding, zeros, others in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
+        if (
+            half >= _PAIRS
+            and start[zeros::2].count(0) >= _ZEROS * half
+            and not start[others::2].count(0)
+        ):
+            return encoding, 0
+    return "utf-8", 0
 
 
 # ---- atomic writes
