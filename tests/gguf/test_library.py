@@ -1,6 +1,7 @@
 """What is changed in llama.cpp's library when it is loaded: llamafile's products, and its threads."""
 
 import ctypes
+import os
 import sys
 import textwrap
 import threading
@@ -204,3 +205,18 @@ def test_stacks_as_other_systems_want_them(monkeypatch, system, n):
             backend.run_with_large_stack(n, lambda: 7)
     else:
         assert backend.run_with_large_stack(n, lambda: 7) == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the variable is that of Linux")
+def test_another_llama_cpp_in_the_path_of_libraries(tmp_path):
+    for name in ("ggml-base", "ggml", "ggml-cpu", "llama"):
+        for ending in (".so", ".so.0"):
+            (tmp_path / f"lib{name}{ending}").write_text("another one")
+    code = "from gguf_spec.llama.bindings import C\nprint(C.llama_max_devices())"
+    done = children.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
