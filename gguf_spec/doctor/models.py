@@ -173,6 +173,7 @@ class PairChecks:
         try:
             entry = resolve(model, self._models_file)
             target = ModelFile(local(entry), may_embed=True)
+            target.check_written()
             yield _file(role, target.header)
             if target.embeds_only:
                 yield from self._embeds(target)

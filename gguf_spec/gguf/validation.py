@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import (
     ModelNotFoundError,
@@ -54,6 +54,8 @@ __all__ = [
 _MAX_PARTS, _FIRST_PART = 1024, re.compile(r"(.+)-00001-of-(\d{5})\.gguf")
 # ggml types
 _F32, _I32 = 0, 26
+# samples of a file that show zeros in place of data, their bytes, and those of a tensor that counts
+_N_SAMPLES, _SAMPLE, _LEAST = 16, 4096, 64
 # parts of the names of tensors that must be f32, besides all one-dimensional tensors
 _ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")
 # Special tokens of the tokenizer `bert`: metadata key -> default of llama.cpp.
@@ -428,6 +430,65 @@ def trimmed(header: Header) -> Trimmed | None:
     return Trimmed(ids, name, size)
 
 
+# ---- data that were never written
+
+
+def check_written(header: Header) -> None:
+    """Check by samples that no part of a file has zeros in place of tensors.
+
+    A loss of power or a full disk leaves such files, of the right size. A tensor may be zero by
+    right, and so may the rows of unused tokens at the end of a table. But no norm is zero, and no
+    run of zeros begins within one matrix and goes on in the next.
+
+    Raises:
+        NotAModelError: A file has such a part.
+    """
+    for i, path in enumerate(header.parts):
+        tensors = [tensor for tensor in header.tensors if tensor.part == i and tensor.n_bytes]
+        tensors.sort(key=lambda one: one.offset)
+        try:
+            with path.open("rb") as file:
+                found = _unwritten(file, header.parts_at[i], tensors)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if found:
+            what = f"{path.name} has zeros in place of data, as in the tensor {shown(found.name)}."
+            hint = "download or copy it again; it was not written to the disk completely."
+            raise NotAModelError(path, what, hint)
+
+
+def _unwritten(file: BinaryIO, data_at: int, tensors: list[Tensor]) -> Tensor | None:
+    """Return a tensor that was not written; None if there is none, as far as samples tell."""
+
+    def is_zero(start: int, end: int) -> bool:
+        file.seek(data_at + start)
+        return not any(file.read(min(end - start, _SAMPLE)))
+
+    def ends_in_zeros(tensor: Tensor) -> bool:
+        end = tensor.offset + tensor.n_bytes
+        return is_zero(max(tensor.offset, end - _SAMPLE), end)
+
+    def begins_with_zeros(tensor: Tensor) -> bool:
+        return is_zero(tensor.offset, tensor.offset + tensor.n_bytes)
+
+    size = max((one.offset + one.n_bytes for one in tensors), default=0)
+    at = (size * i // _N_SAMPLES for i in range(1, _N_SAMPLES + 1))
+    if not any(is_zero(max(0, end - _SAMPLE), end) for end in at):
+        return None
+    norms = [one for one in tensors if one.name.endswith("norm.weight") and one.type == _F32]
+    for norm in norms:
+        if norm.n_bytes >= _LEAST and begins_with_zeros(norm) and ends_in_zeros(norm):
+            return norm
+    for one, following in itertools.pairwise(tensors):
+        if (
+            min(len(one.shape), len(following.shape)) > 1
+            and (ends_in_zeros(one) and begins_with_zeros(following))
+            and not begins_with_zeros(one)
+        ):
+            return one
+    return None
+
+
 # ---- a model on the disk
 
 
@@ -500,6 +561,14 @@ class ModelFile:
         except OSError as error:
             raise _unreadable(self.path, error) from error
         return " ".join(ids)
+
+    def check_written(self) -> None:
+        """Check that the data of the tensors are there, by samples.
+
+        Raises:
+            NotAModelError: A part of a file has zeros in their place.
+        """
+        check_written(self.header)
 
     def check_unchanged(self) -> None:
         """Check that no other file took the name since the header was read.

@@ -402,6 +402,7 @@ class Model(Cache):
             what = f"{self.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(self.path, what, "use it as the draft of that model.")
         options.check_heads(header)
+        file.check_written()
         for adapter in options.lora:
             check_adapter(adapter.path, header)
         start_backend()
