@@ -124,11 +124,14 @@ def path() -> None:
 @config.command(reads_config=False, short_help="Open the file in the editor, and check it.")
 def edit() -> None:
     """Open the file in $VISUAL or $EDITOR, and check it afterwards. A new file has examples."""
+    from ..system.files import atomic_write
+
     file = config_path()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            file.write_text(_TEMPLATE, encoding="utf-8")
+            with atomic_write(file) as part:
+                part.write_text(_TEMPLATE, encoding="utf-8")
     except OSError as error:
         raise ConfigFileError(
             f"it cannot be written: {error.strerror}.", "check the permissions of its folder."
@@ -168,9 +171,11 @@ def read() -> dict[str, Any]:
         ConfigFileError: It cannot be read, or is not TOML.
     """
     try:
-        data = config_path().read_bytes()
-    except (FileNotFoundError, RuntimeError):  # a RuntimeError: this user has no home folder
+        config_path().stat()
+    except OSError:  # there is none, or no home folder that this user can enter
         return {}
+    try:
+        data = config_path().read_bytes()
     except OSError as error:
         fact = f"it cannot be read: {error.strerror}."
         raise ConfigFileError(fact, "check its permissions.") from None

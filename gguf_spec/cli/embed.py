@@ -13,6 +13,7 @@ from ..options import Speculation
 from .command import Command, file_option, option
 from .completion import model_names
 from .options import (
+    STDIN,
     ModelName,
     load_models,
     models_file_option,
@@ -87,7 +88,7 @@ def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:
         if sys.stdin is None or sys.stdin.isatty():
             fact = "there is no text; write it as an argument, use --file FILE, or use a pipe."
             raise click.UsageError(fact)
-        lines = sys.stdin.buffer.read().decode("utf-8", errors="replace").splitlines()
+        lines = read_text(STDIN).splitlines()
     found = [*texts, *(line for line in lines if line.strip())]
     if not found:
         raise click.UsageError("there is no text: all lines are empty.")

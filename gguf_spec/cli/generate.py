@@ -14,6 +14,7 @@ import click
 from ..options import Sampling
 from .command import Command, file_option, flag, json_option, option
 from .options import (
+    STDIN,
     load_models,
     model_options,
     read_text,
@@ -194,7 +195,7 @@ def read_prompt(prompt: str | None, files: Sequence[Path]) -> str:
         _say_if_waiting(prompt is not None or bool(files))
     piped = ""
     if sys.stdin is not None and (has_pipe or prompt == "-"):
-        piped = sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
+        piped = read_text(STDIN).removesuffix("\n")
     joined = [piped, *texts] if prompt == "-" else [prompt or "", *texts, piped]
     return "\n\n".join(filter(None, joined))
 

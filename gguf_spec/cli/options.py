@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -342,18 +343,23 @@ def to_speculation(options: dict[str, Any]) -> Speculation:
     return replace(asked, k=0) if options["draft"] == "none" else asked
 
 
+STDIN = Path("-")
+
+
 def read_text(file: Path) -> str:
-    """Return the text of a file; invalid UTF-8 is replaced.
+    """Return the text of a file, or of the standard input for `-`; invalid UTF-8 is replaced.
 
     Raises:
-        click.FileError: The file cannot be read.
+        click.FileError: The file cannot be read, or is longer than any context.
     """
+    from ..system import files
+
+    is_pipe = os.fspath(file) == "-"
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
+        return files.read_text(sys.stdin.buffer if is_pipe else file)
     except (OSError, ValueError) as error:
-        raise click.FileError(
-            os.fspath(file), getattr(error, "strerror", None) or str(error)
-        ) from error
+        name = "the standard input" if is_pipe else os.fspath(file)
+        raise click.FileError(name, getattr(error, "strerror", None) or str(error)) from error
 
 
 def at_once(llm: LLM) -> str:

@@ -31,12 +31,13 @@ class TextFile:
         self.path = path
         try:
             self.path = path.resolve(strict=True)
-            if self.path.stat().st_size > _MOST_BYTES:
+            with self.path.open("rb") as file:  # a device has no size, nor an end
+                self._data = file.read(_MOST_BYTES + 1)
+            if len(self._data) > _MOST_BYTES:
+                n = max(self.path.stat().st_size, len(self._data))
                 raise GgufSpecError(
-                    f"{path} has {self.path.stat().st_size:,} bytes, which no context holds.",
-                    "split the file.",
+                    f"{path} has {n:,} bytes, which no context holds.", "split the file."
                 )
-            self._data = self.path.read_bytes()
         except OSError as error:
             raise GgufSpecError(
                 f"{path} cannot be read: {error.strerror}.", "check the file and its permissions."
@@ -54,9 +55,11 @@ class TextFile:
         if b"\0" not in self._data:
             with contextlib.suppress(UnicodeDecodeError):
                 return self._data.decode("utf-8")
-        raise GgufSpecError(
-            f"{path} is not a text file in UTF-8.", "name a text file, or convert it to UTF-8."
-        )
+        from ..system.files import encoding_of
+
+        found, _ = encoding_of(self._data)
+        what = f"a text file in {found.upper()}, not" if found != "utf-8" else "not a text file in"
+        raise GgufSpecError(f"{path} is {what} UTF-8.", "name a text file, or convert it to UTF-8.")
 
     def encoded(self, text: str) -> bytes:
         """Return the bytes of a new text, stored as the old one."""

@@ -24,6 +24,7 @@ from ..llama import structures
 from ..llama.backend import features_of
 from ..llama.options import ContextOptions, physical_cores
 from ..system.files import CACHE_FOLDERS, cache_file, cache_folder, read_json, write_json
+from ..system.limits import memory_limits, processor_limit
 from ..system.machine import available_bytes, format_bytes, total_bytes
 
 # oldest supported version of Python
@@ -349,17 +350,15 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
 
 def threads(options: ContextOptions) -> Check:
     """Check that each core has exactly one thread."""
-    cores, quota = physical_cores(), _quota()
+    cores, limit = physical_cores(), processor_limit()
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
+    if limit:
+        found += f" (the limit is {limit.processors:.3g}: {limit.source})"
     todo = Text("omit {threads}, or set {threads=}.", threads=cores)
-    if quota is not None and threads > quota + 0.5:
-        found += f", but this container may use {quota:.3g} of them"
-        todo = Text("set {threads=}.", threads=max(1, int(quota)))
-    elif threads == cores:
+    if threads == cores:
         return Check("threads", "ok", found)
-    else:
-        found += ": they wait for each other" if threads > cores else ": the others are idle"
+    found += ": they wait for each other" if threads > cores else ": the others are idle"
     return Check("threads", "warn", found, todo)
 
 
@@ -390,21 +389,15 @@ def openmp() -> Check:
     return Check("OpenMP", "ok", found)
 
 
-def _quota() -> float | None:
-    """Return the processor limit of the container; None without a limit."""
-    try:
-        most, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return int(most) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
 def memory() -> Check:
     """Check that some memory is free."""
     free, total = available_bytes(), total_bytes()
     if free is None or not total:
         return Check("memory", "ok", "unknown")
     found = f"{format_bytes(free)} of {format_bytes(total)} are free"
+    limit = min(memory_limits(), key=lambda one: one.left, default=None)
+    if limit and limit.left <= free:
+        found += f" (the limit is {format_bytes(limit.n_bytes)}: {limit.source})"
     if free < _LITTLE_MEMORY:
         return Check("memory", "warn", found, "close other programs.")
     return Check("memory", "ok", found)

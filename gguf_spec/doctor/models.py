@@ -173,6 +173,7 @@ class PairChecks:
         try:
             entry = resolve(model, self._models_file)
             target = ModelFile(local(entry), may_embed=True)
+            target.check_written()
             yield _file(role, target.header)
             if target.embeds_only:
                 yield from self._embeds(target)
@@ -380,7 +381,8 @@ def _other_build(target: Model, profile: Profile) -> Check:
 
     name, here = "other build", origin()
     other = COMPILED if here == READY_MADE else READY_MADE
-    file = cache_file("builds", [*this_machine(), target.path.name, own_kernels.in_use().name])
+    parts = [*this_machine(timed=True), target.path.name, own_kernels.in_use().name]
+    file = cache_file("builds", parts)
     known = read_json(file)
     known = known if isinstance(known, dict) else {}
     costs = {str(n): profile.target[n] for n in _COMPARED if n in profile.target}

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import (
     ModelNotFoundError,
@@ -25,7 +25,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..options import POOLING
-from ..system.files import content_id
+from ..system.files import absolute, content_id, version
 from .header import (
     I64,
     IDS,
@@ -50,10 +50,12 @@ __all__ = [
     "read_header",
 ]
 
-# most files of a split model
-_MAX_PARTS = 1024
+# most files of a split model, and the name of its first file
+_MAX_PARTS, _FIRST_PART = 1024, re.compile(r"(.+)-00001-of-(\d{5})\.gguf")
 # ggml types
 _F32, _I32 = 0, 26
+# samples of a file that show zeros in place of data, their bytes, and those of a tensor that counts
+_N_SAMPLES, _SAMPLE, _LEAST = 16, 4096, 64
 # parts of the names of tensors that must be f32, besides all one-dimensional tensors
 _ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")
 # Special tokens of the tokenizer `bert`: metadata key -> default of llama.cpp.
@@ -120,9 +122,8 @@ def _join(first: Header, count: int) -> Header:
         what = f"{begin} but its name does not end in {ending}."
         raise NotAModelError(first.path, what, hint)
     parts = [first]
-    for i in range(1, count):
-        name = first.path.name.removesuffix(ending) + f"-{i + 1:05}-of-{count:05}.gguf"
-        path = first.path.with_name(name)
+    for i, path in enumerate(_part_paths(first.path)[1:], 1):
+        name = path.name
         try:
             part = _read(path)
         except ModelNotFoundError as error:
@@ -148,6 +149,15 @@ def _join(first: Header, count: int) -> Header:
         parts=tuple(part.path for part in parts),
         parts_at=tuple(part.data_at for part in parts),
     )
+
+
+def _part_paths(first: Path) -> list[Path]:
+    """Return the files of a split model by the name of the first; this one if it is not split."""
+    match = _FIRST_PART.fullmatch(first.name)
+    if not match or int(match[2]) > _MAX_PARTS:
+        return [first]
+    names = (f"{match[1]}-{i + 1:05}-of-{match[2]}.gguf" for i in range(int(match[2])))
+    return [first.with_name(name) for name in names]
 
 
 def check_generates_text(header: Header, as_draft: bool = False) -> None:
@@ -423,7 +433,77 @@ def trimmed(header: Header) -> Trimmed | None:
     return Trimmed(ids, name, size)
 
 
+# ---- data that were never written
+
+
+def check_written(header: Header) -> None:
+    """Check by samples that no part of a file has zeros in place of tensors.
+
+    A loss of power or a full disk leaves such files, of the right size. A tensor may be zero by
+    right, and so may the rows of unused tokens at the end of a table. But no norm is zero, and no
+    run of zeros begins within one matrix and goes on in the next.
+
+    Raises:
+        NotAModelError: A file has such a part.
+    """
+    for i, path in enumerate(header.parts):
+        tensors = [tensor for tensor in header.tensors if tensor.part == i and tensor.n_bytes]
+        tensors.sort(key=lambda one: one.offset)
+        try:
+            with path.open("rb") as file:
+                found = _unwritten(file, header.parts_at[i], tensors)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if found:
+            what = f"{path.name} has zeros in place of data, as in the tensor {shown(found.name)}."
+            hint = "download or copy it again; it was not written to the disk completely."
+            raise NotAModelError(path, what, hint)
+
+
+def _unwritten(file: BinaryIO, data_at: int, tensors: list[Tensor]) -> Tensor | None:
+    """Return a tensor that was not written; None if there is none, as far as samples tell."""
+
+    def is_zero(start: int, end: int) -> bool:
+        file.seek(data_at + start)
+        return not any(file.read(min(end - start, _SAMPLE)))
+
+    def ends_in_zeros(tensor: Tensor) -> bool:
+        end = tensor.offset + tensor.n_bytes
+        return is_zero(max(tensor.offset, end - _SAMPLE), end)
+
+    def begins_with_zeros(tensor: Tensor) -> bool:
+        return is_zero(tensor.offset, tensor.offset + tensor.n_bytes)
+
+    size = max((one.offset + one.n_bytes for one in tensors), default=0)
+    at = (size * i // _N_SAMPLES for i in range(1, _N_SAMPLES + 1))
+    if not any(is_zero(max(0, end - _SAMPLE), end) for end in at):
+        return None
+    norms = [one for one in tensors if one.name.endswith("norm.weight") and one.type == _F32]
+    for norm in norms:
+        if norm.n_bytes >= _LEAST and begins_with_zeros(norm) and ends_in_zeros(norm):
+            return norm
+    for one, following in itertools.pairwise(tensors):
+        if (
+            min(len(one.shape), len(following.shape)) > 1
+            and (ends_in_zeros(one) and begins_with_zeros(following))
+            and not begins_with_zeros(one)
+        ):
+            return one
+    return None
+
+
 # ---- a model on the disk
+
+
+def check_version(path: Path, before: tuple[int, ...]) -> None:
+    """Check that a file still has the version that was read.
+
+    Raises:
+        NotAModelError: It was replaced or changed.
+    """
+    if version(path) != before:
+        what = f"{path.name} was changed while it was loaded."
+        raise NotAModelError(path, what, "load it again when it is complete.")
 
 
 class ModelFile:
@@ -432,7 +512,7 @@ class ModelFile:
     The file is read on first use of a property; later uses take what was read.
 
     Attributes:
-        path: The file, or the first file of a split model.
+        path: The file from the root, or the first file of a split model.
     """
 
     def __init__(self, path: Path, *, may_embed: bool = False, as_draft: bool = False) -> None:
@@ -443,7 +523,12 @@ class ModelFile:
             may_embed: Whether it may be a model that computes embeddings only.
             as_draft: The model only drafts, so its vocabulary may be trimmed.
         """
-        self.path, self._may_embed, self._as_draft = path, may_embed, as_draft
+        self.path, self._may_embed, self._as_draft = absolute(path), may_embed, as_draft
+
+    @cached_property
+    def _versions(self) -> dict[Path, tuple[int, ...]]:
+        """Its files with their versions when the first of them was read."""
+        return {path: version(path) for path in _part_paths(self.path)}
 
     @cached_property
     def header(self) -> Header:
@@ -452,6 +537,7 @@ class ModelFile:
         Raises:
             ModelError: The file is missing or damaged, or generates no text.
         """
+        _ = self._versions
         header = read_header(self.path)
         if self._may_embed:
             check_model(header)
@@ -466,12 +552,49 @@ class ModelFile:
 
     @cached_property
     def content_id(self) -> str:
-        """Hash of the content, under which measurements are stored."""
-        return content_id(self.path)
+        """Hash of the content, under which measurements and caches are stored.
+
+        It is computed when the model is loaded: later another file may have the name.
+
+        Raises:
+            NotAModelError: A file cannot be read.
+        """
+        try:
+            ids = [content_id(path) for path in self._versions]
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        return " ".join(ids)
+
+    def check_written(self) -> None:
+        """Check that the data of the tensors are there, by samples.
+
+        Raises:
+            NotAModelError: A part of a file has zeros in their place.
+        """
+        check_written(self.header)
+
+    def check_unchanged(self) -> None:
+        """Check that no other file took the name since the header was read.
+
+        Raises:
+            NotAModelError: A file was replaced or changed.
+        """
+        for path, before in self._versions.items():
+            check_version(path, before)
+
+    def is_rewritten(self) -> bool:
+        """Whether the loaded file itself has other content now, which mapped weights follow.
+
+        A file that was replaced or removed is not: the mapped one lasts.
+        """
+        for path, before in self._versions.items():
+            now = version(path)
+            if now[:1] == before[:1] and now[1:3] != before[1:3]:
+                ids = [content_id(path) for path in self._versions]
+                return " ".join(ids) != self.content_id
+        return False
 
     @cached_property
-    def identity(self) -> tuple[str, int, int]:
-        """Real path, size and modification time."""
-        real = self.path.resolve()
-        stat = real.stat()
-        return str(real), stat.st_size, stat.st_mtime_ns
+    def identity(self) -> tuple[object, ...]:
+        """Real path and version."""
+        return self.path.resolve(), *version(self.path)[1:]

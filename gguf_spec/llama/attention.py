@@ -80,7 +80,7 @@ def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
     o = replace(options, flash_attention=flash, threads=options.threads or physical_cores())
     parts = [
         _VERSION,
-        *(*this_machine(), *library_parts(), *shape),
+        *(*this_machine(timed=True), *library_parts(), *shape),
         *(o.flash_attention, o.kv_type, o.threads, o.gpu_layers),
         *replace(o.placement, n_cpu_moe=0, overrides=()).parts,
     ]

@@ -77,9 +77,10 @@ def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
     with _stack_lock:
         before = threading.stack_size()
         try:
-            threading.stack_size((1 << 20) + (n_bytes >> 2 << 12))
+            # macOS takes multiples of its page alone, 16 KiB
+            threading.stack_size((1 << 20) + (-(-n_bytes // 64) << 16))
             thread.start()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # Windows takes less than 256 MiB
             raise NotEnoughMemoryError(
                 f"there is not enough memory to tokenise a text of {n_bytes:,} bytes.",
                 n_bytes << 10,

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from ..errors import BindingError
 from ..system.files import content_id
-from .library import cpu_library, libraries
+from .library import cpu_library, libraries, load_own_libraries
 from .openmp import spin_count_set
 from .structures import TESTED, misfit
 
 try:
     with spin_count_set():
+        load_own_libraries()
         from llama_cpp import __version__, llama_cpp
 # The library lacks a function that is declared; or it is missing, damaged or of another machine.
 except (AttributeError, OSError, RuntimeError) as error:

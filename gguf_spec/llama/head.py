@@ -121,8 +121,10 @@ class Head(Cache):
             of_weights.n_gpu_layers = layers if isinstance(layers, int) else -1
             of_weights.use_extra_bufts = options.extra_bufts
             of_weights.load_mtp = True
+            _ = file.content_id
             if not self._target.native.load(os.fsencode(file.path), of_weights):
                 raise load_error(file.header, log)
+            file.check_unchanged()
         target, params = self._target, C.llama_context_default_params()
         params.ctx_type = self.context_type
         params.n_ctx = target.n_ctx

@@ -7,6 +7,7 @@ the fitting one. `libllama` is not linked with it, so its functions are looked u
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -14,6 +15,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,18 +130,35 @@ class CpuLibrary:
                 self.rebind(name, nothing)
 
 
+def load_own_libraries() -> None:
+    """Load the libraries of llama-cpp-python by their paths, where others may have their names.
+
+    A folder in `LD_LIBRARY_PATH` with another llama.cpp goes before the folder of a library that
+    needs them, but not before what is loaded.
+    """
+    package = find_spec("llama_cpp")
+    if not (os.environ.get("LD_LIBRARY_PATH") and package and package.origin):
+        return
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or Path(package.origin).parent / "lib"
+    for name in ("ggml-base", "ggml-cpu", "ggml", "llama"):
+        with contextlib.suppress(OSError):  # a build without it, or one that cannot be loaded
+            ctypes.CDLL(str(Path(folder, f"lib{name}.so")))
+
+
 def cpu_library(llama: Any) -> CpuLibrary | None:
     """Return the library with the CPU's kernels; None if it is unknown, as on Windows.
 
     Args:
         llama: The loaded libllama.
     """
+    if os.name != "posix":
+        return None
     registry, function = llama.ggml_backend_reg_by_name, llama.ggml_backend_reg_get_proc_address
     registry.restype = function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     cpu, place = registry(b"CPU"), _Place()
     address = function(cpu, b"ggml_backend_set_n_threads") if cpu else None
-    find = getattr(ctypes.CDLL(None), "dladdr", None) if os.name == "posix" else None
+    find = getattr(ctypes.CDLL(None), "dladdr", None)
     if find is None or not find(ctypes.c_void_p(address), ctypes.byref(place)):
         return None
     return CpuLibrary(Path(os.fsdecode(place.file)), place.start)

@@ -37,7 +37,7 @@ from ..gguf.heads import is_head_alone
 from ..gguf.validation import Header, ModelFile
 from ..options import K_MAX, require
 from ..results import PassCounts
-from ..system.files import content_id, read_json, write_json
+from ..system.files import read_json, write_json
 from . import own_kernels, probe
 from .backend import build_features, library_parts, offloads, start_backend, uses_gpu
 from .bindings import C
@@ -402,6 +402,7 @@ class Model(Cache):
             what = f"{self.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(self.path, what, "use it as the draft of that model.")
         options.check_heads(header)
+        file.check_written()
         for adapter in options.lora:
             check_adapter(adapter.path, header)
         start_backend()
@@ -494,7 +495,7 @@ class Model(Cache):
         o = self.options
         key: list[object] = [self.file.content_id, self.n_ctx, o.flash_attention, o.kv_type]
         key += [o.gpu_layers, o.threads or physical_cores(), *o.placement.parts]
-        key += [part for one in o.lora for part in (content_id(one.path), one.scale)]
+        key += [part for one in o.lora for part in (one.content_id, one.scale)]
         file = probe.result_file("rows", *library_parts(), *key)
         match read_json(file):
             case [int(least), int(most)] if (least, most) in (*_FILLED_PASSES, (1, 1)):

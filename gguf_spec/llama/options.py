@@ -6,13 +6,15 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
 from ..options import DEFAULT_CTX, LAYERS_MAX, PATTERN_MAX, checked, require
+from ..system.files import absolute, content_id
+from ..system.limits import processor_limit
 
 # value of `device` for no GPU, and the name of the CPU for `override_tensor`
 NONE, CPU = "none", "CPU"
@@ -195,6 +197,11 @@ class Adapter:
     path: Path
     scale: float = 1.0
 
+    @cached_property
+    def content_id(self) -> str:
+        """Hash of the file, computed when the adapter is loaded."""
+        return content_id(self.path)
+
 
 _USUAL_PLACEMENT = Placement()
 AdapterFile: TypeAlias = "str | Path | tuple[str | Path, float]"
@@ -226,7 +233,7 @@ def adapters(
         if not (isinstance(scale, (int, float)) and abs(scale) <= _MAX_SCALE):
             allowed = f"a file and a scale from -{_MAX_SCALE} to {_MAX_SCALE}"
             raise InvalidOptionError(option, f"{file}:{scale}", allowed)
-        found.append(Adapter(Path(file), float(scale)))
+        found.append(Adapter(absolute(Path(file)), float(scale)))
     return tuple(found)
 
 
@@ -402,8 +409,16 @@ def head_sizes(header: Header) -> list[tuple[int, int]]:
 def physical_cores() -> int:
     """Return the number of physical cores available to this process.
 
-    A second thread on a core slows decoding down.
+    A second thread on a core slows decoding down, and so do threads that use up the processor time
+    of a control group before its period ends.
     """
+    limit = processor_limit()
+    cores = _cores()
+    return min(cores, max(1, int(limit.processors))) if limit else cores
+
+
+def _cores() -> int:
+    """Return the number of physical cores on which this process may run."""
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         import psutil
 

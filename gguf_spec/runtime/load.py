@@ -38,6 +38,7 @@ from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
+from ..system.files import read_text
 from ..system.machine import available_bytes, format_bytes, parse_bytes
 from .default_model import DefaultModel, chosen_model
 from .draft_search import LoadOptions
@@ -493,7 +494,7 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
 
 def _read_reference(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     except (OSError, ValueError) as error:
         raise InvalidOptionError(
             "reference", str(path), f"a readable text file ({error})"

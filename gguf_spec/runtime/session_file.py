@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -26,9 +27,10 @@ from ..llama.backend import library_parts
 from ..llama.head import Head
 from ..llama.model import Cache, Model
 from ..options import IMAGE_IDS
-from ..system.files import atomic_write, cache_folder, content_id, this_machine
+from ..system.files import atomic_write, cache_folder, this_machine
 from ..system.machine import format_bytes
 
+_LOG = logging.getLogger("gguf_spec.runtime.session_file")
 _FORMAT = b"gguf-spec session 1\n"
 _MOST_DATA = 64 << 20  # maximum size of the data, in bytes
 _PIECE = 1 << 22  # block size of hashing, in bytes
@@ -49,6 +51,11 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
         raise SessionError(f"{path} exists and is not a session file.", "choose another name.")
     models = [model for model in (target, draft) if model]
     for model in models:
+        if model.options.placement.mmap is not False and model.file.is_rewritten():
+            raise SessionError(
+                f"{model.path} was changed after it was loaded: caches may be of both contents.",
+                "load the model again.",
+            )
         _cut_before_images(model)
     about = {**data, "caches": [_about(model) for model in models]}
     about_bytes = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
@@ -58,7 +65,15 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
             f"{format_bytes(_MOST_DATA)} can be saved.",
             "remove messages with images first.",
         )
-    lengths = (len(about_bytes), target.state_bytes(), draft.state_bytes() if draft else 0)
+    key, states = _key(), [model.state_bytes() for model in models]
+    if key is None:  # what it computed could not be told from what others wrote
+        _LOG.warning(
+            "%s cannot be written, so a chat is saved without its caches: it will be read again. "
+            "Set XDG_CACHE_HOME to another folder.",
+            cache_folder(),
+        )
+        models, states = [], []
+    lengths = (len(about_bytes), *[*states, 0, 0][:2])
     try:
         free = shutil.disk_usage(path.parent).free
         if sum(lengths) > free:
@@ -67,15 +82,13 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
                 "free disk space, or save it on another disk.",
             )
         with atomic_write(path) as part, part.open("wb") as file:
-            digest = hmac.new(_key(), digestmod=hashlib.sha256)
+            digest = hmac.new(key or b"", digestmod=hashlib.sha256)
             hash_of_data = hashlib.sha256(about_bytes).digest()
             pieces: Iterable[Any] = (_FORMAT, _LENGTHS.pack(*lengths), hash_of_data, about_bytes)
             for piece in chain(pieces, (model.state() for model in models)):
                 file.write(piece)
                 digest.update(piece)
             file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
     except OSError as error:
         raise SessionError(
             f"{path} cannot be written: {error.strerror or error}.",
@@ -119,14 +132,7 @@ def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[d
         raise SessionError(f"{path} is not a session file.")
     n_data, *n_states = _LENGTHS.unpack_from(head, len(_FORMAT))
     about_bytes = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
-    try:
-        data = (
-            json.loads(about_bytes) if hashlib.sha256(about_bytes).digest() == head[-32:] else None
-        )
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise SessionError(f"{path} is damaged.", "start a new conversation.")
+    data = _data(path, about_bytes, head[-32:])
     for model in models:
         model.rollback(0)
     about = data.pop("caches", None)
@@ -134,9 +140,13 @@ def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[d
     found = about if isinstance(about, list) else []
     if made_by != [isinstance(one, dict) and one.get("made_by") for one in found]:
         return data, "it was saved with other models, settings or another build of llama.cpp"
+    key = _key()
+    if key is None or not any(n_states):
+        where = f"{cache_folder()} cannot be read, where the key of its caches is"
+        return data, where if any(n_states) else "it was saved without caches"
     if n_bytes != len(head) + n_data + sum(n_states) + 32:
         return data, "its caches are damaged"
-    digest = hmac.new(_key(), head + about_bytes, hashlib.sha256)
+    digest = hmac.new(key, head + about_bytes, hashlib.sha256)
     at = file.tell()
     for _ in range(0, sum(n_states), _PIECE):  # verify before llama.cpp reads any of it
         digest.update(file.read(min(_PIECE, at + sum(n_states) - file.tell())))
@@ -150,13 +160,23 @@ def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[d
     return data, ""
 
 
+def _data(path: Path, text: bytes, digest: bytes) -> dict[str, Any]:
+    """Return the data of a session file from their JSON and its hash."""
+    data = None
+    with contextlib.suppress(ValueError, RecursionError):
+        data = json.loads(text) if hashlib.sha256(text).digest() == digest else None
+    if not isinstance(data, dict):
+        raise SessionError(f"{path} is damaged.", "start a new conversation.")
+    return data
+
+
 def _about(model: Model | Head) -> dict[str, Any]:
     """Return a fingerprint of everything the cache depends on, and the cached tokens."""
     o = model.options
     parts: list[object] = [*this_machine(), *library_parts(), model.file.content_id]
     parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc]
     parts += o.placement.parts
-    parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
+    parts += [(adapter.content_id, adapter.scale) for adapter in o.lora]
     return {
         "made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(),
         "tokens": list(model.cached),
@@ -164,18 +184,19 @@ def _about(model: Model | Head) -> dict[str, Any]:
     }
 
 
-def _key() -> bytes:
-    """Return this user's key, creating it on first use.
+def _key() -> bytes | None:
+    """Return this user's key, creating it on first use; None if it cannot be kept.
 
     If two processes create it at the same time, both use the key that is in the file afterwards.
     """
     path = cache_folder() / "session-key"
-    for _ in range(3):
-        with contextlib.suppress(FileNotFoundError):
-            key = path.read_bytes()
-            if len(key) == hashlib.sha256().digest_size:
-                return key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as part:
-            part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
-    raise OSError(f"{path} cannot be written")
+    with contextlib.suppress(OSError):
+        for _ in range(3):
+            with contextlib.suppress(FileNotFoundError):
+                key = path.read_bytes()
+                if len(key) == hashlib.sha256().digest_size:
+                    return key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as part:
+                part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
+    return None

@@ -53,7 +53,7 @@ def listed(url: str, token: str) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = folder / f"{os.getpid()}-{url.rpartition(':')[2]}.json"
         entry = {"url": url, "pid": os.getpid(), "token": token}
-        with atomic_write(file) as part:
+        with atomic_write(file, lasting=False) as part:
             part.write_text(json.dumps(entry), encoding="utf-8")
     try:
         yield

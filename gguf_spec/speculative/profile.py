@@ -15,7 +15,7 @@ from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
-from ..system.files import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
+from ..system.files import CacheFolder, cache_file, read_json, this_machine, write_json
 from .cost_model import CostModel, Overhead, Pace, interpolate
 from .drafters import (
     MODELS,
@@ -363,11 +363,11 @@ def write_statistics(
 def _file(
     target: Model | ModelKey, draft: Model | Head | ModelKey | None, kind: CacheFolder = "profiles"
 ) -> Path:
-    parts: list[object] = [VERSION, *this_machine(), *library_parts()]
+    parts: list[object] = [VERSION, *this_machine(timed=True), *library_parts()]
     for model in [target, draft] if draft else [target]:
         o = model.options
         parts += [model.file.content_id, o.threads or physical_cores(), o.flash_attention]
         parts += [o.kv_type, o.gpu_layers, o.extra_bufts, *o.rpc, *filter(None, [o.head])]
         parts += [*o.placement.parts, *(["shared"] if o.parallel > 1 and uses_gpu(o) else [])]
-        parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
+        parts += [(adapter.content_id, adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)

@@ -542,13 +542,14 @@ def profile_of(
     """Return the stored profile of these models, or measure and store it.
 
     A profile is measured again if it is a month old. One that other programs disturbed is measured
-    again at the next load, and the better one of the two is used for a day. While another program
-    runs, only the fewest passes are made. `on_measure` is called before a measurement.
-    `translation` is that of a draft with other token ids.
+    again at the next load, and the better one of the two is used for a day. One "from the future"
+    stays: the clock of a machine without a battery starts in 1970. While another program runs, only
+    the fewest passes are made. `on_measure` is called before a measurement. `translation` is that
+    of a draft with other token ids.
     """
     kept, now = read_profile(target, draft), time.time()
     old_s = _OLD_S if kept and kept.steady else _DISTURBED_OLD_S
-    is_usable = kept and (kept.steady or kept.final) and 0 <= now - kept.measured_at < old_s
+    is_usable = kept and (kept.steady or kept.final) and now - kept.measured_at < old_s
     if kept and is_usable:
         known = _with_depth(kept, target, draft)
         if known != kept:

@@ -5,6 +5,7 @@ The folders are the platform's own. On Linux and macOS the XDG variables name ot
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import glob
 import hashlib
@@ -12,12 +13,15 @@ import json
 import os
 import platform
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
+
+from .limits import processor_limit
 
 _NAME = "gguf-spec"
 # without locks, the leftovers of killed processes are not removed
@@ -30,7 +34,10 @@ CACHE_FOLDERS: tuple[CacheFolder, ...] = get_args(CacheFolder)
 def _folder(kind: str, program: str | None = _NAME) -> Path:
     import platformdirs
 
-    path: Path = getattr(platformdirs, f"user_{kind}_path")(program, appauthor=False)
+    try:
+        path: Path = getattr(platformdirs, f"user_{kind}_path")(program, appauthor=False)
+    except RuntimeError:  # this user has no home folder: nothing is there, nor can be
+        return Path(os.devnull, kind)
     return path
 
 
@@ -60,10 +67,11 @@ def exclusive(path: Path, waiting: Callable[[], object]) -> Iterator[tuple[int, 
     """
     with path.open("ab") as file:
         if not try_lock(file.fileno()):
-            import fcntl
-
             waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            if sys.platform != "win32":
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield (file.fileno(),) if _HAS_LOCKS else ()
 
 
@@ -73,7 +81,7 @@ def try_lock(handle: int) -> bool:
     Args:
         handle: Its file descriptor. Where the system has no locks, True is returned.
     """
-    if not _HAS_LOCKS:
+    if sys.platform == "win32" or not _HAS_LOCKS:
         return True
     import fcntl
 
@@ -84,11 +92,68 @@ def try_lock(handle: int) -> bool:
     return True
 
 
+# ---- texts that others wrote
+
+# Most bytes of a text that is read: more than any context holds, of tokens of 16 bytes.
+MOST_TEXT = 1 << 26
+_BOMS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",  # begins as UTF-16 does
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+# Share of zeros among every second byte from which a text without a mark is UTF-16, as most
+# letters of programs and logs are ASCII, and the fewest letters to tell.
+_ZEROS, _PAIRS = 0.7, 8
+
+
+def read_text(source: Path | BinaryIO) -> str:
+    """Return a text without its byte order mark; what is not UTF-8, 16 or 32 is replaced.
+
+    Args:
+        source: A file, which may be endless, or a stream, which is read to its end.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is longer than any context.
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            data = file.read(MOST_TEXT + 1)
+    else:
+        data = source.read(MOST_TEXT + 1)
+    if len(data) > MOST_TEXT:
+        n = MOST_TEXT // 16
+        raise ValueError(
+            f"it has more than {MOST_TEXT:,} bytes, and no context holds {n:,} tokens of 16 bytes"
+        )
+    encoding, n_mark = encoding_of(data)
+    return data[n_mark:].decode(encoding, errors="replace")
+
+
+def encoding_of(data: bytes) -> tuple[str, int]:
+    """Return the encoding of a text, from its first bytes, and the length of its mark."""
+    for mark, encoding in _BOMS.items():
+        if data.startswith(mark):
+            return encoding, len(mark)
+    start = data[:4096]
+    half = len(start) // 2
+    for encoding, zeros, others in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
+        if (
+            half >= _PAIRS
+            and start[zeros::2].count(0) >= _ZEROS * half
+            and not start[others::2].count(0)
+        ):
+            return encoding, 0
+    return "utf-8", 0
+
+
 # ---- atomic writes
 
 
 @contextmanager
-def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, private: bool = True, lasting: bool = True) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`; rename it to `path` when the block succeeds.
 
     The file appears complete or not at all, however the writing process ends. The temporary file is
@@ -100,6 +165,8 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
     Args:
         path: The file to create or replace.
         private: Whether only the user may read it. If not, the umask decides.
+        lasting: Whether it must survive a loss of power, too. If not, it may be empty then, or have
+            zeros in it.
 
     Yields:
         The temporary file.
@@ -122,9 +189,15 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
     part, handle = _begin(path, 0o600 if private else 0o666)
     try:
         yield part
-        part.replace(path)
+        if lasting:
+            sync(handle)
+        if not _HAS_LOCKS:  # Windows renames no open file
+            os.close(handle)
+            handle = -1
+        move(part, path, lasting=lasting)
     finally:
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
         with contextlib.suppress(OSError):
             part.unlink()
 
@@ -134,6 +207,33 @@ def is_device(path: Path) -> bool:
     return path.parts[:2] == ("/", "dev") or (
         path.exists() and not (path.is_file() or path.is_dir())
     )
+
+
+def sync(file: int | Path) -> None:
+    """Wait until the data of a file, or of a file descriptor, are on the disk."""
+    if isinstance(file, int):
+        os.fsync(file)
+        return
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())
+
+
+def move(part: Path, path: Path, *, lasting: bool = True) -> None:
+    """Give a written and synced file its place: after a loss of power it or the old one is there.
+
+    Args:
+        part: The file.
+        path: Its place on the same disk; a file there is replaced.
+        lasting: Whether to wait until the new name is on the disk.
+    """
+    part.replace(path)
+    if lasting and os.name == "posix":  # elsewhere folders cannot be opened
+        with contextlib.suppress(OSError):
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
 
 
 def _begin(path: Path, mode: int) -> tuple[Path, int]:
@@ -177,26 +277,54 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, data: Any) -> bool:
-    """Write data as JSON, atomically, and return whether it succeeded."""
+    """Write data as JSON, atomically, and return whether it succeeded.
+
+    After a loss of power it may be lost; `read_json` notices that, as JSON contains no zero bytes.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as part:
+        with atomic_write(path, lasting=False) as part:
             part.write_text(json.dumps(data), encoding="utf-8")
     except OSError:
         return False
     return True
 
 
-def this_machine() -> list[str]:
-    """Return the identity of this machine: architecture, host name, processor and its features."""
-    return [platform.machine(), platform.node(), _cpu()]
+def this_machine(*, timed: bool = False) -> list[str]:
+    """Return what results of this machine depend on: architecture, processor and its features.
+
+    Its name is no part: each container and many a network give another one.
+
+    Args:
+        timed: For measured times, which a limit of processor time changes, too.
+    """
+    limit = processor_limit() if timed else None
+    return [platform.machine(), _cpu(), *([f"{limit.processors:.3g}"] if limit else [])]
+
+
+def absolute(path: Path) -> Path:
+    """Return the path from the root; as it is where the working folder was removed."""
+    try:
+        return path.absolute()
+    except OSError:
+        return path
+
+
+def version(path: Path) -> tuple[int, ...]:
+    """Return the file's number, size, and times of its last changes; empty if it is missing."""
+    try:
+        stat = path.stat()
+    except (OSError, ValueError):  # a name with a zero byte raises ValueError
+        return ()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def content_id(path: Path) -> str:
     """Return a hash of a large file's size, its start, its end and 15 samples in between."""
-    size, n_parts = path.stat().st_size, 16
-    digest = hashlib.sha256(str(size).encode())
+    n_parts = 16
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(str(size).encode())
         digest.update(file.read(1 << 20))
         for i in range(1, n_parts + 1):
             file.seek(max(0, size * i // n_parts - 4096))
@@ -209,6 +337,16 @@ def _cpu() -> str:
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
     except OSError:
-        return platform.processor()
+        return _apple_cpu() if sys.platform == "darwin" else platform.processor()
     names = ("model name", "flags", "Features", "CPU")
     return "\n".join(line for line in first.splitlines() if line.startswith(names))
+
+
+def _apple_cpu() -> str:
+    """Return the name of the processor on macOS, where `platform.processor` tells only the kind."""
+    import ctypes
+
+    name, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    ask = ctypes.CDLL(None).sysctlbyname
+    failed = ask(b"machdep.cpu.brand_string", name, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return platform.processor() if failed else name.value.decode()

@@ -11,6 +11,8 @@ import re
 import time
 from pathlib import Path
 
+from .limits import memory_limits
+
 # kernel statistics, with the number of running tasks
 _STAT = Path("/proc/stat")
 # Number of samples and seconds between them. The smallest sample counts: a program that only wakes
@@ -48,16 +50,14 @@ def cores_are_shared(threads: int) -> bool:
 
 
 def total_bytes() -> int | None:
-    """Return the memory of the machine, or of the container if it is less; None if unknown."""
-    return min(filter(None, (_of_machine("total"), _cgroup("memory.max"))), default=None)
+    """Return the memory of the machine, or the smallest limit of it; None if unknown."""
+    known = [_of_machine("total"), *(limit.n_bytes for limit in memory_limits())]
+    return min((n for n in known if n is not None), default=None)
 
 
 def available_bytes() -> int | None:
     """Return the memory that is available without swapping, in bytes; None if unknown."""
-    known = [_of_machine("available")]
-    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
-    if limit and used is not None:
-        known.append(max(limit - max(used - _cgroup_files(), 0), 0))
+    known = [_of_machine("available"), *(limit.left for limit in memory_limits())]
     return min((n for n in known if n is not None), default=None)
 
 
@@ -78,27 +78,6 @@ def _of_machine(name: str) -> int | None:
         return int(getattr(psutil.virtual_memory(), name))
     except (OSError, psutil.Error):
         return None
-
-
-def _cgroup(name: str) -> int | None:
-    try:
-        text = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _cgroup_files() -> int:
-    """Return the bytes of file pages in a container's memory use.
-
-    The kernel drops them when memory is short. They may belong to a model that was loaded before.
-    """
-    try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    found = [line for line in lines if line.startswith(("inactive_file ", "active_file "))]
-    return sum(int(line.split()[1]) for line in found)
 
 
 def format_bytes(n_bytes: float) -> str:

@@ -273,7 +273,7 @@ def _render_apart(source: str, values: str, most: int) -> str:
     except OSError as error:
         what = f"it needs a separate process, which cannot be started: {error}"
         raise TemplateFailure(what) from error
-    if done.returncode in (-signal.SIGKILL, -signal.SIGXCPU) if sys.platform != "win32" else False:
+    if sys.platform != "win32" and done.returncode in (-signal.SIGKILL, -signal.SIGXCPU):
         raise TemplateFailure(f"it takes more than {CPU_SECONDS} seconds")
     try:
         answer = json.loads(done.stdout)

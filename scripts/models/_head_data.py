@@ -21,7 +21,7 @@ TEMPERATURES = (0.0, 0.5, 0.8, 1.0)
 
 def write_texts(model: str, path: Path, minutes: float, n_tokens: int) -> None:
     """Let the target write texts, several at a time."""
-    end, texts = time.time() + 60 * minutes, load_texts(path) if path.exists() else []
+    end, texts = time.monotonic() + 60 * minutes, load_texts(path) if path.exists() else []
     with gguf_spec.load(model, None, parallel=8, n_ctx=2 * n_tokens + 64) as llm:
         rng = random.Random(len(texts))
 
@@ -35,7 +35,7 @@ def write_texts(model: str, path: Path, minutes: float, n_tokens: int) -> None:
                 (a, b) for a, b in zip(prompts, results, strict=True) if isinstance(b, Completion)
             ]
 
-        while time.time() < end:
+        while time.monotonic() < end:
             prompts = [[llm.vocabulary.start]] * 16
             if llm.has_chat_template:
                 questions = write([opening(llm)] * 32, 40, lambda: 1.0)

@@ -148,11 +148,11 @@ def train(
     head: Head, samples: Samples, known: np.ndarray, minutes: float, n_steps: int, path: Path
 ) -> None:
     """Train with a rate that follows the clock to zero."""
-    best, start, end = torch.from_numpy(known), time.time(), time.time() + 60 * minutes
+    best, start, end = torch.from_numpy(known), time.monotonic(), time.monotonic() + 60 * minutes
     optimizer = torch.optim.AdamW(head.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.01)
     step = 0
-    while time.time() < end:
-        done = (time.time() - start) / (end - start)
+    while time.monotonic() < end:
+        done = (time.monotonic() - start) / (end - start)
         for group in optimizer.param_groups:
             group["lr"] = (
                 RATE * min(1, (step + 1) / 100) * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)

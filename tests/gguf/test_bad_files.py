@@ -11,6 +11,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
+from gguf_spec.doctor import doctor
 from gguf_spec.errors import (
     InvalidOptionError,
     ModelNotFoundError,
@@ -21,7 +22,7 @@ from gguf_spec.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
-from gguf_spec.gguf.validation import ModelFile
+from gguf_spec.gguf.validation import ModelFile, read_header
 from tests.support import children, tiny
 
 
@@ -391,3 +392,37 @@ def test_nothing_stays_open_after_a_refusal(gguf_dir, tmp_path):
         with pytest.raises(gguf_spec.errors.ModelError):
             load(gguf_dir / "llama.gguf", path)
     assert len(list(fd.iterdir())) == before
+
+
+def zeroed(path, goal, begin, end):
+    """A copy of a model with zeros from one byte to another, of the size that it had."""
+    data = bytearray(path.read_bytes())
+    data[begin:end] = bytes(end - begin)
+    goal.write_bytes(data)
+    return goal
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_a_file_whose_end_was_not_written(gguf_dir, tmp_path, share):
+    source = gguf_dir / "llama.gguf"
+    header = read_header(source)
+    size = header.file_bytes
+    begin = header.data_at + int((size - header.data_at) * share)
+    path = zeroed(source, tmp_path / "half.gguf", begin, size)
+    with pytest.raises(NotAModelError, match=r"half\.gguf has zeros in place of data"):
+        gguf_spec.load(path, "none", n_ctx=64)
+    found = [check for check in doctor(path, "none").checks if check.status == "fail"]
+    assert "zeros" in found[0].found
+
+
+def test_tensors_that_are_zero_by_right(gguf_dir, tmp_path):
+    """Rows of unused tokens, a whole matrix, and biases."""
+    source = gguf_dir / "llama.gguf"
+    header = read_header(source)
+    for tensor in header.tensors:
+        if len(tensor.shape) < 2:
+            continue
+        begin = header.data_at + tensor.offset
+        for part in (0, tensor.n_bytes * 3 // 4):
+            path = zeroed(source, tmp_path / "model.gguf", begin + part, begin + tensor.n_bytes)
+            ModelFile(path).check_written()

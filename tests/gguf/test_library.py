@@ -1,16 +1,19 @@
 """What is changed in llama.cpp's library when it is loaded: llamafile's products, and its threads."""
 
 import ctypes
+import os
 import sys
 import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gguf_spec.llama import library, own_kernels
+from gguf_spec.errors import NotEnoughMemoryError
+from gguf_spec.llama import backend, library, own_kernels
 from gguf_spec.llama.bindings import CPU_LIBRARY, LIBRARY_FOLDER, C, Tensors, call
 from tests.support import children
 
@@ -167,3 +170,53 @@ def test_functions_that_the_library_lacks_say_so():
         NotImplementedError, match=r"llama_process: this build of llama\.cpp lacks it"
     ):
         C.llama_process()
+
+
+def test_a_system_whose_libraries_pass_no_functions_on(tmp_path, monkeypatch):
+    """Windows: `llama.dll` has no function of ggml, and no `dladdr` tells where one is."""
+    for name in ("ggml.dll", "ggml-base.dll", "ggml-cpu.dll"):
+        (tmp_path / name).touch()
+    opened = {str(tmp_path / "ggml-base.dll"): SimpleNamespace(ggml_init=1)}
+    monkeypatch.setattr(library.os, "name", "nt")
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda path: opened.get(path, SimpleNamespace()))
+    llama = SimpleNamespace(llama_decode=2)
+    assert library.cpu_library(llama) is None
+    found = [*library.libraries(llama, tmp_path, None)]
+    assert found[0] is llama
+    assert [one.ggml_init for one in found if hasattr(one, "ggml_init")] == [1]
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("system", ["macOS", "Windows"])
+@pytest.mark.parametrize("n", [999, *range(1000, 1070), 20_001, 261_120, 1_000_003])
+def test_stacks_as_other_systems_want_them(monkeypatch, system, n):
+    """macOS takes multiples of its page of 16 KiB, Windows less than 256 MiB."""
+
+    def stack_size(size=0):
+        if size % (16 << 10 if system == "macOS" else 1) or (
+            system == "Windows" and size >= 256 << 20
+        ):
+            raise ValueError("size not valid")
+        return 0
+
+    monkeypatch.setattr(backend.threading, "stack_size", stack_size)
+    if system == "Windows" and n > 261_000:
+        with pytest.raises(NotEnoughMemoryError, match=f"a text of {n:,} bytes"):
+            backend.run_with_large_stack(n, lambda: 7)
+    else:
+        assert backend.run_with_large_stack(n, lambda: 7) == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the variable is that of Linux")
+def test_another_llama_cpp_in_the_path_of_libraries(tmp_path):
+    for name in ("ggml-base", "ggml", "ggml-cpu", "llama"):
+        for ending in (".so", ".so.0"):
+            (tmp_path / f"lib{name}{ending}").write_text("another one")
+    code = "from gguf_spec.llama.bindings import C\nprint(C.llama_max_devices())"
+    done = children.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+    )
+    assert (done.stderr, done.returncode) == ("", 0)

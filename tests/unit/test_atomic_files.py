@@ -1,6 +1,7 @@
 """Files appear complete or not at all, and leftovers of a killed process are removed by the next one."""
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_spec.system.files import atomic_write, is_device
+from gguf_spec.system import files
+from gguf_spec.system.files import atomic_write, is_device, read_json, write_json
 from tests.support import children
 
 
@@ -50,7 +52,8 @@ def test_who_may_read_it(tmp_path, private, mode):
 WRITER = """
 import sys, time
 from pathlib import Path
-from gguf_spec.system.files import atomic_write
+from gguf_spec.system import files
+from gguf_spec.system.files import atomic_write, read_json, write_json
 with atomic_write(Path(sys.argv[1])) as part:
     part.write_text("half")
     print(part.name, flush=True)
@@ -152,3 +155,84 @@ def test_a_pipe_and_a_device_are_written_and_stay(tmp_path):
     assert only(tmp_path) == ["pipe"]
     assert is_device(Path("/dev/stdout"))
     assert not is_device(tmp_path / "pipe2")
+
+
+class Disk:
+    """What reaches the disk: data with `fsync` of the file, names with `fsync` of the folder."""
+
+    def __init__(self, monkeypatch):
+        self.happened, self._synced = [], set()
+        fsync, replace = os.fsync, Path.replace
+
+        def syncing(handle):
+            fsync(handle)
+            self._synced.add(os.fstat(handle).st_ino)
+            self.happened.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+
+        def replacing(part, path):
+            is_safe = part.stat().st_ino in self._synced
+            replace(part, path)
+            self.happened.append("name" if is_safe else "name of lost data")
+
+        monkeypatch.setattr(os, "fsync", syncing)
+        monkeypatch.setattr(Path, "replace", replacing)
+
+
+def test_data_are_on_the_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch)
+    with atomic_write(tmp_path / "kept") as part:
+        part.write_text("data")
+    assert disk.happened == ["file", "name", "folder"]
+    disk.happened.clear()
+    assert write_json(tmp_path / "measured.json", [1])
+    assert disk.happened == ["name of lost data"], "it can be measured again"
+
+
+@pytest.mark.parametrize("lost", [b"", bytes(20), b'{"a": "' + bytes(20) + b'"}'])
+def test_a_measurement_that_the_power_took_is_noticed(tmp_path, lost):
+    (tmp_path / "measured.json").write_bytes(lost)
+    assert read_json(tmp_path / "measured.json") is None
+
+
+def test_no_other_code_renames_files():
+    """So all files that must last are written in one way."""
+    found = [
+        (path.name, line.strip())
+        for path in Path(files.__file__).parents[1].rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(
+            r"os\.(replace|rename)\(|\.rename\(|shutil\.move|\.replace\([\w./ \"]+\)", line
+        )
+    ]
+    assert found == [("files.py", "part.replace(path)")]
+
+
+def test_a_system_that_renames_no_open_file(tmp_path, monkeypatch):
+    """Windows, where there are no locks either."""
+    opened, real_open, real_close, replace = {}, os.open, os.close, Path.replace
+
+    def opening(path, *arguments, **options):
+        handle = real_open(path, *arguments, **options)
+        opened[handle] = str(path)
+        return handle
+
+    def closing(handle):
+        opened.pop(handle, None)
+        real_close(handle)
+
+    def replacing(part, path):
+        if {str(part), str(path)} & {*opened.values()}:
+            raise PermissionError(13, "The process cannot access the file")
+        replace(part, path)
+
+    monkeypatch.setattr(files, "_HAS_LOCKS", False)
+    monkeypatch.setattr(os, "name", "nt")
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "close", closing)
+    monkeypatch.setattr(type(tmp_path), "replace", replacing)
+    for text in ("first", "second"):
+        with atomic_write(tmp_path / "kept") as part:
+            part.write_text(text)
+    assert write_json(tmp_path / "measured.json", [1])
+    assert (tmp_path / "kept").read_text() == "second"
+    assert (opened, only(tmp_path)) == ({}, ["kept", "measured.json"])

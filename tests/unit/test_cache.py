@@ -133,11 +133,11 @@ model name\t: Another
 """
 
 
-def test_machines_are_distinguished_by_name_and_processor_not_by_speed(tmp_path, monkeypatch):
+def test_machines_are_distinguished_by_processor_not_by_speed(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(CPUINFO, encoding="utf-8")
     monkeypatch.setattr(cache_module, "Path", lambda _: tmp_path / "cpuinfo")
     cpu = "model name\t: A processor\nflags\t\t: fpu avx2\nCPU architecture: 8\nFeatures\t: asimd"
-    assert this_machine() == [platform.machine(), platform.node(), cpu]
+    assert this_machine() == [platform.machine(), cpu]
     (tmp_path / "cpuinfo").unlink()
     monkeypatch.setattr(platform, "processor", lambda: "unknown")
-    assert this_machine()[2] == "unknown"
+    assert this_machine()[1] == "unknown"

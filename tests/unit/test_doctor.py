@@ -25,6 +25,7 @@ from gguf_spec.llama.options import ContextOptions, Placement
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.speculative.profile import write_profile
 from gguf_spec.system.files import write_json
+from gguf_spec.system.limits import ProcessorLimit
 from gguf_spec.system.machine import format_bytes
 from tests.support import children, tiny
 from tests.unit.test_tune import profile
@@ -49,7 +50,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr("gguf_spec.llama.bindings.CPU_LIBRARY", None)  # compiled for one machine
     monkeypatch.setattr(installation, "ggml_version", lambda: "0.25.3")
     monkeypatch.setattr(installation, "physical_cores", lambda: 1)
-    monkeypatch.setattr(installation, "_quota", lambda: None)
+    monkeypatch.setattr(installation, "processor_limit", lambda: None)
     monkeypatch.setattr(openmp, "_state", "set")
     monkeypatch.setattr(installation, "_NVIDIA", tmp_path / "no driver")
     monkeypatch.setattr(
@@ -358,12 +359,13 @@ def test_the_spin_count(monkeypatch, state, status, said):
     ("threads", "cores", "quota", "status", "said"),
     [
         (1, 1, None, "ok", "1 on 1 physical core"), (None, 4, None, "ok", "4 on 4 physical cores"), (1, 2, None, "warn", "the others are idle"),
-        (8, 4, None, "warn", "wait for each other"), (None, 64, 2.0, "warn", "may use 2 of them"), (None, 2, 2.0, "ok", "2 on 2"),
+        (8, 4, None, "warn", "wait for each other"), (None, 2, 2.5, "ok", "2 on 2 physical cores (the limit is 2.5: /sys/fs/cgroup/cpu.max)"),
     ],
 )  # fmt: skip
 def test_threads(monkeypatch, threads, cores, quota, status, said):
     monkeypatch.setattr(installation, "physical_cores", lambda: cores)
-    monkeypatch.setattr(installation, "_quota", lambda: quota)
+    limit = quota and ProcessorLimit(quota, "/sys/fs/cgroup/cpu.max")
+    monkeypatch.setattr(installation, "processor_limit", lambda: limit)
     got = installation.threads(ContextOptions(threads=threads))
     assert got.status == status
     assert said in got.found

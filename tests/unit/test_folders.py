@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gguf_spec.cli import config
 from gguf_spec.cli.chat import terminal
-from gguf_spec.registry.resolve import user_file
+from gguf_spec.registry.resolve import entries, user_file
 from gguf_spec.system import files
 
 pytestmark = pytest.mark.skipif(
@@ -48,3 +49,31 @@ def test_a_folder_is_not_made_by_asking_for_it(monkeypatch, tmp_path):
         monkeypatch.delenv(f"XDG_{kind}_HOME", raising=False)
     files.cache_folder(), files.config_folder(), files.state_folder()
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("home", ["file", "none"])
+def test_without_a_home_all_that_needs_none_is_done(tmp_path, monkeypatch, home):
+    """`HOME=/dev/null`, and a user that the system does not know."""
+    for name in ("CACHE", "CONFIG", "STATE"):
+        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
+    monkeypatch.setenv("HOME", os.devnull)
+    if home == "none":
+
+        def fail(*_, **__):
+            raise RuntimeError("could not determine the home directory")
+
+        for name in ("cache", "config", "state"):
+            monkeypatch.setattr(f"platformdirs.user_{name}_path", fail)
+    monkeypatch.chdir(tmp_path)
+    file = files.cache_file("profiles", ["one"])
+    assert (files.write_json(file, [1]), files.read_json(file)) == (False, None)
+    assert config.read() == {}
+    assert entries()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_config_file_that_cannot_be_read_is_still_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "gguf-spec/config.toml").mkdir(parents=True)
+    with pytest.raises(config.ConfigFileError, match="cannot be read"):
+        config.read()

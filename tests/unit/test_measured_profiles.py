@@ -63,7 +63,6 @@ def test_known_depth_costs_replace_estimates(store):
     [
         {"steady": False},
         {"measured_at": NOW - 31 * 24 * 3600},
-        {"measured_at": NOW + 1000},
     ],
 )
 def test_a_doubtful_and_an_old_one_is(store, change):
@@ -74,6 +73,13 @@ def test_a_doubtful_and_an_old_one_is(store, change):
         == store.kept
     )
     assert (store.n, told) == (1, [1])
+
+
+def test_the_clock_of_a_box_without_a_battery(store):
+    """It starts in 1970 at each boot; a profile of the right time stays, and is no reason to measure."""
+    store.kept = replace(GOOD, measured_at=NOW + 50 * 365 * 24 * 3600)
+    assert profile_of(TARGET, None) == store.kept
+    assert store.n == 0
 
 
 def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):

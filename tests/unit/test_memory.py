@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from gguf_spec.llama import options
 from gguf_spec.llama.options import physical_cores
+from gguf_spec.system import limits
 from gguf_spec.system import machine as hardware
 
 GIB = 1 << 30
@@ -17,6 +19,8 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="compared with wha
 @pytest.fixture
 def machine(monkeypatch):
     def make(total, available, files):
+        monkeypatch.setattr(limits, "_address_space", list)
+        limits._chain.cache_clear()
         memory = SimpleNamespace(total=total, available=available)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: memory if total else _missing())
         monkeypatch.setattr(
@@ -48,7 +52,7 @@ def test_what_is_available_is_that_of_earlier_versions(monkeypatch, tmp_path, av
     lines += [f"{name}: 1024 kB" for name in names.split()]
     (tmp_path / "meminfo").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    monkeypatch.setattr(hardware, "_cgroup", lambda name: None)
+    monkeypatch.setattr(hardware, "memory_limits", list)
     assert hardware.available_bytes() == available_kb * 1024
     assert hardware.total_bytes() == 16 * GIB
 
@@ -66,6 +70,7 @@ def test_what_is_resident_is_that_of_earlier_versions(monkeypatch, tmp_path):
 
 
 def test_cores_on_another_system(monkeypatch):
+    monkeypatch.setattr(options, "processor_limit", lambda: None)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 6)
     assert physical_cores() == 6

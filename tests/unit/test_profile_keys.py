@@ -1,5 +1,6 @@
 """Settings that change a bit or a time select another profile and another session."""
 
+import platform
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +12,8 @@ from gguf_spec.llama.options import Adapter, ContextOptions, Placement
 from gguf_spec.runtime import session_file
 from gguf_spec.speculative import profile
 from gguf_spec.speculative.profile import ModelKey
+from gguf_spec.system import files as files_module
+from gguf_spec.system.limits import ProcessorLimit
 
 
 @pytest.fixture
@@ -69,6 +72,33 @@ def test_each_setting_has_a_profile_of_its_own(files, monkeypatch):
     assert profile._file(ModelKey(ModelFile(files / "copy"), options), None) == names["usual"], (
         "a file that was moved is still measured"
     )
+
+
+@pytest.mark.parametrize("find", [profile._file, lambda *models: session_file._about(models[0])])
+def test_the_name_of_the_host_selects_nothing(files, monkeypatch, find):
+    """Each container has its own, and a laptop that of its network."""
+    monkeypatch.setattr(platform, "node", lambda: "one")
+    model = SimpleNamespace(
+        file=ModelFile(files / "model"),
+        options=usual(files),
+        flash_attention="off",
+        n_ctx=512,
+        cached=[1],
+        n_read=0,
+    )
+    before = find(model, None)
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert find(model, None) == before
+
+
+def test_times_depend_on_the_limit_of_processor_time(files, monkeypatch):
+    model = ModelKey(ModelFile(files / "model"), usual(files))
+    names = {profile._file(model, None)}
+    for processors in (0.5, 1.5):
+        limit = ProcessorLimit(processors, "cpu.max")
+        monkeypatch.setattr(files_module, "processor_limit", lambda limit=limit: limit)
+        names.add(profile._file(model, None))
+    assert len(names) == 3
 
 
 def test_each_setting_has_sessions_of_its_own(files, monkeypatch):

@@ -31,6 +31,7 @@ from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
 from ...options import FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
+from ...system.files import MOST_TEXT
 from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
@@ -122,8 +123,9 @@ class PipeUI:
 
     def read(self) -> str | None:
         """Return the next line of stdin, or None after the last one."""
-        line = sys.stdin.buffer.readline() if sys.stdin else b""
-        return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
+        line = sys.stdin.buffer.readline(MOST_TEXT) if sys.stdin else b""
+        text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
+        return text.rstrip("\r\n") if line else None
 
     def interrupt(self, error: BaseException) -> None:
         """Raise an error."""

@@ -291,6 +291,9 @@ class _Commands(Completer):
 @contextlib.contextmanager
 def _no_echo() -> Iterator[None]:
     """Do not echo keys while an answer is shown; they are part of the next line that is read."""
+    if sys.platform == "win32":
+        yield
+        return
     try:
         import termios
 
