@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
+from .connections import REFUSAL
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
@@ -234,7 +235,8 @@ class App:
             await send(message)
 
         try:
-            refusal = self._check(path, Headers(scope=scope))
+            refusal = None if path in _HEALTH_PATHS else scope.get(REFUSAL)
+            refusal = refusal or self._check(path, Headers(scope=scope))
             app = refused(refusal, path) if refusal else self._routing
             await app(scope, receive, counting)
         except asyncio.CancelledError:

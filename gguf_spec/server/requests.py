@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
@@ -262,6 +263,10 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
 _MOST_READ = 8
 # Bytes of a body above which it is converted in a thread.
 _LARGE = 1 << 16
+# Seconds for a body, and the bytes that must arrive in each further second.
+BODY_S, BODY_RATE = 20.0, 4_000
+# Bytes of all bodies that are being received; a body of any size may come alone.
+BODIES_MAX = 1 << 28
 
 
 class BodyReader:
@@ -279,6 +284,7 @@ class BodyReader:
             is_ending: Returns whether the server shuts down.
         """
         self._settings, self._is_ending = settings, is_ending
+        self._n_held = 0  # bytes of bodies that are being received
         self._converting = asyncio.Lock()
 
     async def receive(self, request: Request) -> bytes:
@@ -288,23 +294,36 @@ class BodyReader:
             ApiError: The body is too large or arrives too slowly, the client disconnected, or the
                 server is shutting down.
         """
+        parts: list[bytes] = []
         try:
-            body = await asyncio.wait_for(self._read(request), self._settings.timeout)
+            body = await self._read(request, parts)
         except asyncio.TimeoutError:
             fact = "The body did not arrive in time."
             raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
-        except ClientDisconnect:
-            raise client_closed() from None
+        finally:
+            self._n_held -= sum(map(len, parts))
         if self._is_ending():
             raise shutting_down()
         return body
 
-    async def _read(self, request: Request) -> bytes:
-        n, most, parts = 0, self._settings.body_bytes, []
-        async for part in request.stream():
+    async def _read(self, request: Request, parts: list[bytes]) -> bytes:
+        n, most, began_s = 0, self._settings.body_bytes, time.monotonic()
+        is_whole = False
+        while not is_whole:
+            allowed_s = min(BODY_S + n / BODY_RATE, self._settings.timeout)
+            left_s = began_s + allowed_s - time.monotonic()
+            message = await asyncio.wait_for(request.receive(), max(0.0, left_s))
+            if message["type"] == "http.disconnect":
+                raise client_closed()
+            part, is_whole = message.get("body", b""), not message.get("more_body")
             n += len(part)
             if n <= most:
                 parts.append(part)
+                self._n_held += len(part)
+                if self._n_held > BODIES_MAX and self._n_held > n:
+                    fact = "Too many large requests are being received. Try again later."
+                    headers = {"Retry-After": "5", "Connection": "close"}
+                    raise ApiError(fact, None, "too_many_uploads", 429, headers)
             elif n > _MOST_READ * most:
                 break
         if n > most:

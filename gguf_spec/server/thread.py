@@ -7,12 +7,14 @@ import math
 import os
 import socket
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from ..errors import GgufSpecError, InvalidOptionError, Text
 from .app import App, make_app
+from .connections import AT_ONCE, Connection, LimitedUvicorn, most_connections
 from .model_pool import ModelPool
 from .running import listed
 from .settings import Settings
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 
-class _Uvicorn(uvicorn.Server):
+class _Uvicorn(LimitedUvicorn):
     """uvicorn server that notifies the application when the shutdown begins."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
@@ -55,10 +57,12 @@ class Server:
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
+        limits = most_connections(), settings.timeout
         config = uvicorn.Config(
             self._app,
             loop="asyncio",
-            http="h11",
+            http=partial(Connection, *limits),  # type: ignore[arg-type]
+            backlog=AT_ONCE,
             ws="none",
             lifespan="off",
             interface="asgi3",
