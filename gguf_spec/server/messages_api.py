@@ -24,7 +24,7 @@ from .schema import Fields, Shape
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
-    from .model_routes import ModelRoutes
+    from .model_routes import COUNTED_MAX, ModelRoutes
 
 # ---- bodies
 
@@ -270,6 +270,7 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
 
         def look(llm: LLM) -> dict[str, Any]:
             options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
+            options["most"] = max(llm.n_ctx, COUNTED_MAX)
             try:
                 return {"input_tokens": len(llm.tokenize(parsed.prompts[0], **options))}
             except ClosedError:

@@ -383,7 +383,10 @@ def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
 
 
 def encode_chat(
-    model: Model, messages: Messages, options: PromptOptions | None = None
+    model: Model,
+    messages: Messages,
+    options: PromptOptions | None = None,
+    most: int | None = None,
 ) -> list[int]:
     """Return the prompt for the next answer to `messages`.
 
@@ -396,6 +399,7 @@ def encode_chat(
             `tool_calls`, are passed to the template. `reasoning_content` is passed in the field
             that the template reads, if it reads one.
         options: Prefill, tools, and variables of the template.
+        most: Most tokens that are of use; None for any number.
 
     Returns:
         Token ids.
@@ -404,6 +408,7 @@ def encode_chat(
         TemplateError: There is no template, or it rejects the messages.
         InvalidOptionError: The template does not support an option, or an option contains a special
             token.
+        PromptTooLongError: The prompt has many more than `most` tokens.
     """
     template, options = model.chat_template, options or PromptOptions()
     if template is None:
@@ -413,6 +418,10 @@ def encode_chat(
         _check_message(model, message, reasoning)
     if options.tools:
         _check_tools(model, template, options.tools, reasoning)
+    if most is not None and messages and messages[-1].get("role") == "user":
+        # Before the template is rendered, which takes long. It may leave others out.
+        for _, value in _texts(messages[-1]):
+            model.check_length(value.encode("utf-8", "replace"), most, special=True)
     values = check_values(model, options)
     history = tool_history(with_reasoning(messages, reasoning), template, options.tools)
     messages, prefill = history.messages, options.prefill
@@ -423,7 +432,7 @@ def encode_chat(
     text = begin + end + prefill
     bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
     start = not (bos and text.startswith(bos))
-    ids = model.tokenize(text, special=True, start=start)
+    ids = model.tokenize(text, special=True, start=start, most=most)
     contents = [*(value for m in messages for name, value in _texts(m)), prefill]
     special = partial(spells_special, model, reasoning)
     if not any(_UNUSUAL.search(content) or special(content) for content in contents):

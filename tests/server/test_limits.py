@@ -151,6 +151,63 @@ def test_pages_that_are_allowed(tales):
         )
 
 
+@pytest.mark.parametrize(
+    ("given", "allowed", "foreign"),
+    [
+        ("http://app.example:3000", ["http://app.example:3000"], ["http://app.example"]),
+        ("HTTP://App.example:80/", ["http://app.example"], ["http://app.example:8080"]),
+        ("https://app.example:443", ["https://app.example"], ["http://app.example"]),
+        ("http://app.example", ["http://app.example"], ["http://app-example", "null", ""]),
+        ("chrome-extension://*", ["chrome-extension://abcdef"], ["moz-extension://abcdef"]),
+        ("http://localhost:*", ["http://localhost", "http://localhost:5"], ["http://localhost:x"]),
+        ("https://*.a.org", ["https://b.a.org"], ["https://a.org", "https://b.a.org.evil.org"]),
+        ("http://[::1]:3", ["http://[::1]:3"], ["http://[::1]"]),
+        ("null", ["null"], ["http://null"]),
+        ("*", ["http://any.example", "null"], []),
+    ],
+)
+def test_origins_and_patterns(given, allowed, foreign):
+    pattern = Settings(cors_origins=[given]).origins
+    assert [one for one in (*allowed, *foreign) if pattern.fullmatch(one)] == allowed
+
+
+@pytest.mark.parametrize(
+    "given", ["localhost:3000", "app.example", "*.app.example/", "", "http://", "http://a/b", "a b"]
+)
+def test_origins_that_are_none(given):
+    with pytest.raises(InvalidOptionError) as caught:
+        Settings(cors_origins=["http://a", given])
+    assert (caught.value.option, caught.value.value) == ("cors_origins", given)
+    if given == "localhost:3000":
+        assert caught.value.hint == "write http://localhost:3000 or https://localhost:3000."
+
+
+def test_the_origin_and_the_option_are_named(server):
+    reply = ask(server, headers={"Origin": "chrome-extension://abc"})
+    message = reply.json()["error"]["message"]
+    assert message == (
+        "The origin 'chrome-extension://abc' may not use this server: gguf-spec serve "
+        "--cors-origin chrome-extension://abc allows it."
+    )
+
+
+def test_a_preflight_from_another_network(tales):
+    headers = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    name = "access-control-allow-private-network"
+    with serve_in_thread(tales, cors_origins=["https://*.app.example/"]) as one:
+        allowed = headers | {"Origin": "https://a.app.example"}
+        reply = ask(one, "OPTIONS", "/v1/models", headers=allowed)
+        assert (reply.status, reply.headers[name]) == (200, "true")
+        assert reply.headers["access-control-allow-origin"] == allowed["Origin"]
+        reply = ask(one, headers={"Origin": allowed["Origin"]})
+        assert reply.headers["access-control-allow-origin"] == allowed["Origin"]
+        reply = ask(one, "OPTIONS", "/v1/models", headers=headers | {"Origin": "https://b.example"})
+        assert (reply.status, name in reply.headers) == (403, False)
+
+
 @pytest.mark.parametrize("times", [1.01, 4, 20])
 def test_a_body_that_is_too_large(tales, times):
     with serve_in_thread(tales, body_bytes=100_000) as one:
