@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from ..errors import InvalidOptionError, Option, OptionConflictError, TemplateError, Text
+from ..errors import (
+    InvalidOptionError,
+    Option,
+    OptionConflictError,
+    PromptTooLongError,
+    TemplateError,
+    Text,
+)
 from ..llama.model import Model
 from ..tools.families import family_of
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
@@ -414,8 +421,9 @@ def encode_chat(
     if template is None:
         raise TemplateError(f"{model.path.name} has no chat template.", Text("{}.", _AS_TEXT))
     reasoning = reasoning_format(model)
-    for message in messages:
-        _check_message(model, message, reasoning)
+    if most is not None and len(messages) > most:  # each has a token
+        raise PromptTooLongError(len(messages), model.n_ctx, True)
+    _check_messages(model, messages, reasoning)
     if options.tools:
         _check_tools(model, template, options.tools, reasoning)
     if most is not None and messages and messages[-1].get("role") == "user":
@@ -588,24 +596,32 @@ def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int
     return [token for token in ids if token in controls]
 
 
-def _check_message(model: Model, message: object, reasoning: ReasoningFormat | None) -> None:
-    if not (
-        isinstance(message, Mapping)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-    ):
-        raise TemplateError(
-            f"{message!r} is not a message with a role and a text.",
-            'write messages as {"role": "user", "content": "..."}.',
-        )
-    texts = dict(_texts(message))
-    others = [value for name, value in message.items() if name not in texts]
-    if spells_special(model, reasoning, "\n".join(_strings(others))):
-        raise TemplateError(
-            f"a message of the role {message['role']!r} "
-            "contains a special token outside its content.",
-            "remove the special token.",
-        )
+def _check_messages(
+    model: Model, messages: Sequence[Any], reasoning: ReasoningFormat | None
+) -> None:
+    others: list[str] = []
+    for message in messages:
+        if not (
+            isinstance(message, Mapping)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+        ):
+            raise TemplateError(
+                f"{message!r} is not a message with a role and a text.",
+                'write messages as {"role": "user", "content": "..."}.',
+            )
+        texts = dict(_texts(message))
+        fields = (value for name, value in message.items() if name not in texts)
+        others.append("\n".join(_strings([*fields])))
+    if not spells_special(model, reasoning, "\n".join(others)):  # all at once: there may be many
+        return
+    for message, other in zip(messages, others, strict=True):
+        if spells_special(model, reasoning, other):
+            raise TemplateError(
+                f"a message of the role {message['role']!r} "
+                "contains a special token outside its content.",
+                "remove the special token.",
+            )
 
 
 def _check_tools(

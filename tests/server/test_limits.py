@@ -13,8 +13,14 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from gguf_spec.errors import GgufSpecError, InvalidOptionError
+from gguf_spec.errors import (
+    GgufSpecError,
+    InvalidOptionError,
+    PromptTooLongError,
+    TextTooLongError,
+)
 from gguf_spec.grammar import automaton as gbnf
+from gguf_spec.llama.weights import Weights
 from gguf_spec.server import Settings, jobs, requests, serve_in_thread
 from gguf_spec.server.requests import BodyReader
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
@@ -491,3 +497,91 @@ def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
         goes_on.set()
         assert (answer.result().status, answer.result().code) == (503, "shutting_down")
         closing.result(10)
+
+
+# ---- texts that are much longer than the context
+
+LONG = "Once upon a time. " * 8_000
+USER = {"role": "user", "content": LONG}
+TOO_LONG = [
+    ("/v1/completions", {"prompt": LONG}),
+    ("/v1/completions", {"prompt": ["a", LONG]}),
+    (CHAT, {"messages": [USER]}),
+    (CHAT, {"messages": [USER, *HI]}),
+    (CHAT, {"messages": HI * 3_000}),
+    ("/v1/responses", {"input": LONG}),
+    ("/v1/responses", {"input": [USER], "truncation": "auto"}),
+    ("/v1/messages", {"messages": [USER], "max_tokens": 4}),
+    ("/v1/embeddings", {"input": ["a", LONG]}),
+    ("/v1/choose", {"prompt": LONG, "options": ["a", "b"]}),
+    ("/api/generate", {"model": "tales", "prompt": LONG}),
+    ("/api/chat", {"model": "tales", "messages": [USER], "stream": False}),
+    ("/api/embed", {"model": "tales", "input": LONG, "truncate": False}),
+]
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Bytes that llama.cpp tokenised."""
+    sizes, real = [], Weights._tokenize_part
+
+    def tokenize(self, text, special, start):
+        sizes.append(len(text))
+        return real(self, text, special, start)
+
+    monkeypatch.setattr(Weights, "_tokenize_part", tokenize)
+    return sizes
+
+
+@pytest.mark.parametrize(("path", "fields"), TOO_LONG)
+def test_only_the_beginning_of_a_long_text_is_tokenised(server, read, path, fields):
+    reply = ask(server, "POST", path, fields)
+    assert reply.status == 400
+    assert "about" in reply.body.decode() and "2,048" in reply.body.decode()
+    assert max(read, default=0) <= 4 * (2048 + 1024)
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+def test_a_text_that_is_cut_is_not_tokenised_whole(server, read, path):
+    field = {"/api/embed": "input", "/api/embeddings": "prompt"}[path]
+    replies = [
+        ask(server, "POST", path, {"model": "tales", field: LONG[:n]}) for n in (20_000, None)
+    ]
+    whole, cut = (reply.json() for reply in replies)
+    for reply in (whole, cut):
+        for name in ("total_duration", "load_duration"):
+            reply.pop(name, None)
+    assert replies[0].status == 200 and whole == cut
+    assert max(read) <= 20_000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {"content": LONG}, "content"),
+        ("/v1/messages/count_tokens", {"messages": [USER]}, None),
+    ],
+)
+def test_counts_have_a_limit_above_the_context(server, monkeypatch, path, fields, param):
+    n = len(server._app._pool.loaded(server._app._pool.default).llm.tokenize(LONG))
+    reply = ask(server, "POST", path, fields).json()
+    found = len(reply["tokens"]) if param else reply["input_tokens"]
+    assert n <= found <= n + 30 and n > 2048
+    monkeypatch.setattr("gguf_spec.server.model_routes.COUNTED_MAX", 100)
+    monkeypatch.setattr("gguf_spec.server.messages_api.COUNTED_MAX", 100)
+    reply = ask(server, "POST", path, fields)
+    assert reply.status == 400 and "about" in reply.json()["error"]["message"]
+
+
+def test_a_long_prompt_in_python(tales, read):
+    for ask_python in (tales.generate, tales.stream, tales.chat().send, tales.embed):
+        with pytest.raises(ValueError, match="about") as caught:
+            ask_python(LONG)
+        assert isinstance(caught.value, (PromptTooLongError, TextTooLongError))
+    (error,) = tales.generate_many([LONG])
+    assert isinstance(error, PromptTooLongError)
+    assert max(read) <= 4 * (2048 + 1024)
+    n = len(tales.tokenize(LONG))
+    assert n > 20_000 and abs(error.n_prompt - n) < n / 20
+    with pytest.raises(PromptTooLongError, match="has 10 tokens"):
+        tales.tokenize("A fox" * 5, most=9)
