@@ -457,7 +457,7 @@ class LLM:
             found = model.tokenize(text, special=False, start=False, most=most)
             n_before += len(found)
             if most is not None and n_before > most:
-                raise PromptTooLongError(n_before, self.n_ctx)
+                raise PromptTooLongError(n_before, self.n_ctx, True)
             return found
 
         repository, file = model.file_marks

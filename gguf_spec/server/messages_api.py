@@ -18,13 +18,14 @@ from . import requests as chat
 from . import schema as s
 from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
+from .model_routes import COUNTED_MAX
 from .replies import PartsReply, finish_reason, usage
 from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
-    from .model_routes import COUNTED_MAX, ModelRoutes
+    from .model_routes import ModelRoutes
 
 # ---- bodies
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
+VALUES_MAX = 1 << 21  # most commas and brackets of a body
 # Field of messages and deltas with the reasoning.
 REASONING = "reasoning_content"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -210,8 +211,12 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parse the JSON object of a request body.
 
     Raises:
-        ApiError: The body is not a JSON object in UTF-8, or a number in it is too large.
+        ApiError: The body is not a JSON object in UTF-8, it has too many values, or a number in it
+            is too large.
     """
+    # Python's parser keeps all other threads waiting.
+    if sum(map(body.count, (b",", b"[", b"{"))) > VALUES_MAX:
+        raise ApiError(f"The body has more than {VALUES_MAX:,} values.", None, "invalid_json")
     try:
         data = json.loads(body, parse_constant=_no_number)
         text = json.dumps(data, ensure_ascii=False)
@@ -265,7 +270,8 @@ _MOST_READ = 8
 _LARGE = 1 << 16
 # Seconds for a body, and the bytes that must arrive in each further second.
 BODY_S, BODY_RATE = 20.0, 4_000
-# Bytes of all bodies that are being received; a body of any size may come alone.
+# Bytes of all bodies that are being received or wait for their conversion; a body of any size may
+# come alone.
 BODIES_MAX = 1 << 28
 
 
@@ -319,17 +325,25 @@ class BodyReader:
             n += len(part)
             if n <= most:
                 parts.append(part)
-                self._n_held += len(part)
-                if self._n_held > BODIES_MAX and self._n_held > n:
-                    fact = "Too many large requests are being received. Try again later."
-                    headers = {"Retry-After": "5", "Connection": "close"}
-                    raise ApiError(fact, None, "too_many_uploads", 429, headers)
+                self._hold(len(part), n)
             elif n > _MOST_READ * most:
                 break
         if n > most:
             fact = f"The body has more than {most:,} bytes."
             raise ApiError(fact, None, "request_too_large", 413)
         return b"".join(parts)
+
+    def _hold(self, n_more: int, n: int) -> None:
+        """Count bytes of a body, `n` so far.
+
+        Raises:
+            ApiError: With the others there are too many.
+        """
+        self._n_held += n_more
+        if self._n_held > max(n, BODIES_MAX):
+            fact = "Too many large requests are being received. Try again later."
+            headers = {"Retry-After": "5", "Connection": "close"}
+            raise ApiError(fact, None, "too_many_uploads", 429, headers)
 
     async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that reads a body; return its result.
@@ -341,8 +355,12 @@ class BodyReader:
         """
         if len(body) <= _LARGE:
             return function(*given)
-        async with self._converting:
-            return await asyncio.to_thread(function, *given)
+        try:
+            self._hold(len(body), len(body))
+            async with self._converting:
+                return await asyncio.to_thread(function, *given)
+        finally:
+            self._n_held -= len(body)
 
 
 # ---- fields of all routes, and of other APIs

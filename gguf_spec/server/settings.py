@@ -120,7 +120,7 @@ def _origin(given: str) -> str:
     found = _ORIGIN.fullmatch(given) if isinstance(given, str) else None
     if not found or not found[2]:
         allowed = "a scheme and a host, such as http://localhost:3000 or chrome-extension://*"
-        hint = None
+        hint = "write what the browser sends as Origin, without a path."
         if isinstance(given, str) and re.fullmatch(r"[\w.*-]+(:(\d+|\*))?/?", given):
             hint = f"write http://{given.rstrip('/')} or https://{given.rstrip('/')}."
         raise InvalidOptionError("cors_origins", given, allowed, hint)

@@ -499,6 +499,27 @@ def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
         closing.result(10)
 
 
+def test_a_body_of_too_many_values(server, monkeypatch):
+    monkeypatch.setattr(requests, "VALUES_MAX", 100)
+    reply = ask_text(server, stop=["x"] * 101)
+    assert (reply.status, reply.code) == (400, "invalid_json")
+    assert "more than 100 values" in reply.json()["error"]["message"]
+    assert ask_text(server).status == 200
+
+
+def test_large_bodies_that_wait_for_their_turn_are_counted(monkeypatch):
+    monkeypatch.setattr(requests, "BODIES_MAX", 150_000)
+    bodies = [b"a" * 70_000] * 4
+
+    async def convert():
+        reader = BodyReader(Settings(), lambda: False)
+        waiting = (reader.convert(body, len, body) for body in bodies)
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        return [getattr(one, "status", one) for one in done], reader._n_held
+
+    assert asyncio.run(convert()) == ([70_000, 70_000, 429, 429], 0)
+
+
 # ---- texts that are much longer than the context
 
 LONG = "Once upon a time. " * 8_000
