@@ -498,14 +498,14 @@ class PromptTooLongError(GgufSpecError, ValueError):
     It is also a `ValueError`, the type that llama-cpp-python raises.
 
     Attributes:
-        n_prompt: Number of tokens in the prompt.
+        n_prompt: Number of tokens in the prompt; an estimate if only its beginning was tokenised.
         n_ctx: Number of tokens that the context holds.
     """
 
-    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt: int, n_ctx: int, is_estimate: bool = False) -> None:
         super().__init__(
-            f"the prompt has {n_prompt:,} tokens but the context holds {n_ctx:,}, including one "
-            "for the answer.",
+            f"the prompt has {'about ' if is_estimate else ''}{n_prompt:,} tokens but the context "
+            f"holds {n_ctx:,}, including one for the answer.",
             Text("set {n_ctx=} | shorten the prompt.", n_ctx=1 << n_prompt.bit_length()),
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
@@ -516,15 +516,18 @@ class TextTooLongError(GgufSpecError, ValueError):
 
     Attributes:
         index: Index of the text.
-        n_tokens: Number of its tokens.
+        n_tokens: Number of its tokens; an estimate if only its beginning was tokenised.
         most: Largest number of tokens that the model reads at once.
     """
 
-    def __init__(self, index: int, n_tokens: int, most: int, n_ctx_train: int) -> None:
+    def __init__(
+        self, index: int, n_tokens: int, most: int, n_ctx_train: int, is_estimate: bool = False
+    ) -> None:
         """Create the error; the model was trained for `n_ctx_train` tokens."""
         larger = " | set {n_ctx=}" if n_tokens <= n_ctx_train else ""
         super().__init__(
-            f"the text {index} has {n_tokens:,} tokens but the model reads {most:,} at once.",
+            f"the text {index} has {'about ' if is_estimate else ''}{n_tokens:,} tokens but the "
+            f"model reads {most:,} at once.",
             Text("shorten the text | split it" + larger + ".", n_ctx=n_tokens),
         )
         self.index, self.n_tokens, self.most = index, n_tokens, most

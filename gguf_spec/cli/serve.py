@@ -84,7 +84,8 @@ def duration(text: str) -> float:
 )
 @option(
     "--cors-origin",
-    "Origin whose pages may use the server; * for all. Repeatable.",
+    "Origin whose pages may use the server, such as http://localhost:3000 or "
+    "chrome-extension://*; * for all. Repeatable.",
     multiple=True,
     metavar="ORIGIN",
 )

@@ -49,6 +49,7 @@ from ..options import POOLING, SAMPLING, Speculation
 from ..registry import download, hub
 from ..registry.resolve import Part, resolve, split_names
 from ..results import Chunk, Completion, TokenLogprob
+from ..runtime.embedding import encode_texts
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
 from ..sampling.chain import CompatSampling
@@ -880,11 +881,14 @@ class Llama(OfOneProcess):
         llm = self._alive
         most = min(self._most_embedded, llm.n_ctx)
         texts = [input] if isinstance(input, str) else input
-        ids = [llm.vocabulary.tokenize(text, special=False) for text in texts]
-        for i, one in enumerate(ids):
-            if len(one) > most and not truncate:
-                raise TextTooLongError(i, len(one), most, most)
-        cut = [one[:most] for one in ids]
+        if truncate:
+            first = partial(llm.vocabulary.first_tokens, n=most, special=False)
+            cut = [first(text) for text in texts]
+        else:
+            cut = encode_texts(llm.vocabulary, texts, special=False)
+            for i, one in enumerate(cut):
+                if len(one) > most:
+                    raise TextTooLongError(i, len(one), most, most)
         vectors = [one.tolist() for one in llm.embed(cut, normalize=normalize)]
         found = vectors[0] if isinstance(input, str) else vectors
         return (found, sum(map(len, cut))) if return_count else found

@@ -11,7 +11,13 @@ from functools import cached_property, partial
 from itertools import groupby, pairwise
 from typing import Any
 
-from ..errors import ClosedError, ForkedError, LoadCancelledError, UnsupportedModelError
+from ..errors import (
+    ClosedError,
+    ForkedError,
+    LoadCancelledError,
+    PromptTooLongError,
+    UnsupportedModelError,
+)
 from ..gguf.validation import Header, ModelFile, check_version
 from ..system.files import version
 from ..system.process import OfOneProcess
@@ -173,7 +179,9 @@ class Weights(OfOneProcess):
 
     # ---- the vocabulary
 
-    def tokenize(self, text: str | bytes, *, special: bool, start: bool = True) -> list[int]:
+    def tokenize(
+        self, text: str | bytes, *, special: bool, start: bool = True, most: int | None = None
+    ) -> list[int]:
         """Return the token ids of a text.
 
         Args:
@@ -181,8 +189,55 @@ class Weights(OfOneProcess):
                 passed on to llama.cpp.
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
             start: Whether to add the model's tokens for the start of a text (BOS).
+            most: Most tokens that are of use; None for any number.
+
+        Raises:
+            PromptTooLongError: The text has many more than `most` tokens. Only its beginning was
+                tokenised.
         """
         text = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
+        if most is not None:
+            self.check_length(text, most, special=special)
+        return self._tokenize(text, special, start)
+
+    def check_length(self, text: bytes, most: int, *, special: bool) -> None:
+        """Refuse a text that has many more than `most` tokens; only its beginning is tokenised.
+
+        Raises:
+            PromptTooLongError: It has.
+        """
+        ids, n_read = self._beginning(text, special, False, most)
+        if ids:
+            estimate = len(ids) * len(text) // n_read
+            raise PromptTooLongError(estimate, getattr(self, "n_ctx", most + 1), True)
+
+    def first_tokens(self, text: str, n: int, *, special: bool) -> list[int]:
+        """Return the first `n` token ids of a text, or all if there are fewer."""
+        data = text.encode("utf-8", errors="replace")
+        ids, _ = self._beginning(data, special, True, n)
+        return (ids or self._tokenize(data, special, True))[:n]
+
+    def _beginning(
+        self, text: bytes, special: bool, start: bool, most: int
+    ) -> tuple[list[int], int]:
+        """Return the token ids of a beginning of a text that has many more than `most`.
+
+        The last tokens differ from those in the whole text, so there are more than `most` by far.
+        The number of bytes is the second value. A text without a beginning that is shorter than
+        half of it gives none.
+        """
+        size = 4 * (most + 1024)
+        while 2 * size < len(text):
+            part = text[:size].decode("utf-8", errors="ignore")  # no half character
+            if self._names[special][1]:  # a token that follows could take the white space
+                part = part.rstrip()
+            ids = self._tokenize(part.encode(), special, start)
+            if len(ids) > most + most // 8 + 64:
+                return ids, size
+            size *= 2
+        return [], 0
+
+    def _tokenize(self, text: bytes, special: bool, start: bool) -> list[int]:
         # The time of one call grows with the square of the number of special tokens in it.
         cuts = [0, *self._cuts(text, special), len(text)]
         ids: list[int] = []

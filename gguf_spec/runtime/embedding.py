@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidOptionError, NoRankingError, NoTokenLeftError
+from ..errors import (
+    InvalidOptionError,
+    NoRankingError,
+    NoTokenLeftError,
+    PromptTooLongError,
+    TextTooLongError,
+)
 from ..llama.bindings import C
 from ..llama.embedder import Embedder, Scorer
 from ..llama.model import Model
@@ -27,6 +35,7 @@ def encode_texts(model: Model, texts: Texts, special: bool) -> list[list[int]]:
 
     Raises:
         OptionTypeError: A text is neither.
+        TextTooLongError: A text has many more tokens than the context holds.
     """
     given: Any = [texts] if isinstance(texts, str) or _are_ids(texts) else texts
     allowed = "a text, token ids, or a list of texts or of token ids"
@@ -35,7 +44,8 @@ def encode_texts(model: Model, texts: Texts, special: bool) -> list[list[int]]:
     found: list[list[int]] = []
     for i, one in enumerate(given):
         if isinstance(one, str):
-            found.append(model.tokenize(one, special=special))
+            with _of_text(model, i):
+                found.append(model.tokenize(one, special=special, most=model.n_ctx))
         elif _are_ids(one) or one == []:
             found.append([*map(int, one)])
         else:
@@ -45,6 +55,16 @@ def encode_texts(model: Model, texts: Texts, special: bool) -> list[list[int]]:
 
 def _decoded(value: object) -> str:
     return "decode bytes: text.decode()." if isinstance(value, (bytes, bytearray)) else ""
+
+
+@contextmanager
+def _of_text(model: Model, index: int) -> Iterator[None]:
+    """Name a text that is too long."""
+    try:
+        yield
+    except PromptTooLongError as error:
+        most, trained = model.n_ctx, model.n_ctx_train
+        raise TextTooLongError(index, error.n_prompt, most, trained, True) from None
 
 
 def _are_ids(value: object) -> bool:
@@ -134,20 +154,25 @@ def rank_prompts(
 
     Raises:
         NoRankingError: The model does not rank.
+        TextTooLongError: A text has many more tokens than the context holds.
     """
     if pooling != "rank":
         raise NoRankingError(model.path, f"its pooling is {pooling}, not rank")
     template = model.native.model(C.llama_model_chat_template, b"rerank")
-    if template is None:
-        return [_pair(model, query, document) for document in documents]
-    text = template.decode("utf-8", errors="replace")
-    return [_in_template(model, text, query, document) for document in documents]
+    text = template and template.decode("utf-8", errors="replace")
+    found = []
+    for i, document in enumerate(documents):
+        with _of_text(model, i):
+            in_order = (model, query, document)
+            found.append(_in_template(text, *in_order) if text else _pair(*in_order))
+    return found
 
 
 def _pair(model: Model, query: str, document: str) -> list[int]:
     """Return the token ids of a pair with the special tokens of the vocabulary."""
     of_vocab = model.native.vocab
-    words = [model.tokenize(one, special=False, start=False) for one in (query, document)]
+    most, texts = model.n_ctx, (query, document)
+    words = [model.tokenize(one, special=False, start=False, most=most) for one in texts]
     eos, sep = of_vocab(C.llama_vocab_eos), of_vocab(C.llama_vocab_sep)
     end = [eos if eos >= 0 else sep] if of_vocab(C.llama_vocab_get_add_eos) else []
     start = [model.start] if of_vocab(C.llama_vocab_get_add_bos) else []
@@ -155,14 +180,15 @@ def _pair(model: Model, query: str, document: str) -> list[int]:
     return [*start, *words[0], *end, *between, *words[1], *end]
 
 
-def _in_template(model: Model, template: str, query: str, document: str) -> list[int]:
+def _in_template(template: str, model: Model, query: str, document: str) -> list[int]:
     """Return the token ids of a pair in a template; only the template can write special tokens."""
     texts = {"{query}": query, "{document}": document}
     parts = re.split(r"(\{query\}|\{document\})", template)
-    ids = [model.tokenize(text, special=True, start=False) for text in texts.values()]
+    tokens = partial(model.tokenize, special=True, start=False, most=model.n_ctx)
+    ids = [tokens(text) for text in texts.values()]
     if all(model.piece(token) for some in ids for token in some):  # no control token's name
         whole = "".join(texts.get(part, part) for part in parts)
-        return model.tokenize(whole, special=True, start=False)
+        return tokens(whole)
     return [
         token
         for part in parts

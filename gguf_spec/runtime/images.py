@@ -49,14 +49,17 @@ class Seeing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
+    def tokenize(
+        self, text: str, *, special: bool, start: bool = True, most: int | None = None
+    ) -> list[int]:
         """Return the ids of a text with marks."""
         found: list[int] = []
         for i, part in enumerate(self._split.split(text)):
             if part in self._ids:
                 found += self._ids[part]
             elif part or (i == 0 and start):
-                found += self._model.tokenize(part, special=special, start=start and i == 0)
+                begins = start and i == 0
+                found += self._model.tokenize(part, special=special, start=begins, most=most)
         return found
 
     def piece(self, token: int) -> bytes:
@@ -113,6 +116,7 @@ def encode(
     *,
     special: bool = True,
     images: Sequence[GivenImage] = (),
+    most: int | None = None,
 ) -> list[int]:
     """Return the token ids of a text or messages; none for an empty prompt.
 
@@ -125,11 +129,13 @@ def encode(
         special: Parse strings such as `<|im_end|>` in a text as special tokens.
         images: Images besides those of the messages. They come first in the last message of the
             user.
+        most: Most tokens that are of use; None for any number.
 
     Raises:
         ImageError: An image cannot be read, or there are too many.
         InvalidOptionError: The text has another number of places for images.
         NoVisionError: The model has no projector.
+        PromptTooLongError: The prompt has many more than `most` tokens.
         TemplateError: The chat template leaves an image out.
     """
     given = [as_image(one, f"images[{i}]") for i, one in enumerate(images)]
@@ -149,14 +155,14 @@ def encode(
             if part["type"] == "image_url"
         ]
     if not found:
-        return _encode(target, prompt, options, special, [])
+        return _encode(target, prompt, options, special, [], most)
     if len(found) > IMAGES_MAX:
         raise ImageError(
             f"there are {len(found)} images: at most {IMAGES_MAX} are allowed.", "send fewer."
         )
     pictures, marks = pictures_of(target), _unused(prompt, len(found))
     ids = {mark: pictures.ids(image) for mark, image in zip(marks, found, strict=True)}
-    tokens = _encode(cast("Model", Seeing(target, ids)), prompt, options, special, marks)
+    tokens = _encode(cast("Model", Seeing(target, ids)), prompt, options, special, marks, most)
     firsts = {next(one for one in some if one >= IMAGE_IDS) for some in ids.values()}
     if not firsts <= {*tokens}:
         raise TemplateError(
@@ -172,6 +178,7 @@ def _encode(
     options: PromptOptions,
     special: bool,
     marks: Sequence[str],
+    most: int | None,
 ) -> list[int]:
     """Return the token ids of a prompt, with a mark in place of each image."""
     left = iter(marks)
@@ -179,7 +186,7 @@ def _encode(
         check_text(options)
         text = re.sub(re.escape(MARKER), lambda _: next(left), prompt) if marks else prompt
         text += options.prefill
-        return target.tokenize(text, special=special) if text else []
+        return target.tokenize(text, special=special, most=most) if text else []
 
     def marked(message: Message) -> Message:
         if not (isinstance(message, Mapping) and isinstance(message.get("content"), list)):
@@ -187,7 +194,7 @@ def _encode(
         texts = (part["text"] if part["type"] == "text" else next(left) for part in _parts(message))
         return {**message, "content": "".join(texts)}
 
-    return encode_chat(target, [*map(marked, prompt)], options) if prompt else []
+    return encode_chat(target, [*map(marked, prompt)], options, most) if prompt else []
 
 
 def with_images(tokens: Sequence[int], target: Model) -> list[int]:

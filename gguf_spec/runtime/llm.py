@@ -240,7 +240,8 @@ class LLM(OfOneProcess):
         # an empty sequence is token ids
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         if is_chat or isinstance(prompt, str):
-            tokens = encode(target, cast("str | Sequence[Message]", prompt), options, images=images)
+            given, most = cast("str | Sequence[Message]", prompt), target.n_ctx - 1
+            tokens = encode(target, given, options, images=images, most=most)
         elif images:
             check_text(options)
             raise InvalidOptionError("images", len(images), "given with a text or with messages")
@@ -418,6 +419,7 @@ class LLM(OfOneProcess):
         tools: Tools | None = None,
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Return the token ids of a text, or of messages in the model's chat template.
 
@@ -431,14 +433,27 @@ class LLM(OfOneProcess):
             tools: Functions that the model may call, for the template, in OpenAI's format.
             think: As for `generate`.
             chat_template_kwargs: As for `generate`.
+            most: Most tokens; None for any number.
+
+        Raises:
+            PromptTooLongError: There are more than `most`. Of a very long text only the beginning
+                is tokenised, and the number in the error is an estimate.
         """
         check_types(images=images, special=special)
         options = read_options(prefill, tools, think, chat_template_kwargs)
         text = cast("str | Sequence[Message]", read_prompt(prompt, takes_ids=False))
-        return encode(self.vocabulary, text, options, special=special, images=images)
+        ids = encode(self.vocabulary, text, options, special=special, images=images, most=most)
+        if most is not None and len(ids) > most:
+            raise PromptTooLongError(len(ids), self.n_ctx)
+        return ids
 
     def tokenize_infill(
-        self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = ()
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        *,
+        most: int | None = None,
     ) -> list[int]:
         """Return the prompt for the text between `prefix` and `suffix`.
 
@@ -448,8 +463,10 @@ class LLM(OfOneProcess):
             prefix: Text before the answer.
             suffix: Text after the answer.
             files: Names and texts of other files, in the form of llama-server's `/infill`.
+            most: As for `tokenize`.
 
         Raises:
+            PromptTooLongError: As for `tokenize`.
             NoInfillError: The vocabulary has no tokens for it.
         """
         check_types(prefix=prefix, suffix=suffix, files=files)
@@ -458,7 +475,16 @@ class LLM(OfOneProcess):
             raise NoInfillError(model.path.name)
         before, after, middle = model.infill_marks
         start = [model.vocabulary["bos"]] if model.vocabulary["add_bos"] else []
-        ids = partial(model.tokenize, special=False, start=False)
+        n_before = 0
+
+        def ids(text: str) -> list[int]:
+            nonlocal n_before
+            found = model.tokenize(text, special=False, start=False, most=most)
+            n_before += len(found)
+            if most is not None and n_before > most:
+                raise PromptTooLongError(n_before, self.n_ctx, True)
+            return found
+
         repository, file = model.file_marks
         if files and file >= 0:
             start += [repository, *ids("myproject\n")] if repository >= 0 else []
@@ -605,7 +631,8 @@ class LLM(OfOneProcess):
 
         def encoded(option: str) -> list[int]:
             passed(0)
-            tokens = [*self.tokenize(prompt, prefill=before + option, **encoding)]
+            most = self.n_ctx - 1
+            tokens = [*self.tokenize(prompt, prefill=before + option, most=most, **encoding)]
             check_request(Request(tokens, self.sampling, self.speculation), self._target)
             return tokens
 
@@ -895,7 +922,8 @@ class Chat(OfOneProcess):
         if not self._llm.has_chat_template:
             sampling = replace(sampling, stop=(*sampling.stop, f"\n{_USER}"))
         messages = [*self.messages, {"role": "user", "content": content}]
-        tokens = self._encode(messages)
+        most = None if self._overflow == "shift" else self._llm.n_ctx - 1
+        tokens = self._encode(messages, most)
         n_messages = len(messages)
         if self._overflow == "shift":
             tokens = self._shift(
@@ -991,9 +1019,9 @@ class Chat(OfOneProcess):
         self.last = None
         return why
 
-    def _encode(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def _encode(self, messages: Sequence[dict[str, Any]], most: int | None = None) -> list[int]:
         if self._llm.has_chat_template:
-            return self._llm.tokenize(messages, think=self.think)
+            return self._llm.tokenize(messages, think=self.think, most=most)
         marks = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
         text, images = "", list[GivenImage]()
         for one in messages:
@@ -1006,7 +1034,11 @@ class Chat(OfOneProcess):
                 text += MARKER if "image_url" in part else part["text"].strip()
             text += "\n"
         return self._llm.tokenize(
-            text + _ASSISTANT, special=False, think=self.think or None, images=images
+            text + _ASSISTANT,
+            special=False,
+            think=self.think or None,
+            images=images,
+            most=most,
         )
 
     def _shift(self, messages: list[dict[str, Any]], tokens: list[int], room: int) -> list[int]:

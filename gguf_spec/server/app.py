@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
+from .connections import REFUSAL
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
@@ -163,7 +164,7 @@ class App:
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
         self._pool = llm if isinstance(llm, ModelPool) else ModelPool.of(llm)
-        self._settings = settings
+        self._settings, self._origins = settings, settings.origins
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token = secrets.token_urlsafe(24)
         self.worker = Worker(self._pool, settings.queue, self._totals)
@@ -201,13 +202,15 @@ class App:
             (ApiError, HTTPException, Exception), _answer_error
         )
         self._routing = Starlette(routes=self._routes, exception_handlers=handlers)
-        if not self._settings.cors_origins:
+        if not self._origins:
             return self._guarded
         shared = CORSMiddleware(
             self._guarded,
-            allow_origins=self._settings.cors_origins,
+            allow_origins=["*"] if "*" in self._settings.cors_origins else [],
+            allow_origin_regex=self._origins.pattern,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
+            allow_private_network=True,
         )
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -234,7 +237,8 @@ class App:
             await send(message)
 
         try:
-            refusal = self._check(path, Headers(scope=scope))
+            refusal = None if path in _HEALTH_PATHS else scope.get(REFUSAL)
+            refusal = refusal or self._check(path, Headers(scope=scope))
             app = refused(refusal, path) if refusal else self._routing
             await app(scope, receive, counting)
         except asyncio.CancelledError:
@@ -262,7 +266,10 @@ class App:
             return ApiError("This server responds at localhost only.", None, "unknown_host", 403)
         # CORS stops a page only from reading the response; it could still send any request.
         if self._is_foreign(headers):
-            return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
+            origin = headers["origin"][:100]
+            fact = f"The origin {origin!r} may not use this server: "
+            fact += f"gguf-spec serve --cors-origin {origin or 'ORIGIN'} allows it."
+            return ApiError(fact, None, "origin_not_allowed", 403)
         if key is not None and path not in _OPEN:
             keys = [key, self.status_token] if path == _STATUS else [key]
             # As OpenAI and as Anthropic name it.
@@ -285,7 +292,7 @@ class App:
     def _is_foreign(self, headers: Headers) -> bool:
         """Return whether a request is of a page that may not use the server."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is None or not {origin, "*"}.isdisjoint(self._settings.cors_origins):
+        if origin is None or (self._origins and self._origins.fullmatch(origin)):
             return False
         return not host or origin.split("://")[1:] != [host]
 

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..runtime.embedding import encode_texts
 from . import schema as s
 from .errors import ApiError, invalid_value
 from .metrics import Metrics
@@ -122,10 +123,7 @@ def vectors_of(
 
 def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
-    ids = [
-        llm.vocabulary.tokenize(text, special=True) if isinstance(text, str) else text
-        for text in request["input"]
-    ]
+    ids = encode_texts(llm.vocabulary, request["input"], special=True)
     rows, n_tokens = vectors_of(request, ids, llm, run)
     written: list[Any] = rows.tolist()
     if request.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first

@@ -15,7 +15,7 @@ from dataclasses import fields as dataclass_fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Option, OptionConflictError
+from ..errors import Option, OptionConflictError, PromptTooLongError
 from ..grammar.json_schema import to_gbnf
 from ..results import Completion, Stats
 from ..sampling.chain import WholeGrammarSampling
@@ -59,10 +59,18 @@ def newest_that_fit(
         return [*messages[:n_system], *messages[starts[i] :]]
 
     def fits(i: int) -> bool:
-        return len(llm.tokenize(kept(i), **options)) <= room
+        return _fits(lambda: llm.tokenize(kept(i), most=room, **options))
 
     last = len(starts) - 1
     return kept(bisect.bisect_left(range(last), True, key=fits))
+
+
+def _fits(tokenize: Callable[[], object]) -> bool:
+    try:
+        tokenize()
+    except PromptTooLongError:
+        return False
+    return True
 
 
 def _prompt_room(llm: LLM, max_tokens: int | None) -> int:
@@ -86,13 +94,13 @@ def infill_prompt(llm: LLM, prefix: str, request: CompletionRequest) -> list[int
         _prompt_room(llm, request.sampling.max_tokens),
     )
 
-    def prompt(i: int) -> list[int]:
-        return llm.tokenize_infill(prefix, suffix, files[i:])
+    def prompt(i: int, most: int) -> list[int]:
+        return llm.tokenize_infill(prefix, suffix, files[i:], most=most)
 
     def fits(i: int) -> bool:
-        return len(prompt(i)) <= room
+        return _fits(lambda: prompt(i, room))
 
-    return prompt(bisect.bisect_left(range(len(files)), True, key=fits))
+    return prompt(bisect.bisect_left(range(len(files)), True, key=fits), llm.n_ctx - 1)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from . import requests as chat
 from . import schema as s
 from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
+from .model_routes import COUNTED_MAX
 from .replies import PartsReply, finish_reason, usage
 from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
@@ -270,6 +271,7 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
 
         def look(llm: LLM) -> dict[str, Any]:
             options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
+            options["most"] = max(llm.n_ctx, COUNTED_MAX)
             try:
                 return {"input_tokens": len(llm.tokenize(parsed.prompts[0], **options))}
             except ClosedError:

@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .. import __version__
-from ..errors import ClosedError
+from ..errors import ClosedError, PromptTooLongError
 from ..options import SAMPLING
 from ..text.chat_template import reads_tools
 from ..tools.families import family_of
-from .errors import ApiError, in_request, invalid_value
+from .errors import ApiError, in_request, invalid_value, too_slow
 from .events import Done, ErrorEvent
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
@@ -28,6 +28,8 @@ from .worker import Worker
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
+# Tokens that are counted or returned, if the context is smaller.
+COUNTED_MAX = 1 << 17
 Look = Callable[["LLM"], dict[str, Any]]
 TOKENIZE = obj(
     {"content": TEXT, "model?": TEXT.schema}
@@ -69,6 +71,7 @@ class ModelRoutes:
         """
         self._pool, self._worker, self._settings = pool, worker, settings
         self._bodies, self._since = bodies, since
+        self._looking = asyncio.Lock()
         self.routes = [
             Route("/v1/models", self._list, methods=["GET"]),
             Route("/v1/models/{name:path}", self._one, methods=["GET"]),
@@ -171,7 +174,12 @@ class ModelRoutes:
         start, pieces = data.get("add_special", False), data.get("with_pieces", False)
 
         def look(llm: LLM) -> dict[str, Any]:
-            ids = llm.vocabulary.tokenize(content, special=special, start=start)
+            most = max(llm.n_ctx, COUNTED_MAX)
+            try:
+                ids = llm.vocabulary.tokenize(content, special=special, start=start, most=most)
+            except PromptTooLongError as error:
+                fact = f"has about {error.n_prompt:,} tokens; at most {most:,} are returned."
+                raise invalid_value("content", fact) from None
             return {"tokens": [_with_piece(llm, id_) for id_ in ids] if pieces else ids}
 
         return await self.look(data.get("model"), look)
@@ -258,21 +266,36 @@ class ModelRoutes:
     async def look(self, name: Any, look: Look) -> Response:
         """Answer with what `look` returns for a model; it must not use the context of the model.
 
-        A model in memory answers at once, even during a generation.
+        A model in memory answers at once, even during a generation. One call runs at a time: a
+        text may be long.
+
+        Raises:
+            ApiError: It took longer than the time limit, the wait for others included.
         """
         model = self.find(name, self._settings.takes_any_model)
+
+        def answer(llm: LLM) -> Response:
+            return JSONResponse(look(llm))  # in the thread, because it may be long
+
+        async def in_turn(llm: LLM) -> Response:
+            async with self._looking:
+                return await asyncio.to_thread(answer, llm)
+
         if loaded := self._pool.loaded(model):
             try:
-                return JSONResponse(await asyncio.to_thread(look, loaded.llm))
+                return await asyncio.wait_for(in_turn(loaded.llm), self._settings.timeout)
+            except asyncio.TimeoutError:
+                raise too_slow(self._settings.timeout) from None
             except ClosedError:
                 pass  # it was unloaded in between
-        job = Job(model, look)
+        job = Job(model, answer)
         self._worker.submit(job)
         event = await job.events.get()
         if isinstance(event, ErrorEvent):
             raise event.refusal
         assert isinstance(event, Done)
-        return JSONResponse(event.value)
+        response: Response = event.value
+        return response
 
 
 def template_caps(llm: LLM) -> dict[str, bool]:

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import SAMPLING, Sampling, Speculation
 from ..results import Part, Stats
+from ..runtime.embedding import encode_texts
 from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
@@ -524,8 +526,11 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
 def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     load_s = time.perf_counter() - run.began_s
-    ids = [llm.vocabulary.tokenize(text, special=True) for text in request["input"]]
-    ids = [one[: llm.n_ctx] for one in ids] if request.get("truncate", True) else ids
+    if request.get("truncate", True):
+        first = partial(llm.vocabulary.first_tokens, n=llm.n_ctx, special=True)
+        ids = [first(text) for text in request["input"]]
+    else:
+        ids = encode_texts(llm.vocabulary, request["input"], special=True)
     rows, n_tokens = vectors_of(request, ids, llm, run)
     return {
         "model": llm.name,
@@ -541,7 +546,7 @@ def _vector(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     if not request["prompt"]:
         return {"embedding": []}
-    ids = llm.vocabulary.tokenize(request["prompt"], special=True)[: llm.n_ctx]
+    ids = llm.vocabulary.first_tokens(request["prompt"], llm.n_ctx, special=True)
     rows, _ = vectors_of(request, [ids], llm, run, normalize=False)
     return {"embedding": rows[0].tolist()}
 

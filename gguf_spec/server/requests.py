@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
+VALUES_MAX = 1 << 21  # most commas and brackets of a body
 # Field of messages and deltas with the reasoning.
 REASONING = "reasoning_content"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -209,8 +211,12 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parse the JSON object of a request body.
 
     Raises:
-        ApiError: The body is not a JSON object in UTF-8, or a number in it is too large.
+        ApiError: The body is not a JSON object in UTF-8, it has too many values, or a number in it
+            is too large.
     """
+    # Python's parser keeps all other threads waiting.
+    if sum(map(body.count, (b",", b"[", b"{"))) > VALUES_MAX:
+        raise ApiError(f"The body has more than {VALUES_MAX:,} values.", None, "invalid_json")
     try:
         data = json.loads(body, parse_constant=_no_number)
         text = json.dumps(data, ensure_ascii=False)
@@ -262,6 +268,11 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
 _MOST_READ = 8
 # Bytes of a body above which it is converted in a thread.
 _LARGE = 1 << 16
+# Seconds for a body, and the bytes that must arrive in each further second.
+BODY_S, BODY_RATE = 20.0, 4_000
+# Bytes of all bodies that are being received or wait for their conversion; a body of any size may
+# come alone.
+BODIES_MAX = 1 << 28
 
 
 class BodyReader:
@@ -279,6 +290,7 @@ class BodyReader:
             is_ending: Returns whether the server shuts down.
         """
         self._settings, self._is_ending = settings, is_ending
+        self._n_held = 0  # bytes of bodies that are being received
         self._converting = asyncio.Lock()
 
     async def receive(self, request: Request) -> bytes:
@@ -288,29 +300,50 @@ class BodyReader:
             ApiError: The body is too large or arrives too slowly, the client disconnected, or the
                 server is shutting down.
         """
+        parts: list[bytes] = []
         try:
-            body = await asyncio.wait_for(self._read(request), self._settings.timeout)
+            body = await self._read(request, parts)
         except asyncio.TimeoutError:
             fact = "The body did not arrive in time."
             raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
-        except ClientDisconnect:
-            raise client_closed() from None
+        finally:
+            self._n_held -= sum(map(len, parts))
         if self._is_ending():
             raise shutting_down()
         return body
 
-    async def _read(self, request: Request) -> bytes:
-        n, most, parts = 0, self._settings.body_bytes, []
-        async for part in request.stream():
+    async def _read(self, request: Request, parts: list[bytes]) -> bytes:
+        n, most, began_s = 0, self._settings.body_bytes, time.monotonic()
+        is_whole = False
+        while not is_whole:
+            allowed_s = min(BODY_S + n / BODY_RATE, self._settings.timeout)
+            left_s = began_s + allowed_s - time.monotonic()
+            message = await asyncio.wait_for(request.receive(), max(0.0, left_s))
+            if message["type"] == "http.disconnect":
+                raise client_closed()
+            part, is_whole = message.get("body", b""), not message.get("more_body")
             n += len(part)
             if n <= most:
                 parts.append(part)
+                self._hold(len(part), n)
             elif n > _MOST_READ * most:
                 break
         if n > most:
             fact = f"The body has more than {most:,} bytes."
             raise ApiError(fact, None, "request_too_large", 413)
         return b"".join(parts)
+
+    def _hold(self, n_more: int, n: int) -> None:
+        """Count bytes of a body, `n` so far.
+
+        Raises:
+            ApiError: With the others there are too many.
+        """
+        self._n_held += n_more
+        if self._n_held > max(n, BODIES_MAX):
+            fact = "Too many large requests are being received. Try again later."
+            headers = {"Retry-After": "5", "Connection": "close"}
+            raise ApiError(fact, None, "too_many_uploads", 429, headers)
 
     async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that reads a body; return its result.
@@ -322,8 +355,12 @@ class BodyReader:
         """
         if len(body) <= _LARGE:
             return function(*given)
-        async with self._converting:
-            return await asyncio.to_thread(function, *given)
+        try:
+            self._hold(len(body), len(body))
+            async with self._converting:
+                return await asyncio.to_thread(function, *given)
+        finally:
+            self._n_held -= len(body)
 
 
 # ---- fields of all routes, and of other APIs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,8 @@ class Settings:
             (`127.0.0.1`, `::1`, `localhost`).
         port: Port to listen on; 0 selects a free one.
         api_key: Key that clients must send as `Authorization: Bearer ...`; None requires no key.
-        cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`;
-            `*` for all.
+        cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`,
+            `http://localhost:*`, `https://*.example.org` or `chrome-extension://*`; `*` for all.
         queue: Maximum number of waiting requests, in addition to the running ones.
             Further requests get status 429.
         max_tokens: Maximum length of an answer in tokens; None limits it only by the context.
@@ -64,6 +65,7 @@ class Settings:
             ("ping", "seconds, 0 or more", 0 <= self.ping < math.inf),
         ):
             check(name, getattr(self, name), allowed, ok)
+        _ = self.origins  # checks them
         if (key := self.api_key) is not None:  # the message omits the value: it is a secret
             is_valid = key.isascii() and "".join(key.split()) == key != ""
             check("api_key", "..." if key else "", "ASCII text without spaces", is_valid)
@@ -77,6 +79,16 @@ class Settings:
             )
 
     @property
+    def origins(self) -> re.Pattern[str] | None:
+        """Pattern of the origins that may use the server, beside its own page; None for none.
+
+        Raises:
+            InvalidOptionError: One of `cors_origins` is not an origin.
+        """
+        given = self.cors_origins
+        return re.compile("|".join(map(_origin, given))) if given else None
+
+    @property
     def takes_any_model(self) -> bool:
         """Whether unknown model names mean the default model."""
         return self.is_local if self.any_model is None else self.any_model
@@ -88,6 +100,35 @@ class Settings:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+# An origin, or a pattern of origins: the scheme, the host, the port. A slash at its end is common.
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/\s@:?#]+|\[[0-9a-f:]+\])?(?::(\d+|\*))?/?", re.I)
+_PORTS = {"http": "80", "https": "443"}  # ports that browsers leave out
+
+
+def _origin(given: str) -> str:
+    """Return a regular expression for an origin, as browsers write it.
+
+    Raises:
+        InvalidOptionError: It is not an origin.
+    """
+    if given == "*":
+        return ".*"
+    if given == "null":  # of a file
+        return given
+    found = _ORIGIN.fullmatch(given) if isinstance(given, str) else None
+    if not found or not found[2]:
+        allowed = "a scheme and a host, such as http://localhost:3000 or chrome-extension://*"
+        hint = "write what the browser sends as Origin, without a path."
+        if isinstance(given, str) and re.fullmatch(r"[\w.*-]+(:(\d+|\*))?/?", given):
+            hint = f"write http://{given.rstrip('/')} or https://{given.rstrip('/')}."
+        raise InvalidOptionError("cors_origins", given, allowed, hint)
+    scheme, host, port = (part and part.lower() for part in found.groups())
+    end = f":{port}" if port and port != _PORTS.get(scheme) else ""
+    end = r"(:\d+)?" if port == "*" else end
+    # In an extension's pattern the host is all that follows.
+    return f"{scheme}://" + re.escape(host).replace(r"\*", "[^/@]*") + end
 
 
 def check(option: str, value: object, allowed: str, ok: bool) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -15,6 +16,7 @@ import uvicorn
 from ..errors import GgufSpecError, InvalidOptionError, Text
 from ..system.process import OfOneProcess
 from .app import App, make_app
+from .connections import AT_ONCE, Connection, LimitedUvicorn, most_connections
 from .model_pool import ModelPool
 from .running import listed
 from .settings import Settings
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 
-class _Uvicorn(uvicorn.Server):
+class _Uvicorn(LimitedUvicorn):
     """uvicorn server that notifies the application when the shutdown begins."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
@@ -59,10 +61,12 @@ class Server(OfOneProcess):
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
+        limits = most_connections(), settings.timeout
         config = uvicorn.Config(
             self._app,
             loop="asyncio",
-            http="h11",
+            http=partial(Connection, *limits),  # type: ignore[arg-type]
+            backlog=AT_ONCE,
             ws="none",
             lifespan="off",
             interface="asgi3",

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from ..errors import InvalidOptionError, Option, OptionConflictError, TemplateError, Text
+from ..errors import (
+    InvalidOptionError,
+    Option,
+    OptionConflictError,
+    PromptTooLongError,
+    TemplateError,
+    Text,
+)
 from ..llama.model import Model
 from ..options import check_types
 from ..tools.families import family_of
@@ -383,7 +390,10 @@ def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
 
 
 def encode_chat(
-    model: Model, messages: Messages, options: PromptOptions | None = None
+    model: Model,
+    messages: Messages,
+    options: PromptOptions | None = None,
+    most: int | None = None,
 ) -> list[int]:
     """Return the prompt for the next answer to `messages`.
 
@@ -396,6 +406,7 @@ def encode_chat(
             `tool_calls`, are passed to the template. `reasoning_content` is passed in the field
             that the template reads, if it reads one.
         options: Prefill, tools, and variables of the template.
+        most: Most tokens that are of use; None for any number.
 
     Returns:
         Token ids.
@@ -404,15 +415,21 @@ def encode_chat(
         TemplateError: There is no template, or it rejects the messages.
         InvalidOptionError: The template does not support an option, or an option contains a special
             token.
+        PromptTooLongError: The prompt has many more than `most` tokens.
     """
     template, options = model.chat_template, options or PromptOptions()
     if template is None:
         raise TemplateError(f"{model.path.name} has no chat template.", Text("{}.", _AS_TEXT))
     reasoning = reasoning_format(model)
-    for message in messages:
-        _check_message(model, message, reasoning)
+    if most is not None and len(messages) > most:  # each has a token
+        raise PromptTooLongError(len(messages), model.n_ctx, True)
+    _check_messages(model, messages, reasoning)
     if options.tools:
         _check_tools(model, template, options.tools, reasoning)
+    if most is not None and messages and messages[-1].get("role") == "user":
+        # Before the template is rendered, which takes long. It may leave others out.
+        for _, value in _texts(messages[-1]):
+            model.check_length(value.encode("utf-8", "replace"), most, special=True)
     values = check_values(model, options)
     history = tool_history(with_reasoning(messages, reasoning), template, options.tools)
     messages, prefill = history.messages, options.prefill
@@ -423,7 +440,7 @@ def encode_chat(
     text = begin + end + prefill
     bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
     start = not (bos and text.startswith(bos))
-    ids = model.tokenize(text, special=True, start=start)
+    ids = model.tokenize(text, special=True, start=start, most=most)
     contents = [*(value for m in messages for name, value in _texts(m)), prefill]
     special = partial(spells_special, model, reasoning)
     if not any(_UNUSUAL.search(content) or special(content) for content in contents):
@@ -579,24 +596,32 @@ def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int
     return [token for token in ids if token in controls]
 
 
-def _check_message(model: Model, message: object, reasoning: ReasoningFormat | None) -> None:
-    if not (
-        isinstance(message, Mapping)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-    ):
-        raise TemplateError(
-            f"{message!r} is not a message with a role and a text.",
-            'write messages as {"role": "user", "content": "..."}.',
-        )
-    texts = dict(_texts(message))
-    others = [value for name, value in message.items() if name not in texts]
-    if spells_special(model, reasoning, "\n".join(_strings(others))):
-        raise TemplateError(
-            f"a message of the role {message['role']!r} "
-            "contains a special token outside its content.",
-            "remove the special token.",
-        )
+def _check_messages(
+    model: Model, messages: Sequence[Any], reasoning: ReasoningFormat | None
+) -> None:
+    others: list[str] = []
+    for message in messages:
+        if not (
+            isinstance(message, Mapping)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+        ):
+            raise TemplateError(
+                f"{message!r} is not a message with a role and a text.",
+                'write messages as {"role": "user", "content": "..."}.',
+            )
+        texts = dict(_texts(message))
+        fields = (value for name, value in message.items() if name not in texts)
+        others.append("\n".join(_strings([*fields])))
+    if not spells_special(model, reasoning, "\n".join(others)):  # all at once: there may be many
+        return
+    for message, other in zip(messages, others, strict=True):
+        if spells_special(model, reasoning, other):
+            raise TemplateError(
+                f"a message of the role {message['role']!r} "
+                "contains a special token outside its content.",
+                "remove the special token.",
+            )
 
 
 def _check_tools(

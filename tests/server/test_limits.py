@@ -13,8 +13,14 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from gguf_spec.errors import GgufSpecError, InvalidOptionError
+from gguf_spec.errors import (
+    GgufSpecError,
+    InvalidOptionError,
+    PromptTooLongError,
+    TextTooLongError,
+)
 from gguf_spec.grammar import automaton as gbnf
+from gguf_spec.llama.weights import Weights
 from gguf_spec.server import Settings, jobs, requests, serve_in_thread
 from gguf_spec.server.requests import BodyReader
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
@@ -149,6 +155,63 @@ def test_pages_that_are_allowed(tales):
             ]
             == "*"
         )
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed", "foreign"),
+    [
+        ("http://app.example:3000", ["http://app.example:3000"], ["http://app.example"]),
+        ("HTTP://App.example:80/", ["http://app.example"], ["http://app.example:8080"]),
+        ("https://app.example:443", ["https://app.example"], ["http://app.example"]),
+        ("http://app.example", ["http://app.example"], ["http://app-example", "null", ""]),
+        ("chrome-extension://*", ["chrome-extension://abcdef"], ["moz-extension://abcdef"]),
+        ("http://localhost:*", ["http://localhost", "http://localhost:5"], ["http://localhost:x"]),
+        ("https://*.a.org", ["https://b.a.org"], ["https://a.org", "https://b.a.org.evil.org"]),
+        ("http://[::1]:3", ["http://[::1]:3"], ["http://[::1]"]),
+        ("null", ["null"], ["http://null"]),
+        ("*", ["http://any.example", "null"], []),
+    ],
+)
+def test_origins_and_patterns(given, allowed, foreign):
+    pattern = Settings(cors_origins=[given]).origins
+    assert [one for one in (*allowed, *foreign) if pattern.fullmatch(one)] == allowed
+
+
+@pytest.mark.parametrize(
+    "given", ["localhost:3000", "app.example", "*.app.example/", "", "http://", "http://a/b", "a b"]
+)
+def test_origins_that_are_none(given):
+    with pytest.raises(InvalidOptionError) as caught:
+        Settings(cors_origins=["http://a", given])
+    assert (caught.value.option, caught.value.value) == ("cors_origins", given)
+    if given == "localhost:3000":
+        assert caught.value.hint == "write http://localhost:3000 or https://localhost:3000."
+
+
+def test_the_origin_and_the_option_are_named(server):
+    reply = ask(server, headers={"Origin": "chrome-extension://abc"})
+    message = reply.json()["error"]["message"]
+    assert message == (
+        "The origin 'chrome-extension://abc' may not use this server: gguf-spec serve "
+        "--cors-origin chrome-extension://abc allows it."
+    )
+
+
+def test_a_preflight_from_another_network(tales):
+    headers = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    name = "access-control-allow-private-network"
+    with serve_in_thread(tales, cors_origins=["https://*.app.example/"]) as one:
+        allowed = headers | {"Origin": "https://a.app.example"}
+        reply = ask(one, "OPTIONS", "/v1/models", headers=allowed)
+        assert (reply.status, reply.headers[name]) == (200, "true")
+        assert reply.headers["access-control-allow-origin"] == allowed["Origin"]
+        reply = ask(one, headers={"Origin": allowed["Origin"]})
+        assert reply.headers["access-control-allow-origin"] == allowed["Origin"]
+        reply = ask(one, "OPTIONS", "/v1/models", headers=headers | {"Origin": "https://b.example"})
+        assert (reply.status, name in reply.headers) == (403, False)
 
 
 @pytest.mark.parametrize("times", [1.01, 4, 20])
@@ -434,3 +497,112 @@ def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
         goes_on.set()
         assert (answer.result().status, answer.result().code) == (503, "shutting_down")
         closing.result(10)
+
+
+def test_a_body_of_too_many_values(server, monkeypatch):
+    monkeypatch.setattr(requests, "VALUES_MAX", 100)
+    reply = ask_text(server, stop=["x"] * 101)
+    assert (reply.status, reply.code) == (400, "invalid_json")
+    assert "more than 100 values" in reply.json()["error"]["message"]
+    assert ask_text(server).status == 200
+
+
+def test_large_bodies_that_wait_for_their_turn_are_counted(monkeypatch):
+    monkeypatch.setattr(requests, "BODIES_MAX", 150_000)
+    bodies = [b"a" * 70_000] * 4
+
+    async def convert():
+        reader = BodyReader(Settings(), lambda: False)
+        waiting = (reader.convert(body, len, body) for body in bodies)
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        return [getattr(one, "status", one) for one in done], reader._n_held
+
+    assert asyncio.run(convert()) == ([70_000, 70_000, 429, 429], 0)
+
+
+# ---- texts that are much longer than the context
+
+LONG = "Once upon a time. " * 8_000
+USER = {"role": "user", "content": LONG}
+TOO_LONG = [
+    ("/v1/completions", {"prompt": LONG}),
+    ("/v1/completions", {"prompt": ["a", LONG]}),
+    (CHAT, {"messages": [USER]}),
+    (CHAT, {"messages": [USER, *HI]}),
+    (CHAT, {"messages": HI * 3_000}),
+    ("/v1/responses", {"input": LONG}),
+    ("/v1/responses", {"input": [USER], "truncation": "auto"}),
+    ("/v1/messages", {"messages": [USER], "max_tokens": 4}),
+    ("/v1/embeddings", {"input": ["a", LONG]}),
+    ("/v1/choose", {"prompt": LONG, "options": ["a", "b"]}),
+    ("/api/generate", {"model": "tales", "prompt": LONG}),
+    ("/api/chat", {"model": "tales", "messages": [USER], "stream": False}),
+    ("/api/embed", {"model": "tales", "input": LONG, "truncate": False}),
+]
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Bytes that llama.cpp tokenised."""
+    sizes, real = [], Weights._tokenize_part
+
+    def tokenize(self, text, special, start):
+        sizes.append(len(text))
+        return real(self, text, special, start)
+
+    monkeypatch.setattr(Weights, "_tokenize_part", tokenize)
+    return sizes
+
+
+@pytest.mark.parametrize(("path", "fields"), TOO_LONG)
+def test_only_the_beginning_of_a_long_text_is_tokenised(server, read, path, fields):
+    reply = ask(server, "POST", path, fields)
+    assert reply.status == 400
+    assert "about" in reply.body.decode() and "2,048" in reply.body.decode()
+    assert max(read, default=0) <= 4 * (2048 + 1024)
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+def test_a_text_that_is_cut_is_not_tokenised_whole(server, read, path):
+    field = {"/api/embed": "input", "/api/embeddings": "prompt"}[path]
+    replies = [
+        ask(server, "POST", path, {"model": "tales", field: LONG[:n]}) for n in (20_000, None)
+    ]
+    whole, cut = (reply.json() for reply in replies)
+    for reply in (whole, cut):
+        for name in ("total_duration", "load_duration"):
+            reply.pop(name, None)
+    assert replies[0].status == 200 and whole == cut
+    assert max(read) <= 20_000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {"content": LONG}, "content"),
+        ("/v1/messages/count_tokens", {"messages": [USER]}, None),
+    ],
+)
+def test_counts_have_a_limit_above_the_context(server, monkeypatch, path, fields, param):
+    n = len(server._app._pool.loaded(server._app._pool.default).llm.tokenize(LONG))
+    reply = ask(server, "POST", path, fields).json()
+    found = len(reply["tokens"]) if param else reply["input_tokens"]
+    assert n <= found <= n + 30 and n > 2048
+    monkeypatch.setattr("gguf_spec.server.model_routes.COUNTED_MAX", 100)
+    monkeypatch.setattr("gguf_spec.server.messages_api.COUNTED_MAX", 100)
+    reply = ask(server, "POST", path, fields)
+    assert reply.status == 400 and "about" in reply.json()["error"]["message"]
+
+
+def test_a_long_prompt_in_python(tales, read):
+    for ask_python in (tales.generate, tales.stream, tales.chat().send, tales.embed):
+        with pytest.raises(ValueError, match="about") as caught:
+            ask_python(LONG)
+        assert isinstance(caught.value, (PromptTooLongError, TextTooLongError))
+    (error,) = tales.generate_many([LONG])
+    assert isinstance(error, PromptTooLongError)
+    assert max(read) <= 4 * (2048 + 1024)
+    n = len(tales.tokenize(LONG))
+    assert n > 20_000 and abs(error.n_prompt - n) < n / 20
+    with pytest.raises(PromptTooLongError, match="has 10 tokens"):
+        tales.tokenize("A fox" * 5, most=9)

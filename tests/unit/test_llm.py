@@ -539,7 +539,7 @@ def asked(llm, monkeypatch):
     """The messages of the template; it writes the same prompt as the text and the ids."""
     seen = []
 
-    def encode(model, messages, options):
+    def encode(model, messages, options, _most):
         seen.append((list(messages), options.prefill, options.tools))
         return model.tokenize("ab" + options.prefill, special=True)
 

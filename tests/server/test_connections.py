@@ -1,0 +1,212 @@
+"""Clients that send or read nothing: real sockets at a server with few places and short times."""
+
+import contextlib
+import http.client
+import socket
+import time
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import pytest
+
+from gguf_spec.server import connections, requests, serve_in_thread
+from gguf_spec.server.connections import Connection, most_connections
+from tests.server.conftest import ask, ask_text
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def connect(server):
+    url = urlsplit(server.url)
+    return socket.create_connection((url.hostname, url.port), 60)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A server takes eight connections, four of one address."""
+    monkeypatch.setattr(connections, "MOST", 8)
+
+
+def test_connections_that_send_nothing(tales, few):
+    with serve_in_thread(tales) as server, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(server)) for _ in range(40)]
+        assert ask(server).status == 200
+        assert ask_text(server).status == 200
+        assert silent[0].recv(1) == b""  # it gave its place to a later one
+        assert len(server._uvicorn.server_state.connections) <= 6
+
+
+def test_connections_that_all_wait_for_answers(endless, few):
+    with serve_in_thread(endless, grace=0) as server, contextlib.ExitStack() as stack:
+        body = b'{"prompt": "a", "stream": true, "max_tokens": 40000}'
+        for _ in range(4):
+            one = stack.enter_context(connect(server))
+            one.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        first = server._uvicorn.server_state.connections
+        while sum(not one.is_idle for one in [*first]) < 4:
+            time.sleep(0.01)
+        reply = ask_text(server)
+        assert (reply.status, reply.code) == (429, "too_many_connections")
+        assert "5 connections of this address are open" in reply.json()["error"]["message"]
+        assert ask(server).status == 200
+        assert ask(server, path="/v1/models").status == 429
+
+
+# What a client sends first, and then byte by byte.
+SLOW = {
+    "nothing": (b"", b""),
+    "a head": (b"", HEAD),
+    "a header": (HEAD, b"X: " + b"x" * 4000),
+    "a body": (HEAD + b"Content-Length: 9000\r\n\r\n", b" " * 9000),
+    "chunks": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n" * 2000),
+    "a chunk's size": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0" * 4000),
+    "a second head": (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", HEAD),
+    "a body after the answer": (
+        b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n",
+        b" " * 9000,
+    ),
+    "an upgrade": (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"
+        b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n",
+        b"\x81\x00" * 4000,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", SLOW)
+def test_a_slow_client_loses_its_connection(tales, monkeypatch, form):
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+    monkeypatch.setattr(connections, "LOOK_S", 0.0)
+    monkeypatch.setattr(requests, "BODY_S", 0.3)
+    first, rest = SLOW[form]
+    with serve_in_thread(tales) as server, connect(server) as slow:
+        slow.sendall(first)
+        slow.settimeout(0.02)
+        end = time.monotonic() + 60
+        try:
+            for i in range(10**6):
+                assert time.monotonic() < end
+                slow.sendall(rest[i : i + 1])
+                with contextlib.suppress(TimeoutError):
+                    if slow.recv(1000) == b"":
+                        break
+        except ConnectionError:
+            pass
+        assert ask_text(server).status == 200
+
+
+def test_a_slow_body_names_the_reason(tales, monkeypatch):
+    monkeypatch.setattr(requests, "BODY_S", 0.2)
+    with serve_in_thread(tales) as server, connect(server) as slow:
+        slow.sendall(HEAD + b"Content-Length: 10\r\n\r\n{")
+        assert slow.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_a_phone_may_take_its_time(tales, monkeypatch):
+    """A body that keeps the least rate takes longer than the first seconds; a reader may pause."""
+    monkeypatch.setattr(requests, "BODY_S", 0.2)
+    monkeypatch.setattr(requests, "BODY_RATE", 1000)
+    monkeypatch.setattr(connections, "HEAD_S", 0.2)
+    monkeypatch.setattr(connections, "LOOK_S", 0.0)
+    body = b'{"prompt": "abc", "max_tokens": 4, "user": "' + b"x" * 20_000 + b'"}'
+    with serve_in_thread(tales) as server, connect(server) as phone:
+        phone.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body))
+        for i in range(0, len(body), 2500):
+            phone.sendall(body[i : i + 2500])
+            time.sleep(0.1)
+        assert phone.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_a_keep_alive_connection_lasts_longer_than_one_head(tales, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 1.0)
+    monkeypatch.setattr(connections, "LOOK_S", 0.0)
+    with serve_in_thread(tales) as server:
+        one = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        one.connect()
+        first, end = one.sock, time.monotonic() + 1.3
+        while time.monotonic() < end:
+            one.request("GET", "/health")
+            assert one.getresponse().read()
+            time.sleep(0.02)
+        assert one.sock is first
+        one.close()
+
+
+def test_a_client_that_reads_nothing(monkeypatch):
+    """Unsent bytes that stay the same for the time limit end a connection, also a closing one."""
+    monkeypatch.setattr(connections, "HEAD_S", 5.0)
+    aborted = []
+    one = Connection.__new__(Connection)
+    one.cycle, one._patience, one._n_unsent, one.since = None, 100.0, 0, 0.0
+    sizes = iter([0, 0, 900, 900, 800, 800, 800, 800])
+    size = [0]
+    one.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: size[0],
+        is_closing=lambda: size[0] > 0,
+        abort=lambda: aborted.append(size[0]),
+    )
+    for now_s in (0, 4, 90, 180, 270, 360, 369, 371):
+        size[0] = next(sizes)
+        one.look(now_s)
+    assert aborted == [800]
+
+
+def test_a_body_in_tiny_chunks(tales, monkeypatch):
+    monkeypatch.setattr(connections, "PARTS_MAX", 100)
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    body = b'{"prompt": "abc", "max_tokens": 1, "user": "%s"}' % (b"x" * 4000)
+    with serve_in_thread(tales) as server:
+        for size, status in ((1, b"413"), (1000, b"200")):
+            parts = (body[i : i + size] for i in range(0, len(body), size))
+            with connect(server) as one:
+                chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+                one.sendall(head + chunks + b"0\r\n\r\n")
+                assert one.recv(1000).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "fact"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 70_000, 431, b"16 KiB"),
+        (b"GET /" + b"x" * 70_000, 431, b"16 KiB"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: x\r\n" * 10_000, 431, b"16 KiB"),
+        (b"\x16\x03\x01 TLS\r\n\r\n", 400, b"not HTTP/1.1"),
+    ],
+)
+def test_heads_that_are_refused(server, sent, status, fact):
+    with connect(server) as one:
+        with contextlib.suppress(ConnectionError):
+            one.sendall(sent)
+        answer = one.recv(4000)
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert fact in answer and b'{"error":{' in answer
+
+
+def test_bodies_that_are_too_many(tales, monkeypatch):
+    monkeypatch.setattr(requests, "BODIES_MAX", 100_000)
+    with serve_in_thread(tales) as server, connect(server) as first:
+        first.sendall(HEAD + b"Content-Length: 200000\r\n\r\n" + b" " * 90_000)
+        while server._app._bodies._n_held < 90_000:
+            time.sleep(0.01)
+        reply = ask_text(server, user="x" * 20_000)
+        assert (reply.status, reply.code) == (429, "too_many_uploads")
+        assert ask_text(server).status == 200
+
+
+def test_the_number_of_connections_follows_the_file_limit(monkeypatch):
+    resource = pytest.importorskip("resource")
+    found = []
+    for limit in (64, 256, 1024, 1 << 20, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        found.append(most_connections())
+    assert 8 <= found[0] < 64 and 8 <= found[1] < 256 - 64
+    assert found[2] < 1024 - connections.SPARE
+    assert found[3:] == [connections.MOST] * 2
+
+
+def test_the_network_of_an_address():
+    same = [("2001:db8:0:1::1", 1), ("2001:db8:0:1:ffff::9", 2)]
+    assert connections._network(same[0]) == connections._network(same[1])
+    assert connections._network(("::ffff:10.0.0.1", 1)) == connections._network(("10.0.0.1", 5))
+    assert connections._network(("10.0.0.1", 1)) != connections._network(("10.0.0.2", 1))
+    assert connections._network(None) is None
