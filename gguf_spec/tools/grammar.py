@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
-from ..grammar.automaton import Automaton, limited_work
-from ..grammar.json_schema import grammar_of, quoted, to_rules
+from ..grammar.automaton import Automaton, limited_work, quoted
+from ..grammar.json_schema import grammar_of, to_rules
 from .families import HARMONY, Family, ToolUse
 from .notations import Sym, symbols, until
 from .source import words_of

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidGrammarError
-from ..grammar.automaton import spend
-from ..grammar.json_schema import quoted, sequence, to_rules
+from ..grammar.automaton import quoted, spend
+from ..grammar.json_schema import sequence, to_rules
 from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
 
 Schema = Mapping[str, Any]
