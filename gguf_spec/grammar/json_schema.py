@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
 from functools import partial
-from itertools import chain, combinations, product
+from itertools import chain, combinations, islice, product
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -180,6 +180,8 @@ _BUILT_IN = {
         '"true" space | "false" space | "null" space)'
     ),
 }
+# most reported faults of an answer
+_MAX_FAULTS = 5
 # largest number of parts of a schema
 _MAX_SCHEMAS = 5000
 
@@ -1151,17 +1153,51 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     return gbnf
 
 
+def faults_of(text: str, schema: Any) -> list[str]:
+    """Return what a JSON text does not fulfil of a schema, without the values of the text.
+
+    Args:
+        text: The text.
+        schema: The schema, as for `to_gbnf`.
+    """
+    import jsonschema_rs
+
+    def refuse(_: str) -> Any:
+        raise ValueError("no schema is downloaded")
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return ["the JSON text is not complete, and was not checked"]
+    try:
+        root = read_schema(schema if isinstance(schema, str) else json.dumps(schema))
+        limits = jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000, size_limit=1 << 20)
+        check = jsonschema_rs.validator_for(
+            root, validate_formats=True, retriever=refuse, pattern_options=limits
+        )
+        errors = [*islice(check.iter_errors(value), _MAX_FAULTS)]
+    except Exception as error:  # of a schema that another program refuses, for many reasons
+        return [f"the answer could not be checked ({type(error).__name__})"]
+    return [
+        f"#{''.join(f'/{step}' for step in error.schema_path)} is not fulfilled"[:200]
+        for error in errors
+    ]
+
+
 def grammar_of(rules: Iterable[str]) -> str:
     """Return a grammar of rules, with those that `to_rules` expects."""
     return "\n".join([*rules, *(f"{name} ::= {body}" for name, body in _BUILT_IN.items())]) + "\n"
 
 
-def to_rules(schema: Mapping[str, Any] | str | bool, prefix: str) -> list[str]:
+def to_rules(
+    schema: Mapping[str, Any] | str | bool, prefix: str, path: Sequence[str] = ()
+) -> list[str]:
     """Return the rules for a schema, as a part of a grammar made by `grammar_of`.
 
     Args:
         schema: As for `to_gbnf`.
         prefix: Start of the names of the rules; the first rule is `<prefix>root`.
+        path: Steps to the schema, if it is a part of another one.
 
     Raises:
         InvalidOptionError: The schema is invalid, or no grammar can follow it.
@@ -1174,7 +1210,7 @@ def to_rules(schema: Mapping[str, Any] | str | bool, prefix: str) -> list[str]:
         spend(len(text) // 16)
         root = read_schema(text)
         with limited_work():
-            return _Converter(root, prefix).rules()
+            return _Converter(root, prefix, path).rules()
     except RecursionError:
         raise _bad_schema(schema, "it is nested too deeply") from None
     except (ValueError, TypeError, OverflowError, ArithmeticError) as error:
@@ -1228,13 +1264,13 @@ def _bad_schema(schema: object, reason: Exception | str) -> InvalidGrammarError:
 class _Converter:
     """Conversion of one schema to grammar rules."""
 
-    def __init__(self, root: Any, prefix: str) -> None:
+    def __init__(self, root: Any, prefix: str, path: Sequence[str]) -> None:
         self._root, self._prefix = root, prefix
         self._rules: dict[str, str] = {}  # GBNF body -> name of the rule
         self._refs: dict[str, str] = {}
         self._aliases: list[str] = []
         self._n_visited = self._n_bytes = 0
-        self.path: tuple[str, ...] = ()
+        self.path = (*path,)
         self._disjointness = Disjointness(self._plain)
 
     def rules(self) -> list[str]:
