@@ -37,6 +37,7 @@ from .patterns import (
     multiples,
     of_length,
     pattern_gbnf,
+    widths,
     words,
 )
 
@@ -64,16 +65,30 @@ _V6 = (
     )
     + ")"
 )
-# shorter than allowed, so that no name has more than 253 characters
-_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?"
-_HOST = rf"(?!(.*\.)?..--){_LABEL}(\.{_LABEL}){{0,5}}"
-_EMAIL = rf"[a-zA-Z0-9_%+-]+(\.[a-zA-Z0-9_%+-]+)*@{_LABEL}(\.{_LABEL}){{1,5}}"
+# shorter than allowed, so that no name has more than 253 characters, and without two hyphens
+_LABEL = r"([a-zA-Z0-9]-?){0,24}[a-zA-Z0-9]"
+_HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"
+_LOCAL = r"[a-zA-Z0-9_%+-]+(\.[a-zA-Z0-9_%+-]+)*"
+_EMAIL = rf"{_LOCAL}@{_LABEL}(\.{_LABEL}){{1,4}}"
 _OF_HOST = r"[a-zA-Z0-9._~!$&'()*+,;=-]|%[0-9a-fA-F]{2}"
-_OF_PATH, _OF_QUERY = rf"({_OF_HOST}|[:@/])", rf"({_OF_HOST}|[:@/?])"
-_URI = (
-    rf"[a-zA-Z][a-zA-Z0-9+.-]*:(//(({_OF_HOST}|:)+@)?(({_OF_HOST})*|\[{_V6}\])(:\d{{0,5}})?"
-    rf"(/{_OF_PATH}*)?|/?(({_OF_HOST}|[:@]){_OF_PATH}*)?)(\?{_OF_QUERY}*)?(#{_OF_QUERY}*)?"
-)
+
+
+def _uri(address: str, *most: str) -> str:
+    """Return a pattern for URIs.
+
+    Args:
+        address: Another form of a host, in front of a bar; or empty.
+        most: Repetition of the characters of user, host, path, query and fragment.
+    """
+    user, host, path, query, fragment = most
+    of_path, of_query = rf"({_OF_HOST}|[:@/])", rf"({_OF_HOST}|[:@/?])"
+    return (
+        rf"[a-zA-Z][a-zA-Z0-9+.-]{{0,19}}:(//(({_OF_HOST}|:){user}@)?({address}({_OF_HOST}){host})"
+        rf"(:\d{{0,5}})?(/{of_path}{path})?|/?(({_OF_HOST}|[:@]){of_path}{path})?)"
+        rf"(\?{of_query}{query})?(#{of_query}{fragment})?"
+    )
+
+
 _UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _UUID_OF = "[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}"
 _BASE64 = "([{0}]{{4}})*([{0}]{{2}}==|[{0}]{{3}}=)?"
@@ -90,15 +105,27 @@ _FORMATS = {
     **{f"uuid{n}": _UUID_OF.format(n) for n in range(1, 9)},
     "ipv4": _V4,
     "ipv6": _V6,
+    **{f"ipv4{kind}": rf"{_V4}(/(3[0-2]|[12]?\d))?" for kind in ("network", "interface")},
+    **{
+        f"ipv6{kind}": rf"{_V6}(/(12[0-8]|1[01]\d|[1-9]?\d))?" for kind in ("network", "interface")
+    },
     "ipvanyaddress": f"({_V4}|{_V6})",
     "hostname": _HOST,
     "email": _EMAIL,
-    "uri": _URI,
+    # at most 2,083 characters, which is what Pydantic's HttpUrl asks for
+    "uri": _uri(rf"\[{_V6}\]|", "{0,20}", "{0,60}", "{0,400}", "{0,140}", "{0,50}"),
     "base64": _BASE64.format("A-Za-z0-9+/"),
     "byte": _BASE64.format("A-Za-z0-9+/"),
     "base64url": _BASE64.format("A-Za-z0-9_-"),
     "json-pointer": "(/([^~/]|~[01])*)*",
 }  # fmt: skip
+# the same where an automaton is needed, without parts that need many states
+_SMALL_LABEL = "([a-zA-Z0-9]-?)*[a-zA-Z0-9]"
+_SMALL_FORMATS = {
+    "uri": _uri("", "*", "*", "*", "*", "*"),
+    "hostname": rf"{_SMALL_LABEL}(\.{_SMALL_LABEL})*",
+    "email": rf"{_LOCAL}@{_SMALL_LABEL}(\.{_SMALL_LABEL})+",
+}
 # values of `format` that every text, or number, fulfils: they speak about its display or its use
 _FREE_FORMATS = {
     "binary", "password", "path", "file-path", "directory-path", "textarea", "multiline", "text",
@@ -588,8 +615,14 @@ def _number(schema: dict[str, Any], build: _Converter) -> str:
     low, high = _bounds(schema, build)
     units = [one for one in _many(schema.get("multipleOf", 1)) if not (whole and one == 1)]
     units = units if "multipleOf" in schema else []
-    if units or any(end and end[0] % 1 for end in (low, high)):
-        return f"{_counted_number(units, low, high, whole, build)} space"
+    not_these = [
+        str(int(value))
+        for part in _many(schema.get("not", _Many()))
+        for value in part["enum"]
+        if _is_type(value, "integer")
+    ]
+    if units or not_these or any(end and end[0] % 1 for end in (low, high)):
+        return f"{_counted_number(units, not_these, (low, high), whole, build)} space"
     if low is None and high is None:
         return f'"-"? {"natural" if whole else "fraction"} space'
     zero = Decimal(0), False
@@ -628,12 +661,13 @@ def _sized(schema: dict[str, Any], build: _Converter) -> dict[str, Any]:
 
 def _counted_number(
     units: list[Any],
-    low: tuple[Decimal, bool] | None,
-    high: tuple[Decimal, bool] | None,
+    not_these: list[str],
+    bounds: tuple[tuple[Decimal, bool] | None, tuple[Decimal, bool] | None],
     whole: bool,
     build: _Converter,
 ) -> str:
-    """Return GBNF for the numbers that are multiples, or between bounds that are fractions."""
+    """Return GBNF for multiples, numbers but for some, and those between fractional bounds."""
+    low, high = bounds
     n_decimals = max([_n_decimals(end[0]) for end in (low, high) if end], default=0)
     point = "" if whole else rf"(\.\d{{1,{max(15, n_decimals)}}})?"
     size = len(str(_far(low, high))) if low or high else 16
@@ -644,6 +678,8 @@ def _counted_number(
         of_negated = _at_least(high, size)
         # "-" in front of each way, or none if there is one
         texts &= matching(f"^({of_negated})$").negated()
+    if not_these:
+        texts &= ~words([*not_these, *(["-0"] if "0" in not_these else [])])
     for unit in units:
         if isinstance(unit, bool) or not isinstance(unit, int | float) or unit <= 0:
             raise ValueError(f"multipleOf is {unit!r:.60}")
@@ -1131,8 +1167,9 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     that of a required property, or one of them must require a property that the others do not name.
     Patterns follow ECMA 262.
 
-    A keyword that no grammar follows is refused, or dropped inside of `dropping`;
-    `tests/data/json_schema_keywords.md`, a part of the documentation, has all of them.
+    A keyword that no grammar follows is refused, or dropped inside of `dropping`. The documentation
+    has a table of all of them. Unknown keywords, and those that describe (`title`, `default`,
+    `examples`), have no effect.
 
     Args:
         schema: A JSON schema, as a mapping or as JSON text; True for any value.
@@ -1373,7 +1410,7 @@ class _Converter:
                 kinds == {"string"}
                 and "string" in bad
                 and plain.keys() - {"type"} in ({"enum"}, {"pattern"})
-            ):
+            ) or (kept.get("type") == "integer" and plain.keys() == {"enum"}):
                 texts.append(plain)
             else:
                 self.drop("not", part, "no grammar follows it")
@@ -1444,6 +1481,9 @@ class _Converter:
         if len(patterns) == 1 and not others:
             try:
                 only = patterns[0][2]
+                low, high = widths(only)
+                if least <= low and (most is None or (high is not None and high <= most)):
+                    least, most, times = 0, None, "{0,}"
                 body = pattern_gbnf(only) if times == "{0,}" else bounded_class(only, least, most)
             except PatternError:  # an automaton may follow it, and otherwise says what is wrong
                 pass
@@ -1459,6 +1499,10 @@ class _Converter:
     ) -> str:
         """Return GBNF for the texts that fulfil several keywords; what is too much is dropped."""
         texts: Texts | None = None
+        patterns = [
+            (key, value, f"^({_SMALL_FORMATS[value]})$" if value in _SMALL_FORMATS else pattern)
+            for key, value, pattern in patterns
+        ]
         wanted: list[tuple[str, Any, Callable[[], Texts]]] = [
             *((key, value, partial(matching, pattern)) for key, value, pattern in patterns),
             *(("not", one, partial(_not_these, one)) for one in others),

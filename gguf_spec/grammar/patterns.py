@@ -506,6 +506,40 @@ def matching(pattern: str) -> Texts:
     return found.smaller() if len(found.rows) < 200 else found
 
 
+def widths(pattern: str) -> tuple[int, int | None]:
+    """Return the least and the largest number of characters that an anchored pattern allows.
+
+    Raises:
+        PatternError: The pattern is invalid.
+    """
+    parts = _parsed(pattern)
+    if parts[:1] != [("AT", "AT_BEGINNING")] or parts[-1] != ("AT", "AT_END"):
+        return 0, None
+    return _width(parts)
+
+
+def _width(parts: Iterable[Part]) -> tuple[int, int | None]:
+    least, most = 0, 0
+    is_open = False
+    low: int
+    high: int | None
+    for op, arg in parts:
+        low, high = (0, 0) if op in _ZERO_WIDTH else (1, 1)
+        if op == "GROUP":
+            low, high = _width(arg)
+        elif op == "BRANCH":
+            ends = [*map(_width, arg)]
+            low, highs = min(end[0] for end in ends), [end[1] for end in ends if end[1] is not None]
+            high = max(highs) if len(highs) == len(ends) else None
+        elif op == "REPEAT":
+            low, high = _width(arg[2])
+            low *= arg[0]
+            high = None if high is None or arg[1] is None else high * arg[1]
+        is_open |= high is None
+        least, most = least + low, most + (high or 0)
+    return least, None if is_open else most
+
+
 def bounded_class(pattern: str, least: int, most: int | None) -> str | None:
     """Return GBNF for a text of so many characters, if a pattern only says which ones; else None.
 
