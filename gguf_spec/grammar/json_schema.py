@@ -207,6 +207,8 @@ _BUILT_IN = {
         '"true" space | "false" space | "null" space)'
     ),
 }
+# most rules of one string, and about how many bytes each has
+_MAX_RULES, _BYTES_OF_RULE = 600, 150
 # most reported faults of an answer
 _MAX_FAULTS = 5
 # largest number of parts of a schema
@@ -1514,6 +1516,9 @@ class _Converter:
         for key, value, made in wanted:
             try:
                 found = made() if texts is None else texts & made()
+                room = min(_MAX_RULES, (MAX_BYTES // 2 - self._n_bytes) // _BYTES_OF_RULE)
+                if len(found.rows) > max(room, 0):
+                    raise PatternError("its grammar would be too large")
             except PatternError as error:
                 self.drop(key, value, str(error))
                 continue
