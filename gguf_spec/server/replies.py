@@ -450,7 +450,7 @@ def schema_headers(job: Job) -> dict[str, str]:
     notes = job.unenforced.notes()
     for name, one in notes:
         _log_unenforced(f"{name}:{one.path}" if name else one.path, one.keyword, one.reason)
-    texts = {UNENFORCED: [f"{name}{':' if name else ''}{one}" for name, one in notes]}
+    texts = {UNENFORCED: job.unenforced.texts()}
     if job.faults:
         texts[UNFULFILLED] = job.faults
     return {

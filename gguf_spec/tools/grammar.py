@@ -87,6 +87,10 @@ class Unenforced:
         """Return each keyword with the name of its tool; it is empty for the answer."""
         return [(name or "", one) for name, some in self.dropped.items() for one in some]
 
+    def texts(self) -> list[str]:
+        """Return these as texts."""
+        return [f"{name}{':' if name else ''}{one}" for name, one in self.notes()]
+
     def faults(self, text: str, family: Family) -> list[tuple[str, str]]:
         """Return what a complete answer does not fulfil of these schemas, by tool."""
         calls = list[tuple[str, str]]()

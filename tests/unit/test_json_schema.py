@@ -8,6 +8,7 @@ import pytest
 
 from gguf_spec.errors import GrammarTooLargeError, InvalidOptionError
 from gguf_spec.grammar import automaton as gbnf
+from gguf_spec.grammar import json_schema
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.grammar.json_schema import dropping, faults_of, to_gbnf
 from tests.support.fakes import with_few_calls
@@ -334,6 +335,19 @@ def test_what_an_answer_does_not_fulfil():
     assert "not complete" in faults_of('{"a": [1,', schema)[0]
     for hostile in ({"$ref": "http://127.0.0.1:9/x"}, {"$ref": "#"}, {"pattern": "("}, {"type": 5}):
         faults_of("1", hostile)
+
+
+def test_the_table_of_the_documentation_has_all_keywords():
+    text = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8")
+    table = text.partition("| keyword | enforced |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:4] for line in table.splitlines()[2:]]
+    codes = [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]
+    assert {name for names, *_ in codes for name in names} == json_schema._KEYWORDS | {"nullable"}
+    never = next(names for row, (names, *_) in zip(rows, codes, strict=True) if row[1] == " never ")
+    assert {*never} == {*json_schema._UNSUPPORTED}
+    formats = next(row for row in codes if row[0] == ["format"])
+    assert {*formats[1]} == {*json_schema._FORMATS}
+    assert {*formats[2]} == {*json_schema._FREE_FORMATS, "int8", "uint64"}
 
 
 # ---- what Pydantic writes
