@@ -84,7 +84,7 @@ def ask_all(server, strict=False):
 @pytest.mark.parametrize("noisy", ["<tool_call>"], indirect=True)
 def test_what_is_not_enforced_is_named(noisy, caplog):
     replies = [*ask_all(noisy)]
-    body = ASKED | {"format": PART, "stream": False}
+    body = {"messages": ASKED["messages"], "format": PART, "stream": False}
     replies.append((ask(noisy, "POST", "/api/chat", body), "format", ""))
     for reply, _, owner in replies:
         headers = {name.lower(): value for name, value in reply.headers.items()}
