@@ -1539,8 +1539,7 @@ class _Converter:
             try:
                 target = target[int(key) if isinstance(target, list) else key]
             except (KeyError, IndexError, TypeError, ValueError):
-                self.drop("$ref", ref, "it does not exist")
-                return True
+                raise ValueError(f"$ref {ref!r:.60} does not exist") from None
         return target
 
     def _named(self, schema: dict[str, Any]) -> str:
