@@ -263,12 +263,18 @@ def drop(path: Sequence[str], keyword: str, value: Any, reason: str) -> None:
     steps = (step.replace("~", "~0").replace("/", "~1") for step in path)
     text = _ENCODER.encode(value)
     text = text if len(text) <= 80 else f"{text[:77]}..."
-    one = Dropped("/".join(("#", *steps))[:200], keyword[:60], text, reason)
+    where = "/".join(("#", *steps))[:200]
+    one = Dropped(_on_a_line(where), _on_a_line(keyword[:60]), text, _on_a_line(reason))
     into = _dropped.get()
     if into is None:
         raise UnsupportedKeywordError(str(one))
     if not any(other[:3] == one[:3] for other in into):
         into.append(one)
+
+
+def _on_a_line(text: str) -> str:
+    """Return a text of a request without control characters, for headers and logs."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "?", text)
 
 
 class UnsupportedKeywordError(ValueError):
@@ -1218,7 +1224,7 @@ def faults_of(text: str, schema: Any) -> list[str]:
     except Exception as error:  # of a schema that another program refuses, for many reasons
         return [f"the answer could not be checked ({type(error).__name__})"]
     return [
-        f"#{''.join(f'/{step}' for step in error.schema_path)} is not fulfilled"[:200]
+        _on_a_line(f"#{''.join(f'/{step}' for step in error.schema_path)} is not fulfilled")[:200]
         for error in errors
     ]
 

@@ -317,6 +317,15 @@ def test_formats(form):
     assert takes(schema, good) and not takes(schema, bad)
 
 
+def test_names_with_line_ends_stay_on_one_line():
+    """They come into headers and into the log."""
+    schema = {"properties": {"a\r\nX: y": {"type": "string", "pattern": "\n\\A"}}}
+    ((path, keyword),) = dropped_of(schema)
+    assert (path, keyword) == ("#/properties/a??X: y", "pattern")
+    found = faults_of('{"a\\n": 1}', {"properties": {"a\n": {"type": "string"}}})
+    assert found == ["#/properties/a?/type is not fulfilled"]
+
+
 def test_an_unknown_format_is_named():
     assert dropped_of({"type": "string", "format": "iri"}) == [("#", "format")]
 
