@@ -338,11 +338,11 @@ class Answerer:
             speculation = self.llm.speculation
             request = read_request(head, data, line.number, self.defaults, speculation)
             names = request.names
-            chunks, ended = self._generate(request)
+            chunks, ended, notes = self._generate(request)
             if head.is_plain:
-                return written(_plain(chunks, ended) | {"error": None})
+                return written(_plain(chunks, ended) | {"error": None} | notes)
             body = self._openai(request, chunks, ended, key)
-            return written(_response(200, key, body) | {"error": None})
+            return written(_response(200, key, body) | {"error": None} | notes)
         except _OF_ALL:
             raise
         except Exception as error:
@@ -353,8 +353,12 @@ class Answerer:
                 rest = _response(refusal.status, key, rest) | {"error": shown}
             return written(rest, refusal.error["message"])
 
-    def _generate(self, request: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
+    def _generate(
+        self, request: CompletionRequest
+    ) -> tuple[list[ChunkEvent], list[ChoiceEnded], dict[str, list[str]]]:
+        """Return the events, and what is not enforced of the schemas and not fulfilled."""
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
+        notes = dict[str, list[str]]()
         for choice in requests_of(request, self.llm):
             with self.cancellation.opened(choice.open) as stream:
                 for chunk in stream:
@@ -363,7 +367,11 @@ class Answerer:
             if self.cancellation.is_set:
                 raise CancelledGenerationError
             ended.append(ChoiceEnded(choice.index, stream.result, None))
-        return chunks, ended
+            if choice.unenforced:
+                notes["unenforced"] = choice.unenforced.texts()
+            if faults := choice.faults(stream.result, self.llm):
+                notes.setdefault("unfulfilled", []).extend(faults)
+        return chunks, ended, notes
 
     def _openai(
         self,

@@ -148,6 +148,23 @@ def others_than(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return (*others, (at, sys.maxunicode)) if at <= sys.maxunicode else tuple(others)
 
 
+def quoted(text: str) -> str:
+    """Return a text as a GBNF literal."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def repeated(least: int | None, most: int | None) -> str:
+    """Return GBNF's repetition suffix; None means no limit.
+
+    Raises:
+        ValueError: `most` is less than `least`.
+    """
+    if most is not None and most < (least or 0):
+        raise ValueError(f"at least {least} and at most {most} is impossible")
+    return f"{{{least or 0},{'' if most is None else most}}}"
+
+
 def _characters(body: str) -> Ranges:
     """Return the code points of a character class, from the text between its brackets."""
     negated = body.startswith("^")

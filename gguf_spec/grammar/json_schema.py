@@ -5,27 +5,40 @@ A schema is not trusted: it may be part of a request. No reference is downloaded
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import operator
 import re
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, combinations, product
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from decimal import Decimal
+from functools import partial
+from itertools import chain, combinations, islice, product
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError
 from .automaton import (
     MAX_BYTES,
     MAX_DEPTH,
-    NEVER,
     Automaton,
-    Ranges,
     limited_work,
-    others_than,
+    quoted,
+    repeated,
     spend,
+)
+from .patterns import (
+    ANY_TEXT,
+    PatternError,
+    Texts,
+    bounded_class,
+    matching,
+    multiples,
+    of_length,
+    pattern_gbnf,
+    widths,
+    words,
 )
 
 _ENCODER = json.JSONEncoder(sort_keys=True)
@@ -35,32 +48,121 @@ _DAY = (
     r"(\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)"
     rf"|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
 )
-_HOUR = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_CLOCK = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
+_HOUR = rf"{_CLOCK}(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+# parts of addresses
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_V4 = rf"({_BYTE}\.){{3}}{_BYTE}"
+_GROUP = r"[0-9a-fA-F]{1,4}"
+_RIGHT = [rf"({_GROUP}(:{_GROUP}){{0,{n - 1}}})?" if n else "" for n in range(8)]
+_V6 = (
+    rf"(({_GROUP}:){{7}}{_GROUP}|({_GROUP}:){{6}}{_V4}|"
+    + "|".join(
+        (rf"{_GROUP}(:{_GROUP}){{{n - 1}}}" if n else "")
+        + rf"::({_RIGHT[7 - n]}"
+        + (rf"|({_GROUP}:){{0,{5 - n}}}{_V4})" if n < 6 else ")")
+        for n in range(8)
+    )
+    + ")"
+)
+# shorter than allowed, so that no name has more than 253 characters, and without two hyphens
+_LABEL = r"([a-zA-Z0-9]-?){0,24}[a-zA-Z0-9]"
+_HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"
+_LOCAL = r"[a-zA-Z0-9_%+-]+(\.[a-zA-Z0-9_%+-]+)*"
+_EMAIL = rf"{_LOCAL}@{_LABEL}(\.{_LABEL}){{1,4}}"
+_OF_HOST = r"[a-zA-Z0-9._~!$&'()*+,;=-]|%[0-9a-fA-F]{2}"
+
+
+def _uri(address: str, *most: str) -> str:
+    """Return a pattern for URIs.
+
+    Args:
+        address: Another form of a host, in front of a bar; or empty.
+        most: Repetition of the characters of user, host, path, query and fragment.
+    """
+    user, host, path, query, fragment = most
+    of_path, of_query = rf"({_OF_HOST}|[:@/])", rf"({_OF_HOST}|[:@/?])"
+    return (
+        rf"[a-zA-Z][a-zA-Z0-9+.-]{{0,19}}:(//(({_OF_HOST}|:){user}@)?({address}({_OF_HOST}){host})"
+        rf"(:\d{{0,5}})?(/{of_path}{path})?|/?(({_OF_HOST}|[:@]){of_path}{path})?)"
+        rf"(\?{of_query}{query})?(#{of_query}{fragment})?"
+    )
+
+
+_UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_UUID_OF = "[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}"
+_BASE64 = "([{0}]{{4}})*([{0}]{{2}}==|[{0}]{{3}}=)?"
+_N = r"\d{1,9}"
+_DAYS = f"({_N}Y({_N}M({_N}D)?)?|{_N}M({_N}D)?|{_N}D)"
+_TIMES = f"({_N}H({_N}M({_N}S)?)?|{_N}M({_N}S)?|{_N}S)"
 # supported values of `format` -> pattern
 _FORMATS = {
     "date": _DAY,
     "time": _HOUR,
     "date-time": f"{_DAY}T{_HOUR}",
-    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "duration": rf"P({_N}W|{_DAYS}(T{_TIMES})?|T{_TIMES})",
+    "uuid": _UUID,
+    **{f"uuid{n}": _UUID_OF.format(n) for n in range(1, 9)},
+    "ipv4": _V4,
+    "ipv6": _V6,
+    **{f"ipv4{kind}": rf"{_V4}(/(3[0-2]|[12]?\d))?" for kind in ("network", "interface")},
+    **{
+        f"ipv6{kind}": rf"{_V6}(/(12[0-8]|1[01]\d|[1-9]?\d))?" for kind in ("network", "interface")
+    },
+    "ipvanyaddress": f"({_V4}|{_V6})",
+    "hostname": _HOST,
+    "email": _EMAIL,
+    # at most 2,083 characters, which is what Pydantic's HttpUrl asks for
+    "uri": _uri(rf"\[{_V6}\]|", "{0,20}", "{0,60}", "{0,400}", "{0,140}", "{0,50}"),
+    "base64": _BASE64.format("A-Za-z0-9+/"),
+    "byte": _BASE64.format("A-Za-z0-9+/"),
+    "base64url": _BASE64.format("A-Za-z0-9_-"),
+    "json-pointer": "(/([^~/]|~[01])*)*",
+}  # fmt: skip
+# the same where an automaton is needed, without parts that need many states
+_SMALL_LABEL = "([a-zA-Z0-9]-?)*[a-zA-Z0-9]"
+_SMALL_FORMATS = {
+    "uri": _uri("", "*", "*", "*", "*", "*"),
+    "hostname": rf"{_SMALL_LABEL}(\.{_SMALL_LABEL})*",
+    "email": rf"{_LOCAL}@{_SMALL_LABEL}(\.{_SMALL_LABEL})+",
 }
+# values of `format` that every text, or number, fulfils: they speak about its display or its use
+_FREE_FORMATS = {
+    "binary", "password", "path", "file-path", "directory-path", "textarea", "multiline", "text",
+    "float", "double", "decimal", "number",
+}  # fmt: skip
 # type -> keywords that apply only to this type
 KINDS = {
-    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
-    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems"},
-    "string": {"pattern", "format", "minLength", "maxLength"},
+    "object": {
+        "properties", "required", "additionalProperties", "minProperties", "maxProperties",
+        "patternProperties", "propertyNames", "unevaluatedProperties", "dependencies",
+        "dependentRequired", "dependentSchemas",
+    },
+    "array": {
+        "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
+        "contains", "unevaluatedItems",
+    },
+    "string": {
+        "pattern", "format", "minLength", "maxLength", "contentEncoding", "contentMediaType",
+    },
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-}
-# unsupported keyword -> values without an effect, with which it is ignored
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "not": (False,), "if": (), "contains": (), "uniqueItems": (False,), "patternProperties": ({},),
+}  # fmt: skip
+# keyword -> values without an effect, with which it is ignored
+_FREE: dict[str, tuple[Any, ...]] = {
+    "not": (False,), "uniqueItems": (False,), "patternProperties": ({},),
     "propertyNames": (True, {}, {"type": "string"}), "dependencies": ({},),
     "dependentRequired": ({},), "dependentSchemas": ({},), "unevaluatedItems": (True, {}),
-    "unevaluatedProperties": (True, {}), "$dynamicRef": (), "$recursiveRef": (),
+    "unevaluatedProperties": (True, {}), "format": (*_FREE_FORMATS,), "nullable": (False,),
 }  # fmt: skip
+# keywords that no grammar follows
+_UNSUPPORTED = (
+    "if", "contains", "dependencies", "dependentRequired", "dependentSchemas", "$dynamicRef",
+    "$recursiveRef", "contentMediaType",
+)  # fmt: skip
 # all keywords that are not ignored
-_KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *_REFUSED}.union(
-    *KINDS.values()
-)
+_KEYWORDS = {
+    "$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", "not", *_UNSUPPORTED
+}.union(*KINDS.values())  # fmt: skip
 # keyword of a bound -> test of a value, or of its length, against the bound
 _TESTS = {
     "minimum": operator.ge,
@@ -74,30 +176,10 @@ _TESTS = {
 }
 # inside of a character class: the characters that a JSON string may hold without an escape
 _QUOTED = r'^"\\\x00-\x1F'
-# Tokens of a pattern. `python`: unknown in ECMA 262 or with another meaning. `brace`: a literal.
-# `name`: the start of a named group.
-_WORDS = re.compile(
-    r"""(?P<python>\\(?:[AZaNU]|0\d)|\(\?[P#]|\[\^?\])
-    | (?P<brace>\{,)
-    | (?P<name>\(\?<[A-Za-z_$][\w$]*>)
-    | \\.
-    | \[(?:[^\]\\]|\\.)*\]?
-    | .""",
-    re.VERBOSE | re.DOTALL,
-)
-# code points that "." does not match
-_LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
-# code points of the character classes; white space is that of ECMA 262, which differs from Python's
-_CLASSES: dict[str, Ranges] = {
-    "CATEGORY_DIGIT": ((48, 57),),
-    "CATEGORY_WORD": ((48, 57), (65, 90), (95, 95), (97, 122)),
-    "CATEGORY_SPACE": (
-        (9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
-        (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
-    ),
-}  # fmt: skip
-# bounds with more digits are rejected
-_MAX_DIGITS = 100
+# bounds with more digits, or more of them after the point, are not supported
+_MAX_DIGITS, _MAX_DECIMALS = 100, 15
+# most values of an array without repetitions whose orders are all written
+_MAX_UNIQUE = 7
 # Python type -> JSON type
 _NAMES = {
     type(None): "null", bool: "boolean", int: "number", float: "number", str: "string",
@@ -125,8 +207,87 @@ _BUILT_IN = {
         '"true" space | "false" space | "null" space)'
     ),
 }
+# most rules of one string, and about how many bytes each has
+_MAX_RULES, _BYTES_OF_RULE = 600, 150
+# most reported faults of an answer
+_MAX_FAULTS = 5
 # largest number of parts of a schema
 _MAX_SCHEMAS = 5000
+
+
+class Dropped(NamedTuple):
+    """A keyword of a schema that its grammar does not follow.
+
+    Attributes:
+        path: JSON pointer of the schema with the keyword.
+        keyword: The keyword.
+        value: Its value as JSON text, which may be cut.
+        reason: Why, without a full stop.
+    """
+
+    path: str
+    keyword: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.keyword} {self.value} ({self.reason})"
+
+
+# where to put the keywords that are dropped; None where they are refused
+_dropped: ContextVar[list[Dropped] | None] = ContextVar("gguf_spec_dropped", default=None)
+
+
+@contextmanager
+def dropping(into: list[Dropped] | None) -> Iterator[None]:
+    """Drop unsupported keywords in the block, and add each to a list; None refuses them."""
+    token = _dropped.set(into)
+    try:
+        yield
+    finally:
+        _dropped.reset(token)
+
+
+def drop(path: Sequence[str], keyword: str, value: Any, reason: str) -> None:
+    """Drop a keyword.
+
+    Args:
+        path: Steps to the schema with the keyword.
+        keyword: The keyword.
+        value: Its value.
+        reason: Why no grammar follows it.
+
+    Raises:
+        UnsupportedKeywordError: Keywords are not dropped here.
+    """
+    steps = (step.replace("~", "~0").replace("/", "~1") for step in path)
+    text = _ENCODER.encode(value)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    where = "/".join(("#", *steps))[:200]
+    one = Dropped(_on_a_line(where), _on_a_line(keyword[:60]), text, _on_a_line(reason))
+    into = _dropped.get()
+    if into is None:
+        raise UnsupportedKeywordError(str(one))
+    if not any(other[:3] == one[:3] for other in into):
+        into.append(one)
+
+
+def _on_a_line(text: str) -> str:
+    """Return a text of a request without control characters, for headers and logs."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", "?", text)
+
+
+class UnsupportedKeywordError(ValueError):
+    """A keyword that no grammar follows; the message has its path, its value and the reason."""
+
+
+class _Many(list[Any]):
+    """Several values of one keyword, all of which apply."""
+
+
+def _many(value: Any) -> list[Any]:
+    """Return the values of a keyword, which are several after schemas were merged."""
+    return value if isinstance(value, _Many) else [value]
 
 
 def _typed(value: Any, kind: type, key: str) -> Any:
@@ -146,15 +307,20 @@ def _typed(value: Any, kind: type, key: str) -> Any:
 def _count(schema: dict[str, Any], key: str) -> int | None:
     """Return the value of a keyword that counts; None if it is missing.
 
+    A maximum of 10^9 or more is no limit.
+
     Raises:
-        ValueError: The value is no count, or 10^9 or more.
+        ValueError: The value is no count, or a minimum of 10^9 or more.
     """
     n = schema.get(key)
     if isinstance(n, float) and n.is_integer():
         n = int(n)
-    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 0 <= n < 10**9):
-        raise ValueError(f"{key} is {n!r}")
-    return n
+    if n is None:
+        return None
+    is_far = isinstance(n, int) and n >= 10**9
+    if not isinstance(n, int) or isinstance(n, bool) or n < 0 or (is_far and key[:3] == "min"):
+        raise ValueError(f"{key} is {n!r:.60}")
+    return None if is_far else n
 
 
 def _kinds(kind: Any) -> list[str]:
@@ -163,6 +329,10 @@ def _kinds(kind: Any) -> list[str]:
         _typed(k, str, "type")
         for k in (_typed(kind, list, "type") if isinstance(kind, list) else [kind])
     ]
+
+
+def _listed(kind: str | list[Any]) -> list[Any]:
+    return kind if isinstance(kind, list) else [kind]
 
 
 def _same(value: Any) -> str:
@@ -186,9 +356,7 @@ def _reduced(schema: Any) -> dict[str, Any]:
     `const` becomes an `enum`.
     """
     spend(1 + len(_typed(schema, dict, "a schema")))
-    kept = {k: v for k, v in schema.items() if k in _KEYWORDS and v not in _REFUSED.get(k, ())}
-    if "format" in kept and not (isinstance(kept["format"], str) and kept["format"] in _FORMATS):
-        del kept["format"]
+    kept = {k: v for k, v in schema.items() if k in _KEYWORDS and v not in _FREE.get(k, ())}
     if "const" in kept:
         values = [kept.pop("const")]
         kept["enum"] = _common(kept.get("enum", values), values)
@@ -228,11 +396,37 @@ _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "additionalItems": _both,
     "required": lambda a, b: _typed(a, list, "required") + _typed(b, list, "required"),
     "allOf": lambda a, b: _unique(_typed(a, list, "allOf") + _typed(b, list, "allOf")),
+    "patternProperties": lambda a, b: {
+        key: _both(a.get(key, True), b.get(key, True)) for key in {**a, **b}
+    },
+    "propertyNames": _both,
 }
+# most pairs of the parts of two `anyOf` or `oneOf`
+_MAX_PAIRS = 100
+# keywords that speak about what the other keywords of the same schema leave over
+_LEFT_OVER = ("unevaluatedProperties", "unevaluatedItems")
 
 
-def _merged(a: Any, b: Any) -> Any:
+def _put_together(key: str, a: Any, b: Any, path: Sequence[str]) -> Any:
+    """Return one value of a keyword for two different ones."""
+    if key in _COMBINED:
+        return _COMBINED[key](a, b)
+    if key not in ("anyOf", "oneOf"):
+        return _Many(_unique([*_many(a), *_many(b)]))
+    pairs = [{"allOf": [*pair]} for pair in product(_typed(a, list, key), _typed(b, list, key))]
+    if len(pairs) > _MAX_PAIRS:
+        drop(path, key, b, "there are too many pairs with the other one")
+        return a
+    return pairs
+
+
+def _merged(a: Any, b: Any, path: Sequence[str]) -> Any:
     """Return one schema that is equivalent to two schemas together.
+
+    Args:
+        a: A schema.
+        b: A part of it, or what it refers to.
+        path: Steps to them.
 
     Raises:
         ValueError: They cannot be merged.
@@ -240,21 +434,21 @@ def _merged(a: Any, b: Any) -> Any:
     if isinstance(a, bool) or isinstance(b, bool):
         return _both(a, b)
     a, b = _reduced(a), _reduced(b)
-    both = {**a, **b}
     tuples = [
         {k: s[k] for k in ("items", "prefixItems", "additionalItems") if k in s} for s in (a, b)
     ]
     if (
         all(tuples)
-        and ("prefixItems" in both or any(isinstance(s.get("items"), list) for s in (a, b)))
+        and any("prefixItems" in s or isinstance(s.get("items"), list) for s in (a, b))
         and _same(tuples[0]) != _same(tuples[1])
     ):
-        raise ValueError("two different prefixItems are not supported together")
+        key = "prefixItems" if "prefixItems" in b else "items"
+        drop(path, key, b[key], "two tuples cannot be put together")
+        b = {k: v for k, v in b.items() if k not in tuples[1]}
+    both = {**a, **b}
     for key in a.keys() & b.keys() - {"properties", "additionalProperties"}:
         if _same(a[key]) != _same(b[key]):
-            if key not in _COMBINED:
-                raise ValueError(f"two different values of {key} are not supported together")
-            both[key] = _COMBINED[key](a[key], b[key])
+            both[key] = _put_together(key, a[key], b[key], path)
     (named_a, rest_a), (named_b, rest_b) = (
         (_typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True))
         for s in (a, b)
@@ -271,113 +465,6 @@ def _merged(a: Any, b: Any) -> Any:
     return both
 
 
-def quoted(text: str) -> str:
-    """Return a text as a GBNF literal."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def _repeated(least: int | None, most: int | None) -> str:
-    """Return GBNF's repetition suffix; None means no limit.
-
-    Raises:
-        ValueError: `most` is less than `least`.
-    """
-    if most is not None and most < (least or 0):
-        raise ValueError(f"at least {least} and at most {most} is impossible")
-    return f"{{{least or 0},{'' if most is None else most}}}"
-
-
-def _as_python(pattern: str) -> str:
-    """Return a regular expression of ECMA 262 in Python's syntax.
-
-    Raises:
-        ValueError: Python would interpret it in another way.
-    """
-
-    def word(match: re.Match[str]) -> str:
-        escapes = re.findall(r"\\0\d|\\.", match[0]) if match[0][0] == "[" else []
-        if match["python"] or any(re.fullmatch(r"\\([AZaNU]|0\d)", escape) for escape in escapes):
-            raise ValueError(
-                f"a pattern contains {match[0]:.20}, which has no or another meaning in ECMA 262"
-            )
-        return r"\{," if match["brace"] else "(" if match["name"] else match[0]
-
-    return _WORDS.sub(word, pattern)
-
-
-def _pattern(pattern: str) -> str:
-    """Return GBNF for a regular expression of ECMA 262, for the inside of a JSON string.
-
-    Raises:
-        ValueError: The expression is invalid or not supported.
-    """
-    spend(2 * len(pattern) + len(pattern) ** 2 // 20_000)  # equal branches take quadratic time
-    parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # warnings about future changes of Python's syntax are not for the user
-        parsed = parser.parse(_as_python(pattern))
-    if parsed.state.flags & ~re.UNICODE:
-        raise ValueError("a pattern sets flags")
-    parts = [(str(op), arg) for op, arg in parsed]
-    begins = parts[:1] == [("AT", parser.AT_BEGINNING)]
-    ends = len(parts) > begins and parts[-1] == ("AT", parser.AT_END)
-    inner = _expressions(parts[begins : len(parts) - ends])
-    return f"{'' if begins else 'char*'} {inner} {'' if ends else 'char*'}".strip()
-
-
-def _expressions(parts: Iterable[tuple[Any, Any]]) -> str:
-    return " ".join(_expression(str(op), arg) for op, arg in parts) or '""'
-
-
-def _expression(op: str, arg: Any) -> str:
-    if op in ("LITERAL", "NOT_LITERAL"):
-        return _characters(((arg, arg),), op == "NOT_LITERAL")
-    if op == "ANY":
-        return _characters(_LINE_ENDS, True)
-    if op == "IN":
-        ranges: list[tuple[int, int]] = []
-        for kind, member in arg:
-            if str(kind) == "CATEGORY":
-                known = _CLASSES[str(member).replace("_NOT", "")]
-                ranges += others_than(known) if "_NOT" in str(member) else known
-            elif str(kind) != "NEGATE":
-                ranges.append(member if str(kind) == "RANGE" else (member, member))
-        return _characters(tuple(ranges), any(str(kind) == "NEGATE" for kind, _ in arg))
-    if op == "BRANCH":
-        return f"({' | '.join(map(_expressions, arg[1]))})"
-    if op == "SUBPATTERN" and not (arg[1] or arg[2]):
-        return f"({_expressions(arg[3])})"
-    if op in ("MAX_REPEAT", "MIN_REPEAT"):
-        most = arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None
-        return f"({_expressions(arg[2])}){_repeated(arg[0], most)}"
-    raise ValueError(f"a pattern contains {op.lower()}, which is not supported")
-
-
-def _characters(ranges: Ranges, negated: bool) -> str:
-    """Return GBNF for the ways to write one of these characters in a JSON string."""
-    spend(20 + 8 * len(ranges))
-    chosen = ranges if negated else others_than(ranges)
-    plain = others_than((*chosen, *NEVER, (0, 31), (34, 34), (92, 92)))
-    pieces = "".join(f"\\U{low:08X}-\\U{high:08X}" for low, high in plain)
-    ways = [f"[{pieces}]"] if plain else []
-    others = others_than(chosen)
-    codes = {code for code in (*range(32), 34, 92) for a, b in others if a <= code <= b}
-    for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
-        if code in codes:
-            ways.append(quoted("\\" + letter))
-    # control characters without a letter escape
-    codes -= {8, 9, 10, 12, 13, 34, 92}
-    for high in (0, 16):
-        if low := sorted(code - high for code in codes if code & ~15 == high):
-            digits = "".join(dict.fromkeys(f"{code:x}{code:X}" for code in low))
-            ways.append(f"{quoted(chr(92) + f'u00{high >> 4}')} [{digits}]")
-    if not ways:
-        raise ValueError("a pattern contains an invalid character")
-    return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
-
-
 def _is_type(value: Any, kind: str) -> bool:
     """Return whether a value has a JSON type."""
     if kind == "integer":
@@ -387,16 +474,20 @@ def _is_type(value: Any, kind: str) -> bool:
     return _NAMES[type(value)] == kind
 
 
-def _fits(value: Any, schema: dict[str, Any]) -> bool:
+def _fits(value: Any, schema: dict[str, Any], path: Sequence[str]) -> bool:
     """Return whether a value of an enum is valid for the other keywords of the schema."""
     if "type" in schema and not any(_is_type(value, kind) for kind in _kinds(schema["type"])):
         return False
     kind = _NAMES[type(value)]
     for key in sorted(schema.keys() & KINDS.get(kind, set())):
-        if key not in _TESTS:
-            raise ValueError(f"{key} is not supported beside enum or const")
-        if not _TESTS[key](value if kind == "number" else len(value), schema[key]):
-            return False
+        if key in _TESTS:
+            if not _TESTS[key](value if kind == "number" else len(value), schema[key]):
+                return False
+        elif key == "pattern":
+            if not all(value in matching(_typed(one, str, key)) for one in _many(schema[key])):
+                return False
+        else:
+            drop(path, key, schema[key], "it stands beside enum or const")
     return True
 
 
@@ -417,35 +508,50 @@ def _value_gbnf(value: Any) -> str:
     return quoted(text if text.isprintable() else json.dumps(value)) + " space"
 
 
-def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | None:
+def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[Decimal, bool] | None:
     """Return the lower bound and whether it is exclusive; None without a bound.
 
     Args:
         schema: The schema.
         name: `minimum` or `maximum`.
         sign: -1 for `maximum`: the result is then the lower bound of the negated number.
+
+    Raises:
+        ValueError: A bound is no number.
     """
-    ends: list[tuple[float, bool]] = []
+    ends: list[tuple[Decimal, bool]] = []
     for key in (name, f"exclusive{name.capitalize()}"):
-        bound = schema.get(key, 0)
-        if (
-            isinstance(bound, bool)
-            or not isinstance(bound, int | float)
-            or abs(bound) >= 10**_MAX_DIGITS
-        ):
-            raise ValueError(f"{key} is {str(bound)[:60]}, which is not supported")
+        bound = schema.get(key)
         if key in schema:
-            ends.append((sign * bound, key != name))
-    if not ends:
-        return None
-    bound, open_ = max(ends)
-    if schema["type"] == "integer":
-        return (math.floor(bound) + 1 if open_ else math.ceil(bound)), False
-    if bound != int(bound):
-        raise ValueError(
-            f"{name} or {key} of a number is not a whole number, which is not supported"
-        )
-    return int(bound), open_
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                raise ValueError(f"{key} is {bound!r:.60}")
+            ends.append((sign * Decimal(str(bound)), key != name))
+    return max(ends, default=None)
+
+
+def _bounds(schema: dict[str, Any], build: _Converter) -> list[tuple[Decimal, bool] | None]:
+    """Return the ends of `_end` for both bounds, without those that have too many digits.
+
+    Those of an integer are whole, and not exclusive.
+    """
+    found = []
+    for name, sign in (("minimum", 1), ("maximum", -1)):
+        end = _end(schema, name, sign)
+        if end and (abs(end[0]) >= 10**_MAX_DIGITS or _n_decimals(end[0]) > _MAX_DECIMALS):
+            for key in (name, f"exclusive{name.capitalize()}"):
+                if key in schema:
+                    build.drop(key, schema[key], "it has too many digits")
+            end = None
+        if end and schema["type"] == "integer":
+            whole = math.floor(end[0]) + 1 if end[1] else math.ceil(end[0])
+            end = Decimal(whole), False
+        found.append(end)
+    return found
+
+
+def _n_decimals(number: Decimal) -> int:
+    """Return the number of digits after the decimal point, without zeros at the end."""
+    return max(0, -int(number.normalize().as_tuple().exponent))
 
 
 def _between(low: str, high: str) -> list[str]:
@@ -479,7 +585,7 @@ def _naturals(low: int, high: int) -> str:
 
 
 def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) -> list[str]:
-    """Return GBNF alternatives for non-negative numbers between two bounds.
+    """Return GBNF alternatives for non-negative numbers between two whole bounds.
 
     Args:
         low: Lower bound, and whether it is exclusive.
@@ -501,23 +607,41 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
     return ways
 
 
-def _number(schema: dict[str, Any]) -> str:
+def _far(low: tuple[Decimal, bool] | None, high: tuple[Decimal, bool] | None) -> int:
+    """Return a number that is as large as one between these bounds, of which one is missing."""
+    n = max(len(str(int(abs(end[0])))) for end in (low, high) if end)
+    return int(10 ** max(16, n)) - 1
+
+
+def _number(schema: dict[str, Any], build: _Converter) -> str:
     """Return GBNF for the numbers of a schema.
 
     A number between bounds has at most 15 digits. Doubles distinguish all such numbers.
     """
     whole = schema["type"] == "integer"
-    if "multipleOf" in schema and not (whole and schema["multipleOf"] == 1):
-        raise ValueError("multipleOf is not supported")
-    low, high = _end(schema, "minimum", 1), _end(schema, "maximum", -1)
+    schema = _sized(schema, build)
+    low, high = _bounds(schema, build)
+    units = [one for one in _many(schema.get("multipleOf", 1)) if not (whole and one == 1)]
+    units = units if "multipleOf" in schema else []
+    not_these = [
+        str(int(value))
+        for part in _many(schema.get("not", _Many()))
+        for value in part["enum"]
+        if _is_type(value, "integer")
+    ]
+    if units or not_these or any(end and end[0] % 1 for end in (low, high)):
+        return f"{_counted_number(units, not_these, (low, high), whole, build)} space"
     if low is None and high is None:
         return f'"-"? {"natural" if whole else "fraction"} space'
-    if not whole and (low, high) in (((0, False), None), (None, (0, False))):
+    zero = Decimal(0), False
+    if not whole and (low is None or high is None) and zero in (low, high):
         return "fraction space" if low else '("0" | "-" fraction) space'
-    n = max(len(str(abs(end[0]))) for end in (low, high) if end)
-    far = 1 - 10 ** max(16, n), False
+    far = _far(low, high)
     # `most` is negated
-    (least, above), (most, below) = low or far, high or far
+    (least, above), (most, below) = (
+        (int(end[0]), end[1]) if end else (-far, False) for end in (low, high)
+    )
+    n = max(len(str(abs(int(end[0])))) for end in (low, high) if end)
     n_digits = 0 if whole else max(0, 15 - n)
     ways = _magnitudes((max(least, 0), above and least >= 0), (-most, below), n_digits)
     ways += [
@@ -529,6 +653,101 @@ def _number(schema: dict[str, Any]) -> str:
     return f"({' | '.join(ways)}) space"
 
 
+def _sized(schema: dict[str, Any], build: _Converter) -> dict[str, Any]:
+    """Return the schema of a number with the bounds of a `format` such as int32."""
+    for form in _many(schema.get("format", ())) if "format" in schema else ():
+        sized = re.fullmatch(r"(u?)int(8|16|32|64)", str(form))
+        if sized is None:
+            build.drop("format", form, "this format of numbers is unknown")
+            continue
+        size = 2 ** int(sized[2])
+        least, most = (0, size - 1) if sized[1] else (-size // 2, size // 2 - 1)
+        if sized[2] != "64" or sized[1]:  # the numbers without bounds are in those of int64
+            schema = _merged(schema, {"minimum": least, "maximum": most}, ())
+    return schema
+
+
+def _counted_number(
+    units: list[Any],
+    not_these: list[str],
+    bounds: tuple[tuple[Decimal, bool] | None, tuple[Decimal, bool] | None],
+    whole: bool,
+    build: _Converter,
+) -> str:
+    """Return GBNF for multiples, numbers but for some, and those between fractional bounds."""
+    low, high = bounds
+    n_decimals = max([_n_decimals(end[0]) for end in (low, high) if end], default=0)
+    point = "" if whole else rf"(\.\d{{1,{max(15, n_decimals)}}})?"
+    size = len(str(_far(low, high))) if low or high else 16
+    texts = matching(rf"^-?(0|[1-9]\d{{0,{size - 1}}}){point}$")
+    if low:
+        texts &= matching(f"^({_at_least(low, size)})$")
+    if high:
+        of_negated = _at_least(high, size)
+        # "-" in front of each way, or none if there is one
+        texts &= matching(f"^({of_negated})$").negated()
+    if not_these:
+        texts &= ~words([*not_these, *(["-0"] if "0" in not_these else [])])
+    for unit in units:
+        if isinstance(unit, bool) or not isinstance(unit, int | float) or unit <= 0:
+            raise ValueError(f"multipleOf is {unit!r:.60}")
+        exact, n = Decimal(str(unit)), _n_decimals(Decimal(str(unit)))
+        try:
+            texts &= multiples(int(exact.scaleb(n)), n)
+        except PatternError as error:
+            build.drop("multipleOf", unit, str(error))
+    return build.texts(texts.smaller(), "no number fulfils multipleOf and the bounds")
+
+
+def _at_least(end: tuple[Decimal, bool], size: int) -> str:
+    """Return a pattern for the numbers from a bound on.
+
+    Args:
+        end: The bound, and whether it is exclusive.
+        size: Most digits before the point.
+    """
+    bound, is_open = end
+    if bound < 0:
+        return rf"[\d.]+|-({_at_most((-bound, is_open))})"
+    digits, decimals = _digits(bound)
+    ways = [
+        rf"{digits}\.{decimals[:i]}[{int(d) + 1}-9]\d*" for i, d in enumerate(decimals) if d < "9"
+    ]
+    ways.append(rf"{digits}\.{decimals}\d*" + (r"[1-9]\d*" if is_open else ""))
+    if not (decimals or is_open):
+        ways.append(digits)
+    above = _naturals(int(digits) + 1, 10**size - 1)
+    return "|".join([*ways, rf"{_as_pattern(above)}(\.\d+)?"])
+
+
+def _at_most(end: tuple[Decimal, bool]) -> str:
+    """Return a pattern for the numbers that are not negative, up to a bound above 0."""
+    bound, is_open = end
+    digits, decimals = _digits(bound)
+    ways = [
+        rf"{digits}\.{decimals[:i]}[0-{int(d) - 1}]\d*" for i, d in enumerate(decimals) if d > "0"
+    ]
+    ways += [rf"{digits}\.{decimals[:i]}" for i in range(1, len(decimals))]
+    if not is_open:
+        ways.append(rf"{digits}\.{decimals}0*")
+    if decimals or not is_open:
+        ways.append(digits)
+    if digits != "0":
+        ways.append(rf"{_as_pattern(_naturals(0, int(digits) - 1))}(\.\d+)?")
+    return "|".join(ways)
+
+
+def _digits(bound: Decimal) -> tuple[str, str]:
+    """Return the digits before and after the point, without zeros at the end."""
+    digits, _, decimals = f"{bound:f}".partition(".")
+    return digits, decimals.rstrip("0")
+
+
+def _as_pattern(gbnf: str) -> str:
+    """Return GBNF of digits as a pattern."""
+    return re.sub('[" ]', "", gbnf)
+
+
 def _array(schema: dict[str, Any], build: _Converter) -> str:
     """Return the name of the rule for the arrays of a schema."""
     old = isinstance(schema.get("items"), list)  # older form of prefixItems
@@ -536,29 +755,67 @@ def _array(schema: dict[str, Any], build: _Converter) -> str:
         raise ValueError("two different prefixItems are not supported together")
     fixed = _typed(schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems")
     least, most = _count(schema, "minItems"), _count(schema, "maxItems")
-    others = schema.get(
-        "additionalItems" if old else "items", not fixed or (least or 0) > len(fixed)
-    )
+    key = "additionalItems" if old else "items"
+    key = "unevaluatedItems" if key not in schema and "unevaluatedItems" in schema else key
+    others = schema.get(key, not fixed or (least or 0) > len(fixed))
     n = next((i for i, item in enumerate(fixed) if item is False), len(fixed))
     if others is False or n < len(fixed):
         others, most = False, n if most is None else min(n, most)
     fixed = fixed[:n][:most]
     least = len(fixed) if least is None else least
-    _repeated(least, most)
+    repeated(least, most)
+    if "uniqueItems" in schema and most not in (0, 1):
+        values = None if fixed else build.values_of(others)
+        if values is not None and len(values) <= _MAX_UNIQUE:
+            return _unique_array([*map(_value_gbnf, values)], least, most, build)
+        which = "its items are not a small enum" if values is None else "there are too many values"
+        build.drop("uniqueItems", schema["uniqueItems"], which)
     after, more = "", None if most is None else most - len(fixed)
     if others is not False and more != 0:
-        item = build.visit(others)
+        item = build.visit(others, key)
         if fixed:
-            after = f'("," space {item}){_repeated(max(least - len(fixed), 0), more)}'
+            after = f'("," space {item}){repeated(max(least - len(fixed), 0), more)}'
         else:
-            times = _repeated(max(least - 1, 0), None if more is None else more - 1)
+            times = repeated(max(least - 1, 0), None if more is None else more - 1)
             after = f'{item} ("," space {item}){times}'
             after = after if least else f"({after})?"
     for i, item_schema in reversed([*enumerate(fixed)]):
         comma = '"," space ' if i else ""
-        after = f"{comma}{build.visit(item_schema)} {after}"
+        steps = "items" if old else "prefixItems", str(i)
+        after = f"{comma}{build.visit(item_schema, *steps)} {after}"
         after = after if i < least else build.rule(after) + "?"
     return build.rule(f'"[" space {after} "]" space')
+
+
+def _unique_array(values: list[str], least: int, most: int | None, build: _Converter) -> str:
+    """Return the name of the rule for the arrays of different values.
+
+    Args:
+        values: GBNF of the values.
+        least: Least number of items.
+        most: Largest number; None for all values.
+        build: The conversion.
+    """
+    known: dict[int, str] = {}
+    most = len(values) if most is None else min(most, len(values))
+    if least > most:
+        raise ValueError(f"at least {least} different items of {len(values)} values is impossible")
+
+    def after(used: int) -> str:
+        """Return GBNF for what follows the values of a bit mask."""
+        if used not in known:
+            n = used.bit_count()
+            comma = '"," space ' if n else ""
+            ways = ['""'] if n >= least else []
+            ways += [
+                f"{comma}{value} {after(used | 1 << i)}"
+                for i, value in enumerate(values)
+                if n < most and not used >> i & 1
+            ]
+            known[used] = build.rule(" | ".join(ways))
+        return known[used]
+
+    return build.rule(f'"[" space {after(0)} "]" space')
 
 
 def _other_key(names: list[str], at: int, build: _Converter) -> str:
@@ -581,6 +838,64 @@ def _other_key(names: list[str], at: int, build: _Converter) -> str:
     return build.rule(f"({' | '.join(parts)}){'' if whole else '?'}")
 
 
+def _key_rules(
+    schema: dict[str, Any], properties: dict[str, Any], extra: Any, build: _Converter
+) -> list[tuple[str, Any, tuple[str, ...]]]:
+    """Return GBNF for the keys of other properties than the named ones, each with their schema.
+
+    Args:
+        schema: The schema of the object.
+        properties: The named properties; those that match a pattern get its schema, too.
+        extra: The schema of the properties that match no pattern; False for none.
+        build: The conversion.
+    """
+    patterns = _patterns(schema, properties, build)
+    names, steps = words(properties), ("additionalProperties",)
+    found = [
+        (rf'"\"" {build.texts((texts & ~names).smaller())} "\"" space', part, way)
+        for texts, part, way in patterns
+        if part is not False
+    ]
+    if extra is False:
+        return found
+    if "propertyNames" in schema and not (patterns or properties):
+        wanted = build.merged({"type": "string"}, schema["propertyNames"])
+        return [(build.visit(wanted, "propertyNames"), extra, steps)]
+    key = "string"
+    if patterns:
+        others = ~names
+        for texts, _, _ in patterns:
+            others &= ~texts
+        key = rf'"\"" {build.texts(others.smaller())} "\"" space'
+    elif properties:
+        # a key with an escape differs from all other keys
+        escaped = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
+        plain = [name for name in properties if not escaped.search(name)]
+        key = build.rule(rf'"\"" {_other_key(plain, 0, build)} "\"" space')
+    return [*found, (key, extra, steps)]
+
+
+def _patterns(
+    schema: dict[str, Any], properties: dict[str, Any], build: _Converter
+) -> list[tuple[Texts, Any, tuple[str, ...]]]:
+    """Return the keys of `patternProperties` with schemas, which named properties get, too."""
+    found: list[tuple[Texts, Any, tuple[str, ...]]] = []
+    given = _typed(schema.get("patternProperties", {}), dict, "patternProperties")
+    for pattern, part in given.items():
+        try:
+            texts = matching(pattern)
+            if any((texts & other).live for other, _, _ in found):
+                raise PatternError("a key may match two patterns")
+        except PatternError as error:
+            build.drop("patternProperties", {pattern: part}, str(error))
+            continue
+        for name, named in properties.items():
+            if name in texts:
+                properties[name] = build.merged(named, part)
+        found.append((texts, part, ("patternProperties", pattern)))
+    return found
+
+
 def _object(schema: dict[str, Any], build: _Converter) -> str:
     """Return the name of the rule for the objects of a schema."""
     properties = dict(_typed(schema.get("properties", {}), dict, "properties"))
@@ -588,33 +903,75 @@ def _object(schema: dict[str, Any], build: _Converter) -> str:
         _typed(name, str, "required")
         for name in _typed(schema.get("required", []), list, "required")
     )
-    extra = schema.get("additionalProperties", not properties)
+    extra = schema.get(
+        "additionalProperties",
+        schema.get("unevaluatedProperties", not (properties or "patternProperties" in schema)),
+    )
     for name in required:
         properties.setdefault(name, schema.get("additionalProperties", True))
+    others = _key_rules(schema, properties, extra, build)
+    if "propertyNames" in schema and (properties or "patternProperties" in schema):
+        build.drop("propertyNames", schema["propertyNames"], "the object names properties, too")
     pairs = {
-        name: build.rule(f'{_value_gbnf(name)} ":" space {build.visit(part)}')
+        name: build.rule(f'{_value_gbnf(name)} ":" space {build.visit(part, "properties", name)}')
         for name, part in properties.items()
         if part is not False
     }
     if required.keys() - pairs.keys():
         raise ValueError("a required property is forbidden")
-    most = _count(schema, "maxProperties")
-    if (_count(schema, "minProperties") or 0) > len(required):
-        raise ValueError("minProperties above the number of required properties is not supported")
-    if most is not None and (extra is not False or most < len(pairs)):
-        raise ValueError("maxProperties below the number of allowed properties is not supported")
-    more = ""
-    if extra is not False:
-        key = "string"
-        if properties:
-            # a key with an escape differs from all other keys
-            escaped = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
-            plain = [name for name in properties if not escaped.search(name)]
-            key = build.rule(rf'"\"" {_other_key(plain, 0, build)} "\"" space')
-        more = f'{key} ":" space {build.visit(extra)}'
+    ways = [f'{key} ":" space {build.visit(part, *steps)}' for key, part, steps in others]
+    more = build.rule(" | ".join(ways)) if len(ways) > 1 else "".join(ways)
     first = [pairs.pop(name) for name in required]
-    inner = sequence(first, [*pairs.values()], '"," space', build.rule, more)
+    least, most = _count(schema, "minProperties") or 0, _count(schema, "maxProperties")
+    repeated(least, most)
+    if most is not None and not more and most >= len(first) + len(pairs):
+        most = None
+    if least <= len(first) and most is None:
+        inner = sequence(first, [*pairs.values()], '"," space', build.rule, more)
+    else:
+        inner = _counted(first, [*pairs.values()], more, (least, most), build)
     return build.rule(f'"{{" space {inner} "}}" space')
+
+
+def _counted(
+    required: list[str],
+    optional: list[str],
+    more: str,
+    bounds: tuple[int, int | None],
+    build: _Converter,
+) -> str:
+    """Return GBNF for so many members, as `sequence` for any number."""
+    least, most = bounds
+    if (most is not None and most < len(required)) or (
+        not more and least > len(required) + len(optional)
+    ):
+        raise ValueError(f"at least {least} and at most {most} of its properties is impossible")
+    known: dict[tuple[int, int], str | None] = {}
+    enough = max(least, len(required) + 1) if most is None else most  # counted up to here
+
+    def rest(n: int) -> str | None:
+        """Return GBNF for further members after the optional ones; None if there are too few."""
+        if not more or n == most:
+            return '""' if n >= least else None
+        least_n, most_n = max(least - n, 0), None if most is None else most - n
+        if n:
+            return f'("," space {more}){repeated(least_n, most_n)}'
+        later = repeated(max(least_n - 1, 0), None if most_n is None else most_n - 1)
+        some = f'{more} ("," space {more}){later}'
+        return some if least_n else f"({some})?"
+
+    def after(i: int, n: int) -> str | None:
+        """Return GBNF for the optional members from one on, after `n` members."""
+        if (i, n) not in known:
+            ways = [rest(n) if i == len(optional) else after(i + 1, n)]
+            if i < len(optional) and n != most:
+                then, comma = after(i + 1, min(n + 1, enough)), '"," space ' if n else ""
+                ways.append(None if then is None else f"{comma}{optional[i]} {then}")
+            known[i, n] = build.rule(" | ".join(filter(None, ways))) if any(ways) else None
+        return known[i, n]
+
+    comma = ' "," space '
+    return f"{comma.join(required)} {after(0, len(required))}".strip()
 
 
 def sequence(
@@ -789,6 +1146,16 @@ def _differ(facts: Sequence[_Facts | bool]) -> bool:
     return len(values) == len(facts) and n_values == len(frozenset[str]().union(*values))
 
 
+def _not_these(part: dict[str, Any]) -> Texts:
+    """Return the texts that are not valid for a schema of texts."""
+    if "enum" in part:
+        return ~words(value for value in part["enum"] if isinstance(value, str))
+    texts = ~ANY_TEXT
+    for pattern in _many(part["pattern"]):
+        texts |= ~matching(pattern)
+    return texts
+
+
 def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     """Return a grammar for the JSON texts that are valid for a schema.
 
@@ -797,9 +1164,10 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     The grammar does not cover every value of the schema:
 
     - A schema without a type has the type to which its first keywords apply.
-    - Required properties come first.
+    - Required properties come first, the named ones in their order.
     - Numbers without a bound have up to 16 digits.
-    - An object with named properties has no others unless `additionalProperties` allows them.
+    - An object with named properties or patterns has no others unless `additionalProperties` or
+      `unevaluatedProperties` allows them.
     - A tuple has all its items unless `minItems` allows fewer.
 
     Keywords beside `$ref` and the parts of `allOf` apply together. `oneOf` is supported if no value
@@ -807,13 +1175,9 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     that of a required property, or one of them must require a property that the others do not name.
     Patterns follow ECMA 262.
 
-    Every other keyword with an effect is either supported or rejected. Rejected are `not`, `if`,
-    `uniqueItems`, `contains`, `patternProperties`, `propertyNames`, `dependencies`, `dependent...`,
-    `unevaluated...`, `multipleOf` other than 1 for integers, fractional bounds of a number,
-    `minProperties` and `maxProperties` unless they always hold, two of `pattern`, `format` and a
-    length, and keywords beside `enum` that cannot be checked. Ignored are `title`, `description`,
-    `default`, `examples`, `$schema`, `$id`, `$comment`, `deprecated`, `readOnly`, `writeOnly`, a
-    `format` other than date, time, date-time and uuid, and unknown keywords.
+    A keyword that no grammar follows is refused, or dropped inside of `dropping`. The documentation
+    has a table of all of them. Unknown keywords, and those that describe (`title`, `default`,
+    `examples`), have no effect.
 
     Args:
         schema: A JSON schema, as a mapping or as JSON text; True for any value.
@@ -834,17 +1198,51 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     return gbnf
 
 
+def faults_of(text: str, schema: Any) -> list[str]:
+    """Return what a JSON text does not fulfil of a schema, without the values of the text.
+
+    Args:
+        text: The text.
+        schema: The schema, as for `to_gbnf`.
+    """
+    import jsonschema_rs
+
+    def refuse(_: str) -> Any:
+        raise ValueError("no schema is downloaded")
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return ["the JSON text is not complete, and was not checked"]
+    try:
+        root = read_schema(schema if isinstance(schema, str) else json.dumps(schema))
+        limits = jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000, size_limit=1 << 20)
+        check = jsonschema_rs.validator_for(
+            root, validate_formats=True, retriever=refuse, pattern_options=limits
+        )
+        errors = [*islice(check.iter_errors(value), _MAX_FAULTS)]
+    except Exception as error:  # of a schema that another program refuses, for many reasons
+        return [f"the answer could not be checked ({type(error).__name__})"]
+    return [
+        _on_a_line(f"#{''.join(f'/{step}' for step in error.schema_path)} is not fulfilled")[:200]
+        for error in errors
+    ]
+
+
 def grammar_of(rules: Iterable[str]) -> str:
     """Return a grammar of rules, with those that `to_rules` expects."""
     return "\n".join([*rules, *(f"{name} ::= {body}" for name, body in _BUILT_IN.items())]) + "\n"
 
 
-def to_rules(schema: Mapping[str, Any] | str | bool, prefix: str) -> list[str]:
+def to_rules(
+    schema: Mapping[str, Any] | str | bool, prefix: str, path: Sequence[str] = ()
+) -> list[str]:
     """Return the rules for a schema, as a part of a grammar made by `grammar_of`.
 
     Args:
         schema: As for `to_gbnf`.
         prefix: Start of the names of the rules; the first rule is `<prefix>root`.
+        path: Steps to the schema, if it is a part of another one.
 
     Raises:
         InvalidOptionError: The schema is invalid, or no grammar can follow it.
@@ -855,13 +1253,40 @@ def to_rules(schema: Mapping[str, Any] | str | bool, prefix: str) -> list[str]:
         if len(text) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
         spend(len(text) // 16)
-        root = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        root = read_schema(text)
         with limited_work():
-            return _Converter(root, prefix).rules()
+            return _Converter(root, prefix, path).rules()
     except RecursionError:
         raise _bad_schema(schema, "it is nested too deeply") from None
-    except (ValueError, TypeError, re.error, OverflowError, Warning) as error:
+    except (ValueError, TypeError, OverflowError, ArithmeticError) as error:
         raise _bad_schema(schema, error) from error
+
+
+def read_schema(text: str) -> Any:
+    """Return a schema from JSON text, with keywords of draft 4 and of OpenAPI 3.0 as today's.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    return json.loads(text, parse_constant=_finite, parse_float=_finite, object_hook=_modern)
+
+
+def _modern(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without `nullable` and without a boolean as an exclusive bound."""
+    kind = schema.get("type")
+    if schema.get("nullable") is True and isinstance(kind, str | list):
+        schema = {k: v for k, v in schema.items() if k != "nullable"}
+        schema["type"] = [*dict.fromkeys([*_listed(kind), "null"])]
+        if isinstance(schema.get("enum"), list):
+            schema["enum"] = _unique([*schema["enum"], None])
+    for name in ("minimum", "maximum"):
+        key = f"exclusive{name.capitalize()}"
+        if isinstance(schema.get(key), bool) and isinstance(schema.get(name, 0), int | float):
+            schema = {**schema}
+            is_open = schema.pop(key)
+            if is_open and name in schema:
+                schema[key] = schema.pop(name)
+    return schema
 
 
 def _finite(text: str) -> float:
@@ -884,12 +1309,13 @@ def _bad_schema(schema: object, reason: Exception | str) -> InvalidGrammarError:
 class _Converter:
     """Conversion of one schema to grammar rules."""
 
-    def __init__(self, root: Any, prefix: str) -> None:
+    def __init__(self, root: Any, prefix: str, path: Sequence[str]) -> None:
         self._root, self._prefix = root, prefix
         self._rules: dict[str, str] = {}  # GBNF body -> name of the rule
         self._refs: dict[str, str] = {}
         self._aliases: list[str] = []
         self._n_visited = self._n_bytes = 0
+        self.path = (*path,)
         self._disjointness = Disjointness(self._plain)
 
     def rules(self) -> list[str]:
@@ -906,11 +1332,51 @@ class _Converter:
             raise ValueError(f"its grammar has more than {MAX_BYTES >> 10} KiB")
         return self._rules.setdefault(body, f"{self._prefix}r{len(self._rules)}")
 
-    def visit(self, schema: Any) -> str:
-        """Return the name of the rule for a schema."""
+    def drop(self, keyword: str, value: Any, reason: str) -> None:
+        """Drop a keyword of the schema that is being converted, as `drop`."""
+        drop(self.path, keyword, value, reason)
+
+    def texts(self, texts: Texts, why_none: str = "no text is possible") -> str:
+        """Return the name of the rule for texts, without quotes.
+
+        Raises:
+            ValueError: There is no text; the message is `why_none`.
+        """
+        if 0 not in texts.live:
+            raise ValueError(why_none)
+        first, *rest = texts.gbnf(f"{self._prefix}s{len(self._aliases)}-")
+        self._aliases += [first, *rest]
+        self._n_bytes += sum(map(len, [first, *rest]))
+        return first.partition(" ")[0]
+
+    def merged(self, a: Any, b: Any) -> Any:
+        """Return one schema for two that apply together."""
+        return self._with(a, b)
+
+    def values_of(self, schema: Any) -> list[Any] | None:
+        """Return the values of a schema; None if they cannot be listed."""
+        schema = self._plain(schema)
+        if isinstance(schema, bool):
+            return None
+        if schema.get("type") == "boolean" and "enum" not in schema:
+            return [False, True]
+        if schema.keys() - {"enum", "type"} or "enum" not in schema:
+            return None
+        values = _unique(_typed(schema["enum"], list, "enum"))
+        return [value for value in values if _fits(value, schema, self.path)]
+
+    def visit(self, schema: Any, *steps: str) -> str:
+        """Return the name of the rule for a schema; `steps` lead to it from the current one."""
         self._n_visited += 1
         if self._n_visited > _MAX_SCHEMAS:
             raise ValueError(f"it has more than {_MAX_SCHEMAS} parts")
+        before, self.path = self.path, (*self.path, *steps)
+        try:
+            return self._visit(schema)
+        finally:
+            self.path = before
+
+    def _visit(self, schema: Any) -> str:
         if schema is True:
             return "value"
         if schema is False:
@@ -920,25 +1386,66 @@ class _Converter:
             return self._named(keywords)
         for key in ("anyOf", "oneOf"):
             if key in keywords:
-                return self._either(self._parts(keywords, key))
-        for key in _REFUSED:
+                return self._either(self._parts(keywords, key), key)
+        for key in _UNSUPPORTED:
             if key in keywords:
-                raise ValueError(f"{key} is not supported")
+                for value in _many(keywords.pop(key)):
+                    self.drop(key, value, "no grammar follows it")
+        if "not" in keywords:
+            keywords = self._without_not(keywords)
         return self._values(keywords) if "enum" in keywords else self._of_type(keywords)
+
+    def _without_not(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return a schema whose `not` became a part of other keywords, if that is simple."""
+        kept = {k: v for k, v in schema.items() if k != "not"}
+        texts = _Many()
+        for part in _many(schema["not"]):
+            plain = self._plain(part)
+            if plain is True or plain == {}:
+                raise ValueError("a part of it allows no value")
+            if plain is False:
+                continue
+            values, bad = plain.get("enum"), _kinds(plain.get("type", [*_ALL]))
+            kinds = {"number" if k == "integer" else k for k in _kinds(kept.get("type", [*_ALL]))}
+            if plain.keys() == {"type"} and "integer" not in bad:
+                kept["type"] = _common_kinds(kept.get("type", [*_ALL]), sorted(_ALL - {*bad}))
+            elif plain.keys() == {"enum"} and "enum" in kept:
+                excluded = {*map(_same, _typed(values, list, "enum"))}
+                kept["enum"] = [v for v in kept["enum"] if _same(v) not in excluded]
+            elif values and kinds.isdisjoint(_NAMES[type(value)] for value in values):
+                continue
+            elif (
+                kinds == {"string"}
+                and "string" in bad
+                and plain.keys() - {"type"} in ({"enum"}, {"pattern"})
+            ) or (kept.get("type") == "integer" and plain.keys() == {"enum"}):
+                texts.append(plain)
+            else:
+                self.drop("not", part, "no grammar follows it")
+        return {**kept, "not": texts} if texts else kept
 
     def _parts(self, schema: dict[str, Any], key: str) -> list[Any]:
         """Return the parts of `anyOf` or `oneOf`, each merged with the keywords beside it."""
         rest = {k: v for k, v in schema.items() if k != key}
-        parts = [self._with(rest, s) for s in _typed(schema[key], list, key) if s is not False]
+        parts = [
+            self._with(rest, self._seeing(part) if rest else part)
+            for part in _typed(schema[key], list, key)
+            if part is not False
+        ]
         if key == "oneOf" and not self._disjointness.of_all(parts):
-            raise ValueError(
-                "two parts of oneOf may allow the same value, which is not supported; "
-                "use anyOf instead"
+            self.drop(
+                "oneOf",
+                schema[key],
+                "two parts of oneOf may allow the same value; it counts as anyOf",
             )
         return parts
 
     def _values(self, schema: dict[str, Any]) -> str:
-        values = [value for value in _typed(schema["enum"], list, "enum") if _fits(value, schema)]
+        values = [
+            value
+            for value in _typed(schema["enum"], list, "enum")
+            if _fits(value, schema, self.path)
+        ]
         if not values:
             raise ValueError("no value of enum or const matches the keywords beside it")
         return self.rule(f"({' | '.join(map(_value_gbnf, values))})")
@@ -949,42 +1456,95 @@ class _Converter:
             return self._of_type({**schema, "type": of_keywords}) if of_keywords else "value"
         kind = schema["type"]
         if isinstance(kind, list):
-            return self._either({**schema, "type": k} for k in dict.fromkeys(_kinds(kind)))
+            return self._either([{**schema, "type": k} for k in dict.fromkeys(_kinds(kind))])
         _is_type(None, _typed(kind, str, "type"))
         if kind in ("array", "object"):
             return (_array if kind == "array" else _object)(schema, self)
         if kind == "string":
             return self._string(schema)
         simple = {"null": '"null" space', "boolean": '("true" | "false") space'}
-        return self.rule(simple[kind] if kind in simple else _number(schema))
+        return self.rule(simple[kind] if kind in simple else _number(schema, self))
 
-    def _either(self, schemas: Iterable[Any]) -> str:
-        return self.rule(" | ".join([self.visit(s) for s in schemas]) or _typed([], list, "anyOf"))
+    def _either(self, schemas: list[Any], key: str = "") -> str:
+        rules = [self.visit(s, *((key, str(i)) if key else ())) for i, s in enumerate(schemas)]
+        return self.rule(" | ".join(rules) or _typed([], list, "anyOf"))
 
     def _string(self, schema: dict[str, Any]) -> str:
-        times = _repeated(_count(schema, "minLength"), _count(schema, "maxLength"))
-        limits = [key for key in ("pattern", "format") if key in schema] + ["a length"] * (
-            times != "{0,}"
-        )
-        if len(limits) > 1:
-            raise ValueError(f"{' and '.join(limits)} are not supported together")
-        if limits in (["pattern"], ["format"]):
-            pattern = (
-                schema["pattern"] if "pattern" in schema else f"^{_FORMATS[schema['format']]}$"
-            )
-            return self.rule(rf'"\"" {_pattern(_typed(pattern, str, "pattern"))} "\"" space')
-        return self.rule(rf'"\"" char{times} "\"" space') if limits else "string"
+        least, most = _count(schema, "minLength") or 0, _count(schema, "maxLength")
+        times = repeated(least, most)
+        patterns = [
+            ("pattern", one, _typed(one, str, "pattern"))
+            for one in (_many(schema["pattern"]) if "pattern" in schema else ())
+        ]
+        for key in ("format", "contentEncoding"):
+            for one in _many(schema[key]) if key in schema else ():
+                if isinstance(one, str) and one in _FORMATS:
+                    patterns.append((key, one, f"^({_FORMATS[one]})$"))
+                elif one not in _FREE_FORMATS:
+                    self.drop(key, one, f"this {key} is unknown")
+        others = _many(schema["not"]) if "not" in schema else []
+        if not (patterns or others):
+            return "string" if times == "{0,}" else self.rule(rf'"\"" char{times} "\"" space')
+        body = None
+        if len(patterns) == 1 and not others:
+            try:
+                only = patterns[0][2]
+                low, high = widths(only)
+                if least <= low and (most is None or (high is not None and high <= most)):
+                    least, most, times = 0, None, "{0,}"
+                body = pattern_gbnf(only) if times == "{0,}" else bounded_class(only, least, most)
+            except PatternError:  # an automaton may follow it, and otherwise says what is wrong
+                pass
+        if body is None:
+            body = self._restricted(patterns, others, (least, most))
+        return self.rule(rf'"\"" {body} "\"" space') if body else "string"
+
+    def _restricted(
+        self,
+        patterns: list[tuple[str, Any, str]],
+        others: list[Any],
+        length: tuple[int, int | None],
+    ) -> str:
+        """Return GBNF for the texts that fulfil several keywords; what is too much is dropped."""
+        texts: Texts | None = None
+        patterns = [
+            (key, value, f"^({_SMALL_FORMATS[value]})$" if value in _SMALL_FORMATS else pattern)
+            for key, value, pattern in patterns
+        ]
+        wanted: list[tuple[str, Any, Callable[[], Texts]]] = [
+            *((key, value, partial(matching, pattern)) for key, value, pattern in patterns),
+            *(("not", one, partial(_not_these, one)) for one in others),
+        ]
+        least, most = length
+        if length != (0, None):
+            key = "minLength" if most is None else "maxLength"
+            wanted.append((key, least if most is None else most, partial(of_length, least, most)))
+        for key, value, made in wanted:
+            try:
+                found = made() if texts is None else texts & made()
+                room = min(_MAX_RULES, (MAX_BYTES // 2 - self._n_bytes) // _BYTES_OF_RULE)
+                if len(found.rows) > max(room, 0):
+                    raise PatternError("its grammar would be too large")
+            except PatternError as error:
+                self.drop(key, value, str(error))
+                continue
+            texts = found
+        if texts is None:
+            return ""
+        return self.texts(texts, f"no text fulfils {' and '.join(k for k, _, _ in wanted)}")
 
     def _target(self, ref: Any) -> Any:
+        """Return the part of the schema that a reference names; any value if it is dropped."""
         target = self._root
         spend(1 + len(str(ref)) // 8)
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-            raise ValueError(f"$ref {ref!r:.60} is outside the schema")
+            self.drop("$ref", ref, "it is outside of the schema")
+            return True
         for part in ref.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
             try:
                 target = target[int(key) if isinstance(target, list) else key]
-            except (KeyError, IndexError, TypeError):
+            except (KeyError, IndexError, TypeError, ValueError):
                 raise ValueError(f"$ref {ref!r:.60} does not exist") from None
         return target
 
@@ -993,10 +1553,12 @@ class _Converter:
         if key not in self._refs:
             # named before its conversion, as the schema may contain itself
             name = self._refs[key] = f"{self._prefix}ref{len(self._refs)}"
-            self._aliases.append(
-                f"{name} ::= "
-                f"{self.visit(self._follow(schema) if '$ref' in schema else self._all(schema))}"
-            )
+            whole = self._follow(schema) if "$ref" in schema else self._all(schema)
+            before = self.path
+            if schema.keys() == {"$ref"} and str(schema["$ref"]).startswith("#"):
+                self.path = tuple(schema["$ref"].split("/")[1:])
+            self._aliases.append(f"{name} ::= {self.visit(whole)}")
+            self.path = before
         return self._refs[key]
 
     def _follow(self, schema: Any) -> Any:
@@ -1007,7 +1569,10 @@ class _Converter:
                 {k: v for k, v in _reduced(schema).items() if k != "$ref"},
                 self._target(schema["$ref"]),
             )
-            schema = {"allOf": [rest, target]} if rest else target
+            if rest:
+                parts = _typed(rest["allOf"], list, "allOf") if "allOf" in rest else []
+                target = {**rest, "allOf": [*parts, target]}
+            schema = target
         raise ValueError("its references form a circle")
 
     def _with(self, rest: Any, schema: Any) -> Any:
@@ -1017,13 +1582,28 @@ class _Converter:
         """
         if isinstance(rest, dict) and not _reduced(rest):
             return schema
-        return _merged(self._follow(rest), self._follow(schema))
+        return _merged(self._follow(rest), self._follow(schema), self.path)
 
     def _all(self, schema: dict[str, Any]) -> Any:
         whole: Any = {k: v for k, v in schema.items() if k != "allOf"}
-        for part in _unique(_typed(schema["allOf"], list, "allOf")):
-            whole = self._with(whole, part)
+        parts = _unique(_typed(schema["allOf"], list, "allOf"))
+        for part in parts:
+            whole = self._with(
+                whole, self._seeing(part) if len(parts) > 1 or len(schema) > 1 else part
+            )
         return whole
+
+    def _seeing(self, part: Any) -> Any:
+        """Return a part of a schema without keywords about what others leave over.
+
+        They do not see the keywords beside the part, and are dropped.
+        """
+        followed = self._follow(part)
+        if isinstance(followed, bool) or not followed.keys() & {*_LEFT_OVER}:
+            return part
+        for key in followed.keys() & {*_LEFT_OVER}:
+            self.drop(key, followed[key], "it does not see the keywords beside its own schema")
+        return {k: v for k, v in followed.items() if k not in _LEFT_OVER}
 
     def _plain(self, schema: Any) -> Any:
         """Return a schema without references and `allOf` at its top level."""

@@ -1,13 +1,15 @@
-"""Embeddings and scores: a second context on the weights of a model, for several texts in a pass.
+"""Embeddings and scores: a second context on the weights of a model.
 
-It is created with the first texts, and again when a longer text comes. A pass of embeddings holds
-whole texts only: llama.cpp pools over the tokens of one pass, and aborts the process if the tokens
-of an encoder do not fit into one. Texts that are scored share the cells of the prompt before them.
+It is created with the first texts, and again when a longer text comes. A pass of embeddings is one
+whole text: llama.cpp pools over the tokens of one pass, and aborts the process if the tokens of an
+encoder do not fit into one. Beside other texts the bits of its sums would depend on them. Texts
+that are scored share the cells of the prompt before them.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,7 +43,7 @@ from .own_kernels import has_own_attention
 
 Rows = NDArray[np.float32]
 
-# Most texts of a pass. Recurrent and hybrid models read one: each of their sequences has a state.
+# Most texts of a pass that are scored.
 _MOST_TEXTS = 64
 
 
@@ -101,7 +103,7 @@ class Embedder(OfOneProcess):
         model = self._model
         for index, ids in enumerate(texts):
             if not ids:
-                raise EmptyPromptError("a text is empty.", "leave it out.")
+                raise EmptyPromptError(f"the text {index} is empty.", "leave it out.")
             if len(ids) > model.n_ctx:
                 raise TextTooLongError(index, len(ids), model.n_ctx, model.n_ctx_train)
             for token in ids:
@@ -110,10 +112,8 @@ class Embedder(OfOneProcess):
                     hint = "take the ids from this model."
                     raise InvalidOptionError("texts", token, allowed, hint)
 
-    def run(
-        self, texts: Sequence[Sequence[int]], on_pass: Callable[[int], object]
-    ) -> Iterator[Rows]:
-        """Yield the embedding of each text: a vector, scores, or rows with the pooling `none`.
+    def run(self, texts: Sequence[Sequence[int]], on_pass: Callable[[int], object]) -> list[Rows]:
+        """Return the embedding of each text: a vector, scores, or rows with the pooling `none`.
 
         Args:
             texts: Token ids that were checked by `check`.
@@ -124,33 +124,43 @@ class Embedder(OfOneProcess):
             NotEnoughMemoryError: The context does not fit; raised before it is created.
             DecodeError: llama.cpp rejected a batch.
         """
-        longest = max(map(len, texts), default=0)
-        native = self._opened(longest)
-        n_done, most = 0, _MOST_TEXTS if self._model.can_roll_back else 1
-        for group in _groups(texts, self._capacity, most):
-            on_pass(n_done)
-            yield from self._pass(native, group)
-            n_done += len(group)
+        # Long texts need flash attention, whose bits differ: they have a context of their own.
+        by_flash = defaultdict[str, list[int]](list)
+        for i, ids in enumerate(texts):
+            by_flash[self._flash_of(self._room_for(len(ids)))].append(i)
+        rows: dict[int, Rows] = {}
+        for some in by_flash.values():
+            native = self._opened(max(len(texts[i]) for i in some))
+            for i in some:
+                on_pass(len(rows))
+                rows[i] = self._pass(native, texts[i])
+        return [rows[i] for i in range(len(texts))]
 
-    def _pass(self, native: Native, group: Sequence[Sequence[int]]) -> Iterator[Rows]:
+    def _pass(self, native: Native, ids: Sequence[int]) -> Rows:
         native.cache(C.llama_memory_clear, True)
-        _decode(native, [SequenceTokens(i, 0, ids, len(ids)) for i, ids in enumerate(group)])
+        _decode(native, [SequenceTokens(0, 0, ids, len(ids))])
         n_values = native.model(
             C.llama_model_n_cls_out if self.pooling == "rank" else C.llama_model_n_embd_out
         )
         if self.pooling != "none":
-            yield from [native.embedding(i, n_values) for i in range(len(group))]
-            return
-        rows = native.token_embeddings(sum(map(len, group)), n_values)
-        ends = np.cumsum([len(ids) for ids in group])[:-1]
-        yield from np.split(rows, ends)
+            return native.embedding(0, n_values)
+        return native.token_embeddings(len(ids), n_values)
+
+    def _room_for(self, n_tokens: int) -> int:
+        """Return the size of the context for a text."""
+        return min(max(LEAST, 1 << (n_tokens - 1).bit_length()), padded(self._model.n_ctx))
+
+    def _flash_of(self, capacity: int) -> str:
+        """Return the flash attention of a context."""
+        return flash_attention(self._model.file.header, self._model.options, capacity)
 
     def _opened(self, longest: int) -> Native:
-        """Return the context, with room for a text of `longest` tokens."""
-        if self._native and longest <= self._capacity:
-            return self._native
+        """Return the context, with room for a text of `longest` tokens, and its attention."""
         model, options = self._model, self._model.options
-        capacity = min(max(LEAST, 1 << (longest - 1).bit_length()), padded(model.n_ctx))
+        capacity = self._room_for(longest)
+        is_same = self._flash_of(capacity) == self._flash_of(self._capacity)
+        if self._native and longest <= self._capacity and is_same:
+            return self._native
         self.close()
         if not options.rpc:  # that of the workers is not known
             check_room_to_embed(model.file.header, options, capacity, self._most_at_once)
@@ -174,11 +184,9 @@ class Embedder(OfOneProcess):
         return native
 
     def _prepare(self, params: Any) -> None:
-        model = self._model
-        flash = flash_attention(model.file.header, model.options, params.n_ctx)
-        params.flash_attn_type = FLASH_ATTENTION[flash]
+        params.flash_attn_type = FLASH_ATTENTION[self._flash_of(params.n_ctx)]
         params.embeddings, params.pooling_type = True, POOLING.index(self.pooling)
-        params.n_seq_max = min(_MOST_TEXTS, params.n_ctx) if model.can_roll_back else 1
+        params.n_seq_max = 1
 
 
 class Scorer(Embedder):

@@ -99,7 +99,7 @@ def embed(
         if on_pass and n_done:
             on_pass(Progress("embed", n_done, len(texts), "texts"))
 
-    rows = [*embedder.run(texts, passed)]
+    rows = embedder.run(texts, passed)
     if normalize and embedder.pooling != "rank":
         # A zero vector stays as it is. In double precision, as llama.cpp does it: one by one, which
         # needs little memory.

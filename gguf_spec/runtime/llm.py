@@ -528,7 +528,7 @@ class LLM(OfOneProcess):
         special: bool = True,
         on_pass: OnProgress | None = None,
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Return the embeddings of texts, several of them computed in one pass.
+        """Return the embeddings of texts. Each has the same bits alone and beside any others.
 
         The caches and the texts of generations do not change. The first call creates a context of
         its own, and so does the first longer text.

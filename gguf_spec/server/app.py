@@ -54,11 +54,14 @@ from .replies import (
     JSON_LINES,
     MESSAGE_EVENTS,
     NAMED_EVENTS,
+    UNENFORCED,
+    UNFULFILLED,
     AnswerStream,
     Reply,
     ResponseBuilder,
     StreamFormat,
     refused,
+    schema_headers,
 )
 from .requests import BodyReader, CompletionRequest, parse, read_chat, read_text
 from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
@@ -211,6 +214,7 @@ class App:
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,
+            expose_headers=[UNENFORCED, UNFULFILLED],
         )
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -336,7 +340,8 @@ class App:
             reply = api.reply(parsed, first)
             self._limit(job, end)
             if not parsed.stream:
-                return JSONResponse(await _collect(job, reply))
+                answer = await _collect(job, reply)
+                return JSONResponse(answer, headers=schema_headers(job))
             seconds = self._settings.timeout, self._settings.ping
             return AnswerStream(job, parsed, reply, api.stream, *seconds, end.pop_all().close)
 

@@ -16,15 +16,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Option, OptionConflictError, PromptTooLongError
-from ..grammar.json_schema import to_gbnf
+from ..grammar.json_schema import Dropped, dropping, to_gbnf
 from ..results import Completion, Stats
 from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
-from ..tools.grammar import ToolSchemaError, tool_grammar
+from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
 from .errors import as_refusal, invalid_value, shutting_down
 from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why
 from .model_pool import ServedModel
-from .requests import CompletionRequest, seed_of
+from .requests import CompletionRequest, StrictSchema, seed_of
 
 if TYPE_CHECKING:
     from ..options import Sampling
@@ -111,11 +111,20 @@ class Choice:
         index: Index of the choice.
         seed: Its seed; 0 if the generation draws one.
         open: Starts the generation. Its argument is called after each pass that reads the prompt.
+        unenforced: As in `CompletionRequest`.
     """
 
     index: int
     seed: int
     open: Callable[..., Stream]
+    unenforced: Unenforced | None = None
+
+    def faults(self, result: Completion, llm: LLM) -> list[str]:
+        """Return what an answer does not fulfil of the schemas that are not enforced whole."""
+        if self.unenforced is None:
+            return []
+        found = self.unenforced.faults(result.text, family_of(llm.chat_template or ""))
+        return [f"{name}{':' if name else ''}{fault}" for name, fault in found]
 
 
 def _thinks(options: Mapping[str, Any]) -> bool:
@@ -161,7 +170,8 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
         if sampling.seed is not None:
             sampling = replace(sampling, seed=seed_of(first, index % request.n))
         prompt = request.prompts[index // request.n]
-        yield Choice(index, sampling.seed or 0, partial(begin, prompt, sampling))
+        begun = partial(begin, prompt, sampling)
+        yield Choice(index, sampling.seed or 0, begun, request.unenforced)
 
 
 def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
@@ -173,11 +183,16 @@ def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
     """
     if not request.needs_grammar:
         return request
-    sampling, use = request.sampling, request.tools
+    sampling, use, schema = request.sampling, request.tools, request.sampling.json_schema
+    is_strict, dropped = isinstance(schema, StrictSchema), DroppedBy()
     if not use.tools:
-        assert sampling.json_schema is not None
-        gbnf = to_gbnf(sampling.json_schema)
-        return replace(request, sampling=replace(sampling, grammar=gbnf, json_schema=None))
+        assert schema is not None
+        found: list[Dropped] = []
+        with dropping(None if is_strict else found):
+            gbnf = to_gbnf(schema)
+        unenforced = Unenforced({None: found}, use, schema) if found else None
+        sampling = replace(sampling, grammar=gbnf, json_schema=None)
+        return replace(request, sampling=sampling, unenforced=unenforced)
     family = family_of(llm.chat_template or "")
 
     def control_token(text: str) -> int | None:
@@ -187,7 +202,7 @@ def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
 
     try:
         thinks = _thinks(request.reasoning.options(llm))
-        gbnf = tool_grammar(use, family, control_token, sampling.json_schema, thinks)
+        gbnf = tool_grammar(use, family, control_token, schema, thinks, dropped, is_strict)
     except ToolSchemaError as error:
         if error.tool is None:
             param, reason = "response_format", f"cannot be used: {error.reason}"
@@ -198,6 +213,8 @@ def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
             reason = f"cannot be used{strict}: {error.reason}"
         raise invalid_value(param, reason) from None
     sampling = replace(sampling, grammar=gbnf, json_schema=None)
+    unenforced = Unenforced(dropped, use, schema) if dropped else None
+    request = replace(request, unenforced=unenforced)
     if family.name != HARMONY or not llm.can_think:
         return replace(request, sampling=sampling)
     if sampling.think_budget is not None:
@@ -221,6 +238,8 @@ class Job:
         last: The last event, to be sent when no thread answers it any more.
         failed: Whether an error ended it.
         began_s: Time when it was created, by `time.perf_counter`.
+        unenforced: What the grammar does not enforce of the schemas.
+        faults: What the answers do not fulfil of these.
         has_started: Whether the first event was sent. From then on other threads may answer further
             choices.
     """
@@ -245,6 +264,8 @@ class Job:
         self.began_s = time.perf_counter()
         self.why: Why | None = None
         self.stats: list[Stats] = []
+        self.unenforced: Unenforced | None = None
+        self.faults: list[str] = []
         self.n_threads = 0
         self.last: Event = Finished()
         self._loop = asyncio.get_running_loop()

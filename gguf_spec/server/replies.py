@@ -9,6 +9,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.responses import JSONResponse, Response
@@ -18,6 +19,7 @@ from ..results import Chunk, Completion, FinishReason, Part, Stats
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
 from ..tools.source import Event as ToolEvent
 from .errors import (
+    LOG,
     ApiError,
     anthropic_error,
     client_closed,
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
     from .jobs import Job
 
 
+# Headers of an answer: the keywords of its schemas that no grammar follows, and those that the
+# answer does not fulfil.
+UNENFORCED, UNFULFILLED = "X-Schema-Unenforced", "X-Schema-Unfulfilled"
+_MOST_OF_HEADER = 2000
 # First part of a path -> format of its errors. All other paths have that of OpenAI.
 _FORMATS = {"/v1/messages": anthropic_error, "/api": ollama_error}
 
@@ -434,6 +440,30 @@ def _sum(every: Sequence[Stats]) -> Stats:
     return Stats(**(sums | {"ttft_s": first.ttft_s}), drafters=drafters, why_none=why)
 
 
+def schema_headers(job: Job) -> dict[str, str]:
+    """Return the headers about what the schemas of a request demand and its answer does not.
+
+    The log gets the same, without the values in the schemas: each keyword once.
+    """
+    if job.unenforced is None:
+        return {}
+    notes = job.unenforced.notes()
+    for name, one in notes:
+        _log_unenforced(f"{name}:{one.path}" if name else one.path, one.keyword, one.reason)
+    texts = {UNENFORCED: job.unenforced.texts()}
+    if job.faults:
+        texts[UNFULFILLED] = job.faults
+    return {
+        name: "; ".join(some)[:_MOST_OF_HEADER].encode("ascii", "backslashreplace").decode()
+        for name, some in texts.items()
+    }
+
+
+@lru_cache(maxsize=1000)
+def _log_unenforced(path: str, keyword: str, reason: str) -> None:
+    LOG.warning("A schema is not enforced whole: %s %s (%s).", path, keyword, reason)
+
+
 class AnswerStream(Response):
     """Streaming response that sends the events of a job.
 
@@ -461,7 +491,7 @@ class AnswerStream(Response):
             ping: Seconds without data after which a ping is sent; 0 for never.
             close: Called when the response ends, for any reason.
         """
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **schema_headers(job)}
         super().__init__(headers=headers, media_type=written.media_type)
         del self.headers["content-length"]
         self._job, self._reply, self._format = job, reply, written

@@ -37,6 +37,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
+    from ..tools.grammar import Unenforced
 
 # Routes whose requests have a seed.
 SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
@@ -156,6 +157,7 @@ class CompletionRequest:
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
         more: What only the reply of its API needs.
+        unenforced: What the grammar does not enforce of the schemas; None if it enforces all.
     """
 
     prompts: tuple[Any, ...]
@@ -174,6 +176,7 @@ class CompletionRequest:
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
     more: Any = field(default=None, compare=False)
+    unenforced: Unenforced | None = field(default=None, compare=False)
 
     @property
     def n_choices(self) -> int:
@@ -846,6 +849,10 @@ TEMPLATE_KWARGS = s.checked(
 )
 
 
+class StrictSchema(dict[str, Any]):
+    """The schema of an answer, of which each keyword must be enforced."""
+
+
 def schema_of(value: Any, at: str) -> Any:
     """Return the JSON schema of a response format, or None if it has none."""
     if value == {"type": "text"}:
@@ -866,7 +873,7 @@ def schema_of(value: Any, at: str) -> Any:
         and set(inner) <= {"name", "schema", "strict", "description"}
     ):
         raise invalid_value(at, "may contain only name, schema, strict and description.")
-    return schema  # always enforced, for any value of `strict`
+    return StrictSchema(schema) if inner.get("strict") and isinstance(schema, dict) else schema
 
 
 NAMED_SCHEMA = {"name": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "description?": s.TEXT}

@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ..tools.families import family_of
-from .errors import ApiError, client_closed, shutting_down
+from .errors import LOG, ApiError, client_closed, shutting_down
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, named
 from .jobs import Choice, Job
 from .metrics import Metrics
@@ -257,6 +257,7 @@ class Worker:
                 with job.reading(stream):
                     if choice.index == 0:
                         family = family_of(llm.chat_template or "")
+                        job.unenforced = choice.unenforced
                         job.post(Started(llm.name, family, stream.stats.n_prompt))
                         with self._changed:
                             job.has_started = True
@@ -279,6 +280,9 @@ class Worker:
         with self._changed:
             self._seconds += 0.2 * (stats.total_s - self._seconds)
         if not job.failed:
+            if faults := choice.faults(stream.result, llm):
+                LOG.warning("An answer does not fulfil its schema: %s.", "; ".join(faults))
+                job.faults += faults
             why = job.why or ("timeout" if lines and lines.is_over else None)
             job.post(ChoiceEnded(choice.index, stream.result, why))
 

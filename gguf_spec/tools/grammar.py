@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
-from ..grammar.automaton import Automaton, limited_work
-from ..grammar.json_schema import grammar_of, quoted, to_rules
+from ..grammar.automaton import Automaton, limited_work, quoted
+from ..grammar.json_schema import Dropped, dropping, faults_of, grammar_of, to_rules
 from .families import HARMONY, Family, ToolUse
 from .notations import Sym, symbols, until
+from .reader import read_answer
 from .source import words_of
+
+# The name of a tool, or None for the schema of the answer -> the keywords that are not enforced.
+DroppedBy = dict[str | None, list[Dropped]]
 
 HARMONY_TOKENS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>")
 _NEXT = "<|end|><|start|>assistant"
@@ -63,17 +69,61 @@ class ToolSchemaError(InvalidOptionError):
         super().__init__(option, tool, message=f"{what} cannot be used: {self.reason}")
 
 
+@dataclass(frozen=True)
+class Unenforced:
+    """What the grammar of a request does not enforce of its schemas.
+
+    Attributes:
+        dropped: The keywords by tool.
+        use: The tools.
+        schema: The schema of an answer that calls no tool.
+    """
+
+    dropped: DroppedBy
+    use: ToolUse
+    schema: Any
+
+    def notes(self) -> list[tuple[str, Dropped]]:
+        """Return each keyword with the name of its tool; it is empty for the answer."""
+        return [(name or "", one) for name, some in self.dropped.items() for one in some]
+
+    def texts(self) -> list[str]:
+        """Return these as texts."""
+        return [f"{name}{':' if name else ''}{one}" for name, one in self.notes()]
+
+    def faults(self, text: str, family: Family) -> list[tuple[str, str]]:
+        """Return what a complete answer does not fulfil of these schemas, by tool."""
+        calls = list[tuple[str, str]]()
+        if self.use.tools:
+            most, fenced = None if self.use.parallel else 1, not self.use.strict
+            text, calls = read_answer(text, family, self.use.schemas, most, fenced=fenced)
+        values: list[tuple[str | None, str, Any]] = [
+            (name, arguments, self.use.schemas[name]) for name, arguments in calls
+        ]
+        if not calls and self.schema is not None:
+            values = [(None, text, self.schema)]
+        return [
+            (name or "", fault)
+            for name, value, schema in values
+            if name in self.dropped
+            for fault in faults_of(value, schema)
+        ]
+
+
 def tool_grammar(
     use: ToolUse,
     family: Family,
     token: Callable[[str], int | None],
     schema: Any = None,
     thinks: bool = True,
+    dropped: DroppedBy | None = None,
+    strict: bool = True,
 ) -> str:
     """Return a grammar for answers that call tools, or otherwise follow a schema or are text.
 
-    A call follows the schema of its tool. If a schema cannot be converted and the tool is not
-    strict, the arguments may be any object.
+    A call follows the schema of its tool, and `schema` is followed. Keywords that no grammar
+    follows are dropped, but not those of strict schemas. If a schema cannot be converted at all and
+    its tool is not strict, the arguments may be any object.
 
     Args:
         use: The tools, and how they may be called.
@@ -81,18 +131,22 @@ def tool_grammar(
         token: Returns the id of a control token that is written like a text, or None.
         schema: Schema of an answer that calls no tool; None for any text.
         thinks: Whether there may be reasoning, in a family whose grammar includes it.
+        dropped: Takes the keywords that are dropped.
+        strict: Whether those of `schema` are refused.
 
     Raises:
         ToolSchemaError: The schema of a strict tool, or `schema`, cannot be converted, or the
             conversion of all schemas takes too much work.
     """
+    into: DroppedBy = {} if dropped is None else dropped
     sym = symbols(HARMONY_TOKENS if family.name == HARMONY else family.tokens, token)
     with limited_work():
         names = (f"t{i}-call" for i in range(len(use.schemas)))
-        rules = [f"call ::= {' | '.join(names)}", *_calls(use, family, sym)]
+        rules = [f"call ::= {' | '.join(names)}", *_calls(use, family, sym, into)]
         if schema is not None:
             try:
-                rules += _checked(to_rules(schema, "answer-"), "answer-root")
+                with _dropping(into, None, strict):
+                    rules += _checked(to_rules(schema, "answer-"), "answer-root")
             except InvalidOptionError as error:
                 raise ToolSchemaError(None, error) from None
     if family.name == HARMONY:
@@ -107,18 +161,32 @@ def tool_grammar(
     return grammar_of([*_text(family, first, text, sym), *rules])
 
 
-def _calls(use: ToolUse, family: Family, sym: Sym) -> Iterator[str]:
+@contextmanager
+def _dropping(into: DroppedBy, name: str | None, strict: bool) -> Iterator[None]:
+    """Drop unsupported keywords in the block, unless a schema is strict."""
+    found: list[Dropped] = []
+    with dropping(None if strict else found):
+        yield
+    if found:
+        into[name] = found
+
+
+def _calls(use: ToolUse, family: Family, sym: Sym, dropped: DroppedBy) -> Iterator[str]:
     """Yield the rules for a call of each tool; the first one of the tool `i` is `t<i>-call`."""
     for i, (name, schema) in enumerate(use.schemas.items()):
         prefix = f"t{i}-"
         try:
-            rules = family.call.rule(name, {"type": "object", **schema}, prefix, sym)
-            yield from _checked(rules, f"{prefix}call")
+            with _dropping(dropped, name, name in use.strict):
+                rules = family.call.rule(name, {"type": "object", **schema}, prefix, sym)
+                rules = _checked(rules, f"{prefix}call")
+            yield from rules
         except (InvalidOptionError, RecursionError) as error:
             if isinstance(error, RecursionError):
                 error = InvalidGrammarError("json_schema", name, "it is nested too deeply")
             if name in use.strict or isinstance(error, GrammarTooLargeError):
                 raise ToolSchemaError(name, error) from None
+            reason = str(getattr(error, "reason", error)).rstrip(".")[:200]
+            dropped[name] = [Dropped("#", "the whole schema", "", reason)]
             yield from family.call.rule(name, {"type": "object"}, prefix, sym)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidGrammarError
-from ..grammar.automaton import spend
-from ..grammar.json_schema import quoted, sequence, to_rules
+from ..grammar.automaton import quoted, spend
+from ..grammar.json_schema import drop, sequence, to_rules
 from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
 
 Schema = Mapping[str, Any]
@@ -198,18 +198,28 @@ def _unsupported(schema: Any, reason: str) -> InvalidGrammarError:
     return InvalidGrammarError("json_schema", str(schema)[:77], reason)
 
 
-def _check_keywords(schema: Mapping[str, Any], *allowed: str) -> None:
-    """Check that a schema has only some keywords, besides notes.
+def _check_keywords(schema: Mapping[str, Any], path: Sequence[str], *allowed: str) -> None:
+    """Drop the keywords of a schema but for some, and notes.
+
+    Args:
+        schema: The schema.
+        path: Steps to it.
+        allowed: The keywords that are followed.
 
     Raises:
-        InvalidOptionError: It has another one.
+        InvalidOptionError: It has another one, and keywords are not dropped here.
     """
-    for key in schema:
+    for key, value in schema.items():
         if key not in allowed and key not in _NOTES:
-            raise _unsupported(schema, f"{str(key)[:60]} is not supported in calls of this model")
+            try:
+                drop(path, str(key), value, "it is not supported in calls of this model")
+            except ValueError as error:
+                raise _unsupported(schema, str(error)) from None
 
 
-def _members(schema: Any, root: Any) -> tuple[list[tuple[str, Any, bool]], bool]:
+def _members(
+    schema: Any, root: Any, path: Sequence[str] = ()
+) -> tuple[list[tuple[str, Any, bool]], bool]:
     """Return the properties of an object, and whether any other property is allowed instead.
 
     Returns:
@@ -219,7 +229,7 @@ def _members(schema: Any, root: Any) -> tuple[list[tuple[str, Any, bool]], bool]
         InvalidOptionError: The schema is not supported.
     """
     schema = resolved(schema, root)
-    _check_keywords(schema, "type", "properties", "required", "additionalProperties")
+    _check_keywords(schema, path, "type", "properties", "required", "additionalProperties")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if (
         not isinstance(properties, Mapping)
@@ -364,7 +374,8 @@ class TagNotation:
         parts: dict[bool, list[str]] = {True: [], False: []}
         for i, (key, part, is_required) in enumerate(found):
             head = sym(self.begin + key + self.middle + self.pad)
-            value = self._value_rule(part, schema, f"{prefix}v{i}-", rules, sym)
+            path = "properties", key
+            value = self._value_rule(part, schema, f"{prefix}v{i}-", rules, sym, path)
             parts[is_required].append(f"{head} {value or prefix + 'text'}")
         root = sequence(parts[True], parts[False], "", rule)
         if is_free:
@@ -372,19 +383,27 @@ class TagNotation:
             root = f"({head} {prefix}text)*"
         return [f"{prefix}root ::= {root or quoted('')}", *rules, *text]
 
-    def _value_rule(self, schema: Any, root: Any, name: str, rules: list[str], sym: Sym) -> str:
+    def _value_rule(
+        self,
+        schema: Any,
+        root: Any,
+        name: str,
+        rules: list[str],
+        sym: Sym,
+        path: Sequence[str],
+    ) -> str:
         """Return GBNF for a value with its end; empty for any text."""
         end = self.pad + self.end
         schema = resolved(schema, root)
         if "string" not in types_of(schema, root):
             shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            rules += to_rules({**shared, **schema}, name)
+            rules += to_rules({**shared, **schema}, name, path)
             return f"{name}root {sym(end)}"
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if values is None:
-            _check_keywords(schema, "type", "anyOf", "oneOf")
+            _check_keywords(schema, path, "type", "anyOf", "oneOf")
             return ""
-        _check_keywords(schema, "type", "enum", "const")
+        _check_keywords(schema, path, "type", "enum", "const")
         texts = [one if isinstance(one, str) else json.dumps(one) for one in _items(values)]
         if not texts or any(end.strip() in text for text in texts):
             raise _unsupported(schema, "enum is invalid")
@@ -570,7 +589,7 @@ class _PairRules:
             InvalidOptionError: The schema is not supported.
         """
         notation, name = self._notation, f"{self._prefix}text"
-        root = self._object(self._root, 0, is_top=True)
+        root = self._object(self._root, (), is_top=True)
         if notation.is_python:
             string = [f'{name} ::= "\\"" char* "\\""']
         else:
@@ -585,8 +604,8 @@ class _PairRules:
         self._rules.append(f"{name} ::= {body}")
         return name
 
-    def _object(self, schema: Any, depth: int, is_top: bool = False) -> str:
-        found, is_free = _members(schema, self._root)
+    def _object(self, schema: Any, path: tuple[str, ...], is_top: bool = False) -> str:
+        found, is_free = _members(schema, self._root, path)
         is_plain = is_top or not self._notation.is_python
         colon = self._notation.assign if is_plain else ": "
         if is_free:
@@ -597,71 +616,71 @@ class _PairRules:
         for key, part, is_required in found:
             if is_top and not re.fullmatch(r"[\w.$-]+", key):
                 raise _unsupported(schema, f"the property {key!r:.60} cannot be written")
-            value = self._value(part, depth + 1)
+            value = self._value(part, (*path, "properties", key))
             name = key if is_top else self._notation.write_key(key)
             parts[is_required].append(f"{quoted(name + colon)} {value}")
         return sequence(parts[True], parts[False], self._comma, self._add)
 
-    def _value(self, schema: Any, depth: int) -> str:
-        """Return GBNF for a value."""
+    def _value(self, schema: Any, path: tuple[str, ...]) -> str:
+        """Return GBNF for a value; `path` leads to its schema."""
         spend(20)
         schema = schema if isinstance(schema, Mapping) else {}
         ref = schema.get("$ref")
         if not isinstance(ref, str):
-            return self._resolved_value(schema, depth)
+            return self._resolved_value(schema, path)
         if ref not in self._refs:
             # named before its conversion, as the schema may contain itself
             name = self._refs[ref] = f"{self._prefix}ref{len(self._refs)}"
-            value = self._resolved_value(resolved(schema, self._root), depth)
+            value = self._resolved_value(resolved(schema, self._root), path)
             self._rules.append(f"{name} ::= {value}")
         return self._refs[ref]
 
-    def _resolved_value(self, schema: Schema, depth: int) -> str:
+    def _resolved_value(self, schema: Schema, path: tuple[str, ...]) -> str:
         """Return GBNF for a value of a schema that is no reference."""
-        if depth > _MAX_SCHEMA_DEPTH:
+        if len(path) > 2 * _MAX_SCHEMA_DEPTH:
             raise _unsupported(schema, "it is nested too deeply")
         if "enum" in schema or "const" in schema:
-            _check_keywords(schema, "type", "enum", "const")
+            _check_keywords(schema, path, "type", "enum", "const")
             values = schema.get("enum", [schema.get("const")])
             if not isinstance(values, list) or not values:
                 raise _unsupported(schema, "enum is invalid")
             return f"({' | '.join(self._sym(self._notation.write_value(v)) for v in values)})"
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                _check_keywords(schema, key)
-                return self._either(schema[key], depth)
+                _check_keywords(schema, path, key)
+                return self._either(schema[key], (*path, key))
         kind = schema.get("type")
         if isinstance(kind, list):
             spend(len(kind) * len(schema))
-            return self._either([{**schema, "type": one} for one in kind], depth)
+            return self._either([{**schema, "type": one} for one in kind], (*path, "type"))
         if kind is None and not (schema.keys() & {"properties", "items"}):
-            _check_keywords(schema)
+            _check_keywords(schema, path)
             return f"{self._prefix}any"
         kind = kind or ("object" if "properties" in schema else "array")
-        return self._of_type(schema, kind, depth)
+        return self._of_type(schema, kind, path)
 
-    def _either(self, schemas: Any, depth: int) -> str:
+    def _either(self, schemas: Any, path: tuple[str, ...]) -> str:
         if not isinstance(schemas, list) or not schemas:
             raise _unsupported(schemas, "anyOf or type is invalid")
-        return f"({' | '.join(self._value(one, depth + 1) for one in schemas)})"
+        return f"({' | '.join(self._value(one, (*path, str(i))) for i, one in enumerate(schemas))})"
 
-    def _of_type(self, schema: Any, kind: Any, depth: int) -> str:
+    def _of_type(self, schema: Any, kind: Any, path: tuple[str, ...]) -> str:
         true, false, null = map(quoted, self._notation.words)
         simple = {"string": f"{self._prefix}text", "boolean": f"({true} | {false})", "null": null}
         if isinstance(kind, str) and kind in simple:
-            _check_keywords(schema, "type")
+            _check_keywords(schema, path, "type")
             return simple[kind]
         if kind in ("integer", "number"):
-            _check_keywords(schema, "type", *_BOUNDS)
+            _check_keywords(schema, path, "type", *_BOUNDS)
             name = f"{self._prefix}n{len(self._rules)}-"
-            self._rules += to_rules(schema, name)
+            self._rules += to_rules(schema, name, path)
             return f"{name}root"
         if kind == "array":
-            _check_keywords(schema, "type", "items")
-            item = self._value(schema.get("items", {}), depth + 1)
+            _check_keywords(schema, path, "type", "items")
+            item = self._value(schema.get("items", {}), (*path, "items"))
             return self._add(f'"[" ({item} ({self._comma} {item})*)? "]"', "array")
         if kind == "object":
-            return self._add(f'"{{" {self._object(schema, depth)} "}}"', "object")
+            return self._add(f'"{{" {self._object(schema, path)} "}}"', "object")
         raise _unsupported(schema, f"there is no type {kind!r:.60}")
 
 

@@ -330,6 +330,20 @@ def test_a_plain_result(llm, tmp_path):
     assert one["finish_reason"] == "length"
 
 
+def test_what_a_schema_demands_and_no_grammar_enforces(tmp_path):
+    template = CHATML.replace("MARK", "none")
+    metadata = {"tokenizer.chat_template": template, "llama.context_length": 1024}
+    tiny.write(tmp_path / "noisy.gguf", tiny.llama(scale=0.5), metadata=metadata)
+    schema = {"const": {"a": 1}, "dependentRequired": {"a": ["b"]}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    asked = of_openai("a", CHAT, messages=HI, response_format=form, max_tokens=60)
+    with gguf_spec.load(tmp_path / "noisy.gguf", None, threads=1, extra_bufts=False) as llm:
+        one, other = answer(llm, tmp_path, [asked, {"prompt": "ab"}], LineDefaults())
+    assert one["unenforced"] == ['#: dependentRequired {"a": ["b"]} (no grammar follows it)']
+    assert one["unfulfilled"] == ["#/dependentRequired is not fulfilled"]
+    assert not {"unenforced", "unfulfilled"} & other.keys()
+
+
 def test_the_defaults_of_a_model(tmp_path):
     with fake_llm(FakeModel(TABLES[0]), None, Speculation(0)) as llm:
         (one,) = answer(llm, tmp_path, [{"prompt": "ab", "max_tokens": 3}], None)

@@ -20,7 +20,7 @@ from gguf_spec.errors import (
     UnsupportedModelError,
 )
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import embedder, memory
+from gguf_spec.llama import memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import POOLING
 from tests.support import encoders, tiny
@@ -140,22 +140,43 @@ def test_beside_parallel_requests(gguf_dir):
             np.testing.assert_array_equal(one, vectors)
 
 
-def test_passes_are_common_and_the_context_grows(folder, monkeypatch):
-    groups, real = [], embedder.Embedder._pass
+@pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last", "rank"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_bits_in_any_company_and_order(folder, name, pooling):
+    """Also when the context was created for a longer text, and with the flash attention of long ones."""
+    path = folder / ("rank.gguf" if pooling == "rank" else f"{name}.gguf")
+    texts = [*TEXTS, "a", "sun moon " * 7, "who " * 33]
+    with gguf_spec.load(path, None, pooling=pooling, **PLAIN) as llm:
+        alone = {text: llm.embed(text)[0].tobytes() for text in texts}
+        for some in (texts, texts[::-1], texts[3:] * 2 + texts[:3], TEXTS[4:] + TEXTS[:1]):
+            found = llm.embed(some)
+            assert [one.tobytes() for one in found] == [alone[text] for text in some]
 
-    def counting(self, native, group):
-        groups.append(len(group))
-        return real(self, native, group)
 
-    monkeypatch.setattr(embedder.Embedder, "_pass", counting)
+def test_bits_beside_a_text_that_needs_flash_attention(folder, monkeypatch):
+    monkeypatch.setattr(memory, "_MOST_SCORES", 4 * 256 * 256 * 8)
+    long = "a" * 300
     with gguf_spec.load(folder / "llama.gguf", None, n_ctx=2048, **PLAIN) as llm:
-        llm.embed(["ab"] * 100)
-        assert groups == [64, 36]
+        short, alone = llm.embed("ab")[0].tobytes(), llm.embed(long)[0].tobytes()
+        for texts, bits in ((["ab", long, "ab"], [short, alone, short]), (["ab"], [short])):
+            assert [one.tobytes() for one in llm.embed(texts)] == bits
+
+
+def test_the_context_grows(folder):
+    with gguf_spec.load(folder / "llama.gguf", None, n_ctx=2048, **PLAIN) as llm:
+        llm.embed(["ab"] * 3)
         small = llm.memory_bytes
         llm.embed(["a" * 300])
         assert llm.memory_bytes > small
         llm.embed(["a"])
-    assert groups == [64, 36, 1, 1]
+
+
+def test_an_empty_text_is_named(folder):
+    with (
+        gguf_spec.load(folder / "bert.gguf", None, **PLAIN) as llm,
+        pytest.raises(EmptyPromptError, match="the text 2 is empty"),
+    ):
+        llm.embed([[1], [2], []])
 
 
 # ---- ranks

@@ -140,7 +140,10 @@ def test_messages_say_what_is_allowed(fields, message):
 def test_messages_about_texts_and_ids_have_no_hint_of_a_default(server):
     reply = ask_text(server, prompt=[99999999])
     assert reply.json()["error"]["message"].endswith("4095. Take the ids from this model.")
-    for text, message in (("", "a text is empty. Leave it out."), ([9999], "Take the ids from")):
+    for text, message in (
+        ("", "the text 0 is empty. Leave it out."),
+        ([9999], "Take the ids from"),
+    ):
         reply = ask(server, "POST", "/v1/embeddings", {"input": [text]})
         assert reply.param == "input"
         assert message in reply.json()["error"]["message"]

@@ -232,11 +232,14 @@ def _walk(automaton, rng):
 
 @each()
 def test_schemas_that_cannot_be_followed(family):
-    odd = {"type": "object", "properties": {"x": {"type": "string", "not": {}}}}
+    odd = {"type": "object", "properties": {"x": {"type": "string", "not": {"minLength": 9}}}}
     tools = [{"type": "function", "function": {"name": "odd", "parameters": odd}}]
-    free = tool_grammar(type(use())(tools, required=True), family, no_token)
+    dropped = {}
+    free = tool_grammar(type(use())(tools, required=True), family, no_token, dropped=dropped)
     assert accepts(free, written(family, [("odd", {"x": "any"})]))
-    with pytest.raises(ToolSchemaError, match="not is not supported") as caught:
+    assert not accepts(free, written(family, [("odd", {"y": "any"})]))
+    assert [one[:3] for one in dropped["odd"]] == [("#/properties/x", "not", '{"minLength": 9}')]
+    with pytest.raises(ToolSchemaError, match=r'#/properties/x: not \{"minLength": 9\}') as caught:
         tool_grammar(type(use())(tools, strict=frozenset(["odd"])), family, no_token)
     assert caught.value.tool == "odd"
 
