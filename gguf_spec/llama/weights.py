@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ClosedError, LoadCancelledError, UnsupportedModelError
 from ..gguf.validation import Header, ModelFile
+from ..options import well_formed
 from .backend import apart, run_with_large_stack, start_backend
 from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
@@ -163,12 +164,11 @@ class Weights:
         """Return the token ids of a text.
 
         Args:
-            text: Any string, whose characters without a UTF-8 form become `?`; or bytes, which are
-                passed on to llama.cpp.
+            text: Any string, see `options.well_formed`; or bytes, which are passed on to llama.cpp.
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
             start: Whether to add the model's tokens for the start of a text (BOS).
         """
-        text = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
+        text = well_formed(text).encode() if isinstance(text, str) else text
         # The time of one call grows with the square of the number of special tokens in it.
         cuts = [0, *self._cuts(text, special), len(text)]
         ids: list[int] = []

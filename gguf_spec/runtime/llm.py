@@ -29,7 +29,7 @@ from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder, Scorer
 from ..llama.head import Head
 from ..llama.model import Model
-from ..options import Sampling, Speculation
+from ..options import Sampling, Speculation, well_formed
 from ..results import (
     Chunk,
     Completion,
@@ -220,6 +220,7 @@ class LLM:
         if not self.generates:
             raise NoGenerationError(self.path, self._target.file.header.architecture)
         target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
+        prefill = options.prefill
         # an empty sequence is token ids
         is_chat = not isinstance(prompt, str) and isinstance([*prompt[:1], 0][0], (Mapping, str))
         if is_chat or isinstance(prompt, str):
@@ -236,7 +237,7 @@ class LLM:
         separated = reasoning_format(target) if is_chat or reasoning else None
         if (budget := sampling.think_budget) is not None and separated is None:
             raise no_reasoning(target, "think_budget", budget, is_chat or bool(reasoning))
-        shown = (prompt if isinstance(prompt, str) else "") + prefill
+        shown = (well_formed(prompt) if isinstance(prompt, str) else "") + prefill
         request = Request(
             tokens,
             sampling,

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
-from ..options import SAMPLING, SPECULATION, Sampling, Speculation, require
+from ..options import SAMPLING, SPECULATION, Sampling, Speculation, require, well_formed
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
@@ -206,7 +206,7 @@ def seed_of(seed: int, i: int) -> int:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a request body.
+    """Parse the JSON object of a request body; unpaired surrogates become U+FFFD.
 
     Raises:
         ApiError: The body is not a JSON object in UTF-8, or a number in it is too large.
@@ -214,7 +214,8 @@ def parse(body: bytes) -> dict[str, Any]:
     try:
         data = json.loads(body, parse_constant=_no_number)
         text = json.dumps(data, ensure_ascii=False)
-        text.encode()  # rejects unpaired surrogates
+        if not text.isascii() and (whole := well_formed(text)) != text:
+            data, text = json.loads(whole), whole
     except (ValueError, RecursionError):
         raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
     if not isinstance(data, dict):

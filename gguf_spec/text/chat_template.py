@@ -21,6 +21,7 @@ import jinja2
 
 from ..errors import InvalidOptionError, Option, OptionConflictError, TemplateError, Text
 from ..llama.model import Model
+from ..options import well_formed
 from ..tools.families import family_of
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
@@ -136,7 +137,7 @@ def read_options(
         if think is not None and think is not switch:
             raise OptionConflictError(Option("think", think), f"enable_thinking={switch}")
         think = switch
-    return PromptOptions(prefill, tools, think, values)
+    return PromptOptions(well_formed(prefill), tools, think, values)
 
 
 def check_text(options: PromptOptions) -> None:
@@ -332,10 +333,10 @@ def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
 
 def _id(given: object, length: int) -> str:
     """Return an id of some length: the given one, or one that follows from it."""
-    text = str(given)
+    text = well_formed(str(given))
     if len(text) == length and text.isascii() and text.isalnum():
         return text
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:length]
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -192,7 +192,6 @@ def test_fields_without_effect_are_accepted(server, fields):
         b"[]",
         b"5",
         b'{"prompt": "\xff"}',
-        b'{"prompt": "\\ud800"}',
         b'{"temperature": NaN}',
         b"[" * 100_000,
         b"9" * 5000,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gguf_spec.options import Speculation
+from gguf_spec.options import Sampling, Speculation
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.messages_api import read_request
 from gguf_spec.server.requests import (
@@ -10,6 +10,7 @@ from gguf_spec.server.requests import (
     MESSAGES,
     OTHER_FIELDS,
     OTHER_NAMES,
+    parse,
     read_chat,
     read_text,
 )
@@ -49,6 +50,36 @@ def test_fields_without_effect(name):
     for route in set(READ) - set(field.routes) - KNOWN.get(name, set()):
         with pytest.raises(ApiError, match="Unknown field"):
             read(route, **{name: "x"})
+
+
+def test_half_a_character_is_the_replacement_character():
+    """As JavaScript writes it, in each text and each name; the halves of one character are joined."""
+    for text in (r'{"a\ud83e": ["\ud83e\udd14 \udd14\ud83e", "\ud800Infinity"]}',):
+        assert parse(text.encode()) == {"a\ufffd": ["\U0001f914 \ufffd\ufffd", "\ufffdInfinity"]}
+    options = Sampling(stop=("\ud83e",), dry_sequence_breakers=("a\udfff",))
+    assert (options.stop, options.dry_sequence_breakers) == (("\ufffd",), ("a\ufffd",))
+
+
+def test_half_a_character_in_python(tales):
+    """In texts, messages, tools, prefill, and the prompt that is repeated."""
+    half, whole = "a\ud83e", "a\ufffd"
+
+    def given(text):
+        call = {"id": text, "function": {"name": text, "arguments": {text: text}}}
+        chat = [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": text, "tool_calls": [call]},
+        ]
+        sampling = Sampling(max_tokens=3, temperature=0)
+        return [
+            tales.tokenize(text),
+            tales.tokenize([*chat, {"role": "tool", "content": text, "name": text}]),
+            tales.generate(text, sampling, prefill=text, echo=True).text,
+            [one.logprobs for one in tales.choose(text, [text, "x"])],
+            tales.embed(text).tolist(),
+        ]
+
+    assert given(half) == given(whole)
 
 
 def read_messages(value):
