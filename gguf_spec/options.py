@@ -149,7 +149,7 @@ def _shown(limit: float | None) -> str:
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
         "integer", "Maximum number of tokens; -1 for as many as the context holds.",
-        1, optional=True, flags=("-n", "--max-tokens"),
+        0, optional=True, flags=("-n", "--max-tokens"),
     ),
     "temperature": Rule(
         "number", "Sampling temperature; 0 always takes the most likely token.",

@@ -445,7 +445,7 @@ def _stops(value: Any, at: str) -> tuple[str, ...]:
 def _sampling() -> dict[str, Shape]:
     """Return the fields that are those of `Sampling`, whose construction checks them.
 
-    `max_tokens` has no default: it is the server's. -1 and 0 mean as much as the server allows.
+    `max_tokens` has no default: it is the server's. -1 means as much as the server allows.
     """
     schemas = {name: SAMPLING[name].schema for name in SAME}
     for name in schemas.keys() - {"max_tokens"}:
@@ -1010,11 +1010,11 @@ def request_of(
 
 
 def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
-    """Return the maximum length of the answer; -1 and 0 mean as much as the server allows."""
-    if value is None or (s.is_count(value) and value in (-1, 0)):
+    """Return the maximum length of the answer; -1 means as much as the server allows."""
+    if value is None or (s.is_count(value) and value == -1):
         return most
-    allowed = "a whole number, 1 or more, or -1 for as many as the server allows"
-    is_length = s.is_count(value) and value > 0
+    allowed = "a whole number, 0 or more, or -1 for as many as the server allows"
+    is_length = s.is_count(value) and value >= 0
     made(lambda: require("max_tokens", value, allowed, is_length), names)
     if most is not None and value > most:
         raise invalid_value(

@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -410,6 +410,12 @@ def encode_chat(
         _check_message(message)
     if options.tools:
         _check_tools(model, template, options.tools)
+    texts = "".join(_strings([messages, options.tools, options.values]))
+    if not texts.isascii() and well_formed(texts) != texts:
+        messages, tools, values = _changed(
+            [messages, options.tools, dict(options.values)], well_formed
+        )
+        options = replace(options, tools=tools, values=values)
     values, encoder = check_values(model, options), _Encoder(model, options)
     return encoder.encode(with_reasoning(messages, encoder.reasoning), values)
 
@@ -544,18 +550,17 @@ class _Encoder:
 
     def _without_names(self, value: Any) -> Any:
         """Return a value in whose texts a word stands for each name of a special token."""
-        if isinstance(value, str):
-            while self._spells(value):
-                ids = self._model.tokenize(value, special=True, start=False)
-                pattern = self._pattern(self._controls(ids), value)
+
+        def words(text: str) -> str:
+            while self._spells(text):
+                ids = self._model.tokenize(text, special=True, start=False)
+                pattern = self._pattern(self._controls(ids), text)
                 if not pattern:
                     raise self._rewrites()
-                value = re.sub(pattern, lambda match: self._word(match[0]), value)
-        elif isinstance(value, Mapping):
-            return {self._without_names(k): self._without_names(v) for k, v in value.items()}
-        elif isinstance(value, Sequence):
-            return [self._without_names(one) for one in value]
-        return value
+                text = re.sub(pattern, lambda match: self._word(match[0]), text)
+            return text
+
+        return _changed(value, words)
 
     def _word(self, name: str) -> str:
         """Return the word of digits for a name; it is in no text from outside."""
@@ -747,6 +752,17 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for one in value:
             yield from _strings(one)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a nested value with changed texts, field names included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_changed(name, change): _changed(one, change) for name, one in value.items()}
+    if isinstance(value, Sequence):
+        return [_changed(one, change) for one in value]
+    return value
 
 
 def _render(

@@ -15,7 +15,7 @@ from gguf_spec.server.requests import (
     read_text,
 )
 from gguf_spec.server.responses_api import ResponseStore, read_response
-from tests.server.conftest import ask_chat
+from tests.server.conftest import ask, ask_chat
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 SMALLEST = {"chat": CHAT, "text": {"prompt": "x"}, "responses": {"input": "x"}, "messages": CHAT}
@@ -114,15 +114,50 @@ def test_repetition_penalty_counts_all_tokens():
 
 
 def test_no_limit_is_that_of_the_server():
-    for value in (-1, 0):
-        assert (
-            read_text({"prompt": "x", "max_tokens": value}, Speculation(), 8).sampling.max_tokens
-            == 8
-        )
-        assert (
-            read_text({"prompt": "x", "n_predict": value}, Speculation(), None).sampling.max_tokens
-            is None
-        )
+    for name in ("max_tokens", "n_predict"):
+        for most in (8, None):
+            given = {"prompt": "x", name: -1}
+            assert read_text(given, Speculation(), most).sampling.max_tokens == most
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+        ("/api/chat", "num_predict"),
+        ("/api/generate", "num_predict"),
+    ],
+)
+def test_no_token_where_none_is_wanted(server, path, field):
+    body = {"messages": CHAT["messages"], field: 0}
+    if path.endswith(("responses", "/completions", "generate")) and "chat" not in path:
+        body = {"input" if "responses" in path else "prompt": "x", field: 0}
+    if path.startswith("/api"):
+        body = {"options": {field: body.pop(field)}, "stream": False, **body}
+    answer = ask(server, "POST", path, body).json()
+    usage = answer.get("usage", answer)
+    names = ("completion_tokens", "output_tokens", "eval_count")
+    assert [usage[name] for name in names if name in usage] == [0]
+    first = answer.get("choices", [answer])[0]
+    why = [first.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
+    assert [one for one in why if one] in (["length"], ["max_tokens"], [])
+    assert (
+        answer.get("incomplete_details", {"reason": "max_output_tokens"})["reason"]
+        == "max_output_tokens"
+    )
+    if "stream" not in body:
+        assert ask(server, "POST", path, body | {"stream": True}).status == 200
+
+
+def test_no_token_in_python(tales):
+    for sampling in (Sampling(max_tokens=0), Sampling(max_tokens=0, overflow="shift", logprobs=2)):
+        result = tales.generate("Once", sampling, echo=True)
+        assert (result.text, result.tokens, result.finish_reason) == ("Once", (), "length")
+        assert result.stats.n_prompt == len(tales.tokenize("Once"))
 
 
 def test_message_fields():
