@@ -33,6 +33,7 @@ from ..options import Speculation
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
+from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_infill
 from .jobs import JOB, Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
@@ -226,11 +227,16 @@ class App:
             return
         scope["path"] = path = scope["path"].removesuffix("/") or "/"
         status = 499  # recorded if no response was sent
+        noted: list[str] = []
+        NOTED.set(noted)
 
         async def counting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if noted:
+                    header = NOT_APPLIED.encode(), ", ".join(noted).encode()
+                    message = {**message, "headers": [*message["headers"], header]}
             await send(message)
 
         try:

@@ -79,34 +79,26 @@ _MESSAGES = chat.conversation(
 _TOOL = s.obj(
     {name: one for name, one in chat.FUNCTION_FIELDS.items() if name != "parameters?"}
     | {"input_schema": s.JSON_SCHEMA},
-    empty=(None, False),
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
 _CHOICE = s.obj(
     {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG},
-    only="may contain only type, name and disable_parallel_tool_use.",
 )
-_BUDGET = s.checked(
-    {"type": "integer", "minimum": 1, "maximum": 10**9},
-    lambda value: s.is_count(value) and 0 < value <= 10**9,
-    "must be a whole number above 0.",
-)
+_BUDGET = s.whole_number(1, 10**9)
 _FORMAT = s.checked(
     s.object_of({"type": "json_schema", "schema": s.JSON_SCHEMA}),
     lambda value: (
         isinstance(value, dict)
         and value.get("type") == "json_schema"
         and isinstance(value.get("schema"), dict)
-        and len(value) == 2
     ),
     "must be of the type json_schema, with a schema.",
 )
 
 
 def _thinking(kind: str, more: Fields | None = None) -> Shape:
-    shown = s.one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
-    only = f"of the type {kind} has a field that is not supported."
-    return s.obj({"type": kind, "display?": shown, **(more or {})}, only=only)
+    # The whole reasoning is sent in any case.
+    return s.obj({"type": kind, "display?": s.unread(s.TEXT.schema), **(more or {})})
 
 
 # Fields that decide the prompt: those of a request to count its tokens.
@@ -141,7 +133,6 @@ _PROMPT_FIELDS: dict[str, Shape] = {
     ),
     "output_config": s.obj(
         {"effort?": s.one_of(EFFORTS), "format?": _FORMAT},
-        only="may contain only effort and format.",
     ),
     "chat_template_kwargs": chat.TEMPLATE_KWARGS,
 }
@@ -187,6 +178,10 @@ def read_request(
     config, thinking = data.get("output_config", {}), data.get("thinking", {})
     effort, kwargs = EFFORTS.get(config.get("effort")), data.get("chat_template_kwargs", {})
     think, budget = _THINK.get(thinking.get("type")), thinking.get("budget_tokens")
+    think, budget = (
+        data.get("_reasoning", {}).get(name, one)
+        for name, one in (("think", think), ("budget", budget))
+    )
     # The field that decides whether the model reasons.
     decides = (name for name in ("thinking", "output_config") if data.get(name))
     names |= _NAMES | {"think": next(decides, "chat_template_kwargs")}

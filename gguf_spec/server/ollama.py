@@ -32,8 +32,9 @@ from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
 from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, vectors_of
-from .errors import ApiError, invalid_value, ollama_error, unknown
+from .errors import ApiError, invalid_value, ollama_error
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
+from .fields import OLLAMA_OPTIONS, note, same, without_effect
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
 from .replies import PartsReply, finish_reason
@@ -43,12 +44,9 @@ from .requests import (
     STOPS,
     BodyReader,
     CompletionRequest,
-    OtherField,
     parse,
     read_chat,
     read_text,
-    same,
-    without_effect,
 )
 from .schema import Shape
 
@@ -63,24 +61,6 @@ OPTIONS = {
         "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty",
     )
 }  # fmt: skip
-_AT_START = "The options of `serve` set it when a model is loaded."
-_SAMPLER = "The sampler does not have it; this value switches it off."
-# Option -> the values without effect; all others are refused.
-OTHER_OPTIONS = {
-    **dict.fromkeys(
-        (
-            "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram",
-            "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only",
-        ),
-        OtherField(_AT_START),
-    ),
-    "num_keep": OtherField("Where the context is full the answer ends."),
-    "penalize_newline": OtherField("Penalties count all tokens.", (True,)),
-    "mirostat": OtherField(_SAMPLER, (0,)),
-    "mirostat_tau": OtherField("Mirostat sampling is off."),
-    "mirostat_eta": OtherField("Mirostat sampling is off."),
-    "tfs_z": OtherField(_SAMPLER, (1,)),
-}  # fmt: skip
 _HINTS = {
     "template": " The template of the model is used; raw=true uses none.",
     "context": " Send the conversation as messages to /api/chat.",
@@ -91,12 +71,11 @@ EFFORTS = ("low", "medium", "high")
 def _refuse(value: Any, at: str) -> None:
     if value:
         raise ApiError(f"{at} is not supported.{_HINTS.get(at, '')}", at, "unsupported")
-    raise unknown(at)
 
 
 def _no_images(value: Any, at: str) -> None:
     if value != []:
-        raise unknown(at)
+        note(at, "Images belong to messages.")
 
 
 def _read_options(value: Any, at: str) -> dict[str, Any]:
@@ -113,12 +92,10 @@ def _read_options(value: Any, at: str) -> dict[str, Any]:
             continue
         if name in OPTIONS:
             found[OPTIONS[name]] = one
-        elif name not in OTHER_OPTIONS:
-            raise unknown(f"options.{name[:100]}")
-        elif not OTHER_OPTIONS[name].accepts(one):
-            allowed = " or ".join(map(str, OTHER_OPTIONS[name].accepted or ()))
-            param = f"options.{name}"
-            raise ApiError(f"{param} is not supported but for {allowed}.", param, "unsupported")
+        elif name in OLLAMA_OPTIONS:
+            OLLAMA_OPTIONS[name].take(one, f"options.{name}")
+        else:
+            note(f"options.{name[:100]}")
     # Values that mean the default at Ollama.
     if same(found.get("max_tokens"), -2):  # fill the context, as -1
         found["max_tokens"] = -1
@@ -134,7 +111,7 @@ def _options() -> dict[str, Any]:
         "num_predict": schemas["num_predict"] | {"minimum": -2},
         "top_k": schemas["top_k"] | {"minimum": -1},
     }
-    fields = schemas | without_effect(OTHER_OPTIONS)
+    fields = schemas | without_effect(OLLAMA_OPTIONS)
     return s.object_of({f"{name}?": one for name, one in fields.items()})
 
 
@@ -209,7 +186,6 @@ _MESSAGE_FIELDS = s.obj(
         "tool_calls?": s.array(_CALL, "must be an array of calls."),
         "tool_name?": s.TEXT,
     },
-    empty=(None,),
 )
 
 
@@ -220,11 +196,11 @@ def _read_message(value: Any, at: str) -> dict[str, Any]:
 
 
 _MESSAGE = Shape(_MESSAGE_FIELDS.schema, _read_message)
-CHAT = s.closed(
+CHAT = s.obj(
     _ANSWERS
     | {"messages": s.array(_MESSAGE, "must be an array of messages."), "tools?": s.array_of(_TOOL)}
 )
-GENERATE = s.closed(
+GENERATE = s.obj(
     _ANSWERS
     | {
         "prompt?": s.TEXT,
@@ -478,12 +454,10 @@ class OllamaReply(PartsReply):
 # ---- routes about models and embeddings
 
 
-EMBED = s.closed(SHARED | {"input": ONLY_TEXTS, "truncate?": s.FLAG, "dimensions?": DIMENSIONS})
-EMBEDDINGS = s.closed(SHARED | {"prompt": s.TEXT})
+EMBED = s.obj(SHARED | {"input": ONLY_TEXTS, "truncate?": s.FLAG, "dimensions?": DIMENSIONS})
+EMBEDDINGS = s.obj(SHARED | {"prompt": s.TEXT})
 SHOW = s.obj(
     {"model?": s.TEXT.schema, "name?": s.given({}).hidden, "verbose?": s.FLAG.schema},
-    refuse=unknown,
-    empty=(),
     ignored=("system", "template", "options"),
 )
 

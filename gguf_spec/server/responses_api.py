@@ -31,6 +31,7 @@ from . import requests as chat
 from . import schema as s
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
+from .fields import OTHER_FIELDS, note, same
 from .replies import PartsReply, finish_reason, usage
 from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
@@ -525,12 +526,17 @@ _EMPTY = {"type": "function", "name": "", "description": None, "parameters": Non
 _NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
 _TOOL = s.obj(
     _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
-    empty=(None, False),
 )
 _NAMES_OF_TOOLS = s.array_of(s.object_of(_NAMED), least=1)
 _MODE = {"enum": ["auto", "required"]}
 _ALLOWED = s.object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
 _CHOICES = [{"enum": [*chat.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
+
+
+def _included(value: Any, at: str) -> Any:
+    if value not in _INCLUDED:
+        note(at, "It is not sent.")
+    return value
 
 
 def _read_format(form: Any, _: str) -> Any:
@@ -546,9 +552,10 @@ def _read_format(form: Any, _: str) -> Any:
         raise invalid_value("text.format", message) from None
 
 
-_MEDIUM = s.checked(
-    {"const": "medium"}, lambda value: value == "medium", "must be medium.", "unsupported_parameter"
-)
+def _verbosity(value: Any, at: str) -> None:
+    OTHER_FIELDS["verbosity"].take(value, at)
+
+
 _FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
@@ -561,15 +568,10 @@ BODY = Body(
         "store": s.FLAG,
         "previous_response_id": s.TEXT,
         "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
-        "include": s.checked(
-            s.array_of({"enum": [*_INCLUDED]}),
-            lambda value: isinstance(value, list) and all(one in _INCLUDED for one in value),
-            f"must be an array of {', '.join(_INCLUDED)}.",
-        ),
+        "include": s.array(Shape({"enum": [*_INCLUDED]}, _included), "must be an array."),
         "top_logprobs": chat.LOGPROBS,
         "stream_options": s.obj(
             {"include_obfuscation?": s.unread(s.FLAG.schema)},
-            only="may contain only include_obfuscation, which has no effect.",
         ),
         "tools": s.array(
             s.tagged(
@@ -585,14 +587,12 @@ BODY = Body(
                 "summary?": s.one_of(_SUMMARIES),
                 "generate_summary?": s.one_of(_SUMMARIES).hidden,
             },
-            only="may contain only effort and summary.",
         ),
         "text": s.obj(
             {
                 "format?": Shape(_FORM, _read_format),
-                "verbosity?": s.or_empty(_MEDIUM),
+                "verbosity?": Shape(s.TEXT.schema, _verbosity),
             },
-            only="may contain only format and verbosity.",
         ),
         "chat_template_kwargs": chat.TEMPLATE_KWARGS,
     },
@@ -625,7 +625,9 @@ def read_response(
     tools = [_EMPTY | one for one in data.get("tools", [])]
     form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
     given_reasoning = data.get("reasoning", {})
-    reasoning = ReasoningFields(given_reasoning.get("effort"), data.get("chat_template_kwargs", {}))
+    more = data.get("_reasoning", {})
+    effort, kwargs = given_reasoning.get("effort"), data.get("chat_template_kwargs", {})
+    reasoning = ReasoningFields(effort, kwargs, more.get("think"), more.get("budget"))
     top, truncation = data.get("top_logprobs", 0), data.get("truncation", "disabled")
     wants = top or TOKEN_LOGPROBS in data.get("include", [])
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
@@ -636,7 +638,7 @@ def read_response(
         "json_schema": schema,
         "logprobs": top if wants else None,
     }
-    names |= _NAMES | {"think": of_think}
+    names = _NAMES | {"think": of_think} | names
     request = chat.request_of(data | fields, (messages,), default, most, names)
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
     echo = {
@@ -663,7 +665,7 @@ def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
     """Rename `max_output_tokens` to the name of the option."""
     if "max_output_tokens" in data:
         limit = data.pop("max_output_tokens")
-        if not chat.same(data.setdefault("max_tokens", limit), limit):
+        if not same(data.setdefault("max_tokens", limit), limit):
             raise invalid_value(
                 "max_output_tokens", f"differs from {names.get('max_tokens', 'max_tokens')}."
             )
