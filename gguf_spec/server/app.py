@@ -52,7 +52,6 @@ from .openapi import describe
 from .replies import (
     DATA_EVENTS,
     JSON_LINES,
-    MESSAGE_EVENTS,
     NAMED_EVENTS,
     AnswerStream,
     Reply,
@@ -141,7 +140,7 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
         ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
         ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),
-        ApiFormat("/v1/messages", read_request, MessageReply, MESSAGE_EVENTS),
+        ApiFormat("/v1/messages", read_request, MessageReply, NAMED_EVENTS),
     )
 
 

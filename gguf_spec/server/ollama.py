@@ -66,6 +66,7 @@ _HINTS = {
     "context": " Send the conversation as messages to /api/chat.",
 }
 EFFORTS = ("low", "medium", "high")
+OLLAMA_VERSION = "0.6.4"  # some clients demand at least this one
 
 
 def _refuse(value: Any, at: str) -> None:
@@ -334,19 +335,16 @@ def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, 
     Args:
         data: The body.
         is_chat: Whether the route is `/api/chat`.
-
-    Raises:
-        ApiError: The model must not be kept.
     """
     given = {name for name, value in data.items() if value not in (None, "", [], {})}
     if not given <= _OF_LOADING:
         return None
     keep = data.get("keep_alive")
-    if keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool):
-        fact = "must not be 0: the server unloads idle models by a setting of its own."
-        raise invalid_value("keep_alive", fact)
+    unloads = keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool)
+    if unloads:
+        note("keep_alive", "The server unloads idle models by a setting of its own.")
     answer = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    end = {"done": True, "done_reason": "load"}
+    end = {"done": True, "done_reason": "unload" if unloads else "load"}
     return lambda llm: {"model": llm.name, "created_at": now(), **answer, **end}
 
 
@@ -476,7 +474,7 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         return JSONResponse({"models": found})
 
     async def version(_: Request) -> Response:
-        return JSONResponse({"version": __version__})
+        return JSONResponse({"version": OLLAMA_VERSION, "gguf_spec": __version__})
 
     async def show(request: Request) -> Response:
         body = await bodies.receive(request)
@@ -486,7 +484,8 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         sampling = loaded.llm.sampling if loaded else Sampling()
         here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
         shown = {name: value for name, value in here.items() if value not in (None, ())}
-        return JSONResponse(await asyncio.to_thread(description_of, model, shown))
+        n_ctx = loaded.llm.n_ctx if loaded else None
+        return JSONResponse(await asyncio.to_thread(description_of, model, shown, n_ctx))
 
     return [
         Route("/api/tags", tags, methods=["GET"]),
@@ -572,12 +571,15 @@ def details_of(header: Header | None) -> dict[str, Any]:
     }
 
 
-def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, Any]:
+def description_of(
+    model: ServedModel, sampling: dict[str, Any], n_ctx: int | None = None
+) -> dict[str, Any]:
     """Return the answer of `/api/show` about a model.
 
     Args:
         model: The model.
         sampling: Its default sampling options, with Ollama's names.
+        n_ctx: Length of its context here; None for that of its training.
     """
     header = header_of(model)
     metadata = header.metadata if header else {}
@@ -588,6 +590,8 @@ def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, An
         if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
         if key not in _LEFT_OUT
     }
+    if header and n_ctx:
+        plain[f"{header.architecture}.context_length"] = n_ctx
     return {
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in sampling.items()),

@@ -10,7 +10,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -518,29 +518,30 @@ class Body(NamedTuple):
 # ---- messages
 
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
 def _name(value: Any, at: str) -> str:
     name: str = s.TEXT.read(value, at)
     if not _NAME.fullmatch(name):
-        raise invalid_value(at, "must be 1 to 64 letters, digits, _ or -.")
+        raise invalid_value(at, "must be 1 to 128 letters, digits, _ or -.")
     return name
 
 
-def read_arguments(value: Any, at: str) -> dict[str, Any]:
-    """Return the arguments of a call; they are an object as text, or empty.
+def read_arguments(value: Any, at: str) -> dict[str, Any] | str:
+    """Return the arguments of a call: an object, or the text as it is, such as that of a cut call.
 
     Raises:
-        ApiError: They are not. The error names the field `at`.
+        ApiError: They are neither. The error names the field `at`.
     """
+    if isinstance(value, dict):
+        return value
+    text: str = s.TEXT.read(value, at) if value is not None else ""
     try:
-        arguments = json.loads(s.TEXT.read(value, at) or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise invalid_value(at, "must be a JSON object as text.")
-    return arguments
+        return text
+    return arguments if isinstance(arguments, dict) else text
 
 
 def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
@@ -567,7 +568,7 @@ IMAGE_URL = Shape(
     {"anyOf": [_URL.schema, _URL_OBJECT.schema]},
     lambda v, at: _URL_OBJECT.read(v, at)["url"] if isinstance(v, dict) else _URL.read(v, at),
 )
-FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, _name)
+FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}, _name)
 
 
 def _part(kind: str, shape: Shape) -> Shape:
@@ -581,9 +582,30 @@ def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return "".join(part["text"] for part in parts)
 
 
+NOT_SEEN = "[an image that this model cannot see]"
+
+
+def seen(messages: Sequence[Message], llm: LLM) -> Sequence[Message]:
+    """Return messages with a text for each image that a model cannot see.
+
+    Images of the question itself stay: without them the answer would be about something else.
+    """
+    if llm.can_see or all(isinstance(one["content"], str) for one in messages):
+        return messages
+    last = max((i for i, one in enumerate(messages) if one["role"] == "assistant"), default=-1)
+    return [
+        one
+        if isinstance(one["content"], str) or (one["role"] == "user" and i > last)
+        else {**one, "content": "".join(part.get("text", NOT_SEEN) for part in one["content"])}
+        for i, one in enumerate(messages)
+    ]
+
+
 def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
     """Return the description of a content; it is read as one text, or parts if there are images."""
     parts = {kind: _part(kind, shape) for kind, shape in kinds.items()}
+    refusal = s.obj({"type": "refusal", "refusal": s.TEXT}, ignored=IGNORED_FIELDS).hidden
+    parts["refusal"] = refusal.to(lambda part: {"type": "text", "text": part["refusal"]})
     part = s.tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
     some = s.array(part, "must be a string, or an array of parts that is not empty.", 1)
 
@@ -639,6 +661,7 @@ def _with_reasoning(message: Message) -> Message:
 
 
 _ONLY_TEXT, _MAYBE = _content(text=s.TEXT), _content(may_be_empty=True, text=s.TEXT)
+_RESULT = _content(may_be_empty=True, text=s.TEXT, image_url=IMAGE_URL)
 _CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.
@@ -652,7 +675,7 @@ MESSAGES = conversation(
             _MAYBE,
             {f"{REASONING}?": s.TEXT, "reasoning?": s.TEXT, "tool_calls?": _CALLS_OR_NONE},
         ).to(_with_reasoning),
-        "tool": _message("tool", _MAYBE, {"tool_call_id": s.TEXT}),
+        "tool": _message("tool", _RESULT, {"tool_call_id": s.TEXT}),
     }
 )
 
@@ -671,7 +694,7 @@ _FUNCTION = s.obj(FUNCTION_FIELDS)
 
 def _read_tool(tool: Any, at: str) -> Any:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        raise s.unsupported(f"{at}.type", "must be function: other tools are not supported.")
+        raise s.unsupported(f"{at}.type", "must be function.")
     for name in tool.keys() - {"type", "function", *IGNORED_FIELDS}:
         note(f"{at}.{name[:100]}")
     if tool.get("function") is None:
@@ -680,7 +703,36 @@ def _read_tool(tool: Any, at: str) -> Any:
 
 
 _TOOL = s.object_of({"type": "function", "function": _FUNCTION})
-TOOLS = s.array(Shape(_TOOL, _read_tool), "must be an array of tools.")
+TOOLS = Shape(
+    s.array_of(_TOOL), lambda value, at: [_read_tool(one, place) for one, place in own(value, at)]
+)
+
+
+def own(tools: Any, at: str, kinds: Collection[Any] = ("function", None)) -> list[tuple[Any, str]]:
+    """Return the tools that a model can be offered, with their places; others are left out.
+
+    Args:
+        tools: The tools of a request.
+        at: Their place.
+        kinds: Types of the tools that can be offered; None for a tool without a type.
+
+    Raises:
+        ApiError: There are only others: what the model answers without them would be made up.
+    """
+    if not isinstance(tools, list):
+        raise invalid_value(at, "must be an array of tools.")
+    found, left_out = [], ""
+    for i, one in enumerate(tools):
+        kind = one.get("type") if isinstance(one, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            left_out = f"{at}[{i}].type"
+            note(f"{at}[{i}].{kind[:60]}", "Tools of a server are left out.")
+        else:
+            found.append((one, f"{at}[{i}]"))
+    if left_out and not found:
+        named = " or ".join(one for one in kinds if one)
+        raise s.unsupported(left_out, f"must be {named}: other tools are not supported.")
+    return found
 
 
 def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:

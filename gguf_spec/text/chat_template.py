@@ -7,6 +7,7 @@ Template and messages are both untrusted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -303,23 +304,32 @@ def tool_history(
         (mark,) = unused(taken, 1, 0x100000)
         for i, message in enumerate(fitted):
             if calls := message.pop("tool_calls", None):
-                called = [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+                functions = [call["function"] for call in calls]
+                called = [(one["name"], object_of(one["arguments"])) for one in functions]
                 written = family.write(called).removeprefix(family.prompted)
                 message[_PLACE] = place = f"{mark}{i}{mark}"
                 places[place] = ("\n" if message["content"] else "") + written
     return ToolHistory(fitted, places)
 
 
-def with_text_arguments(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages whose calls have their arguments as JSON text."""
+def with_text_arguments(messages: Messages, as_text: bool = True) -> list[dict[str, Any]]:
+    """Return messages whose calls have their arguments as JSON text, or as objects."""
     found = [dict(one) for one in messages]
     for message in found:
         if message.get("tool_calls"):
             message["tool_calls"] = calls = [dict(call) for call in message["tool_calls"]]
             for call in calls:
-                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                arguments = call["function"]["arguments"]
+                if as_text and not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                arguments = arguments if as_text else object_of(arguments)
                 call["function"] = {**call["function"], "arguments": arguments}
     return found
+
+
+def object_of(arguments: Any) -> Any:
+    """Return the arguments of a call as an object; a text that is none is its only field."""
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
 def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
@@ -417,7 +427,51 @@ def encode_chat(
         )
         options = replace(options, tools=tools, values=values)
     values, encoder = check_values(model, options), _Encoder(model, options)
-    return encoder.encode(with_reasoning(messages, encoder.reasoning), values)
+    forms = _forms(with_reasoning(messages, encoder.reasoning))
+    try:
+        return encoder.encode(next(forms), values)
+    except TemplateError:  # the template may be strict about roles and their order
+        for form in forms:
+            with contextlib.suppress(TemplateError):
+                return encoder.encode(form, values)
+        raise
+
+
+def _forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield messages as they are, and then in forms for templates that are strict.
+
+    First with one message of the system at most, in front: later ones are marked parts of the user.
+    Then with neighbours of one role joined, and at last with the text of the system in front of the
+    first message of the user.
+    """
+    yield messages
+    first = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    later = [
+        {"role": "user", "content": f"<system>\n{m['content']}\n</system>"}
+        if m["role"] == "system"
+        else m
+        for m in messages[first:]
+    ]
+    system = "\n\n".join(m["content"] for m in messages[:first])
+    front = [{"role": "system", "content": system}] if first else []
+    yield [*front, *later]
+    yield [*front, *_without_neighbours(later)]
+    if first:
+        yield _without_neighbours([{"role": "user", "content": system}, *later])
+
+
+def _without_neighbours(messages: Messages) -> list[dict[str, Any]]:
+    """Return messages in which neighbours of the user, or of the assistant, are one."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        is_same = message["role"] == last.get("role") and message["role"] in ("user", "assistant")
+        if is_same and not last.get("tool_calls"):
+            texts = filter(None, (last["content"], message["content"]))
+            found[-1] = {**last, **message, "content": "\n\n".join(texts)}
+        else:
+            found.append(dict(message))
+    return found
 
 
 class _Encoder:
@@ -792,8 +846,10 @@ def _render(
         except TemplateFailure:
             if not any(message.get("tool_calls") for message in messages):
                 raise
-            # Some templates join the arguments as text.
-            return render(template, values | {"messages": with_text_arguments(messages)})
+            # Some templates join the arguments as text, and some read the fields of an object.
+            with contextlib.suppress(TemplateFailure):
+                return render(template, values | {"messages": with_text_arguments(messages)})
+            return render(template, values | {"messages": with_text_arguments(messages, False)})
     except TemplateFailure as error:
         hint = Text("check the roles and their order, or {}.", _AS_TEXT)
         raise TemplateError(

@@ -31,7 +31,7 @@ def test_classes_of_the_official_client(client):
             model="tales", messages=[{"role": "user", "content": "a fox " * 5000}]
         )
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
-    assert "tokens but the context holds" in caught.value.message
+    assert "maximum context length is" in caught.value.message
     with pytest.raises(openai.NotFoundError):
         client.images.generate(model="tales", prompt="x")
 
