@@ -160,7 +160,7 @@ def _shown(limit: float | None) -> str:
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
         "integer", "Maximum number of tokens; -1 for as many as the context holds.",
-        1, optional=True, flags=("-n", "--max-tokens"),
+        0, optional=True, flags=("-n", "--max-tokens"),
     ),
     "temperature": Rule(
         "number", "Sampling temperature; 0 always takes the most likely token.",
@@ -386,10 +386,21 @@ FLAGS = {name: rule.flags or (f"--{name.replace('_', '-')}",) for name, rule in 
 PARAMETERS = {
     name: flags[-1].split("/")[0].lstrip("-").replace("-", "_") for name, flags in FLAGS.items()
 }
+# Options with texts that are compared with those of answers.
+_WRITTEN = ("stop", "dry_sequence_breakers", "grammar")
 # Options of `llama.options.read_placement`.
 PLACEMENT = (
     "device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap", "mlock", "numa", "kernels",
 )  # fmt: skip
+
+
+def well_formed(text: str) -> str:
+    """Return a text in which U+FFFD stands for each unpaired surrogate, as in JavaScript.
+
+    Such texts come from clients that cut between the halves of a character, from escapes in JSON,
+    and from bytes on the command line that are not UTF-8.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def checked(name: str, value: Any) -> Any:
@@ -406,6 +417,8 @@ def checked(name: str, value: Any) -> Any:
         kind = InvalidOptionError if rule.has_type(value) else OptionTypeError
         hint = _WITHOUT_LIMIT.get((name, value)) if isinstance(value, int) else None
         raise kind(name, value, rule.allowed, hint and Text(hint))
+    if name in _WRITTEN and value is not None:
+        return well_formed(value) if isinstance(value, str) else tuple(map(well_formed, value))
     return value
 
 

@@ -14,10 +14,10 @@ from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
+from ..server.fields import OTHER_NAMES
 from ..server.jobs import requests_of
 from ..server.replies import ResponseBuilder, usage
 from ..server.requests import (
-    OTHER_NAMES,
     SEEDS,
     CompletionRequest,
     ReasoningFields,

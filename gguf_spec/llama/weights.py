@@ -19,6 +19,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..gguf.validation import Header, ModelFile, check_version
+from ..options import well_formed
 from ..system.files import version
 from ..system.process import OfOneProcess
 from .backend import apart, run_with_large_stack, start_backend
@@ -185,8 +186,7 @@ class Weights(OfOneProcess):
         """Return the token ids of a text.
 
         Args:
-            text: Any string, whose characters without a UTF-8 form become `?`; or bytes, which are
-                passed on to llama.cpp.
+            text: Any string, see `options.well_formed`; or bytes, which are passed on to llama.cpp.
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
             start: Whether to add the model's tokens for the start of a text (BOS).
             most: Most tokens that are of use; None for any number.
@@ -195,7 +195,7 @@ class Weights(OfOneProcess):
             PromptTooLongError: The text has many more than `most` tokens. Only its beginning was
                 tokenised.
         """
-        text = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
+        text = well_formed(text).encode() if isinstance(text, str) else text
         if most is not None:
             self.check_length(text, most, special=special)
         return self._tokenize(text, special, start)
@@ -213,7 +213,7 @@ class Weights(OfOneProcess):
 
     def first_tokens(self, text: str, n: int, *, special: bool) -> list[int]:
         """Return the first `n` token ids of a text, or all if there are fewer."""
-        data = text.encode("utf-8", errors="replace")
+        data = well_formed(text).encode()
         ids, _ = self._beginning(data, special, True, n)
         return (ids or self._tokenize(data, special, True))[:n]
 

@@ -303,6 +303,9 @@ class Generation:
                 request.speculation, chain, n_left or target.n_ctx, slots, drafter
             )
             recorder.prompt_is_read(self._read_prompt(slots, drafter, begin, k))
+            if n_left == 0:
+                yield self._deliver(engine.Round([], 0, 0), cut="length")
+                return
             for one in engine.rounds(
                 target,
                 drafter,

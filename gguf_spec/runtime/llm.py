@@ -29,7 +29,7 @@ from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder, Scorer
 from ..llama.head import Head
 from ..llama.model import Model
-from ..options import ARGUMENTS, Sampling, Speculation, check_types, refuse
+from ..options import ARGUMENTS, Sampling, Speculation, check_types, refuse, well_formed
 from ..results import (
     Chunk,
     Completion,
@@ -236,7 +236,7 @@ class LLM(OfOneProcess):
             stop_tokens=stop_tokens, on_token=on_token, on_prompt=on_prompt, reasoning=reasoning,
         )  # fmt: skip
         target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
-        prompt = read_prompt(prompt)
+        prompt, prefill = read_prompt(prompt), options.prefill
         # an empty sequence is token ids
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         if is_chat or isinstance(prompt, str):
@@ -254,7 +254,7 @@ class LLM(OfOneProcess):
         separated = reasoning_format(target) if is_chat or reasoning else None
         if (budget := sampling.think_budget) is not None and separated is None:
             raise no_reasoning(target, "think_budget", budget, is_chat or bool(reasoning))
-        shown = (prompt if isinstance(prompt, str) else "") + prefill
+        shown = (well_formed(prompt) if isinstance(prompt, str) else "") + prefill
         request = Request(
             tokens,
             sampling,

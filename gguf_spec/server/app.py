@@ -34,6 +34,7 @@ from .connections import REFUSAL
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
+from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_infill
 from .jobs import JOB, Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
@@ -52,7 +53,6 @@ from .openapi import describe
 from .replies import (
     DATA_EVENTS,
     JSON_LINES,
-    MESSAGE_EVENTS,
     NAMED_EVENTS,
     UNENFORCED,
     UNFULFILLED,
@@ -144,7 +144,7 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
         ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
         ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),
-        ApiFormat("/v1/messages", read_request, MessageReply, MESSAGE_EVENTS),
+        ApiFormat("/v1/messages", read_request, MessageReply, NAMED_EVENTS),
     )
 
 
@@ -233,11 +233,16 @@ class App:
             return
         scope["path"] = path = scope["path"].removesuffix("/") or "/"
         status = 499  # recorded if no response was sent
+        noted: list[str] = []
+        NOTED.set(noted)
 
         async def counting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if noted:
+                    header = NOT_APPLIED.encode(), ", ".join(noted).encode()
+                    message = {**message, "headers": [*message["headers"], header]}
             await send(message)
 
         try:

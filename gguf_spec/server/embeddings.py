@@ -35,7 +35,7 @@ def _document(value: Any, at: str) -> str:
 DIMENSIONS = s.whole_number(1, 1 << 20)._replace(schema={"type": "integer", "minimum": 1})
 ONLY_TEXTS = s.texts(TEXTS_MAX, _TEXTS_FACT, ids=False)
 _FORMAT = s.one_of(("float", "base64"), "must be float or base64.")
-EMBEDDING = s.closed(
+EMBEDDING = s.obj(
     {
         "model?": s.TEXT.schema,
         "input": s.texts(TEXTS_MAX, _TEXTS_FACT),
@@ -45,7 +45,7 @@ EMBEDDING = s.closed(
     }
 )
 _DOCUMENT = Shape({"anyOf": [s.TEXT.schema, s.object_of({"text": s.TEXT})]}, _document)
-RERANK = s.closed(
+RERANK = s.obj(
     {
         "model?": s.TEXT.schema,
         "query": s.TEXT,
@@ -56,7 +56,7 @@ RERANK = s.closed(
         "return_documents?": s.FLAG,
     }
 )
-CHOOSE = s.closed(
+CHOOSE = s.obj(
     {
         "model?": s.TEXT.schema,
         "prompt": s.text_or(MESSAGES),

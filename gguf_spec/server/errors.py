@@ -7,7 +7,7 @@ import logging
 import re
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import (
     ClosedError,
@@ -58,6 +58,7 @@ class ApiError(Exception):
         status: HTTP status code.
         error: OpenAI error object with `message`, `type`, `param` and `code`.
         headers: Additional HTTP headers of the response.
+        too_long: The error of a prompt that is too long, which each API names in its own words.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ApiError(Exception):
         kind = "rate_limit_error" if status == 429 else "invalid_request_error"
         kind = "server_error" if status >= 500 else kind
         self.status, self.headers = status, headers or {}
+        self.too_long: PromptTooLongError | Literal[False] = False
         facts = {"message": message, "type": kind, "param": param, "code": code}
         self.error: dict[str, Any] = facts
 
@@ -137,7 +139,15 @@ def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
         return option_refusal(error, names)
     for kind, param, code in _CAUSED_BY_THE_REQUEST:
         if isinstance(error, kind):
-            return ApiError(_message_of(error, names), param and names.get(param, param), code)
+            message = _message_of(error, names)
+            if isinstance(error, PromptTooLongError):  # clients look for the words of OpenAI
+                message = (
+                    f"This model's maximum context length is {error.n_ctx} tokens. However, your "
+                    f"prompt has {error.n_prompt} tokens. Shorten the prompt."
+                )
+            refusal = ApiError(message, param and names.get(param, param), code)
+            refusal.too_long = isinstance(error, PromptTooLongError) and error
+            return refusal
     return None
 
 
@@ -249,6 +259,8 @@ def anthropic_error(refusal: ApiError) -> dict[str, Any]:
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
     kind, code = _ANTHROPIC_TYPES.get(refusal.status, other), refusal.error["code"]
     error = {"type": kind, "message": refusal.error["message"]}
+    if long := refusal.too_long:
+        error["message"] = f"prompt is too long: {long.n_prompt} tokens > {long.n_ctx} maximum"
     if code == NO_THREADS:
         error["details"] = {"error_code": code, "unsupported": [refusal.error["param"]]}
     return {"type": "error", "error": error}

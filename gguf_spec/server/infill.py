@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..options import Sampling, Speculation
 from ..sampling.chain import InfillSampling
@@ -63,8 +63,7 @@ INFILL_EVENTS = DATA_EVENTS._replace(end=b"")
 def read_infill(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
     """Convert the body of a request.
 
-    `prompt` is the end of the prefix, as in llama-server's code. `n_predict` of 0 only reads the
-    texts: one token is generated, and not sent.
+    `prompt` is the end of the prefix, as in llama-server's code.
 
     Args:
         data: The body.
@@ -77,9 +76,7 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
     data, names = INFILL.read(data)
     # `suffix` is what a model without the tokens for it refuses, and here that is every request.
     names |= {"prompt": "input_prefix", "suffix": "model"}
-    length, samplers = data.get("max_tokens"), data.get("samplers")
-    reads_only = s.is_count(length) and length == 0
-    data |= {"max_tokens": 1} if reads_only else {}
+    samplers = data.get("samplers")
     data |= {"n": data["n_cmpl"]} if "n_cmpl" in data else {}
     if samplers is not None:
         for name in SAMPLERS.keys() - samplers:
@@ -96,7 +93,7 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
         suffix=data.get("input_suffix", ""),
         files=tuple(files),
         lines=LineLimits(indent, most_s) if indent or most_s else None,
-        more=InfillForm(reads_only, tuple(data.get("response_fields", ()))),
+        more=tuple(data.get("response_fields", ())),
     )
 
 
@@ -124,20 +121,12 @@ def _nested(answer: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-class InfillForm(NamedTuple):
-    """What only the reply needs of a request.
-
-    Attributes:
-        reads_only: Whether nothing is to be generated.
-        fields: Paths of the fields of the last object that are sent; empty for all.
-    """
-
-    reads_only: bool
-    fields: tuple[str, ...]
-
-
 class InfillReply(Reply):
-    """Reply in the format of llama-server's own routes."""
+    """Reply in the format of llama-server's own routes.
+
+    `more` of the request has the paths of the fields of the last object that are sent; empty for
+    all.
+    """
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         """Start an answer.
@@ -146,7 +135,7 @@ class InfillReply(Reply):
             request: The request.
             started: The first event of its job.
         """
-        self._model, self._stream, self._form = started.model, request.stream, request.more
+        self._model, self._stream, self._paths = started.model, request.stream, request.more
         self._texts, self._last = [""] * request.n_choices, dict[int, dict[str, Any]]()
 
     def complete(self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]) -> Any:
@@ -160,7 +149,7 @@ class InfillReply(Reply):
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the object for a chunk."""
-        if self._form.reads_only:
+        if not (event.chunk.tokens or event.chunk.text):
             return []
         self._texts[event.index] += event.chunk.text
         return [{"index": event.index, "content": event.chunk.text, "stop": False}]
@@ -169,7 +158,6 @@ class InfillReply(Reply):
         """Return the last object of a choice, with the counts."""
         result, stats = ended.result, ended.result.stats
         is_full = finish_reason(result.finish_reason, ended.why) == "length"
-        is_full = is_full or self._form.reads_only
         stop_type = "limit" if is_full else "eos" if result.stop_string is None else "word"
         n_read, n_made = stats.n_prompt - stats.n_cached, stats.n_generated
         read_ms, made_ms = 1000 * stats.prompt_s, 1000 * (stats.total_s - stats.prompt_s)
@@ -181,7 +169,7 @@ class InfillReply(Reply):
             "stopping_word": (result.stop_string if stop_type == "word" else None) or "",
             "model": self._model,
             "seed": result.seed,
-            "tokens_predicted": 0 if self._form.reads_only else n_made,
+            "tokens_predicted": n_made,
             "tokens_evaluated": stats.n_prompt,
             "tokens_cached": stats.n_cached,
             "truncated": False,
@@ -198,6 +186,5 @@ class InfillReply(Reply):
                 "draft_n_accepted": stats.n_accepted,
             },
         }
-        paths = self._form.fields
-        self._last[ended.index] = _nested(answer, paths) if paths else answer
+        self._last[ended.index] = _nested(answer, self._paths) if self._paths else answer
         return [self._last[ended.index]]

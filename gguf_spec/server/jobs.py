@@ -24,7 +24,7 @@ from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
 from .errors import as_refusal, invalid_value, shutting_down
 from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why
 from .model_pool import ServedModel
-from .requests import CompletionRequest, StrictSchema, seed_of
+from .requests import CompletionRequest, StrictSchema, seed_of, seen
 
 if TYPE_CHECKING:
     from ..options import Sampling
@@ -143,6 +143,8 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
     if request.reasoning.budget is not None and llm.can_think:
         sampling = replace(sampling, think_budget=request.reasoning.budget)
     options = request.reasoning.options(llm) | {"tools": tools}
+    if request.operation == "chat":
+        request = replace(request, prompts=tuple(seen(one, llm) for one in request.prompts))
     if request.drops_oldest:
         fitting = newest_that_fit(llm, request.prompts[0], sampling.max_tokens, **options)
         request = replace(request, prompts=(fitting,))

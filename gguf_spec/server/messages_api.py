@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import secrets
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -18,6 +23,7 @@ from . import requests as chat
 from . import schema as s
 from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal, invalid_value
 from .events import ChoiceEnded, Started
+from .fields import note
 from .model_routes import COUNTED_MAX
 from .replies import PartsReply, finish_reason, usage
 from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
@@ -56,9 +62,58 @@ _BASE64 = s.obj(
 )
 _SOURCE = s.tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
 _IMAGE = _block("image", {"source": _SOURCE})
+
+
+def _read_document(value: Any, at: str) -> dict[str, Any]:
+    """Return a document as a block with its text; one that is no text has a short text instead."""
+    value = s.obj({"type": "document", "source": {"type": "object"}}, ignored=_OF_DOCUMENTS).read(
+        value, at
+    )
+    source = value["source"] if isinstance(value["source"], dict) else {}
+    kind, data = source.get("type"), source.get("data")
+    media = source.get("media_type") if isinstance(source.get("media_type"), str) else kind
+    text = f"[a document of the type {str(media)[:60]}, which is not read]"
+    if kind == "text" and isinstance(data, str):
+        text = data
+    elif kind == "content":
+        text = _TEXTS.read(source.get("content"), f"{at}.source.content")
+    elif kind == "base64" and str(media).startswith("text/") and isinstance(data, str):
+        with contextlib.suppress(ValueError):
+            text = base64.b64decode(data, validate=True).decode()
+    else:
+        note(f"{at}.source", "Only texts are read.")
+    return {"type": "text", "text": text}
+
+
+_OF_DOCUMENTS = ("title", "context", *_IGNORED)
+_DOCUMENT = Shape(
+    s.object_of({"type": "document", "source": {"type": "object"}}, more=True), _read_document
+)
+_REFERENCE = _block("tool_reference", {"tool_name": s.TEXT})
+# Blocks of Anthropic's own tools, and reasoning that cannot be read, in earlier answers.
+_LEFT_OUT = tuple(
+    Shape({"properties": {"type": {"const": kind}}}, lambda _, at: note(at), True)
+    for kind in (
+        "redacted_thinking", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
+        "code_execution_tool_result", "bash_code_execution_tool_result", "mcp_tool_use",
+        "text_editor_code_execution_tool_result", "tool_search_tool_result", "mcp_tool_result",
+        "container_upload", "compaction",
+    )
+)  # fmt: skip
+
+
+def _without_none(blocks: list[Any]) -> list[Any]:
+    return [one for one in blocks if one is not None]
+
+
 _SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks.")
 _TEXTS = s.text_or(_SOME_TEXTS.to(lambda blocks: "".join(block["text"] for block in blocks)))
-_RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _TEXTS, "is_error?": s.FLAG})
+_RESULTS = s.text_or(
+    s.array(
+        _blocks(_TEXT, _IMAGE, _DOCUMENT, _REFERENCE), "must be a string or an array of blocks."
+    )
+)
+_RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _RESULTS, "is_error?": s.FLAG})
 _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
 _INPUT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
 _CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _INPUT})
@@ -66,48 +121,40 @@ _CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _IN
 
 def _message(role: str, least: int, *blocks: Shape) -> Shape:
     fact = "must be a string, or an array of blocks that is not empty."
-    content = s.text_or(s.array(_blocks(*blocks), fact, least))
+    content = s.text_or(s.array(_blocks(*blocks), fact, least).to(_without_none))
     return s.obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
 
 
 _MESSAGES = chat.conversation(
     {
-        "user": _message("user", 1, _TEXT, _IMAGE, _RESULT),
-        "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
+        "user": _message("user", 1, _TEXT, _IMAGE, _RESULT, _DOCUMENT),
+        "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL, *_LEFT_OUT),
         "system": _message("system", 1, _TEXT).hidden,
     }
 )
 _TOOL = s.obj(
     {name: one for name, one in chat.FUNCTION_FIELDS.items() if name != "parameters?"}
-    | {"input_schema": s.JSON_SCHEMA},
-    empty=(None, False),
+    | {"input_schema": s.JSON_SCHEMA, "defer_loading?": s.FLAG},
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
 _CHOICE = s.obj(
     {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG},
-    only="may contain only type, name and disable_parallel_tool_use.",
 )
-_BUDGET = s.checked(
-    {"type": "integer", "minimum": 1, "maximum": 10**9},
-    lambda value: s.is_count(value) and 0 < value <= 10**9,
-    "must be a whole number above 0.",
-)
+_BUDGET = s.whole_number(1, 10**9)
 _FORMAT = s.checked(
     s.object_of({"type": "json_schema", "schema": s.JSON_SCHEMA}),
     lambda value: (
         isinstance(value, dict)
         and value.get("type") == "json_schema"
         and isinstance(value.get("schema"), dict)
-        and len(value) == 2
     ),
     "must be of the type json_schema, with a schema.",
 )
 
 
 def _thinking(kind: str, more: Fields | None = None) -> Shape:
-    shown = s.one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
-    only = f"of the type {kind} has a field that is not supported."
-    return s.obj({"type": kind, "display?": shown, **(more or {})}, only=only)
+    # The whole reasoning is sent in any case.
+    return s.obj({"type": kind, "display?": s.unread(s.TEXT.schema), **(more or {})})
 
 
 # Fields that decide the prompt: those of a request to count its tokens.
@@ -115,13 +162,9 @@ _PROMPT_FIELDS: dict[str, Shape] = {
     "model": s.TEXT,
     "messages": _MESSAGES,
     "system": _TEXTS,
-    "tools": s.array(
-        s.tagged(
-            "type",
-            {None: _TOOL, "custom": _TOOL.hidden},
-            "must be custom: tools of the server are not supported.",
-        ),
-        "must be an array of tools.",
+    "tools": Shape(
+        s.array_of(_TOOL),
+        lambda value, at: [_TOOL.read(*one) for one in chat.own(value, at, ("custom", None))],
     ),
     "tool_choice": s.tagged(
         "type",
@@ -142,7 +185,6 @@ _PROMPT_FIELDS: dict[str, Shape] = {
     ),
     "output_config": s.obj(
         {"effort?": s.one_of(EFFORTS), "format?": _FORMAT},
-        only="may contain only effort and format.",
     ),
     "chat_template_kwargs": chat.TEMPLATE_KWARGS,
 }
@@ -176,11 +218,19 @@ def read_request(
     Raises:
         ApiError: A field is invalid or not supported. The error names the field.
     """
+    edits = isinstance(data.get("context_management"), dict)
     if data.get("thread") is not None:
         fact = "thread is not supported: send all messages of the conversation."
         raise ApiError(fact, "thread", NO_THREADS)
     data, names = described.read(data)
     system = [{"role": "system", "content": data["system"]}] if data.get("system") else []
+    tools = {one["name"]: one for one in data.get("tools", [])}
+    referenced = _resolve(data["messages"], tools)
+    data["tools"] = [
+        one
+        for one in data.get("tools", [])
+        if not one.get("defer_loading") or one["name"] in referenced
+    ]
     messages = [*system, *(one for message in data["messages"] for one in _converted(message))]
     if messages[-1]["role"] == "assistant":
         fact = "must end with a message of the user: an answer cannot be continued."
@@ -188,6 +238,10 @@ def read_request(
     config, thinking = data.get("output_config", {}), data.get("thinking", {})
     effort, kwargs = EFFORTS.get(config.get("effort")), data.get("chat_template_kwargs", {})
     think, budget = _THINK.get(thinking.get("type")), thinking.get("budget_tokens")
+    think, budget = (
+        data.get("_reasoning", {}).get(name, one)
+        for name, one in (("think", think), ("budget", budget))
+    )
     # The field that decides whether the model reasons.
     decides = (name for name in ("thinking", "output_config") if data.get(name))
     names |= _NAMES | {"think": next(decides, "chat_template_kwargs")}
@@ -199,7 +253,29 @@ def read_request(
         "reasoning": ReasoningFields(effort, kwargs, think, budget),
         "json_schema": config.get("format", {}).get("schema"),
     }
-    return chat.request_of(data | fields, (messages,), default, most, names)
+    request = chat.request_of(data | fields, (messages,), default, most, names)
+    return replace(request, more=edits)
+
+
+def _resolve(messages: list[dict[str, Any]], tools: Mapping[str, dict[str, Any]]) -> set[str]:
+    """Write the definition of a tool in place of each reference to it; return their names."""
+    names = set()
+    results = (
+        part
+        for message in messages
+        if isinstance(message["content"], list)
+        for block in message["content"]
+        if isinstance(block.get("content"), list)
+        for part in block["content"]
+        if part["type"] == "tool_reference"
+    )
+    for part in results:
+        name = part.pop("tool_name")
+        names.add(name)
+        shown = ("name", "description", "input_schema")
+        tool = {key: one for key, one in tools.get(name, {"name": name}).items() if key in shown}
+        part |= {"type": "text", "text": json.dumps(tool, ensure_ascii=False)}
+    return names
 
 
 def _tools(data: dict[str, Any]) -> ToolUse:
@@ -225,20 +301,26 @@ def _converted(message: dict[str, Any]) -> list[Message]:
     read: list[Message] = []
     for block in content:
         if block["type"] == "tool_result":
-            text = block.get("content", "")
+            parts = block.get("content", "")
+            parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
             # Chat templates have no field for an error.
-            text = f"Error: {text}" if block.get("is_error") else text
-            read.append({"role": "tool", "content": text, "tool_call_id": block["tool_use_id"]})
+            error = [{"type": "text", "text": "Error: "}] if block.get("is_error") else []
+            parts = [*error, *map(_part, parts)]
+            read.append({"role": "tool", "content": parts, "tool_call_id": block["tool_use_id"]})
             continue
         if not read or read[-1]["role"] != role:
             read.append({"role": role, "content": []})
-        image = block.get("source")
-        part = {"type": "image_url", "image_url": image["data"]} if image else block
-        read[-1]["content"].append(part)
+        read[-1]["content"].append(_part(block))
     for one in read:
         if isinstance(one["content"], list):
             one["content"] = chat.content_of(one["content"])
     return read
+
+
+def _part(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a block as a part of a chat's message."""
+    image = block.get("source")
+    return {"type": "image_url", "image_url": image["data"]} if image else block
 
 
 def _answer(blocks: list[dict[str, Any]]) -> Message:
@@ -273,7 +355,8 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
             options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
             options["most"] = max(llm.n_ctx, COUNTED_MAX)
             try:
-                return {"input_tokens": len(llm.tokenize(parsed.prompts[0], **options))}
+                messages = chat.seen(parsed.prompts[0], llm)
+                return {"input_tokens": len(llm.tokenize(messages, **options))}
             except ClosedError:
                 raise
             except Exception as error:
@@ -313,6 +396,8 @@ class MessageReply(PartsReply):
             "stop_sequence": None,
             "usage": _counts(started.n_prompt, 0, 0),
         }
+        if request.more:  # nothing is removed
+            self.response["context_management"] = {"applied_edits": []}
 
     def first(self) -> list[dict[str, Any]]:
         """Return the events before the first text."""
@@ -340,7 +425,9 @@ class MessageReply(PartsReply):
         used = _counts(result.stats.n_prompt, result.stats.n_cached, result.stats.n_generated)
         used |= {"speculation": usage([result])["speculation"]}
         self.response |= stop | {"usage": used, "seed": result.seed}
-        return [*events, {"type": "message_delta", "delta": stop, "usage": used}]
+        names = ("context_management",)
+        more = {name: self.response[name] for name in names if name in self.response}
+        return [*events, {"type": "message_delta", "delta": stop, "usage": used, **more}]
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the last event."""

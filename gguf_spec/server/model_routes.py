@@ -34,7 +34,6 @@ Look = Callable[["LLM"], dict[str, Any]]
 TOKENIZE = obj(
     {"content": TEXT, "model?": TEXT.schema}
     | dict.fromkeys(("add_special?", "parse_special?", "with_pieces?"), FLAG),
-    is_open=True,
 )
 DETOKENIZE = obj(
     {
@@ -45,7 +44,6 @@ DETOKENIZE = obj(
         ),
         "model?": TEXT.schema,
     },
-    is_open=True,
 )
 
 

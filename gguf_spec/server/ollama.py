@@ -34,8 +34,9 @@ from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
 from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, vectors_of
-from .errors import ApiError, invalid_value, ollama_error, unknown
+from .errors import ApiError, invalid_value, ollama_error
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
+from .fields import OLLAMA_OPTIONS, note, same, without_effect
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
 from .replies import PartsReply, finish_reason
@@ -45,12 +46,9 @@ from .requests import (
     STOPS,
     BodyReader,
     CompletionRequest,
-    OtherField,
     parse,
     read_chat,
     read_text,
-    same,
-    without_effect,
 )
 from .schema import Shape
 
@@ -65,40 +63,22 @@ OPTIONS = {
         "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty",
     )
 }  # fmt: skip
-_AT_START = "The options of `serve` set it when a model is loaded."
-_SAMPLER = "The sampler does not have it; this value switches it off."
-# Option -> the values without effect; all others are refused.
-OTHER_OPTIONS = {
-    **dict.fromkeys(
-        (
-            "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram",
-            "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only",
-        ),
-        OtherField(_AT_START),
-    ),
-    "num_keep": OtherField("Where the context is full the answer ends."),
-    "penalize_newline": OtherField("Penalties count all tokens.", (True,)),
-    "mirostat": OtherField(_SAMPLER, (0,)),
-    "mirostat_tau": OtherField("Mirostat sampling is off."),
-    "mirostat_eta": OtherField("Mirostat sampling is off."),
-    "tfs_z": OtherField(_SAMPLER, (1,)),
-}  # fmt: skip
 _HINTS = {
     "template": " The template of the model is used; raw=true uses none.",
     "context": " Send the conversation as messages to /api/chat.",
 }
 EFFORTS = ("low", "medium", "high")
+OLLAMA_VERSION = "0.6.4"  # some clients demand at least this one
 
 
 def _refuse(value: Any, at: str) -> None:
     if value:
         raise ApiError(f"{at} is not supported.{_HINTS.get(at, '')}", at, "unsupported")
-    raise unknown(at)
 
 
 def _no_images(value: Any, at: str) -> None:
     if value != []:
-        raise unknown(at)
+        note(at, "Images belong to messages.")
 
 
 def _read_options(value: Any, at: str) -> dict[str, Any]:
@@ -115,12 +95,10 @@ def _read_options(value: Any, at: str) -> dict[str, Any]:
             continue
         if name in OPTIONS:
             found[OPTIONS[name]] = one
-        elif name not in OTHER_OPTIONS:
-            raise unknown(f"options.{name[:100]}")
-        elif not OTHER_OPTIONS[name].accepts(one):
-            allowed = " or ".join(map(str, OTHER_OPTIONS[name].accepted or ()))
-            param = f"options.{name}"
-            raise ApiError(f"{param} is not supported but for {allowed}.", param, "unsupported")
+        elif name in OLLAMA_OPTIONS:
+            OLLAMA_OPTIONS[name].take(one, f"options.{name}")
+        else:
+            note(f"options.{name[:100]}")
     # Values that mean the default at Ollama.
     if same(found.get("max_tokens"), -2):  # fill the context, as -1
         found["max_tokens"] = -1
@@ -136,7 +114,7 @@ def _options() -> dict[str, Any]:
         "num_predict": schemas["num_predict"] | {"minimum": -2},
         "top_k": schemas["top_k"] | {"minimum": -1},
     }
-    fields = schemas | without_effect(OTHER_OPTIONS)
+    fields = schemas | without_effect(OLLAMA_OPTIONS)
     return s.object_of({f"{name}?": one for name, one in fields.items()})
 
 
@@ -211,7 +189,6 @@ _MESSAGE_FIELDS = s.obj(
         "tool_calls?": s.array(_CALL, "must be an array of calls."),
         "tool_name?": s.TEXT,
     },
-    empty=(None,),
 )
 
 
@@ -222,11 +199,11 @@ def _read_message(value: Any, at: str) -> dict[str, Any]:
 
 
 _MESSAGE = Shape(_MESSAGE_FIELDS.schema, _read_message)
-CHAT = s.closed(
+CHAT = s.obj(
     _ANSWERS
     | {"messages": s.array(_MESSAGE, "must be an array of messages."), "tools?": s.array_of(_TOOL)}
 )
-GENERATE = s.closed(
+GENERATE = s.obj(
     _ANSWERS
     | {
         "prompt?": s.TEXT,
@@ -360,19 +337,16 @@ def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, 
     Args:
         data: The body.
         is_chat: Whether the route is `/api/chat`.
-
-    Raises:
-        ApiError: The model must not be kept.
     """
     given = {name for name, value in data.items() if value not in (None, "", [], {})}
     if not given <= _OF_LOADING:
         return None
     keep = data.get("keep_alive")
-    if keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool):
-        fact = "must not be 0: the server unloads idle models by a setting of its own."
-        raise invalid_value("keep_alive", fact)
+    unloads = keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool)
+    if unloads:
+        note("keep_alive", "The server unloads idle models by a setting of its own.")
     answer = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
-    end = {"done": True, "done_reason": "load"}
+    end = {"done": True, "done_reason": "unload" if unloads else "load"}
     return lambda llm: {"model": llm.name, "created_at": now(), **answer, **end}
 
 
@@ -480,12 +454,10 @@ class OllamaReply(PartsReply):
 # ---- routes about models and embeddings
 
 
-EMBED = s.closed(SHARED | {"input": ONLY_TEXTS, "truncate?": s.FLAG, "dimensions?": DIMENSIONS})
-EMBEDDINGS = s.closed(SHARED | {"prompt": s.TEXT})
+EMBED = s.obj(SHARED | {"input": ONLY_TEXTS, "truncate?": s.FLAG, "dimensions?": DIMENSIONS})
+EMBEDDINGS = s.obj(SHARED | {"prompt": s.TEXT})
 SHOW = s.obj(
     {"model?": s.TEXT.schema, "name?": s.given({}).hidden, "verbose?": s.FLAG.schema},
-    refuse=unknown,
-    empty=(),
     ignored=("system", "template", "options"),
 )
 
@@ -504,7 +476,7 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         return JSONResponse({"models": found})
 
     async def version(_: Request) -> Response:
-        return JSONResponse({"version": __version__})
+        return JSONResponse({"version": OLLAMA_VERSION, "gguf_spec": __version__})
 
     async def show(request: Request) -> Response:
         body = await bodies.receive(request)
@@ -514,7 +486,8 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         sampling = loaded.llm.sampling if loaded else Sampling()
         here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
         shown = {name: value for name, value in here.items() if value not in (None, ())}
-        return JSONResponse(await asyncio.to_thread(description_of, model, shown))
+        n_ctx = loaded.llm.n_ctx if loaded else None
+        return JSONResponse(await asyncio.to_thread(description_of, model, shown, n_ctx))
 
     return [
         Route("/api/tags", tags, methods=["GET"]),
@@ -603,12 +576,15 @@ def details_of(header: Header | None) -> dict[str, Any]:
     }
 
 
-def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, Any]:
+def description_of(
+    model: ServedModel, sampling: dict[str, Any], n_ctx: int | None = None
+) -> dict[str, Any]:
     """Return the answer of `/api/show` about a model.
 
     Args:
         model: The model.
         sampling: Its default sampling options, with Ollama's names.
+        n_ctx: Length of its context here; None for that of its training.
     """
     header = header_of(model)
     metadata = header.metadata if header else {}
@@ -619,6 +595,8 @@ def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, An
         if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
         if key not in _LEFT_OUT
     }
+    if header and n_ctx:
+        plain[f"{header.architecture}.context_length"] = n_ctx
     return {
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in sampling.items()),

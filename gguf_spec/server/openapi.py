@@ -61,7 +61,7 @@ def _list(name: str, item: dict[str, Any], **more: Any) -> dict[str, Any]:
 def _of_ollama(**answer: Any) -> dict[str, Any]:
     times = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
     head: dict[str, Any] = {"done": {"const": True}, "logprobs?": array_of({}), **answer}
-    head["done_reason?"] = {"enum": ["stop", "length", "load"]}
+    head["done_reason?"] = {"enum": ["stop", "length", "load", "unload"]}
     optional = (f"{name}?" for name in (*times, "prompt_eval_count", "eval_count"))
     return _all("model", "created_at", **head, **_counts(*optional))
 

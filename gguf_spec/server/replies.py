@@ -94,9 +94,8 @@ _EVENTS, _COMMENT = "text/event-stream", b": ping\n\n"
 # Chat completions: unnamed events, and a mark after the last one.
 DATA_EVENTS = StreamFormat(_EVENTS, _data_event, _COMMENT, b"data: [DONE]\n\n")
 # Responses: the name of an event is its field `type`.
-NAMED_EVENTS = StreamFormat(_EVENTS, _named_event, _COMMENT)
-# Messages of Anthropic: the same, with an event for the purpose.
-MESSAGE_EVENTS = NAMED_EVENTS._replace(ping=_named_event({"type": "ping"}))
+# A ping is an event, as at Anthropic: clients of the Responses API count only data, too.
+NAMED_EVENTS = StreamFormat(_EVENTS, _named_event, _named_event({"type": "ping"}))
 # Ollama: one object a line. Some clients reject an empty line; a space before an object is allowed.
 JSON_LINES = StreamFormat("application/x-ndjson", _line, b" ")
 

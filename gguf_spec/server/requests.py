@@ -1,26 +1,25 @@
 """Request bodies, and their conversion to options of the engine: chats and text completions.
 
-No field that changes the answer is silently ignored: an unknown or unsupported field is an error
-that names the field. Fields of other APIs are without effect here, refused, or have another name;
-docs/server.md and the OpenAPI description are generated from their tables. The other APIs convert
-their bodies to the fields of a chat, and `request_of` makes the request of all.
+Fields of other APIs follow the rule and the tables of `fields`. The other APIs convert their bodies
+to the fields of a chat, and `request_of` makes the request of all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.requests import Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
-from ..options import SAMPLING, SPECULATION, Sampling, Speculation, require
+from ..options import SAMPLING, SPECULATION, Sampling, Speculation, require, well_formed
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
@@ -31,6 +30,18 @@ from .errors import (
     option_refusal,
     shutting_down,
     unknown,
+)
+from .fields import (
+    IGNORED_FIELDS,
+    OTHER_FIELDS,
+    OTHER_NAMES,
+    REASONING_FIELDS,
+    OtherField,
+    Route,
+    note,
+    same,
+    whole,
+    without_effect,
 )
 from .schema import Fields, Read, Shape
 from .settings import Settings
@@ -44,13 +55,13 @@ SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messa
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
 VALUES_MAX = 1 << 21  # most commas and brackets of a body
+# A probability that one token has in any case; lowest temperature that means 0, as in llama-server.
+_TINY, _MOST_COLD = 1e-9, 100
 # Field of messages and deltas with the reasoning.
 REASONING = "reasoning_content"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Efforts that switch reasoning on or off; `minimal` leaves it to the chat template.
 _THINK = {"none": False, "low": True, "medium": True, "high": True, "xhigh": True}
-# Fields of messages that change nothing: identifiers and marks of other servers and clients.
-IGNORED_FIELDS = ("annotations", "cache_control", "id", "status", "timestamp")
 
 Message = dict[str, Any]
 
@@ -76,7 +87,12 @@ class ReasoningFields:
 
         A model without reasoning, or with a template that does not read the effort, ignores it.
         """
-        values, effort = dict(self.values), self.effort
+        values, effort = dict[str, Any](), self.effort
+        for name, value in self.values.items():
+            if name in llm.template_variables or name == "enable_thinking":
+                values[name] = value
+            else:
+                note(f"chat_template_kwargs.{name[:60]}", "The chat template does not read it.")
         if effort not in (None, "none") and "reasoning_effort" in llm.template_variables:
             values.setdefault("reasoning_effort", effort)
         think = _THINK.get(effort or "") if self.think is None else self.think
@@ -211,7 +227,7 @@ def seed_of(seed: int, i: int) -> int:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a request body.
+    """Parse the JSON object of a request body; unpaired surrogates become U+FFFD.
 
     Raises:
         ApiError: The body is not a JSON object in UTF-8, it has too many values, or a number in it
@@ -223,7 +239,8 @@ def parse(body: bytes) -> dict[str, Any]:
     try:
         data = json.loads(body, parse_constant=_no_number)
         text = json.dumps(data, ensure_ascii=False)
-        text.encode()  # rejects unpaired surrogates
+        if not text.isascii() and (whole := well_formed(text)) != text:
+            data, text = json.loads(whole), whole
     except (ValueError, RecursionError):
         raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
     if not isinstance(data, dict):
@@ -369,95 +386,6 @@ class BodyReader:
 # ---- fields of all routes, and of other APIs
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: unlike in Python, true is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
-Route = Literal["chat", "text", "responses", "messages"]
-ROUTES: tuple[Route, ...] = ("chat", "text", "responses", "messages")
-
-
-class OtherField(NamedTuple):
-    """A field of another API that this server has no function for.
-
-    Attributes:
-        reason: Why the accepted values change nothing, for the documentation.
-        accepted: Values that change nothing; None if no value changes the answer.
-        routes: Routes that know the field.
-    """
-
-    reason: str
-    accepted: tuple[Any, ...] | None = None
-    routes: tuple[Route, ...] = ROUTES
-
-    def accepts(self, value: Any) -> bool:
-        """Return whether a value changes nothing."""
-        if self.accepted is None:
-            return True
-        return any(same(value, one) for one in self.accepted)
-
-
-_CHAT: tuple[Route, ...] = ("chat",)
-_OPENAI: tuple[Route, ...] = ("chat", "text")
-_RESPONSES: tuple[Route, ...] = ("responses",)
-_MESSAGES: tuple[Route, ...] = ("messages",)
-# Field -> its description. Fields without an accepted value are refused by name.
-OTHER_FIELDS: dict[str, OtherField] = {
-    "user": OtherField("Identifies the user of the client."),
-    "safety_identifier": OtherField("Identifies the user of the client."),
-    "metadata": OtherField("Data for the records of the API.", None, ("chat", "text", "messages")),
-    "store": OtherField("Nothing is stored.", None, _OPENAI),
-    "service_tier": OtherField("There is one tier."),
-    "priority": OtherField("Requests are answered in order of arrival."),
-    "request_id": OtherField("Identifies the request in the log of the client."),
-    "prompt_cache_key": OtherField("Prompts are always cached."),
-    "prompt_cache_retention": OtherField("Prompts are always cached."),
-    "prompt_cache_options": OtherField("Prompts are always cached."),
-    "cache_prompt": OtherField("Prompts are always cached."),
-    "id_slot": OtherField("The slot with the longest known prefix is taken."),
-    "timings_per_token": OtherField("`usage` has the times."),
-    "prediction": OtherField("Drafts come from the draft model and the text.", None, _CHAT),
-    "modalities": OtherField("Answers are text.", (["text"],), _CHAT),
-    "verbosity": OtherField("`medium` is OpenAI's default.", ("medium",), _CHAT),
-    "functions": OtherField("Use `tools`.", ([],), _CHAT),
-    "function_call": OtherField("Use `tool_choice`.", ("none", "auto"), _CHAT),
-    "add_generation_prompt": OtherField("An answer is a new message.", (True,), _CHAT),
-    "continue_final_message": OtherField("An answer is a new message.", (False,), _CHAT),
-    "skip_special_tokens": OtherField("Special tokens have no text.", (True,)),
-    "min_tokens": OtherField("An answer may have any length.", (0,)),
-    "length_penalty": OtherField("There is no beam search.", (1,)),
-    "use_beam_search": OtherField("There is no beam search.", (False,)),
-    "mirostat": OtherField("Mirostat sampling is off.", (0,)),
-    "mirostat_tau": OtherField("Mirostat sampling is off."),
-    "mirostat_eta": OtherField("Mirostat sampling is off."),
-    "dynatemp_range": OtherField("The temperature is constant.", (0,)),
-    "dynatemp_exponent": OtherField("The temperature is constant."),
-    "tfs_z": OtherField("There is no tail-free sampling.", (1,)),
-    "n_probs": OtherField("Use `logprobs`.", (0,)),
-    "background": OtherField("An answer is awaited.", (False,), _RESPONSES),
-    "max_tool_calls": OtherField("It counts built-in tools.", None, _RESPONSES),
-    "cache_control": OtherField("Prompts are always cached.", None, _MESSAGES),
-    "inference_geo": OtherField("Answers are made on this machine.", None, _MESSAGES),
-    "speed": OtherField("There is one speed.", None, _MESSAGES),
-    "context_management": OtherField("Nothing is removed.", ([],), ("responses", "messages")),
-    "mcp_servers": OtherField("There are no built-in tools.", ([],), _MESSAGES),
-    "audio": OtherField("", (), _CHAT),
-    "conversation": OtherField("", (), _RESPONSES),
-    "prompt": OtherField("", (), _RESPONSES),
-    "container": OtherField("", (), _MESSAGES),
-    "moderation": OtherField("", (), ("chat", "responses")),
-    "web_search_options": OtherField("", (), _CHAT),
-}
-# Field of llama-server, vLLM or Hugging Face -> the same field here.
-OTHER_NAMES = {
-    "max_completion_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "repetition_penalty": "repeat_penalty",
-    "repeat_last_n": "penalty_last_n",
-    "typ_p": "typical_p",
-}
-
 # Limits: number of stop strings, characters of one, alternatives per token (logprobs), choices.
 STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
 STOP_FACT = (
@@ -484,21 +412,25 @@ def _stops(value: Any, at: str) -> tuple[str, ...]:
 def _sampling() -> dict[str, Shape]:
     """Return the fields that are those of `Sampling`, whose construction checks them.
 
-    `max_tokens` has no default: it is the server's. -1 and 0 mean as much as the server allows.
+    `max_tokens` has no default: it is the server's. -1 means as much as the server allows.
     """
     schemas = {name: SAMPLING[name].schema for name in SAME}
     for name in schemas.keys() - {"max_tokens"}:
         if (default := getattr(Sampling, name)) is not None:
             schemas[name] |= {"default": default}
-    for name in ("max_tokens", "top_k"):
+    for name in ("max_tokens", "top_k", "seed"):
         schemas[name] = schemas[name] | {"minimum": -1}
+    for name in ("top_p", "typical_p"):
+        schemas[name] = {"type": "number", "minimum": 0, "maximum": 1} | (
+            {"default": schemas[name]["default"]}
+        )
     return {name: s.given(schema) for name, schema in schemas.items()}
 
 
 _STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
 STOPS = Shape({"anyOf": [_STOP, s.array_of(_STOP, STOPS_MAX)]}, _stops)
 STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
-BIASES = s.checked(
+_BIASES = s.checked(
     {
         "type": "object",
         "propertyNames": {"pattern": "^[0-9]{1,9}$"},
@@ -509,12 +441,36 @@ BIASES = s.checked(
     ),
     "must be an object from token ids to numbers.",
 ).to(lambda biases: {int(token): bias for token, bias in biases.items()})
+
+
+def _biases(value: Any, at: str) -> dict[int, Any]:
+    """Return biases; llama-server also takes pairs, and false for a token that must not come."""
+    if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
+        value = {str(token): bias for token, bias in value}
+    if isinstance(value, dict):
+        value = {token: -math.inf if bias is False else bias for token, bias in value.items()}
+    return dict(_BIASES.read(value, at))
+
+
+BIASES = Shape(_BIASES.schema, _biases)
+_BREAKERS = s.checked(
+    s.array_of(s.TEXT, SAMPLING["dry_sequence_breakers"].items_max),
+    lambda value: isinstance(value, list) and SAMPLING["dry_sequence_breakers"].accepts((*value,)),
+    "must be an array of texts.",
+).to(tuple)
+_STOP_TOKENS = s.checked(
+    s.array_of(s.COUNT),
+    lambda value: isinstance(value, list) and all(s.is_count(one) and one >= 0 for one in value),
+    "must be an array of token ids.",
+).to(tuple)
 _DRAFTING = s.object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
 SHARED: dict[str, Shape] = {
     "model": s.TEXT,
     "stream": s.FLAG,
     "stop": STOPS,
     "logit_bias": BIASES,
+    "dry_sequence_breakers": _BREAKERS,
+    "stop_tokens": _STOP_TOKENS,
     "speculation": s.given({"anyOf": [{"const": "off"}, _DRAFTING]}),
     **_sampling(),
 }
@@ -523,16 +479,6 @@ SHARED: dict[str, Shape] = {
 def model_of(names: tuple[str, ...] | None) -> dict[str, Any]:
     """Return the schema of the field `model`; `names` is None for any name."""
     return {"type": "string"} if names is None else {"enum": [*names, ""]}
-
-
-def without_effect(fields: Mapping[str, OtherField]) -> dict[str, Any]:
-    """Return the schemas of the fields of other APIs that are accepted without effect."""
-    return {
-        name: {"description": f"No effect. {one.reason}"}
-        | ({} if one.accepted is None else {"enum": list(one.accepted)})
-        for name, one in fields.items()
-        if one.accepted is None or one.accepted
-    }
 
 
 class Body(NamedTuple):
@@ -555,33 +501,50 @@ class Body(NamedTuple):
             The fields, and for those with another name in the body: name here -> name in the body.
 
         Raises:
-            ApiError: A field is invalid, unknown or not supported. The error names the field.
+            ApiError: A field is invalid, or would change the meaning of the answer and is not
+                supported. The error names the field.
         """
         found, names, others = dict[str, Any](), dict[str, str](), self._others
+        reasoning: dict[str, Any] = {}
         for name, value in data.items():
+            here = name if name in self.fields else OTHER_NAMES.get(name, "")
             if value is None:
                 continue
-            here = name if name in self.fields else OTHER_NAMES.get(name, "")
             if here in self.fields:
-                if here != name:
-                    names[here] = name
-                if here in found and not same(found[here], value):
-                    raise invalid_value(here, f"differs from {names.get(here, name)}.")
-                found[here] = value
-            elif name not in others:
-                raise unknown(name[:100])
-            elif not others[name].accepts(value):
-                but = "".join(f" but for {json.dumps(x)}" for x in others[name].accepted or ())
-                raise s.unsupported(name, f"is not supported{but}.")
+                self._put(found, names, here, name, value)
+            elif self.route != "text" and name in REASONING_FIELDS:
+                reasoning |= REASONING_FIELDS[name](value, name)
+                names["think"] = names["reasoning_effort"] = name
+            elif name in others:
+                others[name].take(value, name)
+            elif value not in s.NOTHING:
+                note(name)
         for name, shape in self.fields.items():
             if name in found or name == self.needed:
-                found[name] = shape.read(found.get(name), name)
-        return found, names
+                found[name] = shape.read(found.get(name), names.get(name, name))
+        if "effort" in reasoning:
+            reasoning["effort"] = EFFORT.read(reasoning["effort"], names["reasoning_effort"])
+        return found | ({"_reasoning": reasoning} if reasoning else {}), names
+
+    def _put(
+        self, found: dict[str, Any], names: dict[str, str], here: str, name: str, value: Any
+    ) -> None:
+        """Keep the value of a field; `here` is its name here."""
+        newer = "max_completion_tokens"  # counts where a client sends the older one, too
+        if here in found and newer in (name, names.get(here)):
+            if name != newer:
+                return
+        elif here in found and not same(found[here], value):
+            raise invalid_value(here, f"differs from {names.get(here, name)}.")
+        found[here] = value
+        if here != name:
+            names[here] = name
 
     @property
     def _others(self) -> dict[str, OtherField]:
         """The fields of other APIs that its route knows."""
-        return {name: one for name, one in OTHER_FIELDS.items() if self.route in one.routes}
+        others = OTHER_FIELDS.items()
+        return {k: v for k, v in others if self.route in v.routes and k not in self.fields}
 
     def schema(self, names: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the JSON schema; `names` are those of the models, None for any name."""
@@ -595,29 +558,30 @@ class Body(NamedTuple):
 # ---- messages
 
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
 def _name(value: Any, at: str) -> str:
     name: str = s.TEXT.read(value, at)
     if not _NAME.fullmatch(name):
-        raise invalid_value(at, "must be 1 to 64 letters, digits, _ or -.")
+        raise invalid_value(at, "must be 1 to 128 letters, digits, _ or -.")
     return name
 
 
-def read_arguments(value: Any, at: str) -> dict[str, Any]:
-    """Return the arguments of a call; they are an object as text, or empty.
+def read_arguments(value: Any, at: str) -> dict[str, Any] | str:
+    """Return the arguments of a call: an object, or the text as it is, such as that of a cut call.
 
     Raises:
-        ApiError: They are not. The error names the field `at`.
+        ApiError: They are neither. The error names the field `at`.
     """
+    if isinstance(value, dict):
+        return value
+    text: str = s.TEXT.read(value, at) if value is not None else ""
     try:
-        arguments = json.loads(s.TEXT.read(value, at) or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise invalid_value(at, "must be a JSON object as text.")
-    return arguments
+        return text
+    return arguments if isinstance(arguments, dict) else text
 
 
 def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
@@ -636,7 +600,7 @@ def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
 # Images are decoded before a request waits for its model; nothing is fetched.
 IMAGE_DATA = Shape(s.TEXT.schema, _image_of("an image in base64", image_of_base64))
 _URL = Shape(s.TEXT.schema, _image_of("a data: URL", image_of_url))
-_URL_OBJECT = s.obj({"url": _URL, "detail?": s.unread(s.TEXT.schema)}, empty=(None,))
+_URL_OBJECT = s.obj({"url": _URL, "detail?": s.unread(s.TEXT.schema)})
 
 
 # The image of a `data:` URL, or of an object with one in `url`, as at OpenAI.
@@ -644,12 +608,11 @@ IMAGE_URL = Shape(
     {"anyOf": [_URL.schema, _URL_OBJECT.schema]},
     lambda v, at: _URL_OBJECT.read(v, at)["url"] if isinstance(v, dict) else _URL.read(v, at),
 )
-FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, _name)
+FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}, _name)
 
 
 def _part(kind: str, shape: Shape) -> Shape:
-    only = f"may contain only type and {kind}."
-    return s.obj({"type": kind, kind: shape}, only=only, ignored=IGNORED_FIELDS)
+    return s.obj({"type": kind, kind: shape}, ignored=IGNORED_FIELDS)
 
 
 def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -659,9 +622,30 @@ def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return "".join(part["text"] for part in parts)
 
 
+NOT_SEEN = "[an image that this model cannot see]"
+
+
+def seen(messages: Sequence[Message], llm: LLM) -> Sequence[Message]:
+    """Return messages with a text for each image that a model cannot see.
+
+    Images of the question itself stay: without them the answer would be about something else.
+    """
+    if llm.can_see or all(isinstance(one["content"], str) for one in messages):
+        return messages
+    last = max((i for i, one in enumerate(messages) if one["role"] == "assistant"), default=-1)
+    return [
+        one
+        if isinstance(one["content"], str) or (one["role"] == "user" and i > last)
+        else {**one, "content": "".join(part.get("text", NOT_SEEN) for part in one["content"])}
+        for i, one in enumerate(messages)
+    ]
+
+
 def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
     """Return the description of a content; it is read as one text, or parts if there are images."""
     parts = {kind: _part(kind, shape) for kind, shape in kinds.items()}
+    refusal = s.obj({"type": "refusal", "refusal": s.TEXT}, ignored=IGNORED_FIELDS).hidden
+    parts["refusal"] = refusal.to(lambda part: {"type": "text", "text": part["refusal"]})
     part = s.tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
     some = s.array(part, "must be a string, or an array of parts that is not empty.", 1)
 
@@ -710,7 +694,14 @@ def conversation(roles: Mapping[str, Shape]) -> Shape:
     return s.array(message, "must be an array with at least one message.", 1)
 
 
+def _with_reasoning(message: Message) -> Message:
+    """Return a message with the reasoning of vLLM and OpenRouter in the field of this server."""
+    reasoning = message.pop("reasoning", "")
+    return message | ({REASONING: reasoning} if reasoning and REASONING not in message else {})
+
+
 _ONLY_TEXT, _MAYBE = _content(text=s.TEXT), _content(may_be_empty=True, text=s.TEXT)
+_RESULT = _content(may_be_empty=True, text=s.TEXT, image_url=IMAGE_URL)
 _CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.
@@ -720,9 +711,11 @@ MESSAGES = conversation(
         "developer": _message("developer", _ONLY_TEXT, read_as="system"),  # unknown to templates
         "user": _message("user", _content(text=s.TEXT, image_url=IMAGE_URL)),
         "assistant": _message(
-            "assistant", _MAYBE, {f"{REASONING}?": s.TEXT, "tool_calls?": _CALLS_OR_NONE}
-        ),
-        "tool": _message("tool", _MAYBE, {"tool_call_id": s.TEXT}),
+            "assistant",
+            _MAYBE,
+            {f"{REASONING}?": s.TEXT, "reasoning?": s.TEXT, "tool_calls?": _CALLS_OR_NONE},
+        ).to(_with_reasoning),
+        "tool": _message("tool", _RESULT, {"tool_call_id": s.TEXT}),
     }
 )
 
@@ -736,21 +729,50 @@ FUNCTION_FIELDS = {
     "parameters?": s.or_empty(s.JSON_SCHEMA, {}),
     "strict?": s.FLAG,
 }
-_FUNCTION = s.obj(FUNCTION_FIELDS, empty=())
+_FUNCTION = s.obj(FUNCTION_FIELDS)
 
 
 def _read_tool(tool: Any, at: str) -> Any:
     if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        raise s.unsupported(f"{at}.type", "must be function: other tools are not supported.")
-    if not tool.keys() <= {"type", "function", "cache_control"}:
-        raise invalid_value(at, "may contain only type and function.")
+        raise s.unsupported(f"{at}.type", "must be function.")
+    for name in tool.keys() - {"type", "function", *IGNORED_FIELDS}:
+        note(f"{at}.{name[:100]}")
     if tool.get("function") is None:
         raise invalid_value(f"{at}.function", "is required.")
     return _FUNCTION.read(tool["function"], f"{at}.function")
 
 
 _TOOL = s.object_of({"type": "function", "function": _FUNCTION})
-TOOLS = s.array(Shape(_TOOL, _read_tool), "must be an array of tools.")
+TOOLS = Shape(
+    s.array_of(_TOOL), lambda value, at: [_read_tool(one, place) for one, place in own(value, at)]
+)
+
+
+def own(tools: Any, at: str, kinds: Collection[Any] = ("function", None)) -> list[tuple[Any, str]]:
+    """Return the tools that a model can be offered, with their places; others are left out.
+
+    Args:
+        tools: The tools of a request.
+        at: Their place.
+        kinds: Types of the tools that can be offered; None for a tool without a type.
+
+    Raises:
+        ApiError: There are only others: what the model answers without them would be made up.
+    """
+    if not isinstance(tools, list):
+        raise invalid_value(at, "must be an array of tools.")
+    found, left_out = [], ""
+    for i, one in enumerate(tools):
+        kind = one.get("type") if isinstance(one, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            left_out = f"{at}[{i}].type"
+            note(f"{at}[{i}].{kind[:60]}", "Tools of a server are left out.")
+        else:
+            found.append((one, f"{at}[{i}]"))
+    if left_out and not found:
+        named = " or ".join(one for one in kinds if one)
+        raise s.unsupported(left_out, f"must be {named}: other tools are not supported.")
+    return found
 
 
 def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -855,28 +877,28 @@ class StrictSchema(dict[str, Any]):
 
 def schema_of(value: Any, at: str) -> Any:
     """Return the JSON schema of a response format, or None if it has none."""
-    if value == {"type": "text"}:
-        return None
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "json_object" and set(value) <= {"type", "schema"}:
+    if kind == "text" or value in ({}, ""):
+        return None
+    if kind == "json_object":
         # llama-server's form has the schema here.
         return s.JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
-    if kind != "json_schema" or not set(value) <= {"type", "json_schema"}:
+    if kind != "json_schema":
         raise invalid_value(at, "must be of the type text, json_object or json_schema.")
-    inner, at = value.get("json_schema"), f"{at}.json_schema"
-    name, schema = (inner.get("name"), inner.get("schema")) if isinstance(inner, dict) else (0, 0)
-    if not isinstance(name, str) or not isinstance(schema, (dict, bool)):
-        raise invalid_value(at, "must contain a name and a schema.")
-    if not (
-        isinstance(inner.get("strict"), (bool, type(None)))
-        and isinstance(inner.get("description"), (str, type(None)))
-        and set(inner) <= {"name", "schema", "strict", "description"}
-    ):
-        raise invalid_value(at, "may contain only name, schema, strict and description.")
+    inner, at = value.get("json_schema", value), f"{at}.json_schema"
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if not isinstance(schema, (dict, bool)):
+        raise invalid_value(at, "must contain a schema.")
+    for name, one in inner.items():
+        kinds: tuple[type, ...] = (bool,) if name == "strict" else (str,)
+        if name in ("strict", "name", "description") and not isinstance(one, (*kinds, type(None))):
+            raise invalid_value(at, f"has a {name} of another type.")
+        if name not in ("schema", "strict", "name", "description", "type"):
+            note(f"{at}.{name[:100]}")
     return StrictSchema(schema) if inner.get("strict") and isinstance(schema, dict) else schema
 
 
-NAMED_SCHEMA = {"name": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "description?": s.TEXT}
+NAMED_SCHEMA = {"name?": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "description?": s.TEXT}
 PLAIN_FORMAT = s.object_of({"type": {"enum": ["text", "json_object"]}})
 _SCHEMA_FORMAT = s.object_of({"type": "json_schema", "json_schema": s.object_of(NAMED_SCHEMA)})
 RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
@@ -895,13 +917,19 @@ _CHOICES = {
             "include_speculation?": s.FLAG,
             "include_obfuscation?": s.unread(s.FLAG.schema),
         },
-        only="may contain include_usage and include_speculation.",
     ),
 }
 _CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
 
 
 _PROMPTS = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.")
+# llama-server and user interfaces send a boolean.
+_TEXT_LOGPROBS = Shape(
+    LOGPROBS.schema,
+    lambda value, at: (
+        LOGPROBS.read(0 if value is True else value, at) if value is not False else None
+    ),
+)
 TEXT_BODY = Body(
     "text",
     SHARED
@@ -913,9 +941,9 @@ TEXT_BODY = Body(
             lambda value, at: ([],) if value == [] else tuple(_PROMPTS.read(value, at)),
         ),
         "suffix": s.given(s.TEXT.schema),
-        "best_of": s.given({"type": "integer", "description": "No effect. It must be equal to n."}),
+        "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,
-        "logprobs": LOGPROBS,
+        "logprobs": _TEXT_LOGPROBS,
     },
     "prompt",
 )
@@ -927,6 +955,8 @@ CHAT = Body(
         "messages": MESSAGES,
         "logprobs": s.FLAG,
         "top_logprobs": s.given(LOGPROBS.schema),
+        "json_schema": s.JSON_SCHEMA,
+        "guided_json": s.text_or(s.JSON_SCHEMA),
         "tools": TOOLS,
         "tool_choice": s.given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
         "parallel_tool_calls": s.FLAG,
@@ -959,19 +989,32 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
             f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
             "and requires logprobs to be true.",
         )
+    reasoning = data.get("_reasoning", {})
     effort, values = data.get("reasoning_effort"), data.get("chat_template_kwargs", {})
-    names |= {
+    effort = effort or reasoning.get("effort")
+    names = {
         "prompt": "messages",
         "json_schema": "response_format",
         "think": "reasoning_effort" if effort else "chat_template_kwargs",
-    }
+    } | names
     chat = {
         "tools": tools,
-        "reasoning": ReasoningFields(effort, values),
+        "reasoning": ReasoningFields(
+            effort, values, reasoning.get("think"), reasoning.get("budget")
+        ),
         "logprobs": top if wants else None,
-        "json_schema": data.get("response_format"),
+        "json_schema": _schema(data, names),
     }
     return request_of(data | chat, (data["messages"],), default, most, names)
+
+
+def _schema(data: dict[str, Any], names: dict[str, str]) -> Any:
+    """Return the schema of the answer, from the fields of OpenAI, llama-server and vLLM."""
+    found = data.get("response_format")
+    for name in ("json_schema", "guided_json"):
+        if name in data and found is None:
+            found, names["json_schema"] = data[name], name
+    return found
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
@@ -989,7 +1032,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     data.setdefault("max_tokens", min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS))
     given, echo, suffix = data["prompt"], data.get("echo", False), data.get("suffix", "")
     are_texts = all(isinstance(prompt, str) for prompt in given)
-    if echo and ("logprobs" in data or not are_texts):
+    if echo and (data.get("logprobs") is not None or not are_texts):
         raise invalid_value(
             "echo", "requires a prompt that is a string, and cannot be combined with logprobs."
         )
@@ -999,7 +1042,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         )
     request = request_of(data, given, default, most, names | {"prompt": "prompt"})
     if not same(data.get("best_of", request.n), request.n):
-        raise s.unsupported("best_of", "is not supported but for the value of n.")
+        note("best_of", "The choices are those of n.")
     return replace(request, echo=echo, suffix=suffix or None)
 
 
@@ -1024,20 +1067,19 @@ def request_of(
         ApiError: A field is invalid. The error names the field.
     """
     tools: ToolUse = data.get("tools", NO_TOOLS)
-    if "grammar" in data and data.get("json_schema") is not None:
+    if data.get("grammar") and data.get("json_schema") is not None:
         raise invalid_value("grammar", f"cannot be combined with {names['json_schema']}.")
-    if "grammar" in data and tools.has_grammar:
+    if data.get("grammar") and tools.has_grammar:
         raise invalid_value("grammar", "cannot be combined with calls that follow a schema.")
     n, options = data.get("n", 1), data.get("stream_options", {})
     if n * len(prompts) > CHOICES_MAX:
         raise invalid_value("n", f"times the number of prompts may be at most {CHOICES_MAX}.")
-    fields = {name: data[name] for name in (*SAME, "json_schema", "logprobs") if name in data}
+    more = ("json_schema", "logprobs", "dry_sequence_breakers", "stop_tokens")
+    fields = {name: _meant(name, data[name]) for name in (*SAME, *more) if name in data}
     fields |= {"stop": data.get("stop", ()), "logit_bias": data.get("logit_bias", {})}
     fields["max_tokens"] = _max_tokens(data.get("max_tokens"), most, names)
     if names.get("repeat_penalty") == "repetition_penalty":  # it counts all tokens there
         fields.setdefault("penalty_last_n", -1)
-    if s.is_count(fields.get("top_k")) and fields["top_k"] == -1:
-        fields["top_k"] = 0
     return CompletionRequest(
         prompts,
         n,
@@ -1052,12 +1094,27 @@ def request_of(
     )
 
 
+def _meant(name: str, value: Any) -> Any:
+    """Return a value of an option that other servers write in another way."""
+    if name == "grammar" and value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    if name == "seed" and value < 0:  # -1 draws one; vLLM takes all numbers of 64 bits
+        return None if value == -1 else value % SEEDS if value >= -SEEDS // 2 else value
+    if name in ("top_p", "typical_p") and value == 0:  # the most likely token alone
+        return _TINY
+    if name == "top_k" and value == -1:
+        return 0
+    return 0 if name == "temperature" and -_MOST_COLD <= value < 0 else value
+
+
 def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
-    """Return the maximum length of the answer; -1 and 0 mean as much as the server allows."""
-    if value is None or (s.is_count(value) and value in (-1, 0)):
+    """Return the maximum length of the answer; -1 means as much as the server allows."""
+    if value is None or (s.is_count(value) and value == -1):
         return most
-    allowed = "a whole number, 1 or more, or -1 for as many as the server allows"
-    is_length = s.is_count(value) and value > 0
+    allowed = "a whole number, 0 or more, or -1 for as many as the server allows"
+    is_length = s.is_count(value) and value >= 0
     made(lambda: require("max_tokens", value, allowed, is_length), names)
     if most is not None and value > most:
         raise invalid_value(
@@ -1078,6 +1135,6 @@ def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spe
     for name in value:
         if name not in SPECULATION:
             raise unknown(f"speculation.{name[:100]}")
-    given = {name: one for name, one in value.items() if one is not None}
+    given = {name: whole(one) for name, one in value.items() if one is not None}
     options: Speculation = made(lambda: replace(default, **given), names)
     return options

@@ -31,6 +31,7 @@ from . import requests as chat
 from . import schema as s
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
+from .fields import OTHER_FIELDS, note, same
 from .replies import PartsReply, finish_reason, usage
 from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
@@ -105,7 +106,7 @@ def _file_text(url: Any, at: str) -> str:
 _IGNORED = frozenset(
     {
         "annotations", "caller", "created_by", "internal_chat_message_metadata_passthrough",
-        "logprobs", "namespace", "parsed", "parsed_arguments", "phase", "prompt_cache_breakpoint",
+        "logprobs", "parsed", "parsed_arguments", "phase", "prompt_cache_breakpoint",
         "status",
     }
 )  # fmt: skip
@@ -123,11 +124,6 @@ def _with_text(text: str, kind: str) -> dict[str, Any]:
     return {"type": kind, "text": text} | more
 
 
-def _refuse_image(_: Any, at: str) -> None:
-    fact = "must not be input_image: only messages of the user have images."
-    raise s.unsupported(f"{at}.type", fact)
-
-
 _IMAGE = s.obj(
     {
         "type": "input_image",
@@ -141,12 +137,11 @@ _FILE = Shape(
 )
 
 
-def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Shape:
+def _content(kind: str, *, keeps_text: bool = False) -> Shape:
     """Return the description of the content of a message or of an output, read as parts.
 
     Args:
         kind: Type of the parts with text.
-        images: Whether there may be images.
         keeps_text: Whether a text is read as it is.
     """
     parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
@@ -158,8 +153,6 @@ def _content(kind: str, *, images: bool = False, keeps_text: bool = False) -> Sh
         image = {"type": "input_image", "detail": "auto"}
         file = {"type": "input_file", "filename": "file"}
         parts["input_image"] = _IMAGE.as_given().to(lambda part: image | part)
-        if not images:
-            parts["input_image"] = Shape(_IMAGE.schema, _refuse_image)
         parts["input_file"] = _FILE.as_given().to(lambda part: file | part)
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
     some = s.array(s.tagged("type", parts, fact), "must be a string, or an array of parts.")
@@ -200,14 +193,13 @@ def _read_reasoning(item: Any, at: str) -> Item:
     head = {name: read[name] for name in ("type", "id", "status")}
     head |= {"summary": read.get("summary", []), "content": read.get("content", [])}
     if read.get("encrypted_content") and not head["content"] and not head["summary"]:
-        fact = "is not readable here: this server sends reasoning as content."
-        raise s.unsupported(f"{at}.encrypted_content", fact)
+        note(f"{at}.encrypted_content", "This server sends reasoning as content.")
     return head
 
 
 _INPUT, _OUTPUT = _content("input_text"), _content("output_text")
 _CONTENTS = {
-    "user": _content("input_text", images=True),
+    "user": _INPUT,
     "assistant": _OUTPUT,
     "system": _INPUT,
     "developer": _INPUT,
@@ -217,12 +209,19 @@ _MESSAGES = {
     for role, content in _CONTENTS.items()
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
-_ARGUMENTS = Shape(s.TEXT.schema, chat.read_arguments).as_given()
-_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "arguments": _ARGUMENTS}
+_CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
 _RESULT = {"call_id": s.ID, "output": _content("input_text", keeps_text=True)}
 _ITEMS = {
     "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
-    "function_call": _item("function_call", "fc", {"type": "function_call", **_CALL}),
+    "function_call": _item(
+        "function_call", "fc", {"type": "function_call", **_CALL, "arguments": s.TEXT}
+    ),
+    "custom_tool_call": _item(
+        "custom_tool_call", "ctc", {"type": "custom_tool_call", **_CALL, "input": s.TEXT}
+    ),
+    "custom_tool_call_output": _item(
+        "custom_tool_call_output", "ctco", {"type": "custom_tool_call_output", **_RESULT}
+    ),
     "function_call_output": _item(
         "function_call_output", "fco", {"type": "function_call_output", **_RESULT}
     ),
@@ -246,16 +245,48 @@ def read_input(value: Any, find: FindItem) -> list[Item]:
         return [_ITEMS["message"].read({"role": "user", "content": value}, "input")]
     if not isinstance(value, list) or not value:
         raise invalid_value("input", "must be a string, or an array with at least one item.")
-    items = [_read_item(item, f"input[{i}]", find) for i, item in enumerate(value)]
+    items = []
     ids: set[str] = set()
-    for i, item in enumerate(items):
+    for i, given in enumerate(value):
+        item = _read_item(given, f"input[{i}]", find)
+        if item is None:
+            continue
+        items.append(item)
         if item["id"] in ids:  # a few references must not stand for a large conversation
             raise invalid_value(f"input[{i}].id", "is that of an item before it.")
         ids.add(item["id"])
+    if not items:
+        raise s.unsupported("input[0].type", f"must be one of {', '.join(_ITEMS)}.")
     return items
 
 
-def _read_item(item: Any, at: str, find: FindItem) -> Item:
+def _other_item(item: Item, kind: str, at: str) -> Item | None:
+    """Return a call or a result of another kind of tool as that of a function; else None.
+
+    Items of other kinds, such as those of tools that OpenAI runs, are left out.
+    """
+    if not item.get("call_id"):
+        note(f"{at}.{kind[:60]}", "Items of this type are left out.")
+        return None
+    left = {"type", "id", "call_id", "status", "output"} | _IGNORED
+    fields = {name: one for name, one in item.items() if name not in left and one is not None}
+    if kind.endswith("_output"):
+        output = item.get("output", fields)
+        is_content = isinstance(output, str) or (
+            isinstance(output, list) and all(isinstance(x, dict) and "text" in x for x in output)
+        )
+        text = output if is_content else json.dumps(output, ensure_ascii=False)
+        call: Item = {"type": "function_call_output", "output": text}
+    else:
+        name = str(fields.pop("name", None) or kind.removesuffix("_call"))[:128]
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+        arguments = json.dumps(fields, ensure_ascii=False)
+        call = {"type": "function_call", "name": name, "arguments": arguments}
+    call |= {name: item[name] for name in ("id", "call_id") if name in item}
+    return dict(_ITEMS[call["type"]].read(call, at))
+
+
+def _read_item(item: Any, at: str, find: FindItem) -> Item | None:
     if not isinstance(item, dict):
         raise invalid_value(at, "must be an object.")
     kind = item.get("type") or "message"
@@ -265,11 +296,10 @@ def _read_item(item: Any, at: str, find: FindItem) -> Item:
             fact = "names an item that is not stored, or not any more: send the item itself."
             raise ApiError(f"{at}.id {fact}", f"{at}.id", "item_not_found", 404)
         return found
-    shape = _ITEMS.get(kind) if isinstance(kind, str) else None
-    if shape is None:
-        fact = f"must be {', '.join(_ITEMS)} or item_reference: other items are not supported."
-        raise s.unsupported(f"{at}.type", fact)
-    return dict(shape.read(item, at))
+    if not isinstance(kind, str):
+        raise invalid_value(f"{at}.type", "must be a string.")
+    shape = _ITEMS.get(kind)
+    return _other_item(item, kind, at) if shape is None else dict(shape.read(item, at))
 
 
 # ---- messages for the chat template
@@ -296,18 +326,28 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
             messages.append({"role": role, "content": _with_images(item["content"])})
         elif kind == "reasoning":
             text = "".join(part["text"] for part in item["content"] or item["summary"])
+            if not text:
+                continue
             turn = _turn(messages, "content", "tool_calls")
             turn[chat.REASONING] = turn.get(chat.REASONING, "") + text
-        elif kind == "function_call":
-            arguments = chat.read_arguments(item["arguments"], "arguments")
-            function = {"name": item["name"], "arguments": arguments}
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments: Any = {"input": item.get("input")}
+            if kind == "function_call":
+                arguments = chat.read_arguments(item["arguments"], "arguments")
+            function = {"name": _joined_name(item), "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
         else:
             output = item["output"]
-            text = output if isinstance(output, str) else text_of(output)
-            messages.append({"role": "tool", "content": text, "tool_call_id": item["call_id"]})
+            content = output if isinstance(output, str) else _with_images(output)
+            messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
     return messages
+
+
+def _joined_name(call: Item) -> str:
+    """Return the name of a function for the model: that of its namespace comes first."""
+    space = call.get("namespace")
+    return f"{space}__{call['name']}" if space else call["name"]
 
 
 def text_of(parts: Sequence[dict[str, Any]]) -> str:
@@ -525,12 +565,50 @@ _EMPTY = {"type": "function", "name": "", "description": None, "parameters": Non
 _NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
 _TOOL = s.obj(
     _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
-    empty=(None, False),
 )
+_CUSTOM = s.obj(_NAMED | {"type": "custom", "description?": s.TEXT, "format?": {"type": "object"}})
+_TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+def _read_tools(value: Any, at: str) -> list[dict[str, Any]]:
+    """Return functions for the model; each has the fields of its calls in `call`.
+
+    A custom tool is a function with one text. The functions of a namespace have joined names.
+    """
+    found = []
+    for tool, place in chat.own(value, at, ("function", "custom", "namespace")):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "namespace":
+            space = s.TEXT.read(tool.get("name"), f"{place}.name")
+            for one in _read_tools(tool.get("tools"), f"{place}.tools"):
+                call = {"namespace": space, **one["call"]}
+                found.append(one | {"name": f"{space}__{one['name']}", "call": call})
+        elif kind == "custom":
+            custom = _CUSTOM.read(tool, place)
+            form, description = custom.get("format") or {}, custom.get("description", "")
+            if isinstance(form, dict) and isinstance(form.get("definition"), str):
+                description += f"\n\nGrammar of the input:\n{form['definition']}"
+            call = {"type": "custom_tool_call", "name": custom["name"]}
+            one = {"name": custom["name"], "description": description, "parameters": _TEXT_INPUT}
+            found.append(_EMPTY | one | {"call": call})
+        elif kind == "function":
+            one = _TOOL.read(tool, place)
+            found.append(_EMPTY | one | {"call": {"type": "function_call", "name": one["name"]}})
+        else:
+            raise s.unsupported(f"{place}.type", "must be function, custom or namespace.")
+    return found
+
+
 _NAMES_OF_TOOLS = s.array_of(s.object_of(_NAMED), least=1)
 _MODE = {"enum": ["auto", "required"]}
 _ALLOWED = s.object_of({"type": "allowed_tools", "mode": _MODE, "tools": _NAMES_OF_TOOLS})
 _CHOICES = [{"enum": [*chat.TOOL_CHOICES]}, s.object_of(_NAMED), _ALLOWED]
+
+
+def _included(value: Any, at: str) -> Any:
+    if value not in _INCLUDED:
+        note(at, "It is not sent.")
+    return value
 
 
 def _read_format(form: Any, _: str) -> Any:
@@ -546,9 +624,10 @@ def _read_format(form: Any, _: str) -> Any:
         raise invalid_value("text.format", message) from None
 
 
-_MEDIUM = s.checked(
-    {"const": "medium"}, lambda value: value == "medium", "must be medium.", "unsupported_parameter"
-)
+def _verbosity(value: Any, at: str) -> None:
+    OTHER_FIELDS["verbosity"].take(value, at)
+
+
 _FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
@@ -561,22 +640,12 @@ BODY = Body(
         "store": s.FLAG,
         "previous_response_id": s.TEXT,
         "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
-        "include": s.checked(
-            s.array_of({"enum": [*_INCLUDED]}),
-            lambda value: isinstance(value, list) and all(one in _INCLUDED for one in value),
-            f"must be an array of {', '.join(_INCLUDED)}.",
-        ),
+        "include": s.array(Shape({"enum": [*_INCLUDED]}, _included), "must be an array."),
         "top_logprobs": chat.LOGPROBS,
         "stream_options": s.obj(
             {"include_obfuscation?": s.unread(s.FLAG.schema)},
-            only="may contain only include_obfuscation, which has no effect.",
         ),
-        "tools": s.array(
-            s.tagged(
-                "type", {"function": _TOOL}, "must be function: other tools are not supported."
-            ),
-            "must be an array of tools.",
-        ),
+        "tools": Shape(s.array_of(_TOOL), _read_tools),
         "tool_choice": s.given({"anyOf": _CHOICES}),
         "parallel_tool_calls": s.FLAG,
         "reasoning": s.obj(
@@ -585,14 +654,12 @@ BODY = Body(
                 "summary?": s.one_of(_SUMMARIES),
                 "generate_summary?": s.one_of(_SUMMARIES).hidden,
             },
-            only="may contain only effort and summary.",
         ),
         "text": s.obj(
             {
                 "format?": Shape(_FORM, _read_format),
-                "verbosity?": s.or_empty(_MEDIUM),
+                "verbosity?": Shape(s.TEXT.schema, _verbosity),
             },
-            only="may contain only format and verbosity.",
         ),
         "chat_template_kwargs": chat.TEMPLATE_KWARGS,
     },
@@ -617,15 +684,18 @@ def read_response(
     Raises:
         ApiError: A field is invalid or not supported. The error names the field.
     """
+    given_tools = data.get("tools") or []
     data, names = BODY.read(data)
     _read_limit(data, names)
     instructions, previous = data.get("instructions"), data.get("previous_response_id")
     before = store.get(previous, "previous_response_id").conversation if previous else []
     items = [*before, *read_input(data["input"], store.finder())]
-    tools = [_EMPTY | one for one in data.get("tools", [])]
+    tools = data.get("tools", [])
     form, schema = data.get("text", {}).get("format", ({"type": "text"}, None))
     given_reasoning = data.get("reasoning", {})
-    reasoning = ReasoningFields(given_reasoning.get("effort"), data.get("chat_template_kwargs", {}))
+    more = data.get("_reasoning", {})
+    effort, kwargs = given_reasoning.get("effort"), data.get("chat_template_kwargs", {})
+    reasoning = ReasoningFields(effort, kwargs, more.get("think"), more.get("budget"))
     top, truncation = data.get("top_logprobs", 0), data.get("truncation", "disabled")
     wants = top or TOKEN_LOGPROBS in data.get("include", [])
     of_think = "reasoning.effort" if reasoning.effort else "chat_template_kwargs"
@@ -636,7 +706,7 @@ def read_response(
         "json_schema": schema,
         "logprobs": top if wants else None,
     }
-    names |= _NAMES | {"think": of_think}
+    names = _NAMES | {"think": of_think} | names
     request = chat.request_of(data | fields, (messages,), default, most, names)
     summary = given_reasoning.get("summary") or given_reasoning.get("generate_summary")
     echo = {
@@ -650,12 +720,13 @@ def read_response(
         "temperature": request.sampling.temperature,
         "text": {"format": form, "verbosity": "medium"},
         "tool_choice": data.get("tool_choice", "auto"),
-        "tools": tools,
+        "tools": [_EMPTY | one if one.get("type") == "function" else one for one in given_tools],
         "top_logprobs": request.sampling.logprobs or 0,
         "top_p": request.sampling.top_p,
         "truncation": truncation,
     }
-    more = echo, items, store if echo["store"] else None
+    calls = {one["name"]: one["call"] for one in tools}
+    more = echo, items, store if echo["store"] else None, calls
     return replace(request, drops_oldest=truncation == "auto", more=more)
 
 
@@ -663,11 +734,16 @@ def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:
     """Rename `max_output_tokens` to the name of the option."""
     if "max_output_tokens" in data:
         limit = data.pop("max_output_tokens")
-        if not chat.same(data.setdefault("max_tokens", limit), limit):
+        if not same(data.setdefault("max_tokens", limit), limit):
             raise invalid_value(
                 "max_output_tokens", f"differs from {names.get('max_tokens', 'max_tokens')}."
             )
         names["max_tokens"] = "max_output_tokens"
+
+
+def _chosen_name(choice: dict[str, Any]) -> Any:
+    name = choice.get("name")
+    return _joined_name(choice) if isinstance(name, str) else name
 
 
 def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
@@ -677,23 +753,24 @@ def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
     if isinstance(choice, str) and choice in chat.TOOL_CHOICES:
         return chat.tool_use(tools, choice, None, parallel)
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind == "function":
+    if kind in ("function", "custom"):
         # A single tool is forced as in the chat route: the template still lists all of them.
-        only = chat.given_name(choice.get("name"), names, "tool_choice")
+        only = chat.given_name(_chosen_name(choice), names, "tool_choice")
         return chat.tool_use(tools, "required", only, parallel)
     some = choice.get("tools") if kind == "allowed_tools" else None
     if (
         not isinstance(some, list)
         or not some
         or choice.get("mode") not in ("auto", "required")
-        or not all(isinstance(one, dict) and one.get("type") == "function" for one in some)
+        or not all(isinstance(one, dict) for one in some)
     ):
         raise s.unsupported(
             "tool_choice",
             "must be none, auto, required, or an object of the type function with a name, or of "
             "the type allowed_tools with a mode and functions.",
         )
-    allowed = [chat.given_name(one.get("name"), names, "tool_choice") for one in some]
+    own = [one for one in some if one.get("type") in ("function", "custom")]
+    allowed = [chat.given_name(_chosen_name(one), names, "tool_choice") for one in own]
     kept = [tool for tool in tools if tool["name"] in allowed]
     return chat.tool_use(kept, choice["mode"], None, parallel)
 
@@ -719,7 +796,7 @@ class ResponseReply(PartsReply):
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         super().__init__(request, started)
-        echo, self._items, self._store = request.more
+        echo, self._items, self._store, self._kinds = request.more
         self._numbers = itertools.count()  # of the events
         self._open: str | None = None  # kind of the open item
         self._logprobs: list[TokenInfo] = []  # of text that is not sent yet
@@ -829,18 +906,33 @@ class ResponseReply(PartsReply):
 
     def _call(self, call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
         """Return the events of a call, and keep it."""
-        id_, place = new_id("fc"), {"output_index": len(self.response["output"])}
-        call = {"type": "function_call", "call_id": call_id, "name": name}
-        begun = call | {"id": id_, "status": "in_progress", "arguments": ""}
-        item = begun | {"status": "completed", "arguments": arguments}
+        call = {"type": "function_call", "name": name} | self._kinds.get(name, {})
+        is_custom = call["type"] == "custom_tool_call"
+        id_, place = (
+            new_id("ctc" if is_custom else "fc"),
+            {"output_index": len(self.response["output"])},
+        )
+        field, kind = "arguments", "function_call_arguments"
+        if is_custom:
+            field, kind = "input", "custom_tool_call_input"
+            arguments = _input_of(arguments)
+        begun = call | {"call_id": call_id, "id": id_, "status": "in_progress", field: ""}
+        item = begun | {"status": "completed", field: arguments}
         self.response["output"].append(item)
-        kind, done = "function_call_arguments", {"name": name, "arguments": arguments}
+        done = {field: arguments} if is_custom else {"name": call["name"], field: arguments}
         return [
             self._event("output_item.added", **place, item=begun),
             self._event(f"{kind}.delta", **place, item_id=id_, delta=arguments),
             self._event(f"{kind}.done", **place, item_id=id_, **done),
             self._event("output_item.done", **place, item=item),
         ]
+
+
+def _input_of(arguments: str) -> str:
+    """Return the text that is the argument of a custom tool."""
+    read = chat.read_arguments(arguments, "arguments")
+    text = read.get("input") if isinstance(read, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _usage(result: Completion) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .errors import ApiError, invalid_value, unknown
+from .errors import ApiError, invalid_value
+from .fields import note, whole
 
 Read = Callable[[Any, str], Any]
-# Values of unknown fields that change nothing.
-EMPTY: tuple[Any, ...] = (None, "", [], {})
+# Values of unknown fields that ask for nothing.
+NOTHING: tuple[Any, ...] = (None, "", [], {}, False)
 ID_LENGTH_MAX = 256  # characters of the id of a tool call or of an item
 
 
@@ -111,8 +112,10 @@ def checked(
         fact: Error for other values, after their place, such as `must be a string.`
         code: Error code of other values.
     """
+    is_whole = schema.get("type") == "integer"
 
     def read(value: Any, at: str) -> Any:
+        value = whole(value) if is_whole else value
         if not is_valid(value):
             raise ApiError(f"{at} {fact}", at, code)
         return value
@@ -157,7 +160,8 @@ def one_of(values: Collection[Any], fact: str = "") -> Shape:
 
 def given(schema: dict[str, Any]) -> Shape:
     """Return the description of a value that is not checked here."""
-    return Shape(schema, lambda value, _: value)
+    is_whole = schema.get("type") == "integer"
+    return Shape(schema, lambda value, _: whole(value) if is_whole else value)
 
 
 def unread(schema: dict[str, Any]) -> Shape:
@@ -206,21 +210,16 @@ def obj(
     fields: Fields,
     *,
     only: str = "",
-    refuse: Callable[[str], ApiError] = unsupported,
-    empty: tuple[Any, ...] = EMPTY,
     ignored: Iterable[str] = (),
-    is_open: bool = False,
 ) -> Shape:
     """Return the description of an object; fields that are null count as left out.
 
+    Other fields are taken and noted, unless they are empty.
+
     Args:
         fields: Descriptions of its fields.
-        only: Error for other values and for an object with other fields, after their place; if it
-            is empty, the error names the field.
-        refuse: Makes the error for another field.
-        empty: Values of other fields that are allowed.
+        only: Error for other values, after their place.
         ignored: Names of fields that may have any value.
-        is_open: Whether all other fields are allowed, but not published.
     """
     reads = [(name, needed, one.read) for name, (one, needed) in _shapes(fields).items()]
     known = {*(name for name, *_ in reads), *ignored}
@@ -229,10 +228,10 @@ def obj(
         if not isinstance(value, dict):
             raise invalid_value(at, only or "must be an object.")
         start = f"{at}." if at else ""
-        if not (is_open or value.keys() <= known):
+        if not value.keys() <= known:
             for name, one in value.items():
-                if name not in known and (only or one not in empty):
-                    raise invalid_value(at, only) if only else refuse(f"{start}{name[:100]}")
+                if name not in known and one not in NOTHING:
+                    note(f"{start}{name[:100]}")
         found = {}
         for name, is_needed, read_field in reads:
             one = value.get(name)
@@ -310,8 +309,3 @@ def texts(most: int, fact: str, ids: bool = True) -> Shape:
 
     some = [array_of(text, most, 1) for text in one]
     return Shape({"anyOf": [*(_shape(text).schema for text in one), *some]}, read)
-
-
-def closed(fields: Fields) -> Shape:
-    """Return the description of a body whose other fields are unknown, unless they are null."""
-    return obj(fields, refuse=unknown, empty=(None,))

@@ -7,12 +7,13 @@ Template and messages are both untrusted.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from ..errors import (
     Text,
 )
 from ..llama.model import Model
-from ..options import check_types
+from ..options import check_types, well_formed
 from ..tools.families import family_of
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
@@ -143,7 +144,7 @@ def read_options(
         if think is not None and think is not switch:
             raise OptionConflictError(Option("think", think), f"enable_thinking={switch}")
         think = switch
-    return PromptOptions(prefill, tools, think, values)
+    return PromptOptions(well_formed(prefill), tools, think, values)
 
 
 def check_text(options: PromptOptions) -> None:
@@ -180,8 +181,6 @@ def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
             problem = f"the chat template of {model.path.name} does not read {name[:100]!r}."
         elif value is not None and not isinstance(value, (str, bool, int, float)):
             problem = f"the value of {name!r} is not a text, a number, a boolean or null."
-        elif isinstance(value, str) and spells_special(model, reasoning, value):
-            problem = f"the value of {name!r} contains a special token."
         if problem:
             hint = f"omit {name[:100]!r}."
             raise InvalidOptionError("chat_template_kwargs", name, "", hint, message=problem)
@@ -311,23 +310,32 @@ def tool_history(
         (mark,) = unused(taken, 1, 0x100000)
         for i, message in enumerate(fitted):
             if calls := message.pop("tool_calls", None):
-                called = [(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+                functions = [call["function"] for call in calls]
+                called = [(one["name"], object_of(one["arguments"])) for one in functions]
                 written = family.write(called).removeprefix(family.prompted)
                 message[_PLACE] = place = f"{mark}{i}{mark}"
                 places[place] = ("\n" if message["content"] else "") + written
     return ToolHistory(fitted, places)
 
 
-def with_text_arguments(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages whose calls have their arguments as JSON text."""
+def with_text_arguments(messages: Messages, as_text: bool = True) -> list[dict[str, Any]]:
+    """Return messages whose calls have their arguments as JSON text, or as objects."""
     found = [dict(one) for one in messages]
     for message in found:
         if message.get("tool_calls"):
             message["tool_calls"] = calls = [dict(call) for call in message["tool_calls"]]
             for call in calls:
-                arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                arguments = call["function"]["arguments"]
+                if as_text and not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                arguments = arguments if as_text else object_of(arguments)
                 call["function"] = {**call["function"], "arguments": arguments}
     return found
+
+
+def object_of(arguments: Any) -> Any:
+    """Return the arguments of a call as an object; a text that is none is its only field."""
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
 def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
@@ -341,10 +349,10 @@ def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
 
 def _id(given: object, length: int) -> str:
     """Return an id of some length: the given one, or one that follows from it."""
-    text = str(given)
+    text = well_formed(str(given))
     if len(text) == length and text.isascii() and text.isalnum():
         return text
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:length]
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -397,8 +405,8 @@ def encode_chat(
 ) -> list[int]:
     """Return the prompt for the next answer to `messages`.
 
-    Only the template can write special tokens: `<|im_end|>` in a message is tokenised as plain
-    text.
+    Only the template can write special tokens: `<|im_end|>` in a message, in a tool or in the
+    value of a variable is tokenised as plain text.
 
     Args:
         model: A model with a chat template.
@@ -413,86 +421,283 @@ def encode_chat(
 
     Raises:
         TemplateError: There is no template, or it rejects the messages.
-        InvalidOptionError: The template does not support an option, or an option contains a special
-            token.
+        InvalidOptionError: The template does not support an option.
         PromptTooLongError: The prompt has many more than `most` tokens.
     """
     template, options = model.chat_template, options or PromptOptions()
     if template is None:
         raise TemplateError(f"{model.path.name} has no chat template.", Text("{}.", _AS_TEXT))
-    reasoning = reasoning_format(model)
     if most is not None and len(messages) > most:  # each has a token
         raise PromptTooLongError(len(messages), model.n_ctx, True)
-    _check_messages(model, messages, reasoning)
+    for message in messages:
+        _check_message(message)
     if options.tools:
-        _check_tools(model, template, options.tools, reasoning)
+        _check_tools(model, template, options.tools)
     if most is not None and messages and messages[-1].get("role") == "user":
         # Before the template is rendered, which takes long. It may leave others out.
         for _, value in _texts(messages[-1]):
-            model.check_length(value.encode("utf-8", "replace"), most, special=True)
-    values = check_values(model, options)
-    history = tool_history(with_reasoning(messages, reasoning), template, options.tools)
-    messages, prefill = history.messages, options.prefill
-    render = partial(_render, model, template, tools=options.tools, values=values)
-    prompt = partial(history.render, render)
-    begin = prompt(messages)
-    end = ending(model, reasoning, begin, options)
-    text = begin + end + prefill
-    bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
-    start = not (bos and text.startswith(bos))
-    ids = model.tokenize(text, special=True, start=start, most=most)
-    contents = [*(value for m in messages for name, value in _texts(m)), prefill]
-    special = partial(spells_special, model, reasoning)
-    if not any(_UNUSUAL.search(content) or special(content) for content in contents):
-        return ids
-    controls = partial(_controls, model, reasoning)
-    marks = _Marks(*unused("".join([template, text, *contents]), len(_Marks._fields)))
-    marked = _rewritten(messages, partial(_mark, marks=marks))
-
-    def is_special(part: str) -> bool:
-        return bool(controls(model.tokenize(part, special=True, start=False)))
-
-    parts = _parts(prompt(marked) + end + _mark(prefill, marks), marks, is_special)
-    if parts is None or "".join(part for part, _ in parts) != text:
-        harmless_text = partial(_UNUSUAL.sub, "x")  # it cannot contain a special token
-        plain = _rewritten(messages, harmless_text)
-        harmless = model.tokenize(
-            prompt(plain) + end + harmless_text(prefill), special=True, start=start
+            model.check_length(well_formed(value).encode(), most, special=True)
+    texts = "".join(_strings([messages, options.tools, options.values]))
+    if not texts.isascii() and well_formed(texts) != texts:
+        messages, tools, values = _changed(
+            [messages, options.tools, dict(options.values)], well_formed
         )
-        if controls(harmless) != controls(ids) or any(map(special, contents)):
-            raise TemplateError(
-                f"the chat template of {model.path.name} rewrites the messages, and a message "
-                "could become a special token.",
-                "remove texts that look like special tokens, such as <|im_end|>.",
-            )
-        return ids
-    apart, by_template = _apart(model, reasoning, parts, start)
-    # the contents add no special token, neither alone nor joined with the template's text
-    return ids if controls(ids) == by_template else apart
+        options = replace(options, tools=tools, values=values)
+    values, encoder = check_values(model, options), _Encoder(model, options, most)
+    forms = _forms(with_reasoning(messages, encoder.reasoning))
+    try:
+        return encoder.encode(next(forms), values)
+    except TemplateError:  # the template may be strict about roles and their order
+        for form in forms:
+            with contextlib.suppress(TemplateError):
+                return encoder.encode(form, values)
+        raise
 
 
-def _apart(
-    model: Model, reasoning: ReasoningFormat | None, parts: Sequence[tuple[str, bool]], start: bool
-) -> tuple[list[int], list[int]]:
-    """Return the tokens of the parts of a prompt, and the special ones that the template wrote.
+def _forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield messages as they are, and then in forms for templates that are strict.
 
-    Args:
-        model: The model.
-        reasoning: Its format of reasoning parts.
-        parts: Texts, and whether the template wrote them.
-        start: The prompt begins with the start token.
+    First with one message of the system at most, in front: later ones are marked parts of the user.
+    Then with neighbours of one role joined, and at last with the text of the system in front of the
+    first message of the user.
     """
-    apart: list[int] = []
-    by_template: list[int] = []
-    for i, (part, is_template) in enumerate(parts):
-        begins = start and i == 0
-        if is_template:
-            tokens = model.tokenize(part, special=True, start=begins)
-            by_template += _controls(model, reasoning, tokens)
+    yield messages
+    first = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    later = [
+        {"role": "user", "content": f"<system>\n{m['content']}\n</system>"}
+        if m["role"] == "system"
+        else m
+        for m in messages[first:]
+    ]
+    system = "\n\n".join(m["content"] for m in messages[:first])
+    front = [{"role": "system", "content": system}] if first else []
+    yield [*front, *later]
+    yield [*front, *_without_neighbours(later)]
+    if first:
+        yield _without_neighbours([{"role": "user", "content": system}, *later])
+
+
+def _without_neighbours(messages: Messages) -> list[dict[str, Any]]:
+    """Return messages in which neighbours of the user, or of the assistant, are one."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        is_same = message["role"] == last.get("role") and message["role"] in ("user", "assistant")
+        if is_same and not last.get("tool_calls"):
+            texts = filter(None, (last["content"], message["content"]))
+            found[-1] = {**last, **message, "content": "\n\n".join(texts)}
         else:
-            tokens = plain_tokens(model, reasoning, part, begins)
-        apart += tokens
-    return apart, by_template
+            found.append(dict(message))
+    return found
+
+
+class _Encoder:
+    """Renders messages and tokenises the text.
+
+    Contents have marks around them while they are rendered, because templates split them at tags.
+    Other texts from outside, such as the arguments of calls and the descriptions of tools, are
+    written as JSON or compared: in them a word of digits stands for the name of a special token.
+    """
+
+    def __init__(self, model: Model, options: PromptOptions, most: int | None = None) -> None:
+        """Create an encoder for a model with a chat template, prefill and tools.
+
+        A prompt with many more than `most` tokens is refused; None takes each.
+        """
+        self._most = most
+        self._model, self._options, self.reasoning = model, options, reasoning_format(model)
+        self._template = model.chat_template or ""
+        self._taken = ""  # texts without the words
+        self._names: dict[str, str] = {}  # word of digits -> name of a special token
+
+    def encode(self, messages: Messages, values: dict[str, Any]) -> list[int]:
+        """Return the token ids of messages, with the variables of the template.
+
+        Raises:
+            TemplateError: The template rejects the messages.
+        """
+        model, prefill, tools = self._model, self._options.prefill, self._options.tools
+        fitted, prompt = self._prepared(messages, tools, values)
+        begin = prompt(fitted)
+        end = ending(model, self.reasoning, begin, self._options)
+        text = begin + end + prefill
+        bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
+        start = not (bos and text.startswith(bos))
+        ids = model.tokenize(text, special=True, start=start, most=self._most)
+        texts = [dict(_texts(message)) for message in messages]
+        contents = [*(value for one in texts for value in one.values()), prefill]
+        others = [
+            {name: value for name, value in message.items() if name not in some}
+            for message, some in zip(messages, texts, strict=True)
+        ]
+        has_names = self._spells("\n".join(_strings([others, tools, values])))
+        if not (has_names or any(_UNUSUAL.search(one) or self._spells(one) for one in contents)):
+            return ids
+        self._taken = json.dumps([messages, tools, values], default=str) + self._template + prefill
+        if has_names:
+            others, tools, values = self._without_names([others, tools, values])
+            given = [a | b for a, b in zip(others, texts, strict=True)]
+            worded, worded_prompt = self._prepared(given, tools, values)
+            rendered = worded_prompt(worded) + end + prefill
+            if self._with_names(rendered) == text:
+                fitted, prompt, text = worded, worded_prompt, rendered
+            # The template may write them in another way, as with an escape.
+            elif self._controls(ids) != self._written([(rendered, True)], start):
+                raise self._rewrites()
+        parts = self._cut(self._marked(fitted, prompt, text, end, start))
+        by_template = self._written(parts, start)
+        # the texts add no special token, neither alone nor joined with the template's
+        return ids if self._controls(ids) == by_template else self._apart(parts, by_template, start)
+
+    def _prepared(
+        self, messages: Messages, tools: Tools | None, values: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], Callable[[Messages], str]]:
+        """Return messages that fit the template, and what renders them with other contents."""
+        history = tool_history(messages, self._template, tools)
+        render = partial(_render, self._model, self._template, tools=tools, values=values)
+        return history.messages, partial(history.render, render)
+
+    def _marked(
+        self,
+        messages: list[dict[str, Any]],
+        prompt: Callable[[Messages], str],
+        text: str,
+        end: str,
+        start: bool,
+    ) -> list[tuple[str, bool]]:
+        """Return the parts of a prompt, each with a flag: whether the template wrote it.
+
+        Args:
+            messages: The messages.
+            prompt: Renders them.
+            text: The prompt.
+            end: What follows the rendered messages, before the prefill.
+            start: The prompt begins with the start token.
+
+        Raises:
+            TemplateError: The template may have made a special token of a content.
+        """
+        prefill, model = self._options.prefill, self._model
+        contents = [*(value for m in messages for _, value in _texts(m)), prefill]
+        marks = _Marks(*unused("".join([self._template, text, *contents]), len(_Marks._fields)))
+
+        def is_special(part: str) -> bool:
+            return bool(self._controls(model.tokenize(part, special=True, start=False)))
+
+        marked = prompt(_rewritten(messages, partial(_mark, marks=marks)))
+        parts = _parts(marked + end + _mark(prefill, marks), marks, is_special)
+        if parts is not None and "".join(part for part, _ in parts) == text:
+            return parts
+        if any(map(self._spells, contents)):
+            before, messages = text, _rewritten(messages, self._without_names)
+            text = prompt(messages) + end + self._without_names(prefill)
+            if self._with_names(text) != self._with_names(before):
+                raise self._rewrites()
+        harmless_text = partial(_UNUSUAL.sub, "x")  # it cannot contain a special token
+        plain = prompt(_rewritten(messages, harmless_text)) + end + harmless_text(prefill)
+        if self._written([(plain, True)], start) != self._written([(text, True)], start):
+            raise self._rewrites()
+        return [(text, True)]
+
+    def _rewrites(self) -> TemplateError:
+        return TemplateError(
+            f"the chat template of {self._model.path.name} rewrites the messages, and a message "
+            "could become a special token.",
+            "remove texts that look like special tokens, such as <|im_end|>.",
+        )
+
+    # ---- special tokens
+
+    def _spells(self, text: str) -> bool:
+        return spells_special(self._model, self.reasoning, text)
+
+    def _controls(self, ids: Sequence[int]) -> list[int]:
+        """Return the control tokens among ids: those without text, and those of channels."""
+        shown = self.reasoning.shown if self.reasoning else {}
+        controls = {t for t in set(ids) if t in shown or not self._model.piece(t)}
+        return [token for token in ids if token in controls]
+
+    def _pattern(self, controls: Sequence[int], text: str) -> str:
+        """Return a pattern of the names of control tokens in a text, longer ones first."""
+        names = {self._model.token_text(token) for token in set(controls)}
+        found = sorted((one for one in names if one and one in text), key=len, reverse=True)
+        return "|".join(map(re.escape, found))
+
+    def _without_names(self, value: Any) -> Any:
+        """Return a value in whose texts a word stands for each name of a special token."""
+
+        def words(text: str) -> str:
+            while self._spells(text):
+                ids = self._model.tokenize(text, special=True, start=False)
+                pattern = self._pattern(self._controls(ids), text)
+                if not pattern:
+                    raise self._rewrites()
+                text = re.sub(pattern, lambda match: self._word(match[0]), text)
+            return text
+
+        return _changed(value, words)
+
+    def _word(self, name: str) -> str:
+        """Return the word of digits for a name; it is in no text from outside."""
+        word = name
+        while not word.isdecimal() or word in self._taken:
+            digest = hashlib.sha256(word.encode("utf-8", "replace")).hexdigest()
+            word = str(int(digest, 16)).zfill(78)[:30]
+        self._names[word] = name
+        return word
+
+    def _with_names(self, text: str) -> str:
+        for word, name in self._names.items():
+            text = text.replace(word, name)
+        return text
+
+    def _cut(self, parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+        """Return parts in which the names that words stand for are parts of their own."""
+        if not self._names:
+            return parts
+        pattern, found = f"({'|'.join(self._names)})", list[tuple[str, bool]]()
+        for text, is_template in parts:
+            for one in re.split(pattern, text):
+                name = self._names.get(one)
+                found.append((one, is_template) if name is None else (name, False))
+        return _joined(found)
+
+    def _written(self, parts: list[tuple[str, bool]], start: bool) -> list[int]:
+        """Return the special tokens that the template wrote."""
+        ids: list[int] = []
+        for i, (text, is_template) in enumerate(self._cut(parts)):
+            if is_template:
+                ids += self._model.tokenize(text, special=True, start=start and i == 0)
+        return self._controls(ids)
+
+    def _apart(
+        self, parts: list[tuple[str, bool]], by_template: Sequence[int], start: bool
+    ) -> list[int]:
+        """Return the tokens of the parts of a prompt.
+
+        A text is tokenised as one up to the special tokens around it.
+
+        Args:
+            parts: The parts.
+            by_template: The special tokens that the template wrote.
+            start: The prompt begins with the start token.
+        """
+        ids, found = list[int](), list[tuple[str, bool]]()
+        for text, is_template in parts:
+            pattern = self._pattern(by_template, text) if is_template else ""
+            names = [*re.finditer(rf"\s*(?:{pattern})\s*", text)] if pattern else []
+            if names:
+                begin, end = names[0].start(), names[-1].end()
+                found += [(text[:begin], False), (text[begin:end], True), (text[end:], False)]
+            else:
+                found.append((text, False))
+        for i, (text, is_template) in enumerate(_joined(found)):
+            begins = start and i == 0
+            if is_template:
+                ids += self._model.tokenize(text, special=True, start=begins)
+            else:
+                ids += plain_tokens(self._model, self.reasoning, text, begins)
+        return ids
 
 
 def _rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -589,59 +794,25 @@ def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return [("".join(text for text, _ in some), is_template) for is_template, some in groups]
 
 
-def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int]) -> list[int]:
-    """Return the control tokens among token ids: those without text, and those of channels."""
-    shown = reasoning.shown if reasoning else {}
-    controls = {token for token in set(ids) if token in shown or not model.piece(token)}
-    return [token for token in ids if token in controls]
+def _check_message(message: object) -> None:
+    if not (
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    ):
+        raise TemplateError(
+            f"{message!r} is not a message with a role and a text.",
+            'write messages as {"role": "user", "content": "..."}.',
+        )
 
 
-def _check_messages(
-    model: Model, messages: Sequence[Any], reasoning: ReasoningFormat | None
-) -> None:
-    others: list[str] = []
-    for message in messages:
-        if not (
-            isinstance(message, Mapping)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-        ):
-            raise TemplateError(
-                f"{message!r} is not a message with a role and a text.",
-                'write messages as {"role": "user", "content": "..."}.',
-            )
-        texts = dict(_texts(message))
-        fields = (value for name, value in message.items() if name not in texts)
-        others.append("\n".join(_strings([*fields])))
-    if not spells_special(model, reasoning, "\n".join(others)):  # all at once: there may be many
-        return
-    for message, other in zip(messages, others, strict=True):
-        if spells_special(model, reasoning, other):
-            raise TemplateError(
-                f"a message of the role {message['role']!r} "
-                "contains a special token outside its content.",
-                "remove the special token.",
-            )
-
-
-def _check_tools(
-    model: Model, template: str, tools: Tools, reasoning: ReasoningFormat | None
-) -> None:
-    names = [tool.get("function", {}).get("name") for tool in tools]
+def _check_tools(model: Model, template: str, tools: Tools) -> None:
     if not reads_tools(template):
         raise InvalidOptionError(
             "tools",
-            names,
+            [tool.get("function", {}).get("name") for tool in tools],
             hint=Text("omit {tools}, or use a model whose chat template supports them."),
             message=f"the chat template of {model.path.name} does not support tools.",
-        )
-    if spells_special(model, reasoning, "\n".join(_strings(tools))):
-        raise InvalidOptionError(
-            "tools",
-            names,
-            hint="remove the special tokens from names and descriptions.",
-            message=f"the tools {', '.join(map(str, names))} contain special tokens of "
-            f"{model.path.name}.",
         )
 
 
@@ -656,6 +827,17 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for one in value:
             yield from _strings(one)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a nested value with changed texts, field names included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_changed(name, change): _changed(one, change) for name, one in value.items()}
+    if isinstance(value, Sequence):
+        return [_changed(one, change) for one in value]
+    return value
 
 
 def _render(
@@ -685,8 +867,10 @@ def _render(
         except TemplateFailure:
             if not any(message.get("tool_calls") for message in messages):
                 raise
-            # Some templates join the arguments as text.
-            return render(template, values | {"messages": with_text_arguments(messages)})
+            # Some templates join the arguments as text, and some read the fields of an object.
+            with contextlib.suppress(TemplateFailure):
+                return render(template, values | {"messages": with_text_arguments(messages)})
+            return render(template, values | {"messages": with_text_arguments(messages, False)})
     except TemplateFailure as error:
         hint = Text("check the roles and their order, or {}.", _AS_TEXT)
         raise TemplateError(

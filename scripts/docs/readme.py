@@ -13,7 +13,7 @@ from _reference import commands, manual, reference
 
 from gguf_spec.gguf.architectures import NAMES, architecture
 from gguf_spec.registry.resolve import entries
-from gguf_spec.server.requests import OTHER_FIELDS, OTHER_NAMES, ROUTES
+from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES, ROUTES
 from gguf_spec.system.machine import format_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -35,28 +35,26 @@ def models():
 
 
 def other_fields():
-    """Fields of other APIs that the server accepts without effect, by their reason."""
+    """Fields of other APIs: neutral values, what other values do, and why."""
     reasons = {}
     for name, field in OTHER_FIELDS.items():
-        if field.accepted is None or field.accepted:
-            values = (
-                "any"
-                if field.accepted is None
-                else ", ".join(f"`{json.dumps(one)}`" for one in field.accepted)
-            )
-            named = ("completions" if route == "text" else route for route in field.routes)
-            routes = "all" if field.routes == ROUTES else ", ".join(named)
-            reasons.setdefault((values, routes, field.reason), []).append(f"`{name}`")
-    lines = ["| field | routes | values | why it changes nothing |", "|---|---|---|---|"]
+        values = ", ".join(f"`{json.dumps(one)}`" for one in field.neutral or ()) or "none"
+        values, others = (values, "refused" if field.is_refused else "named")
+        values, others = ("any", "") if field.neutral is None else (values, others)
+        named = ("completions" if route == "text" else route for route in field.routes)
+        routes = "all" if field.routes == ROUTES else ", ".join(named)
+        key = (others, routes, values, field.reason)
+        reasons.setdefault(key, []).append(f"`{name}`")
+    order = ("refused", "named", "")
+    lines = ["| field | routes | neutral | other values | why |", "|---|---|---|---|---|"]
     lines += [
-        f"| {', '.join(names)} | {routes} | {values} | {reason} |"
-        for (values, routes, reason), names in reasons.items()
+        f"| {', '.join(names)} | {routes} | {values} | {others} | {reason} |"
+        for (others, routes, values, reason), names in sorted(
+            reasons.items(), key=lambda one: order.index(one[0][0])
+        )
     ]
-    refused = ", ".join(f"`{name}`" for name, field in OTHER_FIELDS.items() if field.accepted == ())
     renamed = ", ".join(f"`{name}` for `{here}`" for name, here in OTHER_NAMES.items())
     lines += [
-        "",
-        f"Refused by name: {refused}, and every unknown field.",
         "",
         f"Other names: {renamed}.",
     ]

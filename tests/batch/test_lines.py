@@ -152,7 +152,7 @@ def test_whether_to_think():
 FAULTS = [
     ({"prompt": "a", "messages": HI}, "prompt"),
     ({"text": "a"}, "prompt"),
-    ({"prompt": "a", "nonsense": 1}, "nonsense"),
+    ({"prompt": "a", "top_p": 5}, "top_p"),
     ({"prompt": "a", "stream": True}, "stream"),
     ({"prompt": ["a", "b"]}, "prompt"),
     ({"prompt": "a", "n": 2}, "n"),
@@ -278,7 +278,7 @@ def test_bodies_mean_the_same_as_over_http(tales, tmp_path):
         (CHAT, {"messages": HI, "max_tokens": 6, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 2}),
         ("/v1/completions", {"prompt": ["The fox", "A king"], "seed": 3, "logprobs": 1}),
         ("/v1/completions", {"prompt": "The fox", "seed": 3, "echo": True, "temperature": 0}),
-        ("/v1/completions", {"prompt": "The fox", "seed": 3, "top_p": 0}),
+        ("/v1/completions", {"prompt": "The fox", "seed": 3, "top_p": 2}),
     ]  # fmt: skip
     lines = [of_openai(str(i), url, **body) for i, (url, body) in enumerate(bodies)]
     results = answer(tales, tmp_path, lines, LineDefaults())

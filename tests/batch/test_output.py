@@ -19,7 +19,7 @@ from tests.batch.conftest import DEFAULTS, answer, of_openai, read, write
 N = 30
 LINES = [
     *({"prompt": "abcab"[: i % 4 + 1], "max_tokens": i % 7 + 1, "id": f"é{i}"} for i in range(N - 3)),
-    b"no json", of_openai("o", prompt="ab", n=2), of_openai("p", prompt="ab", nonsense=1),
+    b"no json", of_openai("o", prompt="ab", n=2), of_openai("p", prompt="ab", top_p=5),
 ]  # fmt: skip
 
 

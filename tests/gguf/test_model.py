@@ -151,8 +151,10 @@ def test_merges_are_used(model):
     assert model.tokenize("the", special=False) == [tiny.TOKENS.index("the")]
 
 
-def test_what_cannot_be_written_as_utf_8_becomes_a_question_mark(model):
-    assert model.tokenize("a\ud800b\udfff", special=True) == model.tokenize("a?b?", special=True)
+def test_half_a_character_becomes_the_replacement_character(model):
+    """As in JavaScript: two halves are one character."""
+    for text, whole in (("a\ud800b\udfff", "a\ufffdb\ufffd"), ("\ud83e\udd14", "\U0001f914")):
+        assert model.tokenize(text, special=True) == model.tokenize(whole, special=True)
 
 
 def test_special_tokens_are_parsed_only_on_request(model):

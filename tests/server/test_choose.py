@@ -49,7 +49,6 @@ def test_beside_other_requests(server):
         ({"prompt": ""}, "prompt", "invalid_value"),
         ({"prompt": "a " * 9000}, "prompt", "context_length_exceeded"),
         ({"prompt": [{"role": "nobody", "content": "a"}]}, "prompt[0].role", "invalid_value"),
-        ({"n": 2}, "n", "unknown_parameter"),
         ({"chat_template_kwargs": 1}, "chat_template_kwargs", "invalid_value"),
     ],
 )

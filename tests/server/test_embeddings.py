@@ -91,7 +91,6 @@ def test_forms_of_the_input(several, vectors):
         ({"encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ({"dimensions": 32}, "dimensions", "invalid_value"),
         ({"dimensions": 0}, "dimensions", "invalid_value"),
-        ({"normalise": True}, "normalise", "unknown_parameter"),
         ({"model": "rank"}, "model", "no_embeddings"),
     ],
 )
@@ -109,7 +108,6 @@ def test_wrong_embedding_requests(several, fields, param, code):
         ({"documents": ["a", {"title": "b"}]}, "documents[1]", "invalid_value"),
         ({"documents": ["sun " * 63]}, "documents", "context_length_exceeded"),
         ({"top_n": 0}, "top_n", "invalid_value"),
-        ({"texts": []}, "texts", "unknown_parameter"),
         ({"model": "bert"}, "model", "no_ranking"),
         ({"model": "tales"}, "model", "no_ranking"),
     ],

@@ -1,20 +1,19 @@
 """Fields of other APIs: those without effect, those with another name here, and message fields."""
 
+import json
+import math
+import random
+
 import pytest
 
-from gguf_spec.options import Speculation
+from gguf_spec.options import Sampling, Speculation
 from gguf_spec.server.errors import ApiError
+from gguf_spec.server.fields import BUDGETS, IGNORED_FIELDS, NOTED, OTHER_FIELDS, OTHER_NAMES
 from gguf_spec.server.messages_api import read_request
-from gguf_spec.server.requests import (
-    IGNORED_FIELDS,
-    MESSAGES,
-    OTHER_FIELDS,
-    OTHER_NAMES,
-    read_chat,
-    read_text,
-)
+from gguf_spec.server.requests import MESSAGES, parse, read_chat, read_text
 from gguf_spec.server.responses_api import ResponseStore, read_response
-from tests.server.conftest import ask_chat
+from tests.server import field_bodies
+from tests.server.conftest import ask, ask_chat
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 SMALLEST = {"chat": CHAT, "text": {"prompt": "x"}, "responses": {"input": "x"}, "messages": CHAT}
@@ -25,52 +24,211 @@ READ = {
     "messages": read_request,
 }
 # Fields that change something on these routes.
-KNOWN = {"metadata": {"responses"}, "store": {"responses"}, "prompt": {"text"}}
+KNOWN = {"metadata": {"responses"}, "prompt": {"text"}, "cache_control": set(), "echo": {"text"}}
 ANY = [True, 0, -1.5, "x", [], ["x"], {}, {"a": 1}]
 
 
-def read(route, **fields):
+def read(route, /, **fields):
     return READ[route](SMALLEST[route] | fields, Speculation(), None)
 
 
+@pytest.fixture
+def noted():
+    """Names of the fields that the test sent and that are not applied."""
+    names = []
+    token = NOTED.set(names)
+    yield names
+    NOTED.reset(token)
+
+
+def same_request(one, other):
+    return (
+        one.sampling == other.sampling
+        and one.prompts == other.prompts
+        and one.reasoning == other.reasoning
+    )
+
+
 @pytest.mark.parametrize("name", OTHER_FIELDS)
-def test_fields_without_effect(name):
+def test_each_field_of_the_table(name, noted):
+    """Neutral values ask for nothing; others are named, or refused where the table says so."""
     field = OTHER_FIELDS[name]
-    for route in set(READ).intersection(field.routes):
-        for value in ANY if field.accepted is None else field.accepted:
-            assert read(route, **{name: value}) == read(route)
-        for value in [] if field.accepted is None else ANY:
-            if field.accepts(value):
+    for route in set(READ).intersection(field.routes) - KNOWN.get(name, set()):
+        for value in ANY if field.neutral is None else field.neutral:
+            assert same_request(read(route, **{name: value}), read(route))
+        assert noted == []
+        for value in [] if field.neutral is None else ANY:
+            if field.is_neutral(value):
                 continue
-            with pytest.raises(ApiError) as caught:
-                read(route, **{name: value})
-            assert (caught.value.status, caught.value.error["param"]) == (400, name)
-            assert caught.value.error["code"] == "unsupported_parameter"
-    for route in set(READ) - set(field.routes) - KNOWN.get(name, set()):
-        with pytest.raises(ApiError, match="Unknown field"):
-            read(route, **{name: "x"})
+            if field.is_refused:
+                with pytest.raises(ApiError) as caught:
+                    read(route, **{name: value})
+                assert (caught.value.status, caught.value.error["param"]) == (400, name)
+                assert caught.value.error["code"] == "unsupported_parameter"
+            else:
+                assert same_request(read(route, **{name: value}), read(route))
+                assert noted == [name]
+        noted.clear()
+
+
+def test_unknown_fields_are_named_once(noted, caplog):
+    for _ in range(2):
+        for route in READ:
+            assert same_request(read(route, temprature=1), read(route))
+    assert noted == ["temprature"]
+    assert caplog.text.count("temprature") == 1
+    read_messages([{"role": "user", "content": "x", "other": {"a": 1}}] * 3)
+    assert noted == ["temprature", "messages[].other"]
+    noted.clear()
+    read("chat", **{"my secret is 5": 1, "empty": [], "off": False})
+    assert noted == ["a field with an odd name"] and "secret" not in caplog.text
+
+
+def test_names_of_fields_are_bounded(noted, caplog):
+    for i in range(2000):
+        read("chat", **{f"f{i}": 1})
+    assert len(noted) == 20 and len(caplog.records) <= 1000
+
+
+@pytest.mark.parametrize("route", ["chat", "responses", "messages"])
+@pytest.mark.parametrize(
+    ("fields", "think", "budget"),
+    [
+        *(({name: 100}, None, 100) for name in BUDGETS),
+        *(({name: -1}, None, None) for name in BUDGETS),
+        ({"thinking_budget": 100.0}, None, 100),
+        ({"enable_thinking": False}, False, None),
+        ({"enable_thinking": True, "thinking_budget": 5}, True, 5),
+    ],
+)
+def test_reasoning_of_other_servers(route, fields, think, budget):
+    reasoning = read(route, **fields).reasoning
+    assert (reasoning.think, reasoning.budget) == (think, budget)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, (None, True, 9)),
+        ({"thinking": {"type": "disabled"}}, (None, False, None)),
+        ({"thinking": {"type": "adaptive"}}, (None, None, None)),
+        ({"thinking": True}, (None, True, None)),
+        ({"reasoning": {"effort": "low", "exclude": False}}, ("low", None, None)),
+        ({"reasoning": {"max_tokens": 7}}, (None, None, 7)),
+        ({"reasoning": {"enabled": False}}, (None, False, None)),
+        ({"reasoning": {}}, (None, None, None)),
+    ],
+)
+def test_reasoning_objects_in_a_chat(fields, expected):
+    reasoning = read("chat", **fields).reasoning
+    assert (reasoning.effort, reasoning.think, reasoning.budget) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "ours"),
+    [
+        ({"thinking_budget": "many"}, "thinking_budget", "think_budget"),
+        ({"thinking": "yes"}, "thinking", "think_budget"),
+        ({"reasoning": "low"}, "reasoning", "reasoning_effort"),
+        ({"reasoning": {"effort": "lots"}}, "reasoning", "minimal"),
+        ({"enable_thinking": "x"}, "enable_thinking", "reasoning_effort"),
+    ],
+)
+def test_what_is_unclear_about_reasoning_is_refused_with_the_name_here(fields, param, ours):
+    with pytest.raises(ApiError, match=ours) as caught:
+        read("chat", **fields)
+    assert caught.value.error["param"] == param
+
+
+def test_other_spellings_of_values():
+    """Whole numbers as 40.0, no seed, the most likely token, biases as pairs."""
+    for route in READ:
+        given = {"top_k": 40.0, "seed": -1, "top_p": 0, "temperature": -1.0, "max_tokens": 9.0}
+        sampling = read(route, **given, logit_bias=[[5, 1.5], [6, False]]).sampling
+        assert sampling.top_k == 40 and isinstance(sampling.top_k, int)
+        assert (sampling.seed, sampling.max_tokens, sampling.temperature) == (None, 9, 0)
+        assert 0 < sampling.top_p < 1e-6 and sampling.logit_bias == {5: 1.5, 6: -math.inf}
+    assert read("chat", seed=-5).sampling.seed == 2**64 - 5
+    assert read("chat", n=2.0, speculation={"k": 3.0}).speculation.k == 3
+    assert read("chat", max_tokens=5, max_completion_tokens=3).sampling.max_tokens == 3
+    assert read("chat", max_completion_tokens=3, max_tokens=5).sampling.max_tokens == 3
+    more = read("chat", dry_sequence_breakers=["x"], stop_token_ids=[7]).sampling
+    assert (more.dry_sequence_breakers, more.stop_tokens) == (("x",), (7,))
+    schema = {"type": "object"}
+    for form in (
+        {"json_schema": schema},
+        {"guided_json": schema},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+        {"response_format": {"type": "json_schema", "schema": schema}},
+    ):
+        assert read("chat", **form).sampling.json_schema == schema
+    assert read("text", logprobs=False).sampling.logprobs is None
+    assert read("text", logprobs=True).sampling.logprobs == 0
+
+
+def test_reasoning_in_history():
+    asked = [
+        {
+            "role": "assistant",
+            "content": "x",
+            "reasoning": "why",
+            "reasoning_details": [{"text": "why"}],
+        }
+    ]
+    assert read_messages(asked) == [
+        {"role": "assistant", "content": "x", "reasoning_content": "why"}
+    ]
+
+
+def test_half_a_character_is_the_replacement_character():
+    """As JavaScript writes it, in each text and each name; the halves of one character are joined."""
+    for text in (r'{"a\ud83e": ["\ud83e\udd14 \udd14\ud83e", "\ud800Infinity"]}',):
+        assert parse(text.encode()) == {"a\ufffd": ["\U0001f914 \ufffd\ufffd", "\ufffdInfinity"]}
+    options = Sampling(stop=("\ud83e",), dry_sequence_breakers=("a\udfff",))
+    assert (options.stop, options.dry_sequence_breakers) == (("\ufffd",), ("a\ufffd",))
+
+
+def test_half_a_character_in_python(tales):
+    """In texts, messages, tools, prefill, and the prompt that is repeated."""
+    half, whole = "a\ud83e", "a\ufffd"
+
+    def given(text):
+        call = {"id": text, "function": {"name": text, "arguments": {text: text}}}
+        chat = [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": text, "tool_calls": [call]},
+        ]
+        sampling = Sampling(max_tokens=3, temperature=0)
+        return [
+            tales.tokenize(text),
+            tales.tokenize([*chat, {"role": "tool", "content": text, "name": text}]),
+            tales.generate(text, sampling, prefill=text, echo=True).text,
+            [one.logprobs for one in tales.choose(text, [text, "x"])],
+            tales.embed(text).tolist(),
+        ]
+
+    assert given(half) == given(whole)
 
 
 def read_messages(value):
     return MESSAGES.read(value, "messages")
 
 
-def test_true_is_not_1():
-    with pytest.raises(ApiError):
-        read("text", mirostat=False)
-    with pytest.raises(ApiError):
-        read("text", use_beam_search=0)
+def test_true_is_not_1(noted):
+    read("text", mirostat=False)
+    assert noted == ["mirostat"]
 
 
 @pytest.mark.parametrize(("name", "here"), OTHER_NAMES.items())
 def test_other_names(name, here):
-    value = 3 if here == "max_tokens" else 1
+    value = {"max_tokens": 3, "ignore_eos": True, "stop_tokens": [3], "grammar": "a"}.get(here, 1)
     request = read("chat", **{name: value})
-    assert getattr(request.sampling, here) == value
+    assert getattr(request.sampling, here) == (tuple(value) if value == [3] else value)
     assert read("chat", **{name: value, here: value}).sampling == request.sampling
-    with pytest.raises(ApiError) as caught:
-        read("chat", **{name: value, here: 2})
-    assert caught.value.error["param"] == here
+    if name != "max_completion_tokens":
+        with pytest.raises(ApiError) as caught:
+            read("chat", **{name: value, here: 2})
+        assert caught.value.error["param"] == here
     with pytest.raises(ApiError) as caught:
         read("chat", **{name: -7})
     assert caught.value.error["param"] == name
@@ -83,15 +241,50 @@ def test_repetition_penalty_counts_all_tokens():
 
 
 def test_no_limit_is_that_of_the_server():
-    for value in (-1, 0):
-        assert (
-            read_text({"prompt": "x", "max_tokens": value}, Speculation(), 8).sampling.max_tokens
-            == 8
-        )
-        assert (
-            read_text({"prompt": "x", "n_predict": value}, Speculation(), None).sampling.max_tokens
-            is None
-        )
+    for name in ("max_tokens", "n_predict"):
+        for most in (8, None):
+            given = {"prompt": "x", name: -1}
+            assert read_text(given, Speculation(), most).sampling.max_tokens == most
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+        ("/api/chat", "num_predict"),
+        ("/api/generate", "num_predict"),
+    ],
+)
+def test_no_token_where_none_is_wanted(server, path, field):
+    body = {"messages": CHAT["messages"], field: 0}
+    if path.endswith(("responses", "/completions", "generate")) and "chat" not in path:
+        body = {"input" if "responses" in path else "prompt": "x", field: 0}
+    if path.startswith("/api"):
+        body = {"options": {field: body.pop(field)}, "stream": False, **body}
+    answer = ask(server, "POST", path, body).json()
+    usage = answer.get("usage", answer)
+    names = ("completion_tokens", "output_tokens", "eval_count")
+    assert [usage[name] for name in names if name in usage] == [0]
+    first = answer.get("choices", [answer])[0]
+    why = [first.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
+    assert [one for one in why if one] in (["length"], ["max_tokens"], [])
+    assert (
+        answer.get("incomplete_details", {"reason": "max_output_tokens"})["reason"]
+        == "max_output_tokens"
+    )
+    if "stream" not in body:
+        assert ask(server, "POST", path, body | {"stream": True}).status == 200
+
+
+def test_no_token_in_python(tales):
+    for sampling in (Sampling(max_tokens=0), Sampling(max_tokens=0, overflow="shift", logprobs=2)):
+        result = tales.generate("Once", sampling, echo=True)
+        assert (result.text, result.tokens, result.finish_reason) == ("Once", (), "length")
+        assert result.stats.n_prompt == len(tales.tokenize("Once"))
 
 
 def test_message_fields():
@@ -115,9 +308,50 @@ def test_message_fields():
 def test_the_text_is_the_same(server):
     """All fields without effect at once: the text of a real answer is the same."""
     ignored = {
-        name: (one.accepted or ("x",))[0]
+        name: (one.neutral or ("x",))[0]
         for name, one in OTHER_FIELDS.items()
-        if one.accepted != () and "chat" in one.routes
+        if one.neutral != () and "chat" in one.routes
     }
     wanted = ask_chat(server, seed=5, max_tokens=12).json()["choices"]
     assert ask_chat(server, seed=5, max_tokens=12, **ignored).json()["choices"] == wanted
+
+
+def test_the_answer_names_what_is_not_applied(server):
+    """In a header, in streams, too; variables that the template does not read are named in the log."""
+    more = {"verbosity": "low", "zap": 1, "chat_template_kwargs": {"mode": "x"}}
+    for stream in (False, True):
+        reply = ask_chat(server, **more, stream=stream)
+        assert (reply.status, reply.headers["x-not-applied"]) == (200, "verbosity, zap")
+    assert "x-not-applied" not in ask_chat(server).headers
+
+
+def check_bodies(n):
+    for seed in range(n):
+        rng = random.Random(seed)
+        for path in field_bodies.READ:
+            body = field_bodies.body(rng, path)
+            try:
+                field_bodies.read(path, parse(json.dumps(body).encode()))
+            except ApiError as error:
+                raise AssertionError(f"{path} {body}: {error}") from error
+
+
+def test_random_valid_bodies_are_taken():
+    check_bodies(40)
+
+
+@pytest.mark.full
+def test_ten_thousand_random_valid_bodies_are_taken():
+    check_bodies(1500)
+
+
+@pytest.mark.full
+def test_a_server_answers_random_valid_bodies(server):
+    """None is refused but for what this model lacks: its vocabulary cannot fill in."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        for path in field_bodies.READ:
+            body = field_bodies.body(rng, path)
+            reply = ask(server, "POST", path, body | {"ignore_eos": False})
+            allowed = (200, 400) if path == "/infill" else (200,)
+            assert reply.status in allowed, (path, body, reply.body[:300])

@@ -89,7 +89,6 @@ def test_a_model_without_the_tokens(server):
         ("input_extra", "x", "input_extra"),
         ("input_extra", [{"filename": "x"}], "input_extra[0].text"),
         ("prompt", [1], "prompt"),
-        ("input_extra", [{"text": "x", "more": 1}], "input_extra[0].more"),
         ("samplers", "kpi", "samplers"),
         ("samplers", ["top_p", "top_k"], "samplers"),
         ("samplers", ["top_k", "top_k"], "samplers"),

@@ -108,12 +108,9 @@ def test_formats(server):
         ("chat", {"think": "much"}, "think must be"),
         ("chat", {"format": "xml"}, "format must be json or a JSON schema"),
         ("chat", {"options": []}, "options must be an object"),
-        ("chat", {"options": {"temprature": 1}}, "Unknown field: options.temprature."),
         ("chat", {"options": {"num_predict": -7}}, "options.num_predict is -7"),
         ("chat", {"options": {"temperature": "hot"}}, "options.temperature is"),
-        ("chat", {"options": {"mirostat": 1}}, "options.mirostat is not supported but for 0."),
         ("chat", {"options": {"stop": 5}}, "options.stop must be"),
-        ("chat", {"prompt": "x"}, "Unknown field: prompt."),
         ("generate", {"prompt": 5}, "prompt must be a string"),
         ("generate", {"images": ["aGk="]}, "is not a PNG"),
         ("generate", {"images": "aGk="}, "images must be an array"),
@@ -142,9 +139,8 @@ def test_refused_fields(path, fields, words):
         ("chat", {"tools": [TOOL]}, "does not support tools"),
         ("chat", {"think": True}, "no reasoning parts"),
         ("chat", {"format": {"type": "thing"}}, "format"),
-        ("chat", {"messages": [], "keep_alive": 0, "options": None}, "keep_alive must not be 0"),
         ("generate", {"suffix": "x"}, "cannot fill in the middle"),
-        ("generate", {"prompt": "a fox " * 5000}, "tokens but the context holds"),
+        ("generate", {"prompt": "a fox " * 5000}, "maximum context length is"),
         ("embed", {"messages": None, "options": {"seed": 1}}, "input must be a string or an array of strings"),
         ("embed", {"messages": None, "input": [[1]]}, "input must be"),
         ("embed", {"messages": None, "input": "x", "dimensions": 7}, "dimensions must be 256"),
@@ -225,7 +221,7 @@ def test_models(server, tales):
     assert shown["model_info"]["general.architecture"] == "llama"
     assert "temperature 0.8" in shown["parameters"]
     assert ask(server, "POST", "/api/show", {"model": "llama9"}).status == 404
-    assert ask(server, path="/api/version").json() == {"version": __version__}
+    assert ask(server, path="/api/version").json() == {"version": "0.6.4", "gguf_spec": __version__}
     (loaded,) = ask(server, path="/api/ps").json()["models"]
     assert (loaded["name"], loaded["size_vram"], loaded["expires_at"]) == ("tales", 0, None)
     for name in ("tales", "Tales:latest"):
@@ -333,8 +329,6 @@ def test_ids_of_calls():
     ids = [one["id"] for one in made["tool_calls"]]
     assert len(set(ids)) == 3
     assert [one["tool_call_id"] for one in answers] == [ids[1], ids[0], ids[2]]
-    with pytest.raises(ApiError, match="Unknown field: x"):
-        read_ollama_chat(body | {"x": 1}, Speculation(), None)
 
 
 # ---- cancellation, several at once

@@ -289,7 +289,7 @@ class TestFullContext:
         page.find("#prompt").click()
         page.press(ENTER)
         until(lambda: page.text("#trouble"))
-        assert "but the context holds 2,048" in page.text("#trouble")
+        assert "maximum context length is 2048 tokens" in page.text("#trouble")
         for _ in range(10):
             page.click("#trouble button", "Shorten the message")
             until(lambda: page.idle() and (page.text("#trouble") or page.count(".answer")), 60)

@@ -16,7 +16,6 @@ from gguf_spec.server.jobs import Job
 from gguf_spec.server.replies import (
     DATA_EVENTS,
     JSON_LINES,
-    MESSAGE_EVENTS,
     NAMED_EVENTS,
     AnswerStream,
     ResponseBuilder,
@@ -91,8 +90,8 @@ def test_pings_while_other_choices_are_open():
 
 
 def test_the_forms():
-    assert DATA_EVENTS.ping == NAMED_EVENTS.ping == b": ping\n\n"
-    assert MESSAGE_EVENTS.ping == b'event: ping\ndata: {"type":"ping"}\n\n'
+    assert DATA_EVENTS.ping == b": ping\n\n"
+    assert NAMED_EVENTS.ping == b'event: ping\ndata: {"type":"ping"}\n\n'
     assert JSON_LINES.ping.isspace() and b"\n" not in JSON_LINES.ping
 
 

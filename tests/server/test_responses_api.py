@@ -11,9 +11,11 @@ import pytest
 import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
+from gguf_spec.server.events import Started
 from gguf_spec.server.jobs import newest_that_fit
 from gguf_spec.server.requests import REASONING
-from gguf_spec.server.responses_api import ResponseStore, messages_of, read_response
+from gguf_spec.server.responses_api import ResponseReply, ResponseStore, messages_of, read_response
+from gguf_spec.tools.families import family_of
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
 from tests.server.test_tools import ARGUMENTS, TEMPLATE, TOOL, saying
@@ -478,34 +480,24 @@ WRONG = [
     ({"input": [{"role": "user", "content": "x"}, {"role": "none", "content": "x"}]}, "input[1].role"),
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].image_url"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, "input[0].content[0].file_id"),
-    ({"input": [{"role": "system", "content": [IMAGE]}]}, "input[0].content[0].type"),
-    ({"input": [{"type": "function_call_output", "call_id": "a", "output": [IMAGE]}]}, "input[0].output[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]}, "input[0].content[0].image_url"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-    ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "y": 1}]}]}, "input[0].content[0].y"),
     ({"input": [{"role": "assistant", "content": [FILE]}]}, "input[0].content[0].type"),
-    ({"input": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "input[0].tool_calls"),
     ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
     ({"input": [{"type": ["x"]}]}, "input[0].type"),
-    ({"input": [CALL | {"arguments": "{x}"}]}, "input[0].arguments"),
     ({"input": [CALL | {"call_id": None}]}, "input[0].call_id"),
     ({"input": [CALL | {"name": "a b"}]}, "input[0].name"),
     ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
     ({"input": [{"type": "reasoning", "summary": 1}]}, "input[0].summary"),
-    ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
     ({"instructions": 1}, "instructions"),
     ({"previous_response_id": 1}, "previous_response_id"),
     ({"max_output_tokens": -2}, "max_output_tokens"),
     ({"max_output_tokens": 4, "max_tokens": 5}, "max_output_tokens"),
-    ({"temperature": -1}, "temperature"),
     ({"top_logprobs": 21}, "top_logprobs"),
-    ({"include": ["x"]}, "include"),
     ({"metadata": {"a": 1}}, "metadata"),
     ({"metadata": {"a": "b" * 513}}, "metadata"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"text": {"x": 1}}, "text"),
     ({"text": {"format": {"type": "json_object"}}, "grammar": 'root ::= "a"'}, "grammar"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ({"reasoning": {"summary": "x"}}, "reasoning.summary"),
@@ -513,18 +505,14 @@ WRONG = [
     ({"truncation": "x"}, "truncation"),
     ({"store": 1}, "store"),
     ({"stream": 1}, "stream"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tools": [FUNCTION, FUNCTION]}, "tools"),
-    ({"tools": [FUNCTION | {"defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice"),
     ({"background": True}, "background"),
     ({"conversation": "c"}, "conversation"),
-    ({"n": 2}, "n"),
-    ({"messages": []}, "messages"),
     ({"speculation": {"k": 999}}, "speculation.k"),
 ]  # fmt: skip
 # Fields that only the model can refuse.
@@ -615,3 +603,98 @@ def test_an_answer_gets_at_most_half_of_the_context_of_a_long_conversation():
     turns = [{"role": "user", "content": str(i) * 20} for i in range(9)]
     for most, n in ((1000, 2), (50, 2), (20, 4), (None, 3)):
         assert newest_that_fit(llm, turns, most) == turns[9 - n :]
+
+
+# ---- what agents send
+
+
+def items_of(*items, **more):
+    request = read_response(
+        {"input": [{"role": "user", "content": "x"}, *items]} | more,
+        gguf_spec.Speculation(),
+        None,
+        ResponseStore(),
+    )
+    return request.prompts[0][1:]
+
+
+def test_items_of_other_tools_are_rendered_or_left_out():
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** Begin"}
+    result = {"type": "custom_tool_call_output", "call_id": "c", "output": "ok"}
+    answer, tool = items_of(call, result)
+    assert answer["tool_calls"][0]["function"] == {
+        "name": "patch",
+        "arguments": {"input": "*** Begin"},
+    }
+    assert (tool["role"], tool["content"], tool["tool_call_id"]) == ("tool", "ok", "c")
+    shell = {
+        "type": "local_shell_call",
+        "call_id": "s",
+        "status": "completed",
+        "action": {"command": ["ls"]},
+    }
+    out = {"type": "local_shell_call_output", "call_id": "s", "output": {"stdout": "a"}}
+    answer, tool = items_of(shell, out)
+    function = answer["tool_calls"][0]["function"]
+    assert function == {"name": "local_shell", "arguments": {"action": {"command": ["ls"]}}}
+    assert tool["content"] == '{"stdout": "a"}'
+    cut = {"type": "function_call", "call_id": "d", "name": "sh", "arguments": '{"c": '}
+    assert items_of(cut)[0]["tool_calls"][0]["function"]["arguments"] == '{"c": '
+    for item in (
+        {"type": "web_search_call", "id": "w", "status": "completed"},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+    ):
+        assert items_of(item) == []
+
+
+TOOLS_OF_AGENTS = [
+    {"type": "web_search"},
+    {
+        "type": "custom",
+        "name": "patch",
+        "description": "d",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"},
+    },
+    {
+        "type": "namespace",
+        "name": "mcp__clock",
+        "tools": [
+            {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}
+        ],
+    },
+]
+
+
+def test_tools_of_agents():
+    choice = {"type": "function", "name": "now", "namespace": "mcp__clock"}
+    body = {"input": "x", "tools": TOOLS_OF_AGENTS, "tool_choice": choice}
+    request = read_response(body, gguf_spec.Speculation(), None, ResponseStore())
+    patch, now = (one["function"] for one in request.tools.tools)
+    assert (patch["name"], list(patch["parameters"]["properties"])) == ("patch", ["input"])
+    assert patch["description"].endswith("start: /x/")
+    assert (now["name"], request.tools.only) == ("mcp__clock__now", "mcp__clock__now")
+    reply = ResponseReply(request, Started("m", family_of(""), 1))
+    for name, arguments, expected in (
+        (
+            "patch",
+            '{"input": "*** Begin"}',
+            {"type": "custom_tool_call", "name": "patch", "input": "*** Begin"},
+        ),
+        (
+            "mcp__clock__now",
+            "{}",
+            {"type": "function_call", "namespace": "mcp__clock", "name": "now", "arguments": "{}"},
+        ),
+    ):
+        _, delta, done, last = reply._call("call_1", name, arguments)
+        assert expected.items() <= last["item"].items() and last["item"]["call_id"] == "call_1"
+        kind = (
+            expected["type"]
+            .replace("function_call", "function_call_arguments")
+            .replace("custom_tool_call", "custom_tool_call_input")
+        )
+        assert (delta["type"], done["type"]) == (f"response.{kind}.delta", f"response.{kind}.done")
+        # sent back, the call is the same
+        [message] = items_of(last["item"])
+        assert message["tool_calls"][0]["function"]["name"] == name

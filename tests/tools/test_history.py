@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import gguf_spec
-from gguf_spec.errors import TemplateError
 from gguf_spec.text.chat_template import reads_tools, tool_history, with_text_arguments
 from gguf_spec.text.jinja_sandbox import render
 from gguf_spec.tools.families import family_of
@@ -175,5 +174,56 @@ def test_written_calls_have_their_special_tokens(tmp_path):
         assert 'I look.\n<|tool_call_start|>[weather(city="Bonn")]<|tool_call_end|>|' in text
         assert spelled in text
         messages[1]["tool_calls"] = [call(0, city="<|tool_call_end|>")]
-        with pytest.raises(TemplateError, match="special token"):
-            llm.tokenize(messages, tools=TOOLS)
+        ids = llm.tokenize(messages, tools=TOOLS)
+        assert [tokens[token] for token in ids if token >= len(tokens) - 5] == special
+        text = "".join(tokens[i] if i in special else llm.token_text(i) for i in ids)
+        assert '[weather(city="<|tool_call_end|>")]' in text
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ALTERNATE = (
+    "{% set ns = namespace(user=true) %}{% for m in messages %}{% if m.role != 'system' %}"
+    "{% if (m.role == 'user') != ns.user %}{{ raise_exception('turns') }}{% endif %}{% set ns.user = not ns.user %}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+NO_SYSTEM = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+SAID = [
+    ("system", "S"),
+    ("system", "T"),
+    ("user", "a"),
+    ("user", "b"),
+    ("assistant", "c"),
+    ("system", "later"),
+    ("user", "d"),
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "".join(f"[{role}]{text}" for role, text in SAID)),
+        (STRICT, "[system]S\n\nT[user]a[user]b[assistant]c[user]<system>\nlater\n</system>[user]d"),
+        (ALTERNATE, "[system]S\n\nT[user]a\n\nb[assistant]c[user]<system>\nlater\n</system>\n\nd"),
+        (NO_SYSTEM, "[user]S\n\nT\n\na\n\nb[assistant]c[user]<system>\nlater\n</system>\n\nd"),
+    ],
+)  # fmt: skip
+def test_templates_that_are_strict_about_roles(tmp_path, template, expected):
+    """Only a template that refuses the messages gets them in another form."""
+    path = tiny.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": template})
+    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
+        ids = llm.tokenize([{"role": role, "content": text} for role, text in SAID])
+        assert ids == llm.tokenize(expected)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_arguments_that_are_no_json(tmp_path, name):
+    """Those of a call that was cut: each template writes them."""
+    path = tiny.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": TEMPLATES[name]})
+    messages = conversation(1)
+    messages[1]["tool_calls"][0]["function"]["arguments"] = "cut off"
+    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
+        ids = llm.tokenize(messages, tools=TOOLS)
+        assert b"cut off" in b"".join(llm.token_bytes(token) for token in ids)

@@ -56,7 +56,7 @@ EXPECTED = {
     errors.PromptTooLongError: (
         "the prompt has 5,120 tokens but the context holds 4,096, including one for the answer. set n_ctx=8192 or shorten the prompt.",
         "the prompt has 5,120 tokens but the context holds 4,096, including one for the answer. set --ctx 8192 or shorten the prompt.",
-        "the prompt has 5,120 tokens but the context holds 4,096, including one for the answer. Shorten the prompt.",
+        "This model's maximum context length is 4096 tokens. However, your prompt has 5120 tokens. Shorten the prompt.",
     ),
     errors.OptionConflictError: (
         "exact=True cannot be combined with strict=True. omit one of the two.",

@@ -20,7 +20,7 @@ BAD = {
     "penalty_last_n": [-2, 1.0, None],
     "seed": [-1, 2**64, 1.5, "1", True],
     "think_budget": [-1, 1.5, "1", True],
-    "max_tokens": [0, -1, 1.5, "5", True],
+    "max_tokens": [-1, 1.5, "5", True],
     "stop": ["", [""], ["a", ""], [b"a"], [3]],
     "typical_p": [0, 1.1, NAN, None],
     "top_n_sigma": [-1, 1e308, NAN, INF, "1"],

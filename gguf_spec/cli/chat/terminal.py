@@ -21,6 +21,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 
+from ...options import well_formed
 from ...system.files import state_folder
 from ..command import CONTROL
 from ..completion import names_from
@@ -75,8 +76,7 @@ class TerminalUI(PipeUI):
                 if self._history and self._history.problem and not self._has_told:
                     self._has_told = True
                     self.say(self._history.problem)
-                # Bytes that are not UTF-8 arrive as unpaired surrogates; replace them.
-                return line.encode("utf-8", errors="replace").decode("utf-8")
+                return well_formed(line)
             except EOFError:
                 return None
             except KeyboardInterrupt:
