@@ -440,7 +440,7 @@ def quantize(model: str, target: Path, **options: Any) -> None:
 
 def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> None:
     """Show a written file: as JSON or in one line, unless the command is quiet."""
-    from ..system.files import is_device
+    from .text_file import is_device
 
     if is_device(made.target):  # the standard output has the file
         click.echo(line, err=True)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import GgufSpecError
+from ..system.files import is_device
+
+__all__ = ["TextFile", "is_device"]
 
 # No context holds a longer text; a byte is rarely more than one token.
 _MOST_BYTES = 4_000_000
@@ -74,8 +77,6 @@ class TextFile:
         """
         from tempfile import TemporaryFile
 
-        from ..system.files import is_device
-
         with self._place(path) as target:
             if not is_device(target):
                 TemporaryFile(dir=target.parent).close()
@@ -90,7 +91,7 @@ class TextFile:
         Raises:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
-        from ..system.files import atomic_write, is_device
+        from ..system.files import atomic_write
 
         with self._place(path) as target:
             if path is None and self.path.read_bytes() != self._data:
@@ -106,8 +107,6 @@ class TextFile:
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
         """Yield the file to write; errors of the system name it."""
-        from ..system.files import is_device
-
         target = self.path if path is None else path
         with contextlib.suppress(OSError):
             target = target if is_device(target) else target.resolve()
