@@ -31,7 +31,6 @@ from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
 from ...options import FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
-from ...system.files import MOST_TEXT
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
@@ -45,7 +44,7 @@ from ..output import (
     styled,
     write,
 )
-from ..text_file import TextFile
+from ..text_file import MOST_BYTES, TextFile
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Sampling, Speculation, Turn
@@ -122,7 +121,7 @@ class PipeUI:
 
     def read(self) -> str | None:
         """Return the next line of stdin, or None after the last one."""
-        line = sys.stdin.buffer.readline(MOST_TEXT) if sys.stdin else b""
+        line = sys.stdin.buffer.readline(MOST_BYTES) if sys.stdin else b""
         text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
         return text.rstrip("\r\n") if line else None
 
