@@ -352,11 +352,11 @@ def read_text(file: Path) -> str:
     Raises:
         click.FileError: The file cannot be read, or is longer than any context.
     """
-    from ..system import files
+    from .text_file import read_any
 
     is_pipe = os.fspath(file) == "-"
     try:
-        return files.read_text(sys.stdin.buffer if is_pipe else file)
+        return read_any(sys.stdin.buffer if is_pipe else file)
     except (OSError, ValueError) as error:
         name = "the standard input" if is_pipe else os.fspath(file)
         raise click.FileError(name, getattr(error, "strerror", None) or str(error)) from error

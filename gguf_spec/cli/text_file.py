@@ -6,6 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import GgufSpecError
 from ..system.files import is_device
@@ -13,8 +14,19 @@ from ..system.files import is_device
 __all__ = ["TextFile", "is_device"]
 
 # No context holds a longer text; a byte is rarely more than one token.
-_MOST_BYTES = 4_000_000
+MOST_BYTES = 4_000_000
 _BOM = "\ufeff"
+
+
+def read_any(source: Path | BinaryIO) -> str:
+    """Return the text of a file or stream in any encoding, as `system.files.read_text`.
+
+    Raises:
+        OSError, ValueError: It cannot be read, or is longer than any context.
+    """
+    from ..system.files import read_text
+
+    return read_text(source)
 
 
 class TextFile:
@@ -35,8 +47,8 @@ class TextFile:
         try:
             self.path = path.resolve(strict=True)
             with self.path.open("rb") as file:  # a device has no size, nor an end
-                self._data = file.read(_MOST_BYTES + 1)
-            if len(self._data) > _MOST_BYTES:
+                self._data = file.read(MOST_BYTES + 1)
+            if len(self._data) > MOST_BYTES:
                 n = max(self.path.stat().st_size, len(self._data))
                 raise GgufSpecError(
                     f"{path} has {n:,} bytes, which no context holds.", "split the file."

@@ -46,7 +46,7 @@ from ..output import (
     styled,
     write,
 )
-from ..text_file import TextFile
+from ..text_file import MOST_BYTES, TextFile
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Sampling, Speculation, Turn
@@ -123,7 +123,7 @@ class PipeUI:
 
     def read(self) -> str | None:
         """Return the next line of stdin, or None after the last one."""
-        line = sys.stdin.buffer.readline(MOST_TEXT) if sys.stdin else b""
+        line = sys.stdin.buffer.readline(MOST_BYTES) if sys.stdin else b""
         text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
         return text.rstrip("\r\n") if line else None
 
