@@ -31,7 +31,6 @@ from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
 from ...options import FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
-from ...system.files import MOST_TEXT
 from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
