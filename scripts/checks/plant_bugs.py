@@ -240,7 +240,7 @@ BUGS = (
         "[model.flash_attention, o.kv_type, o.gpu_layers", "[model.flash_attention, o.gpu_layers",
         ("unit/test_profile_keys.py", "gguf/test_chat.py")),
     Bug("a session is restored with another scale of an adapter", "runtime/session_file.py",
-        "(content_id(adapter.path), adapter.scale)", "content_id(adapter.path)",
+        "(adapter.content_id, adapter.scale)", "adapter.content_id",
         ("unit/test_profile_keys.py", "gguf/test_lora.py", "gguf/test_chat.py")),
     Bug("a restored cache counts decoded tokens as read", "llama/model.py",
         "[*cached], n_read, least_cut", "[*cached], len(cached), least_cut",

@@ -389,9 +389,9 @@ def test_what_is_given_is_checked(given):
 
 
 def test_what_can_be_given():
-    one = Adapter(Path("a"))
+    one = Adapter(Path("a").absolute())
     assert adapters("a") == adapters(Path("a")) == adapters(["a"]) == adapters([("a", 1)]) == (one,)
-    assert adapters(["a", (Path("a:b"), 2)]) == (one, Adapter(Path("a:b"), 2.0))
+    assert adapters(["a", (Path("a:b"), 2)]) == (one, Adapter(Path("a:b").absolute(), 2.0))
 
 
 def test_an_adapter_for_no_draft(folder):
