@@ -552,7 +552,7 @@ class Body(NamedTuple):
         own |= {name: own[here] for name, here in OTHER_NAMES.items() if here in own}
         fields = without_effect(self._others) | own
         needed = {self.needed: fields.pop(self.needed)}
-        return s.object_of({f"{name}?": one for name, one in fields.items()} | needed)
+        return s.object_of({f"{name}?": one for name, one in fields.items()} | needed, more=True)
 
 
 # ---- messages

@@ -241,7 +241,7 @@ def obj(
                     found[name] = one
         return found
 
-    return Shape(object_of(fields), read)
+    return Shape(object_of(fields, more=True), read)
 
 
 def tagged(
