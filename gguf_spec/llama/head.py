@@ -74,6 +74,7 @@ class Head(Cache):
     n_read = 0
     grid = 0
     exact_attention = False
+    why_untrusted = ""
     most_exact_rows = K_MAX + 1
     depth_costs: Mapping[int, float] = MappingProxyType({})
     follows_machine = False

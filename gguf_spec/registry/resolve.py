@@ -63,11 +63,8 @@ def _package_entries() -> dict[str, Entry]:
 
 def user_file() -> Path | None:
     """Return the path of the user's own models file, or None for a user without a home folder."""
-    try:
-        path = config_folder() / "models.yaml"
-    except RuntimeError:
-        return None
-    return path if path.is_absolute() else None
+    path = config_folder() / "models.yaml"
+    return path if path.is_absolute() and Path(os.devnull) not in path.parents else None
 
 
 def entries(models_file: str | Path | None = None) -> dict[str, Entry]:

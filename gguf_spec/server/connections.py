@@ -42,11 +42,11 @@ REFUSAL = "gguf_spec.refusal"
 
 def most_connections() -> int:
     """Return how many connections this process can hold, with the files that are open now."""
-    try:
-        import resource
-    except ImportError:  # on Windows 512 sockets can be waited for
+    if sys.platform == "win32":  # 512 sockets can be waited for
         return min(MOST, 400)
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    import resource
+
+    limit: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return MOST
     try:

@@ -33,7 +33,7 @@ def run(here, home):
     return lambda *args, **more: here(*args, env=env | more, cwd=home)
 
 
-def test_a_table_of_what_fits_and_what_does_not(run):
+def test_a_table_of_what_fits_and_what_does_not(run, home):
     result = run("models", "drafts", "./big.gguf")
     lines = result.stdout.decode().splitlines()
     assert (result.returncode, result.stderr) == (0, b"")
@@ -42,7 +42,7 @@ def test_a_table_of_what_fits_and_what_does_not(run):
     assert "it has the same vocabulary and has 12% of the target's size" in lines[1]
     assert next(line for line in lines if line.startswith("other.gguf")).endswith(
         "it has another tokenizer, with 99% common tokens, and has 12% of the target's size; used "
-        "after gguf-spec tune -m ./big.gguf -d other.gguf"
+        f"after gguf-spec tune -m ./big.gguf -d {home / 'other.gguf'}"
     )
     assert lines[-2].split() == ["others", "why", "(--json", "lists", "them)"]
     assert lines[-1].split(maxsplit=1)[1] == (

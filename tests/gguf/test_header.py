@@ -70,7 +70,7 @@ def split(folder: Path, most: int = 4, name: str = "whole") -> list[Path]:
     writer = gguf.GGUFWriter(folder / f"{name}.gguf", "llama", split_max_tensors=most)
     for key, value in (metadata | tiny.vocabulary()).items():
         if key != "general.architecture":
-            writer.add_key_value(key, value, tiny._KINDS[type(value)])
+            writer.add_key_value(key, value, tiny.KINDS[type(value)])
     for key, tensor in tensors.items():
         writer.add_tensor(key, tensor)
     writer.write_header_to_file()

@@ -380,7 +380,6 @@ def test_invalid_files(folder, tmp_path):
         [("a", float("inf"))],
         [("a", -1e9)],
         [3],
-        ("a", 0.5),
     ],
 )
 def test_what_is_given_is_checked(given):

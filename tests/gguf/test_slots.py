@@ -298,7 +298,7 @@ def test_no_slot_keeps_a_state_that_a_test_found_not_restorable(gguf_dir):
 def test_a_slot_has_what_the_class_gives_and_else_what_its_model_has():
     """A value in the class hides the one that the model was given: each is meant for one sequence."""
     of_sequence = {"index", "run", "most_read", "n_read", "least_cut", "busy_s", "recurrent"}
-    of_sequence |= {"_cached"}
+    of_sequence |= {"_cached", "_error"}
     not_with_slots = {"hidden", "_rows"}  # of a prediction head, which parallel requests do not use
     kinds = (property, functools.cached_property, staticmethod, classmethod)
     values = {

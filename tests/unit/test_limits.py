@@ -191,6 +191,7 @@ def test_the_address_space_is_a_limit():
     assert (done.stderr, done.returncode) == ("", 0)
 
 
-def test_no_module_of_rlimits(monkeypatch):
+def test_no_rlimits_on_windows(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.setattr(sys, "platform", "win32")
     assert [*limits._address_space()] == []
