@@ -519,6 +519,7 @@ def _arguments() -> dict[str, Argument]:
         "chat_template_kwargs": mapping,
         "data": mapping._replace(allowed="a mapping of names to values", optional=False),
         "token": Argument(_of(SupportsIndex), "a token id"),
+        "most": Argument(_of(SupportsIndex), "a number of tokens or None", True),
         **dict.fromkeys(("options", "documents"), Argument(_many(str), "a list of texts")),
         "files": Argument(_many(Sequence), "a list of pairs of a name and a text"),
         **dict.fromkeys(

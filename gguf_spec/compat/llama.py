@@ -598,14 +598,14 @@ class Llama(OfOneProcess):
             InvalidOptionError: An argument is not supported; names the argument.
             StoreError: The download failed; the subclass depends on the cause.
         """
+        _refuse_unless("local_dir", local_dir, (None,))
+        _refuse_unless("cache_dir", cache_dir, (None,))
+        _refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))
         if set(filename) & set("*?["):
             filename = _matching(repo_id, filename)
         # of a split model, all parts are downloaded in any case
         more = [one for one in additional_files or () if one not in split_names(filename)]
         _refuse_unless("additional_files", more or None, (None,))
-        _refuse_unless("local_dir", local_dir, (None,))
-        _refuse_unless("cache_dir", cache_dir, (None,))
-        _refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))
         spec = f"hf:{repo_id}/{filename}"
         download.pull(resolve(spec))
         return cls(spec, **arguments)

@@ -439,7 +439,7 @@ class LLM(OfOneProcess):
             PromptTooLongError: There are more than `most`. Of a very long text only the beginning
                 is tokenised, and the number in the error is an estimate.
         """
-        check_types(images=images, special=special)
+        check_types(images=images, special=special, most=most)
         options = read_options(prefill, tools, think, chat_template_kwargs)
         text = cast("str | Sequence[Message]", read_prompt(prompt, takes_ids=False))
         ids = encode(self.vocabulary, text, options, special=special, images=images, most=most)
@@ -469,7 +469,7 @@ class LLM(OfOneProcess):
             PromptTooLongError: As for `tokenize`.
             NoInfillError: The vocabulary has no tokens for it.
         """
-        check_types(prefix=prefix, suffix=suffix, files=files)
+        check_types(prefix=prefix, suffix=suffix, files=files, most=most)
         model = self.vocabulary
         if model.infill_marks is None:
             raise NoInfillError(model.path.name)

@@ -53,7 +53,7 @@ def stop_natively():
 
 def can_unshare():
     command = ["unshare", "-pf", "--mount-proc", "--kill-child", "true"]
-    return bool(shutil.which("unshare")) and not subprocess.call(command, stderr=subprocess.DEVNULL)  # fmt: skip
+    return bool(shutil.which("unshare")) and not children.run(command, capture_output=True).returncode  # fmt: skip
 
 
 def started(command, stage, is_first, **options):

@@ -243,7 +243,7 @@ def test_a_chat_keeps_reasoning_apart(qwen3, tmp_path):
     assert chat.messages[1:] == [{"role": "assistant", "content": "cd", "reasoning_content": "ab"}]
     sent = []
     encode = chat._encode
-    chat._encode = lambda messages: sent.append(encode(messages)) or sent[-1]
+    chat._encode = lambda *given: sent.append(encode(*given)) or sent[-1]
     chat.send("two")
     assert qwen3.vocabulary.tokenize("ab", special=False)[0] not in sent[0]
     chat.save(tmp_path / "talk")

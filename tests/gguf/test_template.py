@@ -115,7 +115,7 @@ def test_no_template(tmp_path, template):
 
 
 BAD_MESSAGES = [
-    ["hi"],
+    [{"role": "user", "content": "x"}, "hi"],
     [{"role": "user"}],
     [{"role": "user", "content": None}],
     [{"role": 1, "content": "x"}],

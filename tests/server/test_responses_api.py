@@ -9,6 +9,7 @@ import openai
 import pytest
 
 import gguf_spec
+from gguf_spec.errors import PromptTooLongError
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.events import Started
@@ -597,9 +598,12 @@ def test_a_closed_connection(endless):
 
 def test_an_answer_gets_at_most_half_of_the_context_of_a_long_conversation():
     """However long it may be by `max_tokens`, turns that fit into the other half stay."""
-    llm = SimpleNamespace(
-        n_ctx=100, tokenize=lambda messages: "".join(m["content"] for m in messages)
-    )
+
+    def tokenize(messages, most):
+        if (n := sum(len(m["content"]) for m in messages)) > most:
+            raise PromptTooLongError(n, 100)
+
+    llm = SimpleNamespace(n_ctx=100, tokenize=tokenize)
     turns = [{"role": "user", "content": str(i) * 20} for i in range(9)]
     for most, n in ((1000, 2), (50, 2), (20, 4), (None, 3)):
         assert newest_that_fit(llm, turns, most) == turns[9 - n :]

@@ -691,7 +691,7 @@ def test_usual_mistakes_are_type_errors_with_what_is_right(llm, call, said, hint
     ("call", "said", "hint"),
     [
         (lambda llm: llm.choose("a", []), "options is [] but must be at least one text.", "give the texts to choose from."),
-        (lambda _: Sampling(seed=-1), "seed is -1 but must be a whole number from 0 to 2**64 - 1.", "set seed=None for a random seed."),
+        (lambda _: Sampling(seed=-1), "seed is -1 but must be a whole number from 0 to 2**64 - 1.", "omit seed for a random seed."),
         (lambda _: Sampling(max_tokens=-1), "max_tokens is -1 but must be", "set max_tokens=None for as many as the context holds."),
         (lambda _: Sampling(top_k=-1), "top_k is -1 but must be", "set top_k=0 to keep all tokens."),
         (lambda _: gguf_spec.load(""), "model is '' but must be the name of a model or a path.", ""),

@@ -120,9 +120,13 @@ def read(reader, body):
 @pytest.mark.parametrize(("owner", "name", "values"), REFUSED)
 def test_requests_refuse(owner, name, values):
     for value in values:
-        if (name in NO_LIMIT and value in (-1, 0)) or (name == "stop" and "" in value):
+        if (not isinstance(value, bool) and value in MEANT.get(name, ())) or (
+            name == "stop" and "" in value
+        ):
             continue  # has a meaning in requests
         for reader, body, field in bodies(owner, name, value):
+            if field == "logprobs" and value is True:
+                continue  # of a text: as in a chat, without alternatives
             with pytest.raises(ApiError) as caught:
                 read(reader, body)
             assert (caught.value.status, caught.value.error["param"]) == (400, field), value
@@ -148,13 +152,22 @@ def test_the_defaults_of_requests():
     assert read(read_text, {"speculation": {}}).speculation == Speculation()
 
 
-# In requests -1 means no limit for these, as for other servers; 0 does too.
-NO_LIMIT = {"max_tokens": None, "top_k": 0}
+# Values that have a meaning in requests only, as for other servers, with the one of Sampling.
+MEANT = {
+    "max_tokens": {-1: None},
+    "top_k": {-1: 0},
+    "seed": {-1: None},
+    "temperature": {-5e-324: 0, -1: 0},
+    "top_p": {0: 1e-9},
+    "typical_p": {0: 1e-9},
+}
+# What the description of these has besides, or in place of, the rule.
+LEAST = {"max_tokens": -1, "top_k": -1, "seed": -1, "top_p": 0, "typical_p": 0}
 
 
-@pytest.mark.parametrize("value", [-1, 0])
-def test_no_limit(value):
-    for name, wanted in NO_LIMIT.items():
+@pytest.mark.parametrize("name", MEANT)
+def test_values_of_other_servers(name):
+    for value, wanted in MEANT[name].items():
         for reader, body, _ in bodies(Sampling, name, value):
             assert getattr(read(reader, body).sampling, name) == wanted
 
@@ -184,15 +197,20 @@ def test_the_description(owner, name, rule):
     for schema in found:
         default = schema.get("default")
         limits = {key: value for key, value in schema.items() if key != "default"}
-        assert limits == rule.schema | ({"minimum": -1} if name in NO_LIMIT else {})
+        wanted = dict(rule.schema)
+        if name in LEAST:
+            wanted.pop("exclusiveMinimum", None)
+            wanted["minimum"] = LEAST[name]
+        assert limits == wanted
         assert default == (
             None
             if name in ("max_tokens", "logprobs", "logit_bias") or owner is Speculation
             else getattr(owner(), name)
         )
         if rule.least is not None:
-            least = -1 if name in NO_LIMIT else rule.least
-            assert schema["exclusiveMinimum" if rule.above else "minimum"] == least
+            is_above = rule.above and name not in LEAST
+            least = LEAST.get(name, rule.least)
+            assert schema["exclusiveMinimum" if is_above else "minimum"] == least
         if rule.most is not None:
             assert schema["maximum"] == rule.most
 
