@@ -448,7 +448,7 @@ def encode_chat(
     try:
         return encoder.encode(next(forms), values)
     except TemplateError:  # the template may be strict about roles and their order
-        for form in forms:
+        for form in () if encoder.rewrites else forms:
             with contextlib.suppress(TemplateError):
                 return encoder.encode(form, values)
         raise
@@ -504,7 +504,7 @@ class _Encoder:
 
         A prompt with many more than `most` tokens is refused; None takes each.
         """
-        self._most = most
+        self._most, self.rewrites = most, False
         self._model, self._options, self.reasoning = model, options, reasoning_format(model)
         self._template = model.chat_template or ""
         self._taken = ""  # texts without the words
@@ -600,6 +600,7 @@ class _Encoder:
         return [(text, True)]
 
     def _rewrites(self) -> TemplateError:
+        self.rewrites = True
         return TemplateError(
             f"the chat template of {self._model.path.name} rewrites the messages, and a message "
             "could become a special token.",
