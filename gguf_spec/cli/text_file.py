@@ -1,17 +1,24 @@
-"""A text file: read as text, and replaced at once or not at all."""
+"""A text file: read as text, replaced at once or not at all, and what it was before kept for an undo."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import hashlib
+import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..errors import GgufSpecError
 
 # No context holds a longer text; a byte is rarely more than one token.
 _MOST_BYTES = 4_000_000
 _BOM = "\ufeff"
+# earlier texts that are kept for --undo: that many, and that many bytes of them
+_MOST_KEPT, _MOST_KEPT_BYTES = 50, 64 << 20
 
 
 class TextFile:
@@ -19,6 +26,7 @@ class TextFile:
 
     Attributes:
         path: The file; a link is followed.
+        is_undoable: Whether the text before the last `write` was kept.
         text: The text, without a byte order mark and with line feeds only.
     """
 
@@ -29,6 +37,7 @@ class TextFile:
             GgufSpecError: It cannot be read, is empty or too long, or is not text in UTF-8.
         """
         self.path = path
+        self.is_undoable = False
         try:
             self.path = path.resolve(strict=True)
             if self.path.stat().st_size > _MOST_BYTES:
@@ -49,6 +58,10 @@ class TextFile:
         self.text = text.replace("\r\n", "\n") if n_crlf else text
         if not self.text.strip():
             raise GgufSpecError(f"{path} is empty.", "name a file with text.")
+        if "\n" not in self.text and self.text.count("\r") > 1:
+            raise GgufSpecError(
+                f"{path} ends its lines with a carriage return alone.", "convert it to line feeds."
+            )
 
     def _decoded(self, path: Path) -> str:
         if b"\0" not in self._data:
@@ -58,10 +71,27 @@ class TextFile:
             f"{path} is not a text file in UTF-8.", "name a text file, or convert it to UTF-8."
         )
 
+    @property
+    def data(self) -> bytes:
+        """Bytes of the file."""
+        return self._data
+
     def encoded(self, text: str) -> bytes:
-        """Return the bytes of a new text, stored as the old one."""
+        """Return the bytes of a new text: lines that did not change keep theirs, with their ends."""
         text = text.encode("utf-8", errors="replace").decode("utf-8")
-        return (self._bom + text.replace("\n", self._newline)).encode("utf-8")
+        stored = self._data.removeprefix(self._bom.encode()).split(b"\n")
+        old, new = self.text.split("\n"), text.split("\n")
+        end = b"\r" if self._newline == "\r\n" else b""
+        result: list[bytes] = []
+        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+        for tag, i, j, k, m in matcher.get_opcodes():
+            same = stored[i:j] if tag == "equal" else [one.encode() + end for one in new[k:m]]
+            result += same
+        if len(result) and text.endswith("\n"):
+            result[-1] = b""
+        elif len(result) and not self.text.endswith("\n"):
+            result[-1] = new[-1].encode()
+        return self._bom.encode() + b"\n".join(result)
 
     def check_place(self, path: Path | None = None) -> None:
         """Check that the file, or another one, can be written.
@@ -84,18 +114,16 @@ class TextFile:
         Raises:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
-        from ..system.files import atomic_write
-
         with self._place(path) as target:
             if path is None and self.path.read_bytes() != self._data:
                 raise GgufSpecError(
                     f"another program has changed {self.path}; nothing was written.",
                     "run the command again.",
                 )
-            with atomic_write(target, private=False) as part:
-                part.write_bytes(self.encoded(text))
-                if target.exists():
-                    shutil.copymode(target, part)
+            data = self.encoded(text)
+            if path is None:
+                self.is_undoable = Undo().keep(self.path, self._data, data)
+            _replace(target, data)
 
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
@@ -110,3 +138,96 @@ class TextFile:
                 f"{target} cannot be written: {error.strerror}.",
                 "check its folder and its permissions, or name another file with --output.",
             ) from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    from ..system.files import atomic_write
+
+    with atomic_write(target, private=False) as part:
+        part.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, part)
+
+
+class Undo:
+    """Texts of files before they were changed, in the folder of this user's state."""
+
+    def __init__(self) -> None:
+        """Open the folder, which may not exist."""
+        from ..system.files import state_folder
+
+        self.folder = state_folder() / "edits"
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """Return the entries, oldest first; one that is not whole is left out."""
+        found = []
+        for path in sorted(self.folder.glob("*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                entry = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(entry, dict) and {"path", "before", "after"} <= entry.keys():
+                    found.append(entry | {"name": path.stem, "text": path.with_suffix(".text")})
+        return found
+
+    def keep(self, path: Path, before: bytes, after: bytes) -> bool:
+        """Keep the text of a file before a change; return whether that was possible."""
+        from ..system.files import atomic_write
+
+        name = f"{time.time_ns():020}"
+        entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with atomic_write(self.folder / f"{name}.text") as part:
+                part.write_bytes(before)
+            with atomic_write(self.folder / f"{name}.json") as part:
+                part.write_text(json.dumps(entry), encoding="utf-8")
+            self._tidy()
+        except OSError:
+            return False
+        return True
+
+    def _tidy(self) -> None:
+        n_bytes = 0
+        for i, entry in enumerate(reversed(self._entries())):
+            n_bytes += entry["text"].stat().st_size if entry["text"].exists() else 0
+            if i >= _MOST_KEPT or (i and n_bytes > _MOST_KEPT_BYTES):
+                for suffix in (".json", ".text"):
+                    (self.folder / f"{entry['name']}{suffix}").unlink(missing_ok=True)
+
+    def restore(self, path: Path) -> None:
+        """Give a file the text before its last change; a second call takes that back.
+
+        Raises:
+            GgufSpecError: No change of it is kept, it was changed since, or it cannot be written.
+        """
+        with contextlib.suppress(OSError):
+            path = path.resolve()
+        entries = [one for one in self._entries() if one["path"] == str(path)]
+        if not entries:
+            raise GgufSpecError(
+                f"no change of {path} by this command is kept.", "use the history of your editor or of git."
+            )  # fmt: skip
+        entry = entries[-1]
+        try:
+            now = path.read_bytes()
+            before = entry["text"].read_bytes()
+        except OSError as error:
+            raise GgufSpecError(
+                f"{path} cannot be restored: {error.strerror}.", f"the old text is {entry['text']}."
+            ) from None
+        if _hash(now) != entry["after"] or _hash(before) != entry["before"]:
+            raise GgufSpecError(
+                f"{path} was changed since; nothing was written.",
+                f"the old text is {entry['text']}.",
+            )
+        self.keep(path, now, before)
+        try:
+            _replace(path, before)
+        except OSError as error:
+            raise GgufSpecError(
+                f"{path} cannot be written: {error.strerror}.",
+                "check its folder and its permissions.",
+            ) from None
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

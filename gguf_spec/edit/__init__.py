@@ -22,7 +22,9 @@ from .hunks import (
     apply,
     counted,
     hunks_between,
+    language,
     objections,
+    problem_of,
     split_lines,
     with_old_spelling,
 )
@@ -32,9 +34,12 @@ from .parts import Part, parts_of
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
-__all__ = ["Edit", "EditPlan", "Hunk"]
+__all__ = ["Edit", "EditPlan", "EditPrompt", "Hunk"]
 
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
+_SCOPE_HINT = (
+    "name a part as it stands in the text, such as Store.total, or its lines, such as 10-40."
+)
 # a part of more than this share of the text is written as the whole text
 _MOST_OF_TEXT = 0.8
 # lines of the text around a part that the model sees
@@ -92,7 +97,9 @@ class EditPlan:
         part: The lines that the model writes, or None for the whole text.
     """
 
-    def __init__(self, text: str, instruction: str, *, name: str = "", scope: Sequence[str] = ()) -> None:
+    def __init__(
+        self, text: str, instruction: str, *, name: str = "", scope: Sequence[str] = ()
+    ) -> None:
         """Plan an edit.
 
         Args:
@@ -115,21 +122,35 @@ class EditPlan:
         self.reading: Reading = read(self._instruction, self.lines, self._parts)
         if scope:
             self.reading = replace(self.reading, scope=tuple(self._part_of(one) for one in scope))
-        self.by_code: CodeEdit | None = edit_by_code(self._instruction, self.reading, self.lines, self._parts, name)
+        self.by_code: CodeEdit | None = edit_by_code(
+            self._instruction, self.reading, self.lines, self._parts, name
+        )
         self.part = self._written_part()
 
     def _part_of(self, name: str) -> Part:
         if found := re.fullmatch(r"(\d+)(?:-(\d+))?", name):
             first, last = int(found[1]), int(found[2] or found[1])
             if not 1 <= first <= last <= len(self.lines):
-                raise InvalidOptionError("scope", name, f"lines from 1 to {len(self.lines):,}")
+                raise InvalidOptionError(
+                    "scope", name, f"lines from 1 to {len(self.lines):,}", _SCOPE_HINT
+                )
             return Part("", "lines", first - 1, last)
         parts = [one for one in self._parts if name in {one.name, ".".join(one.path), one.label}]
         parts = [one for one in parts if ".".join(one.path) == name] or parts
         if len({(one.start, one.end) for one in parts}) != 1:
-            names = list(dict.fromkeys(one.label for one in self._parts if one.kind not in {"variable", "key"} or len(one.path) == 1))
-            what = f"one of {', '.join(names[:12])}" if not parts else "the name of one part; as a path, such as Store.total, or its lines"
-            raise InvalidOptionError("scope", name, what)
+            names = list(
+                dict.fromkeys(
+                    one.label
+                    for one in self._parts
+                    if one.kind not in {"variable", "key"} or len(one.path) == 1
+                )
+            )
+            what = (
+                f"one of {', '.join(names[:12])}"
+                if not parts
+                else "the name of one part; as a path, such as Store.total, or its lines"
+            )
+            raise InvalidOptionError("scope", name, what, _SCOPE_HINT)
         return parts[0]
 
     def _written_part(self) -> Part | None:
@@ -156,6 +177,11 @@ class EditPlan:
         assert self.by_code is not None
         hunks = hunks_between(self.lines, self.by_code.lines)
         refused = [self.by_code.doubt] if self.by_code.doubt else []
+        new = "\n".join(self.by_code.lines) + "\n"
+        if (problem := problem_of(new, self._name)) and not problem_of(
+            "\n".join(self.lines) + "\n", self._name
+        ):
+            refused.append(f"it is no longer valid {language(self._name)}: {problem}")
         return self._edit(hunks, [], refused, "code")
 
     def result(self, answer: str, completion: Completion) -> Edit:
@@ -184,7 +210,9 @@ class EditPlan:
         """Return whether an answer is the whole text, although a part was asked for."""
         assert self.part
         around = [*self.lines[: self.part.start], *self.lines[self.part.end :]]
-        known = {one for one in around if len(one.strip()) > 3} - set(self.lines[self.part.start : self.part.end])
+        known = {one for one in around if len(one.strip()) > 3} - set(
+            self.lines[self.part.start : self.part.end]
+        )
         n_known = len(known & set(new))
         return n_known > max(2, 0.6 * len(known))
 
@@ -200,7 +228,10 @@ class EditPlan:
         self, inside: list[Hunk], outside: list[Hunk], refused: list[str], way: str, completion: Completion | None = None
     ) -> Edit:  # fmt: skip
         text = "\n".join(apply(self.lines, inside)) + ("\n" if self._text.endswith("\n") else "")
-        hunks = sorted([*inside, *(replace(one, is_outside=True) for one in outside)], key=lambda one: one.start)
+        hunks = sorted(
+            [*inside, *(replace(one, is_outside=True) for one in outside)],
+            key=lambda one: one.start,
+        )
         return Edit(
             text,
             tuple(hunks),
@@ -252,7 +283,9 @@ class EditPrompt:
 
     _is_users_limit = False  # whether `max_tokens` ends the new text
 
-    def __init__(self, llm: LLM, text: str, instruction: str, name: str, part: Part | None = None) -> None:
+    def __init__(
+        self, llm: LLM, text: str, instruction: str, name: str, part: Part | None = None
+    ) -> None:
         """Make the request.
 
         Args:
@@ -275,7 +308,9 @@ class EditPrompt:
             self._old = "\n".join(lines[part.start : part.end]) + "\n"
             around = lines[max(0, part.start - _N_AROUND) : part.end + _N_AROUND]
             question = _ASK_PART.format(
-                instruction=asked, old=self._fenced(around), part=self._fenced(lines[part.start : part.end])
+                instruction=asked,
+                old=self._fenced(around),
+                part=self._fenced(lines[part.start : part.end]),
             )
         self.prefill = f"{self._fence}\n"
         self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
@@ -343,12 +378,22 @@ def _is_open(text: str) -> bool:
     return len(re.findall(r"^ *`{3,}", text, re.MULTILINE)) % 2 == 1
 
 
-def edit(llm: LLM, text: str, instruction: str, *, name: str = "", scope: Sequence[str] = (), **options: Any) -> Edit:
+def edit(
+    llm: LLM,
+    text: str,
+    instruction: str,
+    *,
+    name: str = "",
+    scope: Sequence[str] = (),
+    **options: Any,
+) -> Edit:
     """Change a text as an instruction says; see `LLM.edit`."""
     plan = EditPlan(text, instruction, name=name, scope=scope)
     if not plan.needs_model:
         return plan.result_by_code()
     prompt = plan.prompt(llm)
-    sampling = prompt.limited(options.pop("sampling", None) or Sampling(temperature=0), options.pop("max_tokens", None))
+    sampling = prompt.limited(
+        options.pop("sampling", None) or Sampling(temperature=0), options.pop("max_tokens", None)
+    )
     completion = llm.generate(prompt.request, sampling, prefill=prompt.prefill, **options)
     return plan.result(prompt.text_of(completion), completion)

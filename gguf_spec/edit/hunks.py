@@ -70,10 +70,15 @@ def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) 
 
     Models drop blanks at the end of a line, write blanks for tabs and straight quotes for typographic ones.
     """
-    if re.search(r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b", instruction):
+    if re.search(
+        r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b",
+        instruction,
+    ):
         return list(new)
     result: list[str] = []
-    for tag, i, j, k, m in difflib.SequenceMatcher(None, [_plain(one) for one in old], [_plain(one) for one in new], autojunk=False).get_opcodes():
+    for tag, i, j, k, m in difflib.SequenceMatcher(
+        None, [_plain(one) for one in old], [_plain(one) for one in new], autojunk=False
+    ).get_opcodes():
         result += old[i:j] if tag == "equal" else new[k:m]
     tabs = [line for line in old if line.startswith("\t")]
     if tabs and not any(line.startswith("  ") for line in old):
@@ -83,7 +88,9 @@ def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) 
 
 
 def _plain(line: str) -> str:
-    line = line.rstrip().translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " ", 0x2013: "-", 0x2014: "-"})
+    line = line.rstrip().translate(
+        {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " ", 0x2013: "-", 0x2014: "-"}
+    )
     body = line.lstrip()
     indent = line[: len(line) - len(body)]
     return indent.replace("\t", "    ") + body
@@ -98,7 +105,9 @@ def _with_tabs(line: str, width: int) -> str:
 # ---- what speaks against writing them
 
 
-def objections(old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str) -> list[str]:
+def objections(
+    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[str]:
     """Return why a change is not written without a question, each in one sentence; none if it can be.
 
     Args:
@@ -110,34 +119,53 @@ def objections(old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name
     """
     new = apply(old, hunks)
     found = []
-    removed = [line for hunk in hunks for line in _lost(hunk)]
+    moved = {line.strip() for hunk in hunks for line in hunk.new}
+    removed = [
+        line
+        for hunk in hunks
+        for line in _lost(hunk, is_named=bool(reading.scope))
+        if line.strip() not in moved
+    ]
     is_removal = bool(re.search(r"(?i)\b(remove|delete|drop|strip|shorten|simplif\w+|merge|inline|dedup\w*|clean\w*|get rid|replace|rewrite|convert|unused)\b", instruction))  # fmt: skip
-    n_old, n_gone = len(old), sum(len(one.old) for one in hunks) - sum(len(one.new) for one in hunks)
+    n_old, n_gone = (
+        len(old),
+        sum(len(one.old) for one in hunks) - sum(len(one.new) for one in hunks),
+    )
     if n_gone > max(3, _MOST_REMOVED * n_old):
         found.append(f"{n_gone:,} of {n_old:,} lines are gone")
     if hunks and n_old > 5 and hunks[-1].end == n_old and len(hunks[-1].old) > len(hunks[-1].new) and not (is_removal and n_gone < _MOST_REMOVED * n_old):  # fmt: skip
         found.append("the end of the text is gone")
     if not is_removal and removed:
         found.append(f"{_counted(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
+    if _ADDS.match(instruction) and hunks and n_gone >= 0:
+        found.append("no line was added")
     found += _names_gone(old, new, name, reading)
     found += _too_many_places(old, hunks, reading, name, instruction)
     found += _no_longer_valid(old, new, name)
     return found
 
 
+_ADDS = re.compile(
+    r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:new\s+|second\s+|third\s+)?(?:function|method|class|key|entry|section|rule|target|script|step|job|"
+    r"service|server|model|source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|property|option|setting)\b"
+)
+
+
 def _counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def _lost(hunk: Hunk) -> list[str]:
-    """Return the old lines of a change that no new line takes the place of."""
-    if len(hunk.new) >= len(hunk.old):
-        lines = []
-    else:
-        close = [_most_like(line, hunk.new) for line in hunk.old]
-        lines = [line for line, share in zip(hunk.old, close, strict=True) if line.strip() and share < 0.5]
-    comments = [line for line in hunk.old if re.match(r"\s*(#|//|/\*|--|;|<!--)", line) and _most_like(line, hunk.new) < 0.5]
-    return list(dict.fromkeys([*lines, *comments]))
+def _lost(hunk: Hunk, *, is_named: bool) -> list[str]:
+    """Return the old lines of a change that no new line takes the place of.
+
+    Args:
+        hunk: The change.
+        is_named: Whether it is in a part that the instruction names; lines may be written anew there.
+    """
+    lines = [line for line in hunk.old if line.strip() and _most_like(line, hunk.new) < 0.5]
+    if len(hunk.new) >= len(hunk.old) or (is_named and hunk.new):
+        lines = [line for line in lines if re.match(r"\s*(#|//|/\*|--|;|<!--|\"\"\")", line)]
+    return lines
 
 
 def _most_like(line: str, others: Sequence[str]) -> float:
@@ -153,10 +181,16 @@ def _most_like(line: str, others: Sequence[str]) -> float:
 def _names_gone(old: Sequence[str], new: Sequence[str], name: str, reading: Reading) -> list[str]:
     def names(lines: Sequence[str]) -> dict[str, str]:
         parts = parts_of(list(lines), name)
-        return {one.label: one.name for one in parts if len(one.path) <= 2 and (one.kind != "variable" or len(one.path) == 1)}
+        return {
+            one.label: one.name
+            for one in parts
+            if len(one.path) <= 2 and (one.kind != "variable" or len(one.path) == 1)
+        }
 
     before, after = names(old), names(new)
-    gone = [label for label in before if label not in after and not _is_named(before[label], reading)]
+    gone = [
+        label for label in before if label not in after and not _is_named(before[label], reading)
+    ]
     return [f"{label} is gone" for label in gone[:3]]
 
 
@@ -165,12 +199,14 @@ def _is_named(name: str, reading: Reading) -> bool:
     return bool(words) and all(one in reading.words for one in words)
 
 
-def _too_many_places(old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str) -> list[str]:
+def _too_many_places(
+    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[str]:
     """Return an objection where an instruction names no place, and changes like each other are at several."""
     if reading.is_everywhere or len(hunks) < 2 or reading.scope:
         return []
     changes = [_change_of(one) for one in hunks]
-    if len(set(changes)) < len(changes):
+    if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
         n = max(changes.count(one) for one in changes)
         return [f"the same change is made at {n} places"]
     parts = [one for one in parts_of(list(old), name) if one.kind != "lines"]
@@ -197,7 +233,14 @@ def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:
 
 def language(name: str) -> str:
     """Return the language whose parser can check a file, by its name; empty if there is none."""
-    names = {".py": "Python", ".pyi": "Python", ".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
+    names = {
+        ".py": "Python",
+        ".pyi": "Python",
+        ".json": "JSON",
+        ".yaml": "YAML",
+        ".yml": "YAML",
+        ".toml": "TOML",
+    }
     found = names.get(PurePath(name).suffix.lower(), "")
     return "" if found == "TOML" and sys.version_info < (3, 11) else found
 
@@ -234,8 +277,15 @@ def _no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[
     if problem := problem_of(after, name):
         return [f"it is no longer valid {language(name)}: {problem}"]
     if language(name) == "Python" and (lacking := _undefined(after) - _undefined(before)):
-        return [f"{', '.join(sorted(lacking)[:3])} {'is' if len(lacking) == 1 else 'are'} not defined"]
-    if language(name) == "JSON" and before.count('":') and _has_doubles(after) and not _has_doubles(before):
+        return [
+            f"{', '.join(sorted(lacking)[:3])} {'is' if len(lacking) == 1 else 'are'} not defined"
+        ]
+    if (
+        language(name) == "JSON"
+        and before.count('":')
+        and _has_doubles(after)
+        and not _has_doubles(before)
+    ):
         return ["a key stands twice"]
     return []
 
@@ -259,8 +309,19 @@ def _undefined(text: str) -> set[str]:
         return set()
     if re.search(r"(?m)^\s*from\s+\S+\s+import\s+\*", text):
         return set()
-    known = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported() or one.is_namespace()}
-    known |= set(dir(builtins)) | {"__file__", "__name__", "__doc__", "__path__", "__spec__", "__annotations__"}
+    known = {
+        one.get_name()
+        for one in top.get_symbols()
+        if one.is_assigned() or one.is_imported() or one.is_namespace()
+    }
+    known |= set(dir(builtins)) | {
+        "__file__",
+        "__name__",
+        "__doc__",
+        "__path__",
+        "__spec__",
+        "__annotations__",
+    }
     read: set[str] = set()
     tables = [top]
     while tables:
@@ -283,7 +344,13 @@ def counted(hunks: Sequence[Hunk], text: str, name: str) -> str:
     n_new = sum(max(0, len(one.new) - len(one.old)) for one in hunks)
     n_gone = sum(max(0, len(one.old) - len(one.new)) for one in hunks)
     facts = [f"{_counted(n_both, 'line')} changed" if n_both or not n_new else ""]
-    facts += [f"{_counted(n_new, 'line')} added" if n_new and not n_both else f"{n_new:,} added" if n_new else ""]
+    facts += [
+        f"{_counted(n_new, 'line')} added"
+        if n_new and not n_both
+        else f"{n_new:,} added"
+        if n_new
+        else ""
+    ]
     facts += [f"{n_gone:,} removed", _counted(len(hunks), "place")]
     if (kind := language(name)) and not problem_of(text, name):
         facts.append(f"still valid {kind}")
@@ -304,16 +371,26 @@ def patch(old: bytes, new: bytes, name: str) -> bytes:
         if not lines[-1]:
             lines.pop()
     del ends
-    decoded = [[f"{line.decode('latin-1')}\n" for line in lines] for lines in (old_lines, new_lines)]
+    decoded = [
+        [f"{line.decode('latin-1')}\n" for line in lines] for lines in (old_lines, new_lines)
+    ]
     if old and not old.endswith(b"\n"):
         decoded[0][-1] = decoded[0][-1][:-1]
     if new and not new.endswith(b"\n"):
         decoded[1][-1] = decoded[1][-1][:-1]
     quoted = _quoted_name(name)
-    names = [_quoted_name(f"{one}/{name}") for one in "ab"] if quoted != name else [f"a/{name}", f"b/{name}"]
+    names = (
+        [_quoted_name(f"{one}/{name}") for one in "ab"]
+        if quoted != name
+        else [f"a/{name}", f"b/{name}"]
+    )
     result = []
     for line in difflib.unified_diff(decoded[0], decoded[1], names[0], names[1], n=_N_CONTEXT):
-        data = line.encode("latin-1") if not line.startswith(("--- ", "+++ ")) or result[2:] else line.encode("utf-8", "surrogateescape")
+        data = (
+            line.encode("latin-1")
+            if not line.startswith(("--- ", "+++ ")) or result[2:]
+            else line.encode("utf-8", "surrogateescape")
+        )
         result.append(data if data.endswith(b"\n") else data + b"\n\\ No newline at end of file\n")
     return b"".join(result)
 
@@ -322,4 +399,15 @@ def _quoted_name(name: str) -> str:
     """Return a name as git writes it: in quotes where it has a control character, a quote or a backslash."""
     if not re.search(r"[\x00-\x1f\x7f\"\\]", name):
         return name
-    return '"' + "".join(f"\\{ord(one):03o}" if one < " " or one == "\x7f" else f"\\{one}" if one in '"\\' else one for one in name) + '"'
+    return (
+        '"'
+        + "".join(
+            f"\\{ord(one):03o}"
+            if one < " " or one == "\x7f"
+            else f"\\{one}"
+            if one in '"\\'
+            else one
+            for one in name
+        )
+        + '"'
+    )

@@ -28,7 +28,18 @@ _KINDS = {
 }  # fmt: skip
 _KIND = "|".join(_KINDS)
 _ANY_KIND = set().union(*_KINDS.values())
-_ORDINALS = {"first": 0, "1st": 0, "second": 1, "2nd": 1, "third": 2, "3rd": 2, "fourth": 3, "4th": 3, "fifth": 4, "last": -1}
+_ORDINALS = {
+    "first": 0,
+    "1st": 0,
+    "second": 1,
+    "2nd": 1,
+    "third": 2,
+    "3rd": 2,
+    "fourth": 3,
+    "4th": 3,
+    "fifth": 4,
+    "last": -1,
+}
 _BEHIND = r"\s+(?:alone|unchanged|untouched|intact|as\s+(?:it|they)\s+(?:is|are)|the\s+same|as\s+before|stay\w*|remain\w*)"
 _NOT = re.compile(
     rf"""(?ix)
@@ -38,10 +49,13 @@ _NOT = re.compile(
       | (?:but\s+)?not\s+(?:in|the|of|for|at|under|inside)\b\s*(?P<c>[^,;]*?(?=[,;]|\.\s|\.?$|\bbut\b))
       | except(?:\s+for|\s+in)?\s+(?P<d>[^,;]*?(?=[,;]|\.\s|\.?$))
       | without\s+(?:touching|changing)\s+(?P<e>[^,;]*?(?=[,;]|\.\s|\.?$))
+      | ,\s*(?:but\s+)?not\s+(?P<g>[`"'\[\w.$-]+[`"'\]]?)\s*(?=\.?$|,)
       | (?P<f>[^,;.]*?)\s+(?:must|should|shall)\s+(?:stay|remain|not\s+change|not\s+be\s+(?:changed|touched))[^,;.]*
     )"""
 )
-_EVERYWHERE = re.compile(r"(?i)\b(all|every\w*|each|throughout|both|any|wherever|whole)\b")
+_EVERYWHERE = re.compile(
+    r"(?i)\b(?:all|everywhere|throughout|both|wherever|whole|(?:every|each)(?!\s+(?:\d|second|minute|hour|day|week|month|time|night|few|other\s+second)))\b"
+)
 _PLACE = r"(?:in|inside|within|of|under|below|from|for|on|at)"
 _QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|“([^”]+)”|(?<!\w)'([^']+)'(?!\w)")
 
@@ -119,11 +133,13 @@ class _Mention:
     is_place: bool  # "in NAME", or NAME is what the sentence is about
 
 
-_REFERENCE = re.compile(r"(?i),?\s*\b(?:as|like|unlike|similar\s+to|same\s+as|instead\s+of)\b[^,;.]*")
+_REFERENCE = re.compile(
+    r"(?i),?\s*\b(?:as|like|unlike|similar\s+to|same\s+as|instead\s+of)\b[^,;.]*"
+)
 _DOTTED = re.compile(r"[\w$]+(?:\.[\w$]+)+(?:\(\))?")
 _VERBS = r"should|must|shall|needs?|has\s+to|have\s+to|may|can|could|is|are|does|returns?|writes?|takes?|gives?|raises?|reads?|crashes|fails|no\s+longer"
 _MAKE = r"make|let|have|write|rewrite|turn|convert|split|speed\s+up|simplify|document|fix|shorten|refactor|extend|improve|remove|delete|drop|call|give"
-_SET = r"the|its|set|change|update|increase|reduce|raise|lower|bump|remove|delete|drop|decrease"
+_SET = r"the|its|set|give|change|update|increase|reduce|raise|lower|bump|remove|delete|drop|decrease"
 _SMALL = {"key", "variable", "block", "heading", "section", "item"}
 
 
@@ -137,14 +153,23 @@ def _mentioned(
     text = _REFERENCE.sub(" ; ", text) if strict and not rename else text
     for found in reversed(list(_DOTTED.finditer(text))):
         path = found[0].removesuffix("()")
-        exact = [one for one in parts if ".".join(one.path) == path or ".".join(one.path).endswith(f".{path}") or one.name == path]
+        exact = [
+            one
+            for one in parts
+            if ".".join(one.path) == path
+            or ".".join(one.path).endswith(f".{path}")
+            or one.name == path
+        ]
         if exact and not (found[0].endswith("()") and _is_reference(text[: found.start()])):
             chosen.append(exact[0])
             places.append(exact[0])
         if exact or found[0].endswith("()"):
             text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
     mentions = list(_mentions(text, parts, rename, strict))
-    by_name = {one: [part for part in parts if part.name in _forms(one.name) and part.kind in one.kinds] for one in mentions}
+    by_name = {
+        one: [part for part in parts if part.name in _forms(one.name) and part.kind in one.kinds]
+        for one in mentions
+    }
     ordinal = _ordinals(text, lines, parts)
     places += [part for one in mentions if one.is_place for part in by_name[one]] + ordinal
     for one in mentions:
@@ -156,23 +181,43 @@ def _mentioned(
             found_parts = [part for part in found_parts if part not in places] or found_parts
         if len({part.path for part in found_parts}) > 1:
             # several parts have this name: the outermost, where one holds all others; else it is not clear which one is meant
-            outer = [part for part in found_parts if all(part == other or part.holds(other) for other in found_parts)]
+            outer = [
+                part
+                for part in found_parts
+                if all(part == other or part.holds(other) for other in found_parts)
+            ]
             found_parts = outer or ([] if strict else found_parts)
         chosen += found_parts
     chosen += ordinal
     if not chosen and strict:
         chosen = _quoted_places(whole, lines, parts) or _new_member(whole, parts)
     if any(place.holds(one) for one in chosen for place in places):
-        chosen = [one for one in chosen if one not in places or any(one.holds(other) for other in chosen) or any(place.holds(one) for place in places)]
+        chosen = [
+            one
+            for one in chosen
+            if one not in places
+            or any(one.holds(other) for other in chosen)
+            or any(place.holds(one) for place in places)
+        ]
     unique = list(dict.fromkeys(chosen))
-    if strict and not rename and re.search(r"(?i)\b(move|swap|reorder)\b", whole) and len(unique) < 2:
+    if (
+        strict
+        and not rename
+        and re.search(r"(?i)\b(move|swap|reorder)\b", whole)
+        and len(unique) < 2
+    ):
         return []  # the other place is not named
-    return sorted((one for one in unique if not any(one.holds(other) for other in unique)), key=lambda one: one.start)
+    return sorted(
+        (one for one in unique if not any(one.holds(other) for other in unique)),
+        key=lambda one: one.start,
+    )
 
 
 def _is_reference(before: str) -> bool:
     """Return whether a call such as `store.total()` is something to use rather than what to change."""
-    return not re.search(rf"(?i)(^|[.;,:]\s*|\b(?:{_PLACE}|{_MAKE}|the)\s+(?:(?:{_KIND})\s+)?)[`\"']?$", before)
+    return not re.search(
+        rf"(?i)(^|[.;,:]\s*|\b(?:{_PLACE}|{_MAKE}|the)\s+(?:(?:{_KIND})\s+)?)[`\"']?$", before
+    )
 
 
 def _forms(name: str) -> set[str]:
@@ -182,19 +227,30 @@ def _forms(name: str) -> set[str]:
 def _new_member(text: str, parts: Sequence[Part]) -> list[Part]:
     """Return the only class of a text for a request that adds a method."""
     classes = [one for one in parts if one.kind == "class" and len(one.path) == 1]
-    return classes if len(classes) == 1 and re.match(r"(?i)\s*add\s+an?\s+(\w+\s+)?(method|property|field|attribute)\b", text) else []
+    return (
+        classes
+        if len(classes) == 1
+        and re.match(r"(?i)\s*add\s+an?\s+(\w+\s+)?(method|property|field|attribute)\b", text)
+        else []
+    )
 
 
-def _mentions(text: str, parts: Sequence[Part], rename: Rename | None, strict: bool) -> Iterator[_Mention]:
+def _mentions(
+    text: str, parts: Sequence[Part], rename: Rename | None, strict: bool
+) -> Iterator[_Mention]:
     quoted = {next(filter(None, found.groups())) for found in _QUOTED.finditer(text)}
-    is_addition = bool(re.match(r"(?i)\s*(?:please\s+)?(add|append|insert|give|apply|put|move|write)\b", text))
+    is_addition = bool(
+        re.match(r"(?i)\s*(?:please\s+)?(add|append|insert|give|apply|put|move|write)\b", text)
+    )
     names = {part.name for part in parts}
     singular = {name[:-1] for name in names if re.fullmatch(r"[a-z]{3,}s", name)} - names
     for name in sorted(names | singular):
         if rename and name == rename.old:
             continue
         kinds_of_name = {part.kind for part in parts if part.name in _forms(name)}
-        pattern = re.compile(rf"(?<![\w.$-]){re.escape(name)}(?![\w$])(?!-\w)", re.IGNORECASE if " " in name else 0)
+        pattern = re.compile(
+            rf"(?<![\w.$-]){re.escape(name)}(?![\w$])(?!-\w)", re.IGNORECASE if " " in name else 0
+        )
         for found in pattern.finditer(text):
             before, after = text[: found.start()], text[found.end() :]
             bare = re.sub(r"[`\"'“‘(\[.#*]+$", "", before)
@@ -204,27 +260,62 @@ def _mentions(text: str, parts: Sequence[Part], rename: Rename | None, strict: b
             kind_after = None if begins else re.match(rf"(?i)\s+({_KIND})\b(?!\s+hint)", behind)
             kind = (kind_before or kind_after or ("", ""))[1].lower()
             a_kind = rf"(?:(?:\w+\s+)?(?:{_KIND})s?\s+)?"
-            place = re.search(rf"(?i)\b({_PLACE}|to)\s+(?:only\s+|just\s+)?(?:(?:the|a|an|our|my)\s+)?{a_kind}$", bare)
+            place = re.search(
+                rf"(?i)\b({_PLACE}|to)\s+(?:only\s+|just\s+)?(?:(?:the|a|an|our|my)\s+)?{a_kind}$",
+                bare,
+            )
             is_new = place and place[1].lower() == "to" and not is_addition
             if is_new and not kind:
                 continue  # the new value
-            if kind_before and re.search(rf"(?i)\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?$", bare) and is_addition:
+            if (
+                kind_before
+                and re.search(rf"(?i)\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?$", bare)
+                and is_addition
+            ):
                 continue  # what is added
-            if is_addition and re.search(r"(?i)\b(?:after|before|above|below|behind|next\s+to|under)\s+(?:the\s+)?(?:\w+\s+)?$", bare):
+            if is_addition and re.search(
+                r"(?i)\b(?:after|before|above|below|behind|next\s+to|under)\s+(?:the\s+)?(?:\w+\s+)?$",
+                bare,
+            ):
                 yield _Mention(name, found.start(), frozenset(_ANY_KIND), True)
                 continue
-            is_code = bool(re.search(r"[_.\d/-]|[a-z][A-Z]", name)) or (name[:1].isupper() and not begins and " " not in name)
-            is_marked = name in quoted or after.startswith(("()", "`")) or bool(kind) or is_code or " " in name
-            is_subject = bool(re.match(rf"(?i)(\s+(?:{_VERBS})\b|\s*:)", behind)) and bool(
-                begins or re.search(rf"(?i)(^|[.;,:]|\b(?:and|that|so)\b)\s*(?:the\s+)?{a_kind}$", bare)
+            is_code = bool(re.search(r"[_.\d/-]|[a-z][A-Z]", name)) or (
+                name[:1].isupper() and not begins and " " not in name
             )
-            is_object = bool(re.search(rf"(?i)\b(?:{_MAKE})\s+(?:the\s+)?{a_kind}$", bare)) and bool(kinds_of_name & {"function", "class"})
-            is_set = bool(re.search(rf"(?i)\b(?:{_SET})\s+$", bare)) and bool(kinds_of_name & _SMALL)
-            if is_marked or (place and not is_new) or is_subject or is_object or is_set or not strict:
+            is_marked = (
+                name in quoted
+                or after.startswith(("()", "`"))
+                or bool(kind)
+                or is_code
+                or " " in name
+            )
+            is_subject = bool(re.match(rf"(?i)(\s+(?:{_VERBS})\b|\s*:)", behind)) and bool(
+                begins
+                or re.search(rf"(?i)(^|[.;,:]|\b(?:and|that|so)\b)\s*(?:the\s+)?{a_kind}$", bare)
+            )
+            is_object = bool(
+                re.search(rf"(?i)\b(?:{_MAKE})\s+(?:the\s+)?{a_kind}$", bare)
+            ) and bool(kinds_of_name & {"function", "class"})
+            is_set = bool(re.search(rf"(?i)\b(?:{_SET})\s+$", bare)) and bool(
+                kinds_of_name & _SMALL
+            )
+            if (
+                is_marked
+                or (place and not is_new)
+                or is_subject
+                or is_object
+                or is_set
+                or not strict
+            ):
                 kinds = _KINDS.get(kind, _ANY_KIND)
                 if not kinds & kinds_of_name:
                     kinds = _ANY_KIND
-                yield _Mention(name, found.start(), frozenset(kinds), bool(place and not is_new) or is_subject or is_object)
+                yield _Mention(
+                    name,
+                    found.start(),
+                    frozenset(kinds),
+                    bool(place and not is_new) or is_subject or is_object,
+                )
 
 
 def _line_numbers(text: str, n_lines: int) -> list[Part]:
@@ -246,7 +337,9 @@ def _ordinals(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Pa
     if noun == "paragraph":
         candidates = _paragraphs(lines)
     else:
-        candidates = [one for one in parts if one.name.lower() in {noun, f"{noun}s"} and one.kind != "item"]
+        candidates = [
+            one for one in parts if one.name.lower() in {noun, f"{noun}s"} and one.kind != "item"
+        ]
         if len(candidates) == 1:  # the items of a list
             candidates = _items(lines, candidates[0])
         if not candidates:
@@ -259,7 +352,11 @@ def _items(lines: Sequence[str], part: Part) -> list[Part]:
     inner = [i for i in range(part.start + 1, part.end) if lines[i].strip()]
     if not inner:
         return []
-    deep = min(len(lines[i]) - len(lines[i].lstrip()) for i in inner if lines[i].strip() not in {"]", "],", "}", "},"})
+    deep = min(
+        len(lines[i]) - len(lines[i].lstrip())
+        for i in inner
+        if lines[i].strip() not in {"]", "],", "}", "},"}
+    )
     heads = [i for i in inner if re.match(rf"\s{{{deep}}}(?:-\s|[\[{{])", lines[i])]
     ends = [*heads[1:], max(inner) + (lines[max(inner)].strip() not in {"]", "],"})]
     return [Part("", "lines", i, end) for i, end in zip(heads, ends, strict=True)] if heads else []
@@ -281,8 +378,14 @@ def _paragraphs(lines: Sequence[str]) -> list[Part]:
 def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Part]:
     """Return the lines of quoted texts, and of numbers, that stand at one place only."""
     words = [next(filter(None, found.groups())) for found in _QUOTED.finditer(text)]
-    if re.search(r"(?i)\bimports?\b", text) and re.search(r"(?i)\b(sort|order|group|clean|unused|merge)", text):
-        imports = [i for i, line in enumerate(lines) if re.match(r"(import|from|#include|use|using|require)\b", line)]
+    if re.search(r"(?i)\bimports?\b", text) and re.search(
+        r"(?i)\b(sort|order|group|clean|unused|merge)", text
+    ):
+        imports = [
+            i
+            for i, line in enumerate(lines)
+            if re.match(r"(import|from|#include|use|using|require)\b", line)
+        ]
         if imports:
             return [Part("", "lines", imports[0], imports[-1] + 1)]
     before = re.split(r"(?i)\b(?:to|by|with|into)\b", text)[0]
@@ -293,7 +396,9 @@ def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> li
             (i,) = places
             holders = [part for part in parts if part.start <= i < part.end]
             block = min(holders, key=lambda part: part.end - part.start, default=None)
-            found.append(block if block and block.end - block.start < 40 else Part("", "lines", i, i + 1))
+            found.append(
+                block if block and block.end - block.start < 40 else Part("", "lines", i, i + 1)
+            )
     return found
 
 
@@ -317,14 +422,18 @@ _REPLACE = re.compile(
     rf"(?:(?:occurrences?|uses?|mentions?|instances?)\s+of\s+)?(?:the\s+)?(?:(?P<kind>word|text|name|string|colou?r|value|term|{_KIND})\s+)?"
     rf"{_a_value('o')}\s+(?P<link>with|by|to|into|for)\s+(?:the\s+)?(?:(?:word|text|string|colou?r|value)\s+)?{_a_value('n')}"
 )
-_FROM_TO = re.compile(rf"(?i)\b(?P<what>[\w-]+)\s+(?P<place>(?:{_PLACE}|of)\s+[^,;]*?\s+)?from\s+{_a_value('o')}\s+to\s+{_a_value('n')}")
+_FROM_TO = re.compile(
+    rf"(?i)\b(?P<what>[\w-]+)\s+(?P<place>(?:{_PLACE}|of)\s+[^,;]*?\s+)?from\s+{_a_value('o')}\s+to\s+{_a_value('n')}"
+)
 _INSTEAD = re.compile(
     rf"(?i)\b(?:write|use|say|put|take)\s+(?:the\s+)?(?P<what>[\w-]+\s+)??{_a_value('n')}\s+(?:everywhere\s+)?instead\s+of\s+(?:the\s+)?{_a_value('o')}(?=\s+(?:in|everywhere)\b|[,;.]|\s*$)"
 )
 
 
 def _value(found: re.Match[str], which: str) -> str:
-    return next((found[f"{which}{one}"] for one in "abcd" if found[f"{which}{one}"] is not None), "")
+    return next(
+        (found[f"{which}{one}"] for one in "abcd" if found[f"{which}{one}"] is not None), ""
+    )
 
 
 def _is_quoted(found: re.Match[str], which: str) -> bool:
@@ -335,7 +444,9 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
     """Return the rename or the exact replacement that an instruction asks for; None if it is another change."""
     if found := _RENAME.search(text):
         old, new = found["old"].rstrip("."), found["new"].rstrip(".")
-        if _occurs(old.rpartition(".")[2], lines) and not re.search(r"(?i)\b(and|also|then)\b.*\b(add|remove|change|update|make)\b", text[found.end() :]):
+        if _occurs(old.rpartition(".")[2], lines) and not re.search(
+            r"(?i)\b(and|also|then)\b.*\b(add|remove|change|update|make)\b", text[found.end() :]
+        ):
             return Rename(old, new, True, (found["kind"] or "").lower())
     if found := _FROM_TO.search(text):
         old, new = _value(found, "o"), _value(found, "n").rstrip(".")
@@ -348,12 +459,31 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
             return Rename(old, new, False, "", (found["what"] or "").strip().lower())
     if found := _REPLACE.search(text):
         old, new = _value(found, "o"), _value(found, "n").rstrip(".")
-        is_change = found["verb"].lower() == "change" or found["link"].lower() in {"to", "into", "for"}
-        is_marked = _is_quoted(found, "o") or bool(re.search(r"[\d#%@$/]", old)) or (found["kind"] or "").lower() in {"word", "text", "string", "name", "term"}
-        is_key = any(part.name == old and part.kind in {"key", "variable", "section"} for part in parts)
-        if _occurs(old, lines) and (not is_change or (is_marked and not is_key)) and _is_plain(new) and (_is_quoted(found, "n") or is_change or _is_plain(old)):
+        is_change = found["verb"].lower() == "change" or found["link"].lower() in {
+            "to",
+            "into",
+            "for",
+        }
+        is_marked = (
+            _is_quoted(found, "o")
+            or bool(re.search(r"[\d#%@$/]", old))
+            or (found["kind"] or "").lower() in {"word", "text", "string", "name", "term"}
+        )
+        is_key = any(
+            part.name == old and part.kind in {"key", "variable", "section"} for part in parts
+        )
+        if (
+            _occurs(old, lines)
+            and (not is_change or (is_marked and not is_key))
+            and _is_plain(new)
+            and (_is_quoted(found, "n") or is_change or _is_plain(old))
+        ):
             behind = text[found.end() :]
-            if not re.match(r"\s+\w", behind) or re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind) or _is_quoted(found, "n"):
+            if (
+                not re.match(r"\s+\w", behind)
+                or re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind)
+                or _is_quoted(found, "n")
+            ):
                 return Rename(old, new, False, (found["kind"] or "").lower())
     return None
 

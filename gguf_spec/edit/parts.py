@@ -21,7 +21,7 @@ class Part:
     Attributes:
         name: Its name, such as `total`.
         kind: `class`, `function`, `variable`, `block`, `section`, `key`, `item`, `heading` or `lines`.
-        start: Its first line, from 0, with the comment and the decorators above it.
+        start: Its first line, from 0, with the decorators above it.
         end: The line behind its last one.
         path: The names of the parts around it, and its own.
     """
@@ -52,7 +52,17 @@ BRACES = {
 }  # fmt: skip
 _SHELL = {".sh", ".bash", ".zsh"}
 _KEYED = {".json", ".jsonc", ".json5", ".yaml", ".yml"}
-_SECTIONS = {".toml", ".ini", ".cfg", ".conf", ".editorconfig", ".properties", ".service", ".desktop", ".env"}
+_SECTIONS = {
+    ".toml",
+    ".ini",
+    ".cfg",
+    ".conf",
+    ".editorconfig",
+    ".properties",
+    ".service",
+    ".desktop",
+    ".env",
+}
 _HEADINGS = {".md", ".markdown", ".rst", ".txt", ".adoc"}
 
 
@@ -116,14 +126,18 @@ def _python(lines: list[str]) -> Iterable[Part]:
     while nodes:
         node = nodes.pop()
         for child in ast.iter_child_nodes(node):
-            is_variable = isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(node, (ast.Module, ast.ClassDef))
-            if is_variable or isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                found += _python_part(lines, child)
+            is_variable = isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(
+                node, (ast.Module, ast.ClassDef)
+            )
+            if is_variable or isinstance(
+                child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+            ):
+                found += _python_part(child)
             nodes.append(child)
     return found
 
 
-def _python_part(lines: list[str], node: ast.AST) -> Iterator[Part]:
+def _python_part(node: ast.AST) -> Iterator[Part]:
     start, end = node.lineno - 1, node.end_lineno or node.lineno
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -133,16 +147,7 @@ def _python_part(lines: list[str], node: ast.AST) -> Iterator[Part]:
         return
     assert isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
     start = min([start, *(one.lineno - 1 for one in node.decorator_list)])
-    kind = "class" if isinstance(node, ast.ClassDef) else "function"
-    yield Part(node.name, kind, _with_comment(lines, start, "#"), end)
-
-
-def _with_comment(lines: list[str], start: int, mark: str) -> int:
-    """Return the first line of the comment that ends right above a line."""
-    marks = ("//", "/*", "*", "--") if mark == "//" else (mark,)
-    while start and lines[start - 1].strip() and lines[start - 1].lstrip().startswith(marks):
-        start -= 1
-    return start
+    yield Part(node.name, "class" if isinstance(node, ast.ClassDef) else "function", start, end)
 
 
 def _indentation(line: str) -> int:
@@ -228,16 +233,23 @@ _SETTING = re.compile(r"""\s*(?:export\s+)?["']?([\w.$-]+(?: [\w.-]+)*)["']?\s*[
 
 def _sections(lines: list[str]) -> Iterator[Part]:
     heads = [i for i, line in enumerate(lines) if _SECTION.match(line)]
-    for i, after in zip(heads, [*heads[1:], len(lines)], strict=True):
+    for i, after in zip(heads, [*heads[1:], len(lines)], strict=False):
         found = _SECTION.match(lines[i])
         assert found
         end = after
-        while end > i + 1 and (not lines[end - 1].strip() or (after < len(lines) and lines[end - 1].lstrip()[:1] in "#;")):
+        while end > i + 1 and (
+            not lines[end - 1].strip()
+            or (after < len(lines) and lines[end - 1].lstrip()[:1] in "#;")
+        ):
             end -= 1
         name = found[1].strip().strip("\"'")
-        yield Part(name, "section", _with_comment(lines, i, "#"), end)
+        yield Part(name, "section", i, end)
     for i, line in enumerate(lines):
-        if i not in heads and line.lstrip()[:1] not in {"#", ";"} and (found := _SETTING.match(line)):
+        if (
+            i not in heads
+            and line.lstrip()[:1] not in {"#", ";"}
+            and (found := _SETTING.match(line))
+        ):
             yield Part(found[1], "key", i, _end_of_block(lines, i, closing=True))
 
 
@@ -250,8 +262,16 @@ def _headings(lines: list[str]) -> Iterator[Part]:
             fence = "" if fence and mark[1].startswith(fence) else fence or mark[1]
         elif not fence and (found := re.match(r"(#{1,6})\s+(.*?)\s*#*$", line)):
             heads.append((i, len(found[1]), found[2]))
-        elif not fence and i and lines[i - 1].strip() and re.match(r"(=+|-+|~+|\^+)\s*$", line) and len(line.strip()) > 2:
-            if len(line.strip()) >= len(lines[i - 1].strip()) - 1 and not re.match(r"\s*([-*+|#>]|\d+\.)", lines[i - 1]):
+        elif (
+            not fence
+            and i
+            and lines[i - 1].strip()
+            and re.match(r"(=+|-+|~+|\^+)\s*$", line)
+            and len(line.strip()) > 2
+        ):
+            if len(line.strip()) >= len(lines[i - 1].strip()) - 1 and not re.match(
+                r"\s*([-*+|#>]|\d+\.)", lines[i - 1]
+            ):
                 heads.append((i - 1, "=-~^".index(line[0]) + 1, lines[i - 1].strip()))
     for n, (i, level, title) in enumerate(heads):
         end = next((j for j, other, _ in heads[n + 1 :] if other <= level), len(lines))
@@ -276,7 +296,7 @@ def _sql(lines: list[str]) -> Iterator[Part]:
                 r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?[\"'`\[]?([\w.]+)", head, re.IGNORECASE,
             )  # fmt: skip
             if found:
-                yield Part(found[1], "block", _with_comment(lines, start, "//"), i + 1)
+                yield Part(found[1], "block", start, i + 1)
             start = None
 
 
@@ -284,10 +304,12 @@ def _targets(lines: list[str]) -> Iterator[Part]:
     for i, line in enumerate(lines):
         if found := re.match(r"([\w./%$(){}-]+(?:\s+[\w./%$(){}-]+)*)\s*:(?![=])", line):
             end = i + 1
-            while end < len(lines) and (lines[end].startswith("\t") or lines[end - 1].endswith("\\")):
+            while end < len(lines) and (
+                lines[end].startswith("\t") or lines[end - 1].endswith("\\")
+            ):
                 end += 1
             for name in found[1].split():
-                yield Part(name, "block", _with_comment(lines, i, "#"), end)
+                yield Part(name, "block", i, end)
         elif found := re.match(r"(?:export\s+)?([\w.-]+)\s*[:?+]?=", line):
             end = i + 1
             while end < len(lines) and lines[end - 1].endswith("\\"):
@@ -296,15 +318,22 @@ def _targets(lines: list[str]) -> Iterator[Part]:
 
 
 def _blocks(lines: list[str], pattern: str, kind: str) -> Iterator[Part]:
-    heads = [(i, found[1]) for i, line in enumerate(lines) if (found := re.match(pattern, line, re.IGNORECASE))]
-    for (i, name), (end, _) in zip(heads, [*heads[1:], (len(lines), "")], strict=True):
+    heads = [
+        (i, found[1])
+        for i, line in enumerate(lines)
+        if (found := re.match(pattern, line, re.IGNORECASE))
+    ]
+    for (i, name), (end, _) in zip(heads, [*heads[1:], (len(lines), "")], strict=False):
         yield Part(name, kind, i, end)
 
 
 def _elements(lines: list[str]) -> Iterator[Part]:
     for i, line in enumerate(lines):
         for found in re.finditer(r"<([\w:-]+)([^<>]*)>", line):
-            tag, names = found[1], re.findall(r"""\b(?:id|class|name)\s*=\s*["']([^"']+)["']""", found[2])
+            tag, names = (
+                found[1],
+                re.findall(r"""\b(?:id|class|name)\s*=\s*["']([^"']+)["']""", found[2]),
+            )
             if found[2].endswith("/") or f"</{tag}>" in line[found.end() :]:
                 end = i + 1
             else:
@@ -315,7 +344,19 @@ def _elements(lines: list[str]) -> Iterator[Part]:
                 yield Part(name, "block", i, end)
 
 
-_NO_FUNCTIONS = {"if", "for", "while", "switch", "catch", "return", "else", "do", "match", "with", "sizeof"}
+_NO_FUNCTIONS = {
+    "if",
+    "for",
+    "while",
+    "switch",
+    "catch",
+    "return",
+    "else",
+    "do",
+    "match",
+    "with",
+    "sizeof",
+}
 _HEAD_NAMES = (
     ("class", re.compile(r"\b(?:class|struct|enum|union|interface|trait|namespace|module|record|message)\s+([\w:]+)[^()]*$")),
     ("class", re.compile(r"\bimpl\b(?:<[^>]*>)?\s+(?:\w+\s+for\s+)?(\w+)")),
@@ -339,12 +380,19 @@ def _braces(lines: list[str], comment: str = "//") -> Iterator[Part]:
             elif char == "}":
                 if stack:
                     start, words = stack.pop()
-                    after = re.match(r"\s*(\w+)\s*;", line[line.rindex("}") + 1 :]) if words.strip().startswith("typedef") else None
-                    yield from _block(lines, comment, start, i + 1, words, after[1] if after else "")
+                    after = (
+                        re.match(r"\s*(\w+)\s*;", line[line.rindex("}") + 1 :])
+                        if words.strip().startswith("typedef")
+                        else None
+                    )
+                    yield from _block(start, i + 1, words, after[1] if after else "")
                 head = ""
             elif char == ";":
                 if not head.count("(") > head.count(")"):
-                    found = re.match(r"\s*(?:#define\s+|.*?\b(?:const|let|var|static|export)\b.*?)([\w$]+)\s*(?::[^=]*)?=", head)
+                    found = re.match(
+                        r"\s*(?:#define\s+|.*?\b(?:const|let|var|static|export)\b.*?)([\w$]+)\s*(?::[^=]*)?=",
+                        head,
+                    )
                     if found and not stack:
                         yield Part(found[1], "variable", head_line, i + 1)
                     head = ""
@@ -358,16 +406,19 @@ def _braces(lines: list[str], comment: str = "//") -> Iterator[Part]:
             head = ""
 
 
-def _block(lines: list[str], comment: str, start: int, end: int, words: str, after: str) -> Iterator[Part]:
+def _block(start: int, end: int, words: str, after: str) -> Iterator[Part]:
     words = " ".join(words.split())
-    start = _with_comment(lines, start, comment)
     if after:
         yield Part(after, "class", start, end)
     for kind, pattern in _HEAD_NAMES:
         if (found := pattern.search(words)) and found[1] not in _NO_FUNCTIONS:
             yield Part(found[1], kind, start, end)
             return
-    if words and not re.match(r"(if|else|for|while|switch|do|try|catch|finally|typedef|return)\b", words) and len(words) < 200:
+    if (
+        words
+        and not re.match(r"(if|else|for|while|switch|do|try|catch|finally|typedef|return)\b", words)
+        and len(words) < 200
+    ):
         for one in words.split(","):  # selectors, and blocks of settings
             yield Part(one.strip(), "block", start, end)
 
@@ -384,7 +435,9 @@ def _without_texts(lines: list[str], comment: str) -> list[str]:
     text = "\n".join(lines)
     if comment == "//":
         both = re.compile(rf"/\*.*?(?:\*/|\Z)|//[^\n]*|{_TEXT.pattern}", re.DOTALL)
-        return both.sub(lambda found: blank(found) if found[0][0] == "/" else _quoted(found[0]), text).split("\n")
+        return both.sub(
+            lambda found: blank(found) if found[0][0] == "/" else _quoted(found[0]), text
+        ).split("\n")
     both = re.compile(rf"(?m)(?:(?<=\s)|^)#[^\n]*|\$\{{[^}}\n]*\}}|{_TEXT.pattern}", re.DOTALL)
     return both.sub(blank, text).split("\n")
 
