@@ -372,8 +372,9 @@ def _chosen_hunks(
                 edited = click.edit(
                     "\n".join(hunk.new) + "\n", extension=source.path.suffix or ".txt"
                 )
-                lines = hunk.new if edited is None else tuple(edited.removesuffix("\n").split("\n"))
-                taken.append(replace(hunk, new=lines))
+                if edited is not None:
+                    hunk = replace(hunk, new=tuple(edited.removesuffix("\n").split("\n")))
+                taken.append(hunk)
             elif key == "r":
                 is_again = True
                 break

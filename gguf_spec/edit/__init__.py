@@ -200,7 +200,7 @@ class EditPlan:
                 new = [*self.lines[:start], *_indented_as(old, new), *self.lines[end:]]
                 written = "part"
         new = with_old_spelling(self.lines, new, self._instruction)
-        inside, outside = [], []
+        inside, outside = list[Hunk](), list[Hunk]()
         for hunk in hunks_between(self.lines, new):
             (inside if self._may_change(hunk) else outside).append(hunk)
         refused = objections(self.lines, inside, self.reading, self._name, self._instruction)

@@ -151,6 +151,12 @@ _ADDS = re.compile(
 )
 
 
+_PLURAL = re.compile(
+    r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|docstrings|hints|errors|mistakes|"
+    r"typos|spelling|words|sentences|headings|entries|items|imports|rows|everything)\b"
+)
+
+
 def _counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
@@ -203,16 +209,18 @@ def _too_many_places(
     old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
 ) -> list[str]:
     """Return an objection where an instruction names no place, and changes like each other are at several."""
-    if reading.is_everywhere or len(hunks) < 2 or reading.scope:
+    if reading.is_everywhere or reading.scope:
         return []
     changes = [_change_of(one) for one in hunks]
+    n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
+    if PurePath(name).suffix.lower() in {".csv", ".tsv"} and n_rows > 1 and not _PLURAL.search(instruction):
+        return [f"{n_rows} rows are changed"]
     if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
         n = max(changes.count(one) for one in changes)
         return [f"the same change is made at {n} places"]
-    parts = [one for one in parts_of(list(old), name) if one.kind != "lines"]
+    parts = parts_of(list(old), name)
     places = {_outer(one, parts) for one in hunks}
-    plural = re.search(r"(?i)\b(and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|imports)\b", instruction)  # fmt: skip
-    if len(places) > 1 and not plural:
+    if len(places) > 1 and not _PLURAL.search(instruction):
         return [f"{len(places)} places are changed"]
     return []
 
@@ -384,7 +392,7 @@ def patch(old: bytes, new: bytes, name: str) -> bytes:
         if quoted != name
         else [f"a/{name}", f"b/{name}"]
     )
-    result = []
+    result: list[bytes] = []
     for line in difflib.unified_diff(decoded[0], decoded[1], names[0], names[1], n=_N_CONTEXT):
         data = (
             line.encode("latin-1")

@@ -137,7 +137,7 @@ def _python(lines: list[str]) -> Iterable[Part]:
     return found
 
 
-def _python_part(node: ast.AST) -> Iterator[Part]:
+def _python_part(node: ast.stmt) -> Iterator[Part]:
     start, end = node.lineno - 1, node.end_lineno or node.lineno
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
