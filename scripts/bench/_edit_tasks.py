@@ -210,16 +210,25 @@ def outside(task: Task, new: str) -> int:
         new: The new text, as it is stored.
     """
     old_lines, new_lines = (one.removesuffix("\n").split("\n") for one in (task.raw, new))
-    n_old = len(old_lines)
-    free = [n in task.lines for n in range(n_old + 1)]
-    open_gap = [n in task.gaps for n in range(n_old + 1)]
-    row = [0] * (len(new_lines) + 1)
-    for j in range(1, len(row)):
-        row[j] = row[j - 1] + (not open_gap[0])
-    for i, line in enumerate(old_lines, 1):
-        lost, added = int(not free[i]), int(not open_gap[i])
+    # What is the same before the first place and behind the last one is left out: it costs nothing.
+    n_before, n_old = 0, len(old_lines)
+    first, last = min(task.gaps), max(task.gaps)
+    while n_before < min(first, len(new_lines)) and old_lines[n_before] == new_lines[n_before]:
+        n_before += 1
+    while (
+        n_old > max(last, n_before)
+        and len(new_lines) > n_before
+        and old_lines[n_old - 1] == new_lines[-1]
+    ):
+        n_old -= 1
+        del new_lines[-1]
+    row = [0]
+    for _ in new_lines[n_before:]:
+        row.append(row[-1] + (n_before not in task.gaps))
+    for i in range(n_before + 1, n_old + 1):
+        line, lost, added = old_lines[i - 1], int(i not in task.lines), int(i not in task.gaps)
         above, row = row, [row[0] + lost]
-        for j, one in enumerate(new_lines, 1):
+        for j, one in enumerate(new_lines[n_before:], 1):
             kept = above[j - 1] + (0 if line == one else lost)
             row.append(min(kept, above[j] + lost, row[j - 1] + added))
     return row[-1] + (task.raw.endswith("\n") != new.endswith("\n"))

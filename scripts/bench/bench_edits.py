@@ -2,7 +2,7 @@
 """Natural edits of real files: how many come out right, and how many damage the file.
 
     .venv/bin/python scripts/bench/bench_edits.py --half tune --way whole
-    .venv/bin/python scripts/bench/bench_edits.py --model qwen2.5-coder-3b --half report --json edits.json
+    .venv/bin/python scripts/bench/bench_edits.py --model qwen2.5-coder-7b Qwen/Qwen2.5-Coder-3B-Instruct-GGUF --half report --json edits.json
     .venv/bin/python scripts/bench/bench_edits.py --list    # the tasks and their instructions; needs no model
 
 Each task of `tests/data/edits` is run at temperature 0, as `gguf-spec edit --yes` runs it. Ways:
