@@ -17,7 +17,7 @@ unchanged  the same text
 refused    nothing was written; in brackets how many of these texts were right
 
 Methods and parameters are chosen with the half `tune`; the half `report` is for figures that are published. With --json the results are kept
-after each task, and tasks that are in the file are not run again.
+after each task, and tasks that are in the file are not run again. The checks execute functions of the new Python texts in this process.
 """
 
 import argparse
