@@ -27,6 +27,7 @@ FOLDER = Path(__file__).parents[2] / "tests" / "data" / "edits"
 HALVES = ("tune", "report")
 RIGHT, DAMAGED, WRONG, UNCHANGED, REFUSED = "right", "damaged", "wrong", "unchanged", "refused"
 _MOST_S = 20  # for the code of a new text, which may not end
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _BRACES = {".c", ".h", ".js", ".ts", ".css"}
 
 
@@ -104,8 +105,8 @@ def read_tasks(halves=HALVES, folder=FOLDER) -> list[Task]:
 
 @functools.cache
 def _read_half(half, folder) -> list[Task]:
-    found, loader = [], getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    for group in yaml.load((folder / f"{half}.yaml").read_bytes(), loader):
+    found = []
+    for group in yaml.load((folder / f"{half}.yaml").read_bytes(), _LOADER):
         raw = (folder / half / f"{group['file']}.in").read_bytes().decode("utf-8")
         for entry in group["tasks"]:
             try:
@@ -289,6 +290,7 @@ def _limited():
         signal.signal(signal.SIGALRM, before)
 
 
+@functools.lru_cache(200)
 def _parses(file: str, text: str) -> bool:
     try:
         if Path(file).suffix in _BRACES:
@@ -307,7 +309,7 @@ def data_of(file: str, text: str):
     if kind == ".py":
         return ast.parse(text)
     if kind in (".yaml", ".yml"):
-        return yaml.safe_load(text)
+        return yaml.load(text, _LOADER)
     if kind == ".json":
         return json.loads(text)
     if kind == ".toml":
