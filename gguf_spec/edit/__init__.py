@@ -1,8 +1,9 @@
 """Edits of a text: what an instruction asks for and nothing else.
 
-The instruction is read first (`instruction.py`): a rename, a replacement or the value of a setting is made by code and needs no
-model. Else the model writes the part that the instruction names (`parts.py`), or the whole text where it names none, and the
-changes are compared with what was asked (`hunks.py`). What is outside of the named part stays as it was.
+The instruction is read first (`instruction.py`): a rename, a replacement or the value of a setting
+is made by code and needs no model. Else the model writes the part that the instruction names
+(`parts.py`), or the whole text where it names none, and the changes are compared with what was
+asked (`hunks.py`). What is outside of the named part stays as it was.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ..errors import ContextTooShortError, GgufSpecError, InvalidOptionError
+from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, Text
 from ..options import Sampling
 from ..results import Completion, Stats
 from .by_code import CodeEdit, edit_by_code
@@ -21,29 +22,45 @@ from .hunks import (
     Hunk,
     apply,
     counted,
+    counted_noun,
     hunks_between,
-    language,
+    no_longer_valid,
     objections,
-    problem_of,
+    patch,
     split_lines,
     with_old_spelling,
 )
 from .instruction import Reading, read
 from .parts import Part, parts_of
 
-if TYPE_CHECKING:
-    from ..runtime.llm import LLM
-
-__all__ = ["Edit", "EditPlan", "EditPrompt", "Hunk"]
+__all__ = ["Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "patch"]
 
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
 _SCOPE_HINT = (
     "name a part as it stands in the text, such as Store.total, or its lines, such as 10-40."
 )
-# a part of more than this share of the text is written as the whole text
-_MOST_OF_TEXT = 0.8
-# lines of the text around a part that the model sees
-_N_AROUND = 60
+_MOST_OF_TEXT = 0.8  # a part of more than this share of the text is written as the whole text
+_N_AROUND = 60  # lines of the text around a part that the model sees
+_MOST_NAMED = 12  # parts in an error
+
+
+class Model(Protocol):
+    """What an edit needs to know of a model."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Number of tokens of the context."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether it takes messages."""
+
+    @property
+    def vocabulary(self) -> Any:
+        """Its vocabulary."""
+
+    def tokenize(self, prompt: Any, /, *, prefill: str = "", special: bool = True) -> list[int]:
+        """Return the token ids of a text or of messages."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +88,10 @@ class Edit:
     seed: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data."""
-        hunks = [
-            {"line": one.start + 1, "old": list(one.old), "new": list(one.new), "outside": one.is_outside}
-            for one in self.hunks
-        ]  # fmt: skip
+        """Return the result as plain data, without the statistics."""
         return {
             "text": self.text,
-            "hunks": hunks,
+            "hunks": [one.to_dict() for one in self.hunks],
             "way": self.way,
             "scope": list(self.scope),
             "refused": list(self.refused),
@@ -106,11 +119,11 @@ class EditPlan:
             text: The old text, with line feeds.
             instruction: What to change.
             name: Name of the file, whose ending says how it is read.
-            scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`. Empty: what the
-                instruction names, or else the whole text.
+            scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`.
+                Empty: what the instruction names, or else the whole text.
 
         Raises:
-            InvalidOptionError: A part of `scope` is not in the text, or its name stands for several.
+            InvalidOptionError: A part of `scope` is not in the text, or several have its name.
         """
         if not isinstance(text, str) or not text.strip():
             raise InvalidOptionError("text", text, "a text that is not empty")
@@ -128,30 +141,26 @@ class EditPlan:
         self.part = self._written_part()
 
     def _part_of(self, name: str) -> Part:
-        if found := re.fullmatch(r"(\d+)(?:-(\d+))?", name):
+        if found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", name):
             first, last = int(found[1]), int(found[2] or found[1])
             if not 1 <= first <= last <= len(self.lines):
-                raise InvalidOptionError(
-                    "scope", name, f"lines from 1 to {len(self.lines):,}", _SCOPE_HINT
+                raise _no_part(
+                    name, f"lines {name}: it has {counted_noun(len(self.lines), 'line')}"
                 )
             return Part("", "lines", first - 1, last)
         parts = [one for one in self._parts if name in {one.name, ".".join(one.path), one.label}]
         parts = [one for one in parts if ".".join(one.path) == name] or parts
-        if len({(one.start, one.end) for one in parts}) != 1:
-            names = list(
-                dict.fromkeys(
-                    one.label
-                    for one in self._parts
-                    if one.kind not in {"variable", "key"} or len(one.path) == 1
-                )
-            )
-            what = (
-                f"one of {', '.join(names[:12])}"
-                if not parts
-                else "the name of one part; as a path, such as Store.total, or its lines"
-            )
-            raise InvalidOptionError("scope", name, what, _SCOPE_HINT)
-        return parts[0]
+        if len({(one.start, one.end) for one in parts}) == 1:
+            return parts[0]
+        if parts:
+            raise _no_part(name, f"one part {name}, but several: write its path, or its lines")
+        names = dict.fromkeys(
+            one.label
+            for one in self._parts
+            if one.kind not in {"variable", "key"} or len(one.path) == 1
+        )
+        some = ", ".join([*names][:_MOST_NAMED])
+        raise _no_part(name, f"part {name}" + (f"; it has {some}" if some else ""))
 
     def _written_part(self) -> Part | None:
         scope = self.reading.scope
@@ -177,11 +186,7 @@ class EditPlan:
         assert self.by_code is not None
         hunks = hunks_between(self.lines, self.by_code.lines)
         refused = [self.by_code.doubt] if self.by_code.doubt else []
-        new = "\n".join(self.by_code.lines) + "\n"
-        if (problem := problem_of(new, self._name)) and not problem_of(
-            "\n".join(self.lines) + "\n", self._name
-        ):
-            refused.append(f"it is no longer valid {language(self._name)}: {problem}")
+        refused += no_longer_valid(self.lines, self.by_code.lines, self._name)
         return self._edit(hunks, [], refused, "code")
 
     def result(self, answer: str, completion: Completion) -> Edit:
@@ -217,16 +222,24 @@ class EditPlan:
         return n_known > max(2, 0.6 * len(known))
 
     def _may_change(self, hunk: Hunk) -> bool:
-        if any(one.start < hunk.end and hunk.start < one.end for one in self.reading.kept):
+        start, end = hunk.start, hunk.end
+        while start < end and not self.lines[start].strip():  # empty lines belong to no part
+            start += 1
+        while start < end and not self.lines[end - 1].strip():
+            end -= 1
+        if any(one.start < max(end, start + 1) and start < one.end for one in self.reading.kept):
             return False
         scope = self.reading.scope
-        if not scope:
-            return True
-        return any(one.start <= hunk.start and hunk.end <= one.end for one in scope)
+        return not scope or any(one.start <= start and end <= one.end for one in scope)
 
     def _edit(
-        self, inside: list[Hunk], outside: list[Hunk], refused: list[str], way: str, completion: Completion | None = None
-    ) -> Edit:  # fmt: skip
+        self,
+        inside: list[Hunk],
+        outside: list[Hunk],
+        refused: list[str],
+        way: str,
+        completion: Completion | None = None,
+    ) -> Edit:
         text = "\n".join(apply(self.lines, inside)) + ("\n" if self._text.endswith("\n") else "")
         hunks = sorted(
             [*inside, *(replace(one, is_outside=True) for one in outside)],
@@ -243,7 +256,7 @@ class EditPlan:
             completion.seed if completion else None,
         )
 
-    def prompt(self, llm: LLM) -> EditPrompt:
+    def prompt(self, llm: Model) -> EditPrompt:
         """Return the request to a model.
 
         Raises:
@@ -252,8 +265,14 @@ class EditPlan:
         return EditPrompt(llm, self._text, self._instruction, self._name, self.part)
 
 
+def _no_part(name: str, what: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        "scope", name, hint=_SCOPE_HINT, message=f"the text does not have {what}."
+    )
+
+
 def _indented_as(old: Sequence[str], new: list[str]) -> list[str]:
-    """Return new lines, indented as far as the old ones: models write a part without its indentation."""
+    """Return new lines, indented as far as the old ones: models leave the indentation out."""
     first_old, first_new = (next((one for one in lines if one.strip()), "") for lines in (old, new))
     lacking = first_old[: len(first_old) - len(first_old.lstrip())]
     has = first_new[: len(first_new) - len(first_new.lstrip())]
@@ -264,7 +283,10 @@ def _indented_as(old: Sequence[str], new: list[str]) -> list[str]:
 
 # The text comes first: small models follow an instruction better that stands next to their answer.
 _ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
-_ASK_PART = "{old}\n\nThe part of it to change:\n\n{part}\n\nTask: {instruction}. Write only this part again with this change."
+_ASK_PART = (
+    "{old}\n\nThe part of it to change:\n\n{part}\n\n"
+    "Task: {instruction}. Write only this part again with this change."
+)
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
 _LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
 
@@ -272,8 +294,8 @@ _LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
 class EditPrompt:
     """The request to a model for the new version of a text, or of a part of it.
 
-    The text is put between two lines of backquotes. The answer is made to begin with such a line, so that the text follows at
-    once, and ends at the next one.
+    The text is put between two lines of backquotes. The answer is made to begin with such a line,
+    so that the text follows at once, and ends at the next one.
 
     Attributes:
         request: The messages, or the text for a model without a chat template.
@@ -284,7 +306,7 @@ class EditPrompt:
     _is_users_limit = False  # whether `max_tokens` ends the new text
 
     def __init__(
-        self, llm: LLM, text: str, instruction: str, name: str, part: Part | None = None
+        self, llm: Model, text: str, instruction: str, name: str, part: Part | None = None
     ) -> None:
         """Make the request.
 
@@ -345,20 +367,17 @@ class EditPrompt:
         """Return the new text of an answer.
 
         Raises:
-            GgufSpecError: The answer was cut, or is empty.
+            NoEditError: The answer was cut, or is empty.
         """
         if result.finish_reason == "length":
-            hint = (
-                "the model may repeat itself: use a larger model, a clearer instruction, or a "
-                "larger --max-tokens and --ctx."
+            hint = Text(
+                "the model may repeat itself: use a larger model or a clearer instruction"
+                "[, or raise {max_tokens}][ and {n_ctx}]."
             )
             if self._is_users_limit:
-                hint = f"raise --max-tokens: the old text has {self.n_text:,} tokens."
-            raise GgufSpecError(
-                f"the new text was not complete after {len(result.tokens):,} tokens; "
-                "nothing was written.",
-                hint,
-            )
+                hint = Text("raise {max_tokens}: the old text has {} tokens.", f"{self.n_text:,}")
+            fact = f"the new text was not complete after {len(result.tokens):,} tokens"
+            raise NoEditError(f"{fact}; nothing was written.", hint)
         text = result.text
         fenced = _FENCED.fullmatch(text.strip())
         if fenced and not _FENCED.fullmatch(self._old.strip()):
@@ -367,8 +386,8 @@ class EditPrompt:
             # three backquotes as the end of a text in longer fences
             text = _LAST_FENCE.sub("", text)
         if not text.strip():
-            hint = "use a larger model or a clearer instruction."
-            raise GgufSpecError("the model wrote no text; nothing was written.", hint)
+            fact = "the model wrote no text; nothing was written."
+            raise NoEditError(fact, "use a larger model or a clearer instruction.")
         ending = "\n" if self._old.endswith("\n") else ""
         return text.removesuffix("\n") + ending
 
@@ -376,24 +395,3 @@ class EditPrompt:
 def _is_open(text: str) -> bool:
     """Return whether a text has an odd number of lines that begin or end a block of code."""
     return len(re.findall(r"^ *`{3,}", text, re.MULTILINE)) % 2 == 1
-
-
-def edit(
-    llm: LLM,
-    text: str,
-    instruction: str,
-    *,
-    name: str = "",
-    scope: Sequence[str] = (),
-    **options: Any,
-) -> Edit:
-    """Change a text as an instruction says; see `LLM.edit`."""
-    plan = EditPlan(text, instruction, name=name, scope=scope)
-    if not plan.needs_model:
-        return plan.result_by_code()
-    prompt = plan.prompt(llm)
-    sampling = prompt.limited(
-        options.pop("sampling", None) or Sampling(temperature=0), options.pop("max_tokens", None)
-    )
-    completion = llm.generate(prompt.request, sampling, prefill=prompt.prefill, **options)
-    return plan.result(prompt.text_of(completion), completion)

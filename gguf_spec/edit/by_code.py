@@ -1,16 +1,19 @@
 """Changes that need no model: renames, replacements of a text, and new values of settings.
 
-A name of Python is found by its tokens and by the scopes of its compiler; in other languages by whole words outside of texts and
-comments. Where it is not clear which uses are meant, the change says so and is not written without a question.
+A name of Python is found by its tokens and by the scopes of its compiler; in other languages by
+whole words outside of texts and comments. Where it is not clear which uses are meant, the change
+says so and is not written without a question.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import symtable
 import tokenize
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -31,6 +34,10 @@ class CodeEdit:
     lines: list[str]
     n_places: int
     doubt: str = ""
+
+
+_KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
+_PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
 
 
 def edit_by_code(
@@ -54,19 +61,9 @@ def edit_by_code(
     suffix = PurePath(name).suffix.lower()
     if suffix in {".py", ".pyi"}:
         return _rename_python(rename, reading, lines, parts, allowed)
-    if suffix in {
-        ".json",
-        ".jsonc",
-        ".yaml",
-        ".yml",
-        ".toml",
-        ".ini",
-        ".cfg",
-        ".conf",
-        ".properties",
-    }:
+    if suffix in _KEYED:
         return _rename_key(rename, reading, lines, parts, allowed)
-    if suffix in {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}:
+    if suffix in _PROSE:
         return _replace(Rename(rename.old, rename.new, False), reading, lines, allowed, name)
     return _rename_words(rename, reading, lines, allowed, suffix)
 
@@ -87,11 +84,16 @@ def _places(n: int, what: str) -> str:
 
 
 _SETTING = re.compile(
-    r"""(?P<before>.*?[=:]\s*)(?P<quote>["']?)(?P<old>[^"'#;,{}\[\]]*?)(?P=quote)(?P<after>\s*[,;]?\s*(?:(?:#|//|;).*)?)$"""
+    r"""(?P<before>.*?[=:]\s*)(?P<quote>["']?)(?P<old>[^"'#;,{}\[\]]*?)(?P=quote)
+        (?P<after>\s*[,;]?\s*(?:(?:\#|//|;).*)?)$""",
+    re.VERBOSE,
 )
 _TO = re.compile(
-    r"(?i)\s*(?:please\s+)?(?:set|change|increase|raise|lower|reduce|decrease|bump|update|switch|make)\b.*\b(?:to|be)\s+[`\"']?(?P<new>[\w./:%+@^~<>=*-]+)[`\"']?\s*\.?\s*$"
+    r"(?i)\s*(?:please\s+)?"
+    r"(?:set|change|increase|raise|lower|reduce|decrease|bump|update|switch|make)\b.*"
+    r"\b(?:to|be)\s+[`\"']?(?P<new>[\w./:%+@^~<>=*-]+)[`\"']?\s*\.?\s*$"
 )
+_MOST_READ = 500  # a longer line is no setting
 
 
 def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit | None:
@@ -106,7 +108,8 @@ def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit
         or part.start not in _allowed(reading, lines)
     ):
         return None
-    setting = _SETTING.match(lines[part.start])
+    line = lines[part.start]
+    setting = _SETTING.match(line) if len(line) <= _MOST_READ else None
     new = found["new"].rstrip(".")
     if not setting or not setting["old"].strip() or re.search(r"\s", setting["old"].strip()):
         return None
@@ -168,8 +171,9 @@ def _is_word(rename: Rename, name: str) -> bool:
 
 _REMOVE = re.compile(r"(?i)\s*(?:please\s+)?(?:remove|delete|drop)\s+(?P<what>.*?)\s*\.?\s*$")
 _FILLING = re.compile(
-    r"(?i)\b(?:the|whole|entire|function|method|class|section|key|setting|option|entry|table|target|rule|heading|chapter|block|service|"
-    r"server|job|step|item|lines?|in|from|of|and|to|variable|constant|field|struct)\b|[`\"'“”‘’\[\]().,:#*\s]|\d+(?:\s*-\s*\d+)?"
+    r"(?i)\b(?:the|whole|entire|function|method|class|section|key|setting|option|entry|table|target|"
+    r"rule|heading|chapter|block|service|server|job|step|item|lines?|in|from|of|and|to|variable|"
+    r"constant|field|struct)\b|[`\"'“”‘’\[\]().,:#*\s]|\d+(?:\s*-\s*\d+)?"
 )
 
 
@@ -267,7 +271,7 @@ def _rename_words(
         pattern = re.compile(rf"(?<![\w$]){re.escape(old)}(?![\w$])")
     else:
         pattern = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
-    field = _field_places(rename, reading, bare, pattern) if suffix in BRACES else None
+    field = _field_places(reading, bare, pattern) if suffix in BRACES else None
     changed = lines.copy()
     n_places = 0
     for i in sorted(allowed if field is None else field):
@@ -299,8 +303,11 @@ def _bare(lines: list[str], suffix: str) -> list[str]:
     ]
 
 
+_OWNER = re.compile(r"(\w+)(?:\[[^\]]*\])?\s*(?:->|\.)\s*$")
+
+
 def _field_places(
-    rename: Rename, reading: Reading, bare: list[str], pattern: re.Pattern[str]
+    reading: Reading, bare: list[str], pattern: re.Pattern[str]
 ) -> dict[int, list[tuple[int, int]]] | None:
     """Return where a field of a structure is used; None if the rename is not one of a field."""
     owners = [part for part in reading.scope if part.kind == "class"]
@@ -316,7 +323,7 @@ def _field_places(
     places: dict[int, list[tuple[int, int]]] = {}
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
-            before = re.search(r"(\w+)(?:\[[^\]]*\])?\s*(?:->|\.)\s*$", line[: found.start()])
+            before = _OWNER.search(line, max(0, found.start() - _MOST_READ), found.start())
             inside = owner.start <= i < owner.end
             if (inside and not before) or (
                 before and before[1] in variables and (before[1] not in {"this", "self"} or inside)
@@ -331,14 +338,91 @@ def _has_other_uses(
     """Return whether an expression that is not a plain variable has the field, too."""
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
-            if found.span() not in places.get(i, []) and re.search(
-                r"[)\]]\s*(->|\.)\s*$", line[: found.start()]
-            ):
+            before = line[max(0, found.start() - _MOST_READ) : found.start()]
+            is_known = found.span() in places.get(i, [])
+            if not is_known and re.search(r"[)\]]\s*(->|\.)\s*$", before):
                 return True
     return False
 
 
 # ---- names of Python
+
+
+class _Module:
+    """A module of Python whose names are renamed."""
+
+    def __init__(self, lines: Sequence[str], parts: Sequence[Part]) -> None:
+        """Read it.
+
+        Raises:
+            SyntaxError, ValueError, RecursionError, MemoryError: It cannot be read.
+        """
+        text = "\n".join(lines) + "\n"
+        if "\r" in text:
+            raise ValueError("a carriage return ends a line for the compiler")
+        self.lines, self.parts = lines, parts
+        try:
+            self.tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        except tokenize.TokenError as error:
+            raise SyntaxError(str(error)) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.table = symtable.symtable(text, "file", "exec")
+        self.classes = {part.name: part for part in parts if part.kind == "class"}
+
+    def has_member(self, part: Part, name: str) -> bool:
+        """Return whether a class has a method or an attribute of a name."""
+        n_path = len(part.path) + 1
+        if any(
+            one.name == name and part.holds(one) and len(one.path) == n_path for one in self.parts
+        ):
+            return True
+        pattern = re.compile(rf"\b(self|cls)\.{name}\b\s*(=[^=]|:)")
+        return any(pattern.search(line) for line in self.lines[part.start : part.end])
+
+    def tables(self) -> Iterator[symtable.SymbolTable]:
+        """Yield the scopes of the module."""
+        waiting = [self.table]
+        while waiting:
+            table = waiting.pop()
+            yield table
+            waiting += table.get_children()
+
+    def functions_with(self, name: str) -> list[symtable.SymbolTable]:
+        """Return the functions that have a variable of this name of their own."""
+        return [
+            one
+            for one in self.tables()
+            if one.get_type() == "function"
+            and name in one.get_identifiers()
+            and one.lookup(name).is_local()
+        ]
+
+    def is_local(self, name: str, part: Part) -> bool:
+        """Return whether a function itself has a variable of this name."""
+        return any(
+            one.get_name() == part.name and part.start < one.get_lineno() <= part.end
+            for one in self.functions_with(name)
+        )
+
+    def is_global(self, name: str) -> bool:
+        """Return whether the module defines a name."""
+        if name not in self.table.get_identifiers():
+            return False
+        symbol = self.table.lookup(name)
+        return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+
+    def lines_of(self, function: symtable.SymbolTable) -> range:
+        """Return the lines of a function; of a lambda or a comprehension the first one."""
+        start = function.get_lineno() - 1
+        ends = [
+            one.end
+            for one in self.parts
+            if one.kind == "function"
+            and one.name == function.get_name()
+            and one.start <= start < one.end
+        ]
+        return range(start, min(ends, default=start + 1))
 
 
 def _rename_python(
@@ -347,85 +431,105 @@ def _rename_python(
     owner, _, old = rename.old.rpartition(".")
     new = rename.new.rpartition(".")[2]
     if not new.isidentifier() or not old.isidentifier():
-        return _replace(
-            Rename(rename.old, rename.new, False, rename.kind), reading, lines, allowed, "a.py"
-        )
-    text = "\n".join(lines) + "\n"
+        plain = Rename(rename.old, rename.new, False, rename.kind)
+        return _replace(plain, reading, lines, allowed, "a.py")
     try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-        table = symtable.symtable(text, "file", "exec")
-    except (tokenize.TokenError, SyntaxError, IndentationError, ValueError):
+        module = _Module(lines, parts)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    classes = {part.name: part for part in parts if part.kind == "class"}
-    inside = [part for part in reading.scope if part.kind == "class"] + (
-        [classes[owner]] if owner in classes else []
-    )
-    members = [
-        part
-        for part in parts
-        if part.name == old
-        and part.kind == "function"
-        and len(part.path) > 1
-        and part.path[-2] in classes
-    ]
-    attributes = {i for i, _, dotted in _uses(tokens, old) if dotted}
-    is_local = any(
-        part.kind == "function" and old in _names_in(table, part) for part in reading.scope
-    )
-    is_bound = any(part.name == old and len(part.path) == 1 for part in parts) or bool(
-        _functions_with(table, old)
-    )
-    is_member = rename.kind in {"method", "attribute", "property", "field"} or bool(owner)
-    if (
-        not is_member
-        and rename.kind not in {"variable", "parameter", "argument", "constant"}
-        and not is_local
-    ):
-        is_member = bool(members or attributes) and not is_bound
-    doubt = ""
-    if is_member:
-        owners = inside or [
-            part for part in classes.values() if _has_member(part, parts, old, lines)
-        ]
-        if not owners:
-            return None
-        if len(owners) > 1 and not reading.is_everywhere:
-            doubt = _places(len(owners), f"the method {old}")
-        others = [
-            part
-            for part in classes.values()
-            if part not in owners and _has_member(part, parts, old, lines)
-        ]
-        places = _member_uses(tokens, old, owners, lone=not others)
-        if others and any(
-            d and not any(o.start <= i < o.end for o in (*owners, *others))
-            for i, _, d in _uses(tokens, old)
-        ):
-            doubt = doubt or f"whose {old} is used outside of its class is not certain"
+    if _is_member(module, rename, reading, old, owner):
+        found = _member_places(module, reading, old, owner)
     else:
-        names = [part for part in reading.scope if part.kind in {"function", "class", "lines"}]
-        places = _name_uses(tokens, old, table, allowed if reading.scope else None)
-        if (
-            not names
-            and not _is_global(table, old)
-            and len(_functions_with(table, old)) > 1
-            and not reading.is_everywhere
-        ):
-            doubt = _places(len(_functions_with(table, old)), f"a variable {old}")
-        if members and not reading.scope and not rename.kind:
-            doubt = doubt or f"there are a method and a variable {old}: say which one is meant"
+        found = _variable_places(module, rename, reading, old, allowed)
+    if found is None:
+        return None
     kept = {i for part in reading.kept for i in range(part.start, part.end)}
-    places = [(i, start) for i, start in places if i not in kept]
+    places = {(i, start) for i, start in found[0] if i not in kept}
     if not places:
         return None
     changed = lines.copy()
-    for i, start in sorted(set(places), reverse=True):
+    for i, start in sorted(places, reverse=True):
         changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
-    return CodeEdit(changed, len(set(places)), doubt)
+    return CodeEdit(changed, len(places), found[1])
+
+
+_Places = list[tuple[int, int]]  # line and column
+
+
+def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owner: str) -> bool:
+    """Return whether a name is that of a method or an attribute."""
+    if owner or rename.kind in {"method", "attribute", "property", "field"}:
+        return True
+    functions = [part for part in reading.scope if part.kind == "function"]
+    if rename.kind in {"variable", "parameter", "argument", "constant"} or any(
+        module.is_local(old, part) for part in functions
+    ):
+        return False
+    is_bound = any(part.name == old and len(part.path) == 1 for part in module.parts)
+    has_uses = bool(_members(module, old)) or any(dot for _, _, dot in _uses(module.tokens, old))
+    return has_uses and not is_bound and not module.functions_with(old)
+
+
+def _members(module: _Module, name: str) -> list[Part]:
+    return [
+        part
+        for part in module.parts
+        if part.name == name
+        and part.kind == "function"
+        and len(part.path) > 1
+        and part.path[-2] in module.classes
+    ]
+
+
+def _member_places(
+    module: _Module, reading: Reading, old: str, owner: str
+) -> tuple[_Places, str] | None:
+    """Return where a member is used, and what is doubtful about it; None if no class has it."""
+    classes = module.classes
+    owners = [part for part in reading.scope if part.kind == "class"]
+    owners += [classes[owner]] if owner in classes else []
+    having = [part for part in classes.values() if module.has_member(part, old)]
+    owners = owners or having
+    if not owners:
+        return None
+    others = [part for part in having if part not in owners]
+    doubt = ""
+    if len(owners) > 1 and not reading.is_everywhere:
+        doubt = _places(len(owners), f"the method {old}")
+    elif others and any(
+        dotted and not any(part.start <= i < part.end for part in (*owners, *others))
+        for i, _, dotted in _uses(module.tokens, old)
+    ):
+        doubt = f"whose {old} is used outside of its class is not certain"
+    return _member_uses(module.tokens, old, owners, lone=not others), doubt
+
+
+def _variable_places(
+    module: _Module, rename: Rename, reading: Reading, old: str, allowed: set[int]
+) -> tuple[_Places, str]:
+    """Return where a variable, a function or a class is used, and what is doubtful about it."""
+    own = module.functions_with(old)
+    is_global = module.is_global(old)
+    is_named = any(part.kind in {"function", "class", "lines"} for part in reading.scope)
+    doubt = ""
+    if not is_named and not is_global and len(own) > 1 and not reading.is_everywhere:
+        doubt = _places(len(own), f"a variable {old}")
+    elif not reading.scope and not rename.kind and _members(module, old):
+        doubt = f"there are a method and a variable {old}: say which one is meant"
+    if reading.scope:
+        return _name_uses(module.tokens, old, allowed), doubt
+    # Without a place it is the global one: functions with a variable of that name are left out.
+    lines = set(range(len(module.lines)))
+    for one in own if is_global else ():
+        lines -= set(module.lines_of(one))
+    return _name_uses(module.tokens, old, lines), doubt
 
 
 def _uses(tokens: Iterable[tokenize.TokenInfo], name: str) -> list[tuple[int, int, bool]]:
-    """Return line, column and whether a dot stands before it, for each use of a name; those in f-strings, too."""
+    """Return line, column and whether a dot stands before it, for each use of a name.
+
+    Those in f-strings are found, too.
+    """
     found, before = [], ""
     for token in tokens:
         if token.type == tokenize.NAME and token.string == name:
@@ -438,55 +542,35 @@ def _uses(tokens: Iterable[tokenize.TokenInfo], name: str) -> list[tuple[int, in
 
 
 def _in_text(token: tokenize.TokenInfo, name: str) -> list[tuple[int, int, bool]]:
-    """Return the uses of a name in the braces of an f-string, which is one token before Python 3.12."""
-    found, deep = [], 0
-    text = (
-        token.string.replace("{{", "\0\0").replace("}}", "\0\0")
-        if "{{" in token.string
-        else token.string
-    )
-    pattern = re.compile(rf"(?<![\w]){name}(?!\w)")
-    spans = [match.span() for match in pattern.finditer(text)]
-    for i, char in enumerate(text):
-        deep += {"{": 1, "}": -1}.get(char, 0)
-        if any(i == start for start, _ in spans) and deep > 0:
-            line = token.start[0] - 1 + text.count("\n", 0, i)
-            column = (
-                i
-                - (text.rfind("\n", 0, i) + 1)
-                + (token.start[1] if line == token.start[0] - 1 else 0)
-            )
-            found.append((line, column, text[i - 1] == "."))
+    """Return the uses of a name in the braces of an f-string, one token before Python 3.12."""
+    text = token.string.replace("{{", "\0\0").replace("}}", "\0\0")
+    found, deep, at = [], 0, 0
+    for use in re.finditer(rf"(?<!\w){name}(?!\w)", text):
+        i = use.start()
+        deep += text.count("{", at, i) - text.count("}", at, i)
+        at = i
+        if deep > 0:
+            n_lines = text.count("\n", 0, i)
+            column = i - (text.rfind("\n", 0, i) + 1) + (0 if n_lines else token.start[1])
+            found.append((token.start[0] - 1 + n_lines, column, text[i - 1] == "."))
     return found
-
-
-def _has_member(part: Part, parts: Sequence[Part], name: str, lines: Sequence[str]) -> bool:
-    if any(
-        one.name == name and part.holds(one) and len(one.path) == len(part.path) + 1
-        for one in parts
-    ):
-        return True
-    return any(
-        re.search(rf"\b(self|cls)\.{name}\b\s*(=[^=]|:)", line)
-        for line in lines[part.start : part.end]
-    )
 
 
 def _member_uses(
     tokens: list[tokenize.TokenInfo], name: str, owners: Sequence[Part], *, lone: bool
-) -> list[tuple[int, int]]:
-    """Return the uses of a member: its definition, `self.NAME` in its classes, and elsewhere if no other class has one."""
+) -> _Places:
+    """Return the uses of a member: its definition, and `self.NAME` in its classes.
+
+    If no other class has one of that name (`lone`), the uses elsewhere, too.
+    """
     places, before, last_name = [], "", ""
     named = {(i, column): dotted for i, column, dotted in _uses(tokens, name)}
+    classes = {part.name for part in owners}
     for token in tokens:
         key = (token.start[0] - 1, token.start[1])
         if key in named:
             is_inside = any(part.start <= key[0] < part.end for part in owners)
-            is_own = (
-                is_inside
-                and last_name in {"self", "cls", "super"}
-                or last_name in {part.name for part in owners}
-            )
+            is_own = last_name in classes or (is_inside and last_name in {"self", "cls", "super"})
             is_field = is_inside and before in {"", "\n"} and not named[key]
             if (before == "def" and is_inside) or (named[key] and (is_own or lone)) or is_field:
                 places.append(key)
@@ -494,126 +578,54 @@ def _member_uses(
             last_name = token.string
         if token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT}:
             before = token.string
-    inner = [
-        (i, c)
-        for (i, c), dotted in named.items()
-        if dotted and (lone or any(part.start <= i < part.end for part in owners))
-    ]
-    plain = {
-        (token.start[0] - 1, token.start[1]) for token in tokens if token.type == tokenize.NAME
-    }
-    return places + [one for one in inner if one not in plain]  # in f-strings
-
-
-def _tables(table: symtable.SymbolTable) -> Iterable[symtable.SymbolTable]:
-    yield table
-    for child in table.get_children():
-        yield from _tables(child)
-
-
-def _names_in(table: symtable.SymbolTable, part: Part) -> set[str]:
-    """Return the names of variables of a function itself."""
-    functions = (
-        one
-        for one in _tables(table)
-        if one.get_type() == "function" and one.get_name() == part.name
-    )
-    return {
-        name
-        for one in functions
-        if part.start < one.get_lineno() <= part.end
-        for name in one.get_identifiers()
-        if one.lookup(name).is_local()
-    }
-
-
-def _is_global(table: symtable.SymbolTable, name: str) -> bool:
-    return name in table.get_identifiers() and (
-        table.lookup(name).is_assigned()
-        or table.lookup(name).is_imported()
-        or table.lookup(name).is_namespace()
-    )
-
-
-def _functions_with(table: symtable.SymbolTable, name: str) -> list[symtable.SymbolTable]:
-    """Return the functions that have a variable of this name of their own."""
-    return [
-        one
-        for one in _tables(table)
-        if one.get_type() == "function"
-        and name in one.get_identifiers()
-        and one.lookup(name).is_local()
+    plain = {(one.start[0] - 1, one.start[1]) for one in tokens if one.type == tokenize.NAME}
+    return places + [  # in f-strings
+        (i, column)
+        for (i, column), dotted in named.items()
+        if dotted
+        and (i, column) not in plain
+        and (lone or any(part.start <= i < part.end for part in owners))
     ]
 
 
-def _name_uses(
-    tokens: list[tokenize.TokenInfo],
-    name: str,
-    table: symtable.SymbolTable,
-    allowed: set[int] | None,
-) -> list[tuple[int, int]]:
-    """Return the uses of a variable, a function or a class; not of attributes and of arguments of that name.
+def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -> _Places:
+    """Return the uses of a variable, a function or a class in some lines.
 
-    Without a place it is the global one, and a function with a variable of its own of that name is left out.
+    Attributes, and arguments of calls, of that name are others.
     """
-    own: set[int] = set()
-    if allowed is None and _is_global(table, name):
-        starts = {one.get_lineno() - 1 for one in _functions_with(table, name)}
-        for start in starts:
-            own |= set(range(start, _end_of_function(tokens, start)))
-    places, before, deep, in_def = [], "", 0, False
-    named = {(i, column): dotted for i, column, dotted in _uses(tokens, name)}
+    named = {(i, column) for i, column, dotted in _uses(tokens, name) if not dotted}
+    named -= _arguments(tokens)
+    named |= {
+        (token.start[0] - 1, token.start[1] + 1)
+        for token in tokens
+        if token.type == tokenize.STRING
+        and token.string[1:-1] == name
+        and _is_export(tokens, token)
+    }
+    return [(i, column) for i, column in named if i in allowed]
+
+
+def _arguments(tokens: list[tokenize.TokenInfo]) -> set[tuple[int, int]]:
+    """Return the places of names of arguments in calls, such as `n` in `f(n=1)`."""
+    found, before, deep, in_def = set(), "", 0, False
     significant = [token for token in tokens if token.type not in {tokenize.NL, tokenize.COMMENT}]
-    plain = set()
-    for token, after in zip(significant, [*significant[1:], significant[-1]], strict=True):
-        key = (token.start[0] - 1, token.start[1])
-        plain.add(key)
+    for token, after in itertools.pairwise(significant):
         if token.string == "def":
             in_def, deep = True, 0
-        elif token.string in "([{" and token.string:
+        elif token.string in {"(", "[", "{"}:
             deep += 1
         elif token.string in {")", "]", "}"}:
             deep -= 1
         elif token.string == ":" and not deep:
             in_def = False
-        if key in named and not named[key]:
-            is_argument = after.string == "=" and deep > 0 and before in {"(", ","} and not in_def
-            if not is_argument and key[0] not in own and (allowed is None or key[0] in allowed):
-                places.append(key)
-        elif (
-            token.type == tokenize.STRING
-            and token.string[1:-1] == name
-            and _is_export(tokens, token)
-        ):
-            if allowed is None or key[0] in allowed:
-                places.append((key[0], key[1] + 1))
+        if after.string == "=" and deep > 0 and before in {"(", ","} and not in_def:
+            found.add((token.start[0] - 1, token.start[1]))
         before = token.string
-    texts = [key for key, dotted in named.items() if key not in plain and not dotted]
-    return places + [
-        key for key in texts if key[0] not in own and (allowed is None or key[0] in allowed)
-    ]
+    return found
 
 
 def _is_export(tokens: list[tokenize.TokenInfo], token: tokenize.TokenInfo) -> bool:
     """Return whether a text stands in `__all__`."""
     start = next((one.start[0] for one in tokens if one.string == "__all__"), 0)
-    end = next(
-        (one.start[0] for one in tokens if one.type == tokenize.NEWLINE and one.start[0] >= start),
-        0,
-    )
-    return bool(start) and start <= token.start[0] <= end
-
-
-def _end_of_function(tokens: list[tokenize.TokenInfo], start: int) -> int:
-    """Return the line behind the function that begins in a line."""
-    deep, begun = 0, False
-    for token in tokens:
-        if token.start[0] - 1 < start:
-            continue
-        if token.type == tokenize.INDENT:
-            deep, begun = deep + 1, True
-        elif token.type == tokenize.DEDENT and begun:
-            deep -= 1
-            if not deep:
-                return token.start[0] - 1
-    return tokens[-1].start[0]
+    ends = (one.start[0] for one in tokens if one.type == tokenize.NEWLINE)
+    return bool(start) and start <= token.start[0] <= next((i for i in ends if i >= start), 0)

@@ -1,4 +1,4 @@
-"""The changes of an edit: where they are, what they remove, and what speaks against writing them."""
+"""The changes of an edit: where they are, and what speaks against writing them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any
 
 from .instruction import Reading
 from .parts import Part, parts_of
@@ -20,6 +21,9 @@ from .parts import Part, parts_of
 # a change that removes more than this share of the lines is asked about
 _MOST_REMOVED = 0.2
 _N_CONTEXT = 3
+_MANY = 2000  # lines
+_N_NEAR = 100  # lines
+_MOST_READ = 300  # characters of a line that is compared with others
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,15 @@ class Hunk:
         """The old line behind it."""
         return self.start + len(self.old)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the change as plain data, with the number of its first line from 1."""
+        return {
+            "line": self.start + 1,
+            "old": list(self.old),
+            "new": list(self.new),
+            "outside": self.is_outside,
+        }
+
 
 def split_lines(text: str) -> list[str]:
     """Return the lines of a text without their ends; only a line feed ends a line, as for git."""
@@ -51,35 +64,50 @@ def split_lines(text: str) -> list[str]:
 
 def hunks_between(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
     """Return the changes that lead from old lines to new ones."""
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    return [Hunk(i, tuple(old[i:j]), tuple(new[k:m])) for i, j, k, m in _changes(old, new)]
+
+
+def _changes(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int, int]]:
+    """Return start and end in old and new lines of each change."""
+    n, most = 0, min(len(old), len(new))
+    while n < most and old[n] == new[n]:
+        n += 1
+    n_end = 0
+    while n_end < most - n and old[-1 - n_end] == new[-1 - n_end]:
+        n_end += 1
+    old, new = old[n : len(old) - n_end], new[n : len(new) - n_end]
+    # With thousands of lines, those that stand at many places are not compared with each other.
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=len(new) > _MANY)
     return [
-        Hunk(i, tuple(old[i:j]), tuple(new[k:m])) for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"
-    ]  # fmt: skip
+        (n + i, n + j, n + k, n + m) for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"
+    ]
 
 
 def apply(lines: Sequence[str], hunks: Iterable[Hunk]) -> list[str]:
     """Return lines with some changes made."""
-    new = list(lines)
-    for hunk in sorted(hunks, key=lambda one: one.start, reverse=True):
-        new[hunk.start : hunk.end] = hunk.new
-    return new
+    new, at = list[str](), 0
+    for hunk in sorted(hunks, key=lambda one: (one.start, one.end)):
+        new += [*lines[at : hunk.start], *hunk.new]
+        at = hunk.end
+    return [*new, *lines[at:]]
 
 
 def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) -> list[str]:
     """Return new lines, with the old blanks and quotes in lines that are otherwise the same.
 
-    Models drop blanks at the end of a line, write blanks for tabs and straight quotes for typographic ones.
+    Models drop blanks at the end of a line, and write blanks for tabs, and straight quotes for
+    typographic ones.
     """
     if re.search(
         r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b",
         instruction,
     ):
         return list(new)
-    result: list[str] = []
-    for tag, i, j, k, m in difflib.SequenceMatcher(
-        None, [_plain(one) for one in old], [_plain(one) for one in new], autojunk=False
-    ).get_opcodes():
-        result += old[i:j] if tag == "equal" else new[k:m]
+    result, at = list[str](), 0
+    for i, j, k, m in _changes([_plain(one) for one in old], [_plain(one) for one in new]):
+        result += [*old[at:i], *new[k:m]]
+        at = j
+    result += old[at:]
     tabs = [line for line in old if line.startswith("\t")]
     if tabs and not any(line.startswith("  ") for line in old):
         width = next((len(one) - len(one.lstrip(" ")) for one in result if one.startswith("  ")), 4)
@@ -108,7 +136,7 @@ def _with_tabs(line: str, width: int) -> str:
 def objections(
     old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
 ) -> list[str]:
-    """Return why a change is not written without a question, each in one sentence; none if it can be.
+    """Return why a change is not written without a question; nothing if it can be.
 
     Args:
         old: The old lines.
@@ -126,38 +154,47 @@ def objections(
         for line in _lost(hunk, is_named=bool(reading.scope))
         if line.strip() not in moved
     ]
-    is_removal = bool(re.search(r"(?i)\b(remove|delete|drop|strip|shorten|simplif\w+|merge|inline|dedup\w*|clean\w*|get rid|replace|rewrite|convert|unused)\b", instruction))  # fmt: skip
-    n_old, n_gone = (
-        len(old),
-        sum(len(one.old) for one in hunks) - sum(len(one.new) for one in hunks),
-    )
+    is_removal = bool(_REMOVES.search(instruction))
+    n_old, n_gone = len(old), sum(len(one.old) - len(one.new) for one in hunks)
     if n_gone > max(3, _MOST_REMOVED * n_old):
         found.append(f"{n_gone:,} of {n_old:,} lines are gone")
-    if hunks and n_old > 5 and hunks[-1].end == n_old and len(hunks[-1].old) > len(hunks[-1].new) and not (is_removal and n_gone < _MOST_REMOVED * n_old):  # fmt: skip
+    is_small_removal = is_removal and n_gone < _MOST_REMOVED * n_old
+    if n_old > 5 and not is_small_removal and _loses_end(hunks, n_old):
         found.append("the end of the text is gone")
     if not is_removal and removed:
-        found.append(f"{_counted(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
+        found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if _ADDS.match(instruction) and hunks and n_gone >= 0:
         found.append("no line was added")
     found += _names_gone(old, new, name, reading)
     found += _too_many_places(old, hunks, reading, name, instruction)
-    found += _no_longer_valid(old, new, name)
+    found += no_longer_valid(old, new, name)
     return found
 
 
+_REMOVES = re.compile(
+    r"(?i)\b(remove|delete|drop|strip|shorten|simplif\w+|merge|inline|dedup\w*|clean\w*|get rid|"
+    r"replace|rewrite|convert|unused)\b"
+)
 _ADDS = re.compile(
-    r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:new\s+|second\s+|third\s+)?(?:function|method|class|key|entry|section|rule|target|script|step|job|"
-    r"service|server|model|source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|property|option|setting)\b"
+    r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:new\s+|second\s+|third\s+)?"
+    r"(?:function|method|class|key|entry|section|rule|target|script|step|job|service|server|model|"
+    r"source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|"
+    r"property|option|setting)\b"
 )
-
-
 _PLURAL = re.compile(
-    r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|docstrings|hints|errors|mistakes|"
-    r"typos|spelling|words|sentences|headings|entries|items|imports|rows|everything)\b"
+    r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|"
+    r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"
+    r"imports|rows|everything)\b"
 )
 
 
-def _counted(n: int, noun: str) -> str:
+def _loses_end(hunks: Sequence[Hunk], n_old: int) -> bool:
+    """Return whether the last change reaches to the end of the text, and makes it shorter."""
+    return any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
+
+
+def counted_noun(n: int, noun: str) -> str:
+    """Return a number with its noun, such as `3 lines`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
@@ -166,22 +203,29 @@ def _lost(hunk: Hunk, *, is_named: bool) -> list[str]:
 
     Args:
         hunk: The change.
-        is_named: Whether it is in a part that the instruction names; lines may be written anew there.
+        is_named: Whether the instruction names a part around it; lines may be written anew there.
     """
-    lines = [line for line in hunk.old if line.strip() and _most_like(line, hunk.new) < 0.5]
+    n_old, n_new = len(hunk.old), len(hunk.new)
+    lines = []
+    for i, line in enumerate(hunk.old):
+        at = i * n_new // n_old  # only lines near its place, where there are many
+        near = hunk.new[max(0, at - _N_NEAR) : at + _N_NEAR]
+        if line.strip() and not _is_like_one(line, near):
+            lines.append(line)
     if len(hunk.new) >= len(hunk.old) or (is_named and hunk.new):
         lines = [line for line in lines if re.match(r"\s*(#|//|/\*|--|;|<!--|\"\"\")", line)]
     return lines
 
 
-def _most_like(line: str, others: Sequence[str]) -> float:
-    words = difflib.SequenceMatcher(None, autojunk=False)
-    words.set_seq2(line.strip())
-    best = 0.0
+def _is_like_one(line: str, others: Sequence[str]) -> bool:
+    """Return whether half of a line is in another one."""
+    letters = difflib.SequenceMatcher(None, autojunk=False)
+    letters.set_seq2(line.strip()[:_MOST_READ])
     for other in others:
-        words.set_seq1(other.strip())
-        best = max(best, words.ratio())
-    return best
+        letters.set_seq1(other.strip()[:_MOST_READ])
+        if letters.quick_ratio() >= 0.5 and letters.ratio() >= 0.5:
+            return True
+    return False
 
 
 def _names_gone(old: Sequence[str], new: Sequence[str], name: str, reading: Reading) -> list[str]:
@@ -208,12 +252,13 @@ def _is_named(name: str, reading: Reading) -> bool:
 def _too_many_places(
     old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
 ) -> list[str]:
-    """Return an objection where an instruction names no place, and changes like each other are at several."""
+    """Return an objection to changes at several places, where the instruction names none."""
     if reading.is_everywhere or reading.scope:
         return []
     changes = [_change_of(one) for one in hunks]
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
-    if PurePath(name).suffix.lower() in {".csv", ".tsv"} and n_rows > 1 and not _PLURAL.search(instruction):
+    is_table = PurePath(name).suffix.lower() in {".csv", ".tsv"}
+    if is_table and n_rows > 1 and not _PLURAL.search(instruction):
         return [f"{n_rows} rows are changed"]
     if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
         n = max(changes.count(one) for one in changes)
@@ -227,11 +272,10 @@ def _too_many_places(
 
 def _change_of(hunk: Hunk) -> tuple[str, ...]:
     """Return the words that a change removes and adds."""
-    old, new = (re.findall(r"\w+|[^\w\s]", "\n".join(lines)) for lines in (hunk.old, hunk.new))
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    return tuple(
-        f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"
-    )  # fmt: skip
+    old, new = (
+        re.findall(r"\w+|[^\w\s]", "\n".join(lines))[:_MANY] for lines in (hunk.old, hunk.new)
+    )
+    return tuple(f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in _changes(old, new))
 
 
 def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:
@@ -239,22 +283,20 @@ def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:
     return min(around, key=lambda one: one.end - one.start) if around else hunk.start
 
 
+_LANGUAGES = {
+    ".py": "Python", ".pyi": "Python", ".json": "JSON", ".yaml": "YAML", ".yml": "YAML",
+    ".toml": "TOML",
+}  # fmt: skip
+
+
 def language(name: str) -> str:
-    """Return the language whose parser can check a file, by its name; empty if there is none."""
-    names = {
-        ".py": "Python",
-        ".pyi": "Python",
-        ".json": "JSON",
-        ".yaml": "YAML",
-        ".yml": "YAML",
-        ".toml": "TOML",
-    }
-    found = names.get(PurePath(name).suffix.lower(), "")
+    """Return the language of a file that a parser here can check, by its name; else nothing."""
+    found = _LANGUAGES.get(PurePath(name).suffix.lower(), "")
     return "" if found == "TOML" and sys.version_info < (3, 11) else found
 
 
 def problem_of(text: str, name: str) -> str:
-    """Return why a text is not valid in the language of its name; empty if it is, or if no parser is at hand."""
+    """Return why a text is not valid in its language; empty if it is, or without a parser."""
     kind = language(name)
     try:
         if kind == "Python":
@@ -271,14 +313,13 @@ def problem_of(text: str, name: str) -> str:
             import tomllib
 
             tomllib.loads(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        return str(error).splitlines()[0]
-    except Exception as error:  # noqa: BLE001 -- yaml's errors, without importing it
-        return str(error).splitlines()[0]
+    except Exception as error:  # those of yaml, too
+        return (str(error) or type(error).__name__).splitlines()[0]
     return ""
 
 
-def _no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[str]:
+def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[str]:
+    """Return why a text is no longer valid: by its parser, its undefined names, doubled keys."""
     before, after = "\n".join(old) + "\n", "\n".join(new) + "\n"
     if problem_of(before, name):
         return []
@@ -312,8 +353,10 @@ def _has_doubles(text: str) -> bool:
 def _undefined(text: str) -> set[str]:
     """Return the global names that a module of Python reads and nobody defines."""
     try:
-        top = symtable.symtable(text, "file", "exec")
-    except (SyntaxError, ValueError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            top = symtable.symtable(text, "file", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     if re.search(r"(?m)^\s*from\s+\S+\s+import\s+\*", text):
         return set()
@@ -322,14 +365,7 @@ def _undefined(text: str) -> set[str]:
         for one in top.get_symbols()
         if one.is_assigned() or one.is_imported() or one.is_namespace()
     }
-    known |= set(dir(builtins)) | {
-        "__file__",
-        "__name__",
-        "__doc__",
-        "__path__",
-        "__spec__",
-        "__annotations__",
-    }
+    known |= {*dir(builtins), "__file__", "__path__", "__annotations__"}
     read: set[str] = set()
     tables = [top]
     while tables:
@@ -351,18 +387,13 @@ def counted(hunks: Sequence[Hunk], text: str, name: str) -> str:
     n_both = sum(min(len(one.old), len(one.new)) for one in hunks)
     n_new = sum(max(0, len(one.new) - len(one.old)) for one in hunks)
     n_gone = sum(max(0, len(one.old) - len(one.new)) for one in hunks)
-    facts = [f"{_counted(n_both, 'line')} changed" if n_both or not n_new else ""]
-    facts += [
-        f"{_counted(n_new, 'line')} added"
-        if n_new and not n_both
-        else f"{n_new:,} added"
-        if n_new
-        else ""
-    ]
-    facts += [f"{n_gone:,} removed", _counted(len(hunks), "place")]
+    facts = [f"{counted_noun(n_both, 'line')} changed"] if n_both or not n_new else []
+    if n_new:
+        facts.append(f"{n_new:,} added" if n_both else f"{counted_noun(n_new, 'line')} added")
+    facts += [f"{n_gone:,} removed", counted_noun(len(hunks), "place")]
     if (kind := language(name)) and not problem_of(text, name):
         facts.append(f"still valid {kind}")
-    return ", ".join(filter(None, facts))
+    return ", ".join(facts)
 
 
 def patch(old: bytes, new: bytes, name: str) -> bytes:
@@ -373,49 +404,23 @@ def patch(old: bytes, new: bytes, name: str) -> bytes:
         new: The new file.
         name: Its name from the folder where the patch is applied, with slashes.
     """
-    old_lines, new_lines = (data.split(b"\n") for data in (old, new))
-    ends = [b"" if lines[-1] else b"\n" for lines in (old_lines, new_lines)]
-    for lines in (old_lines, new_lines):
-        if not lines[-1]:
-            lines.pop()
-    del ends
-    decoded = [
-        [f"{line.decode('latin-1')}\n" for line in lines] for lines in (old_lines, new_lines)
+    # one character a byte; only a line feed ends a line
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+", data.decode("latin-1")) for data in (old, new))
+    names = [_quoted_name(f"{one}/{name}") for one in "ab"]
+    lines = list(difflib.unified_diff(before, after, n=_N_CONTEXT))[2:]
+    if not lines:
+        return b""
+    head = f"--- {names[0]}\n+++ {names[1]}\n".encode("utf-8", "surrogateescape")
+    body = [
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     ]
-    if old and not old.endswith(b"\n"):
-        decoded[0][-1] = decoded[0][-1][:-1]
-    if new and not new.endswith(b"\n"):
-        decoded[1][-1] = decoded[1][-1][:-1]
-    quoted = _quoted_name(name)
-    names = (
-        [_quoted_name(f"{one}/{name}") for one in "ab"]
-        if quoted != name
-        else [f"a/{name}", f"b/{name}"]
-    )
-    result: list[bytes] = []
-    for line in difflib.unified_diff(decoded[0], decoded[1], names[0], names[1], n=_N_CONTEXT):
-        data = (
-            line.encode("latin-1")
-            if not line.startswith(("--- ", "+++ ")) or result[2:]
-            else line.encode("utf-8", "surrogateescape")
-        )
-        result.append(data if data.endswith(b"\n") else data + b"\n\\ No newline at end of file\n")
-    return b"".join(result)
+    return head + "".join(body).encode("latin-1")
 
 
 def _quoted_name(name: str) -> str:
-    """Return a name as git writes it: in quotes where it has a control character, a quote or a backslash."""
+    """Return a name as git writes it, in quotes where it has a control character or a quote."""
     if not re.search(r"[\x00-\x1f\x7f\"\\]", name):
         return name
-    return (
-        '"'
-        + "".join(
-            f"\\{ord(one):03o}"
-            if one < " " or one == "\x7f"
-            else f"\\{one}"
-            if one in '"\\'
-            else one
-            for one in name
-        )
-        + '"'
-    )
+    escaped = re.sub(r"[\"\\]", lambda found: f"\\{found[0]}", name)
+    escaped = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\{ord(found[0]):03o}", escaped)
+    return f'"{escaped}"'

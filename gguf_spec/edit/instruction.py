@@ -1,7 +1,8 @@
-"""What an instruction says about the place of a change: what may change, what must stay, and whether it is a rename.
+"""What an instruction says about the place of a change: what may change, and what must stay.
 
-Nothing here is a guess about meaning: a part counts where its name is marked (in quotes, before "()", beside a word such as
-"function", behind "in") or looks like a name of code. What is not found leaves the whole text open, and the changes are checked.
+A part counts where its name is marked (in quotes, before "()", beside a word such as "function",
+behind "in") or looks like a name of code. What is not found leaves the whole text open, and the
+changes are checked. Renames and exact replacements are found, too.
 """
 
 from __future__ import annotations
@@ -12,49 +13,55 @@ from dataclasses import dataclass
 
 from .parts import Part
 
-_KINDS = {
-    "function": {"function"}, "method": {"function"}, "def": {"function"}, "func": {"function"}, "routine": {"function"},
-    "class": {"class"}, "struct": {"class"}, "structure": {"class"}, "enum": {"class"}, "interface": {"class"}, "type": {"class"},
-    "section": {"section", "heading", "key", "block", "item"}, "table": {"section", "block", "heading", "key"},
-    "heading": {"heading"}, "chapter": {"heading"}, "title": {"heading"},
-    "key": {"key"}, "setting": {"key", "variable"}, "option": {"key", "variable"}, "entry": {"key", "item", "section"},
-    "variable": {"variable", "key"}, "constant": {"variable"}, "macro": {"variable"},
-    "target": {"block"}, "rule": {"block"}, "selector": {"block"}, "element": {"block"}, "block": {"block", "key", "section", "item"},
-    "view": {"block"}, "stage": {"section"},
-    "service": {"key", "item", "section", "block"}, "server": {"key", "item", "section", "block"}, "job": {"key", "item", "section"},
-    "step": {"item", "key"}, "item": {"item", "key"}, "profile": {"key", "section", "item"}, "environment": {"key", "section", "item"},
-    "host": {"key", "item", "section"}, "user": {"key", "item", "section"}, "database": {"key", "item", "section"},
-    "property": {"key", "variable", "function"}, "field": {"key", "variable"}, "parameter": {"key", "variable"},
-}  # fmt: skip
+# words for parts, by the kinds that they mean
+_WORDS = {
+    "function method def func routine": "function",
+    "class struct structure enum interface type": "class",
+    "section": "block heading item key section",
+    "table": "block heading key section",
+    "heading chapter title": "heading",
+    "key": "key",
+    "setting option variable field parameter": "key variable",
+    "entry job profile environment host user database": "item key section",
+    "constant macro": "variable",
+    "target rule selector element view": "block",
+    "block service server": "block item key section",
+    "stage": "section",
+    "step item": "item key",
+    "property": "function key variable",
+}
+_KINDS = {one: set(kinds.split()) for words, kinds in _WORDS.items() for one in words.split()}
 _KIND = "|".join(_KINDS)
 _ANY_KIND = set().union(*_KINDS.values())
 _ORDINALS = {
-    "first": 0,
-    "1st": 0,
-    "second": 1,
-    "2nd": 1,
-    "third": 2,
-    "3rd": 2,
-    "fourth": 3,
-    "4th": 3,
-    "fifth": 4,
-    "last": -1,
-}
-_BEHIND = r"\s+(?:alone|unchanged|untouched|intact|as\s+(?:it|they)\s+(?:is|are)|the\s+same|as\s+before|stay\w*|remain\w*)"
+    "first": 0, "1st": 0, "second": 1, "2nd": 1, "third": 2, "3rd": 2, "fourth": 3, "4th": 3,
+    "fifth": 4, "last": -1,
+}  # fmt: skip
+# A longer instruction is a description: it names no parts, and is no rename.
+_MOST_READ = 2000
+_BEHIND = (
+    r"\s+(?:alone|unchanged|untouched|intact|as\s+(?:it|they)\s+(?:is|are)|the\s+same|as\s+before|"
+    r"stay\w*|remain\w*)"
+)
+_END = r"(?=[,;]|\.\s|\.?$)"
 _NOT = re.compile(
     rf"""(?ix)
     [\s,;.(]*(?:\b(?:and|but)\s+)?\b(?:
         (?:leave|keep)\s+(?P<a>[^,;.]*?){_BEHIND}
-      | (?:do\s+not|don't|dont|never)\s+(?:touch|change|rename|edit|modify|alter)\s+(?P<b>[^,;]*?(?=[,;]|\.\s|\.?$))
-      | (?:but\s+)?not\s+(?:in|the|of|for|at|under|inside)\b\s*(?P<c>[^,;]*?(?=[,;]|\.\s|\.?$|\bbut\b))
-      | except(?:\s+for|\s+in)?\s+(?P<d>[^,;]*?(?=[,;]|\.\s|\.?$))
-      | without\s+(?:touching|changing)\s+(?P<e>[^,;]*?(?=[,;]|\.\s|\.?$))
+      | (?:do\s+not|don't|dont|never)\s+(?:touch|change|rename|edit|modify|alter)
+        \s+(?P<b>[^,;]*?{_END})
+      | (?:but\s+)?not\s+(?:in|the|of|for|at|under|inside)\b\s*(?P<c>[^,;]*?(?:{_END}|(?=\bbut\b)))
+      | except(?:\s+for|\s+in)?\s+(?P<d>[^,;]*?{_END})
+      | without\s+(?:touching|changing)\s+(?P<e>[^,;]*?{_END})
       | ,\s*(?:but\s+)?not\s+(?P<g>[`"'\[\w.$-]+[`"'\]]?)\s*(?=\.?$|,)
-      | (?P<f>[^,;.]*?)\s+(?:must|should|shall)\s+(?:stay|remain|not\s+change|not\s+be\s+(?:changed|touched))[^,;.]*
+      | (?P<f>[^,;.]*?)\s+(?:must|should|shall)
+        \s+(?:stay|remain|not\s+change|not\s+be\s+(?:changed|touched))[^,;.]*
     )"""
 )
+_TIMES = r"\d|second|minute|hour|day|week|month|time|night|few|other\s+second"
 _EVERYWHERE = re.compile(
-    r"(?i)\b(?:all|everywhere|throughout|both|wherever|whole|(?:every|each)(?!\s+(?:\d|second|minute|hour|day|week|month|time|night|few|other\s+second)))\b"
+    r"(?i)\b(?:all|everywhere|throughout|both|wherever|whole|"
+    rf"(?:every|each)(?!\s+(?:{_TIMES})))\b"
 )
 _PLACE = r"(?:in|inside|within|of|under|below|from|for|on|at)"
 _QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|“([^”]+)”|(?<!\w)'([^']+)'(?!\w)")
@@ -106,6 +113,9 @@ def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Readi
         lines: Lines of the text.
         parts: Its named parts.
     """
+    words = frozenset(re.findall(r"\w+", instruction.lower()))
+    if len(instruction) > _MOST_READ:
+        return Reading(None, (), (), bool(_EVERYWHERE.search(instruction)), words)
     kept: list[Part] = []
     wanted = instruction
     for found in _NOT.finditer(instruction):
@@ -118,7 +128,6 @@ def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Readi
     else:
         scope = _mentioned(wanted, lines, parts)
     kept = [one for one in kept if not any(one == part or one.holds(part) for part in scope)]
-    words = frozenset(re.findall(r"\w+", instruction.lower()))
     return Reading(rename, tuple(scope), tuple(kept), bool(_EVERYWHERE.search(wanted)), words)
 
 
@@ -137,75 +146,49 @@ _REFERENCE = re.compile(
     r"(?i),?\s*\b(?:as|like|unlike|similar\s+to|same\s+as|instead\s+of)\b[^,;.]*"
 )
 _DOTTED = re.compile(r"[\w$]+(?:\.[\w$]+)+(?:\(\))?")
-_VERBS = r"should|must|shall|needs?|has\s+to|have\s+to|may|can|could|is|are|does|returns?|writes?|takes?|gives?|raises?|reads?|crashes|fails|no\s+longer"
-_MAKE = r"make|let|have|write|rewrite|turn|convert|split|speed\s+up|simplify|document|fix|shorten|refactor|extend|improve|remove|delete|drop|call|give"
-_SET = r"the|its|set|give|change|update|increase|reduce|raise|lower|bump|remove|delete|drop|decrease"
+_VERBS = (
+    r"should|must|shall|needs?|has\s+to|have\s+to|may|can|could|is|are|does|returns?|writes?|takes?|"
+    r"gives?|raises?|reads?|crashes|fails|no\s+longer"
+)
+_MAKE = (
+    r"make|let|have|write|rewrite|turn|convert|split|speed\s+up|simplify|document|fix|shorten|"
+    r"refactor|extend|improve|remove|delete|drop|call|give"
+)
+_SET = (
+    r"the|its|set|give|change|update|increase|reduce|raise|lower|bump|remove|delete|drop|decrease"
+)
 _SMALL = {"key", "variable", "block", "heading", "section", "item"}
 
 
 def _mentioned(
-    text: str, lines: Sequence[str], parts: Sequence[Part], rename: Rename | None = None, *, strict: bool = True
-) -> list[Part]:  # fmt: skip
+    text: str,
+    lines: Sequence[str],
+    parts: Sequence[Part],
+    rename: Rename | None = None,
+    *,
+    strict: bool = True,
+) -> list[Part]:
     """Return the parts that a text names, the innermost ones."""
     if numbers := _line_numbers(text, len(lines)):
         return numbers
-    whole, chosen, places = text, list[Part](), list[Part]()
+    whole = text
     text = _REFERENCE.sub(" ; ", text) if strict and not rename else text
-    for found in reversed(list(_DOTTED.finditer(text))):
-        path = found[0].removesuffix("()")
-        exact = [
-            one
-            for one in parts
-            if ".".join(one.path) == path
-            or ".".join(one.path).endswith(f".{path}")
-            or one.name == path
-        ]
-        if exact and not (found[0].endswith("()") and _is_reference(text[: found.start()])):
-            chosen.append(exact[0])
-            places.append(exact[0])
-        if exact or found[0].endswith("()"):
-            text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
+    text, chosen = _dotted(text, parts)
+    ordinal = _ordinals(text, lines, parts)
     mentions = list(_mentions(text, parts, rename, strict))
     by_name = {
         one: [part for part in parts if part.name in _forms(one.name) and part.kind in one.kinds]
         for one in mentions
     }
-    ordinal = _ordinals(text, lines, parts)
-    places += [part for one in mentions if one.is_place for part in by_name[one]] + ordinal
+    places = chosen + [part for one in mentions if one.is_place for part in by_name[one]] + ordinal
     for one in mentions:
-        found_parts = by_name[one]
-        if len(found_parts) > 1 or (places and not one.is_place):
-            inside = [part for part in found_parts if any(place.holds(part) for place in places)]
-            found_parts = inside or ([] if places and not one.is_place else found_parts)
-        if len(found_parts) > 1 and not one.is_place:
-            found_parts = [part for part in found_parts if part not in places] or found_parts
-        if len({part.path for part in found_parts}) > 1:
-            # several parts have this name: the outermost, where one holds all others; else it is not clear which one is meant
-            outer = [
-                part
-                for part in found_parts
-                if all(part == other or part.holds(other) for other in found_parts)
-            ]
-            found_parts = outer or ([] if strict else found_parts)
-        chosen += found_parts
+        chosen += _meant(one, by_name[one], places, strict)
     chosen += ordinal
     if not chosen and strict:
         chosen = _quoted_places(whole, lines, parts) or _new_member(whole, parts)
-    if any(place.holds(one) for one in chosen for place in places):
-        chosen = [
-            one
-            for one in chosen
-            if one not in places
-            or any(one.holds(other) for other in chosen)
-            or any(place.holds(one) for place in places)
-        ]
-    unique = list(dict.fromkeys(chosen))
-    if (
-        strict
-        and not rename
-        and re.search(r"(?i)\b(move|swap|reorder)\b", whole)
-        and len(unique) < 2
-    ):
+    unique = list(dict.fromkeys(_without_places(chosen, places)))
+    is_move = re.search(r"(?i)\b(move|swap|reorder)\b", whole)
+    if strict and not rename and is_move and len(unique) < 2:
         return []  # the other place is not named
     return sorted(
         (one for one in unique if not any(one.holds(other) for other in unique)),
@@ -213,8 +196,58 @@ def _mentioned(
     )
 
 
+def _dotted(text: str, parts: Sequence[Part]) -> tuple[str, list[Part]]:
+    """Return a text without names such as `Store.total`, and the parts that they name."""
+    named: list[Part] = []
+    for found in reversed(list(_DOTTED.finditer(text))):
+        path = found[0].removesuffix("()")
+        exact = [
+            one
+            for one in parts
+            if one.name == path or f".{'.'.join(one.path)}".endswith(f".{path}")
+        ]
+        is_call = found[0].endswith("()")
+        if exact and not (is_call and _is_reference(text[: found.start()])):
+            named.append(exact[0])
+        if exact or is_call:
+            text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
+    return text, named
+
+
+def _meant(
+    mention: _Mention, parts: list[Part], places: Sequence[Part], strict: bool
+) -> list[Part]:
+    """Return which of the parts of a name are meant; none if that is not clear."""
+    is_place = mention.is_place
+    if len(parts) > 1 or (places and not is_place):
+        inside = [part for part in parts if any(place.holds(part) for place in places)]
+        parts = inside or ([] if places and not is_place else parts)
+    if len(parts) > 1 and not is_place:
+        parts = [part for part in parts if part not in places] or parts
+    if len({part.path for part in parts}) > 1:
+        # the outermost, where one holds all others
+        outer = [
+            part for part in parts if all(part == other or part.holds(other) for other in parts)
+        ]
+        parts = outer or ([] if strict else parts)
+    return parts
+
+
+def _without_places(chosen: list[Part], places: Sequence[Part]) -> list[Part]:
+    """Return the parts that are meant, without the places around them."""
+    if not any(place.holds(one) for one in chosen for place in places):
+        return chosen
+    return [
+        one
+        for one in chosen
+        if one not in places
+        or any(one.holds(other) for other in chosen)
+        or any(place.holds(one) for place in places)
+    ]
+
+
 def _is_reference(before: str) -> bool:
-    """Return whether a call such as `store.total()` is something to use rather than what to change."""
+    """Return whether a call such as `store.total()` is to be used rather than changed."""
     return not re.search(
         rf"(?i)(^|[.;,:]\s*|\b(?:{_PLACE}|{_MAKE}|the)\s+(?:(?:{_KIND})\s+)?)[`\"']?$", before
     )
@@ -244,8 +277,9 @@ def _mentions(
     )
     names = {part.name for part in parts}
     singular = {name[:-1] for name in names if re.fullmatch(r"[a-z]{3,}s", name)} - names
-    for name in sorted(names | singular):
-        if rename and name == rename.old:
+    shown = text.lower()
+    for name in sorted(one for one in names | singular if one.lower() in shown):
+        if not name or (rename and name == rename.old):
             continue
         kinds_of_name = {part.kind for part in parts if part.name in _forms(name)}
         pattern = re.compile(
@@ -274,7 +308,8 @@ def _mentions(
             ):
                 continue  # what is added
             if is_addition and re.search(
-                r"(?i)\b(?:after|before|above|below|behind|next\s+to|under)\s+(?:the\s+)?(?:\w+\s+)?$",
+                r"(?i)\b(?:after|before|above|below|behind|next\s+to|under)\s+"
+                r"(?:the\s+)?(?:\w+\s+)?$",
                 bare,
             ):
                 yield _Mention(name, found.start(), frozenset(_ANY_KIND), True)
@@ -348,7 +383,10 @@ def _ordinals(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Pa
 
 
 def _items(lines: Sequence[str], part: Part) -> list[Part]:
-    """Return the items of a list in YAML or JSON: lines that begin with a dash or a bracket, at the least indentation."""
+    """Return the items of a list in YAML or JSON.
+
+    They begin with a dash or a bracket, at the least indentation.
+    """
     inner = [i for i in range(part.start + 1, part.end) if lines[i].strip()]
     if not inner:
         return []
@@ -410,23 +448,33 @@ def _name(group: str) -> str:
 
 
 def _a_value(group: str) -> str:
-    return rf"(?:`(?P<{group}a>[^`]+)`|\"(?P<{group}b>[^\"]+)\"|'(?P<{group}c>[^']+)'|(?P<{group}d>[^\s,;]*[\w%\]}})]))"
+    return (
+        rf"(?:`(?P<{group}a>[^`]+)`|\"(?P<{group}b>[^\"]+)\"|'(?P<{group}c>[^']+)'|"
+        rf"(?P<{group}d>[^\s,;]*[\w%\]}})]))"
+    )
 
 
 _RENAME = re.compile(
-    rf"(?i)\brename\s+(?:all\s+|every\s+|each\s+)?(?:(?:the|local|its|instance|global)\s+)*(?:(?P<kind>{_KIND}|attribute|argument|column|label|anchor|identifier)\s+)?"
-    rf"{_name('old')}(?:\s+(?:{_KIND}|attribute|argument|column))?(?P<place>\s+(?:in|of|inside)\s+[^,;]*?)?\s+(?:to|as|into|->|=>|→)\s+{_name('new')}"
+    r"(?i)\brename\s+(?:all\s+|every\s+|each\s+)?(?:(?:the|local|its|instance|global)\s+)*"
+    rf"(?:(?P<kind>{_KIND}|attribute|argument|column|label|anchor|identifier)\s+)?"
+    rf"{_name('old')}(?:\s+(?:{_KIND}|attribute|argument|column))?"
+    rf"(?P<place>\s+(?:in|of|inside)\s+[^,;]*?)?\s+(?:to|as|into|->|=>|→)\s+{_name('new')}"
 )
 _REPLACE = re.compile(
-    rf"(?i)\b(?P<verb>replace|substitute|change|swap)\s+(?:the\s+)?(?:(?:all|every|each)\s+)?(?:the\s+)?"
-    rf"(?:(?:occurrences?|uses?|mentions?|instances?)\s+of\s+)?(?:the\s+)?(?:(?P<kind>word|text|name|string|colou?r|value|term|{_KIND})\s+)?"
-    rf"{_a_value('o')}\s+(?P<link>with|by|to|into|for)\s+(?:the\s+)?(?:(?:word|text|string|colou?r|value)\s+)?{_a_value('n')}"
+    r"(?i)\b(?P<verb>replace|substitute|change|swap)\s+(?:the\s+)?(?:(?:all|every|each)\s+)?"
+    r"(?:the\s+)?(?:(?:occurrences?|uses?|mentions?|instances?)\s+of\s+)?(?:the\s+)?"
+    rf"(?:(?P<kind>word|text|name|string|colou?r|value|term|{_KIND})\s+)?"
+    rf"{_a_value('o')}\s+(?P<link>with|by|to|into|for)\s+(?:the\s+)?"
+    rf"(?:(?:word|text|string|colou?r|value)\s+)?{_a_value('n')}"
 )
 _FROM_TO = re.compile(
-    rf"(?i)\b(?P<what>[\w-]+)\s+(?P<place>(?:{_PLACE}|of)\s+[^,;]*?\s+)?from\s+{_a_value('o')}\s+to\s+{_a_value('n')}"
+    rf"(?i)\b(?P<what>[\w-]+)\s+(?P<place>(?:{_PLACE}|of)\s+[^,;]*?\s+)?"
+    rf"from\s+{_a_value('o')}\s+to\s+{_a_value('n')}"
 )
 _INSTEAD = re.compile(
-    rf"(?i)\b(?:write|use|say|put|take)\s+(?:the\s+)?(?P<what>[\w-]+\s+)??{_a_value('n')}\s+(?:everywhere\s+)?instead\s+of\s+(?:the\s+)?{_a_value('o')}(?=\s+(?:in|everywhere)\b|[,;.]|\s*$)"
+    rf"(?i)\b(?:write|use|say|put|take)\s+(?:the\s+)?(?P<what>[\w-]+\s+)??{_a_value('n')}\s+"
+    rf"(?:everywhere\s+)?instead\s+of\s+(?:the\s+)?{_a_value('o')}"
+    r"(?=\s+(?:in|everywhere)\b|[,;.]|\s*$)"
 )
 
 
@@ -441,7 +489,7 @@ def _is_quoted(found: re.Match[str], which: str) -> bool:
 
 
 def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Rename | None:
-    """Return the rename or the exact replacement that an instruction asks for; None if it is another change."""
+    """Return the rename or the exact replacement that is asked for; None for another change."""
     if found := _RENAME.search(text):
         old, new = found["old"].rstrip("."), found["new"].rstrip(".")
         if _occurs(old.rpartition(".")[2], lines) and not re.search(
@@ -488,11 +536,15 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
     return None
 
 
+_FILLERS = {"a", "an", "the", "it", "its", "this", "that", "be", "use", "something", "one"}
+
+
 def _is_plain(text: str) -> bool:
     """Return whether a word of an instruction is a value rather than a description."""
-    return bool(re.search(r"[\d_./:#@%=$\"'<>()\[\]{}-]|[a-z][A-Z]", text)) or bool(re.fullmatch(r"\w+", text)) and text.lower() not in {
-        "a", "an", "the", "it", "its", "this", "that", "be", "use", "something", "one",
-    }  # fmt: skip
+    if re.search(r"[\d_./:#@%=$\"'<>()\[\]{}-]|[a-z][A-Z]", text):
+        return True
+    is_word = re.fullmatch(r"\w+", text) is not None
+    return is_word and text.lower() not in _FILLERS
 
 
 def _occurs(word: str, lines: Sequence[str]) -> bool:

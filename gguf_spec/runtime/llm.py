@@ -284,20 +284,21 @@ class LLM:
         Raises:
             InvalidOptionError: The text or the instruction is empty, or `scope` names no part.
             ContextTooShortError: The text does not fit into the context.
-            GgufSpecError: The model wrote nothing, or was cut at the limit.
+            NoEditError: The model wrote nothing, or was cut at the limit.
         """
-        from ..edit import edit
+        from ..edit import EditPlan
 
-        return edit(
-            self,
-            text,
-            instruction,
-            name=name,
-            scope=scope,
-            sampling=sampling,
+        plan = EditPlan(text, instruction, name=name, scope=scope)
+        if not plan.needs_model:
+            return plan.result_by_code()
+        prompt = plan.prompt(self)
+        completion = self.generate(
+            prompt.request,
+            prompt.limited(sampling or Sampling(temperature=0), max_tokens),
+            prefill=prompt.prefill,
             speculation=speculation,
-            max_tokens=max_tokens,
         )
+        return plan.result(prompt.text_of(completion), completion)
 
     def generate_many(
         self,

@@ -119,8 +119,8 @@ def test_only_the_named_lines_can_change(edit, file):
             " two",
         ]
         assert "Only line 2 can change." in result.stderr.decode()
-    check(edit(f"{file}:7", "d to X"), 2, "scope is '7' but must be lines from 1 to 3")
-    check(edit(file, "d to X", "--symbol", "no"), 2, "scope is 'no' but must be")
+    check(edit(f"{file}:7", "d to X"), 2, "the text does not have lines 7: it has 3 lines.")
+    check(edit(file, "d to X", "--symbol", "no"), 2, "the text does not have part no.")
     check(edit("no-such-file:3", "d to X"), 2, "File 'no-such-file' does not exist.")
 
 

@@ -184,7 +184,7 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.py", PYTHON, "rename items to things in average", [("average(items)", "average(things)"), ("    total = sum(items)", "    total = sum(things)"), ("/ len(items)", "/ len(things)")]),
     ("a.py", PYTHON, "change the timeout from 30 to 60", [("TIMEOUT = 30", "TIMEOUT = 60")]),
     ("a.py", PYTHON, "delete the method clear of Store", [("\n    def clear(self):\n        self.items = []\n", "")]),
-    ("a.py", PYTHON, "remove the function average", [("def average(items):\n    total = sum(items)\n    return total / len(items)\n\n\n", "")]),
+    ("a.py", PYTHON, "remove the function show", [(PYTHON[PYTHON.index("def show") : PYTHON.index("TIMEOUT")], "")]),
     ("a.ini", INI, "set the timeout in the section [client] to 60", [("timeout = 30 #", "timeout = 60 #")]),
     ("a.ini", INI, "change the port to 9090", [("port = 80", "port = 9090")]),
     ("a.ini", INI, "rename host to hostname in [client] only", [("host = b", "hostname = b")]),
@@ -218,6 +218,8 @@ def test_changes_by_code(name, text, instruction, pairs):
     ("a.py", PYTHON, "rename the method total to amount", "the method total stands at 2 places"),
     ("a.py", PYTHON, "rename the method total of Store to amount", "is used outside of its class"),
     ("a.css", CSS, "replace #fff with #000", "#fff stands at 2 places"),
+    ("a.py", PYTHON, "remove the function average", "average is not defined"),
+    ("a.json", JSON, "rename the key c to d", "a key stands twice"),
 ])  # fmt: skip
 def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
     (refused,) = plan(text, instruction, name).result_by_code().refused
@@ -296,10 +298,10 @@ def test_scope_by_name_and_by_lines():
     assert plan(PYTHON, "x", scope=["Store.total"]).part.start == 9
     assert plan(PYTHON, "x", scope=["10-11", "Shop"]).part.end == 19
     for name, why in (
-        ("total", "the name of one part"),
-        ("no", "one of Store, "),
-        ("0", "lines from 1 to 33"),
-        ("9-99", "lines from 1"),
+        ("total", "the text does not have one part total, but several"),
+        ("no", "the text does not have part no; it has Store, "),
+        ("0", "the text does not have lines 0: it has 33 lines"),
+        ("9-99", "the text does not have lines 9-99"),
     ):
         with pytest.raises(InvalidOptionError, match=re.escape(why)):
             plan(PYTHON, "x", scope=[name])
