@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..edit import EditPlan, Hunk
-from ..edit.hunks import apply, patch
-from ..errors import InvalidOptionError
+from ..edit import EditPlan, Hunk, apply, patch
+from ..errors import InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
@@ -103,18 +102,11 @@ def edit(file: str, instruction: str, **options: Any) -> int:
       gguf-spec edit --undo app.py
     """
     path, lines = _place_of(file)
+    _check_usage(instruction, options)
     if options["undo"]:
-        if instruction:
-            raise click.UsageError("--undo takes a file and no INSTRUCTION.")
         Undo().restore(path)
         click.echo(f"{path} has the text before its last edit again.", err=True)
         return 0
-    if not instruction.strip():
-        raise click.UsageError("INSTRUCTION is empty; say what to change.")
-    if options["diff_only"] and (options["yes"] or options["output"]):
-        raise click.UsageError("--diff writes nothing and cannot be combined with --yes, --output.")
-    if options["max_tokens"] is not None and options["max_tokens"] < 1:
-        raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
     source = TextFile(path)
     is_asked = at_terminal() and not options["diff_only"]
     if (options["output"] or options["yes"] or is_asked) and str(options["output"]) != "-":
@@ -123,6 +115,24 @@ def edit(file: str, instruction: str, **options: Any) -> int:
     plan = EditPlan(source.text, instruction, name=source.path.name, scope=scope)
     if not plan.needs_model:
         return _finish(source, plan.result_by_code(), {}, options, None)
+    return _edit_by_model(plan, source, options)
+
+
+def _check_usage(instruction: str, options: dict[str, Any]) -> None:
+    if options["undo"]:
+        if instruction:
+            raise click.UsageError("--undo takes a file and no INSTRUCTION.")
+        return
+    if not instruction.strip():
+        raise click.UsageError("INSTRUCTION is empty; say what to change.")
+    if options["diff_only"] and (options["yes"] or options["output"]):
+        raise click.UsageError("--diff writes nothing and cannot be combined with --yes, --output.")
+    if options["max_tokens"] is not None and options["max_tokens"] < 1:
+        raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
+
+
+def _edit_by_model(plan: EditPlan, source: TextFile, options: dict[str, Any]) -> int:
+    """Let a model write the new text, and finish the command; return the exit code."""
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
@@ -220,49 +230,53 @@ def _finish(
     """
     output, quiet = options["output"], options["as_json"]
     if str(output) == "-":
+        _say_doubts(result)
         click.echo(source.encoded(result.text), nl=False)
         return 0
     changes = patch(source.data, source.encoded(result.text), _name_in_folder(source.path))
     may_ask = not (quiet or options["yes"] or options["diff_only"] or output) and at_terminal()
-    is_written, code = False, 0
-    new: str | None = result.text
+    new, code = result.text if options["yes"] or output else None, 0
     if may_ask and result.hunks:
         new = _chosen_hunks(source, result, again)
     elif not quiet:
         _show_patch(changes)
-    if not quiet and result.hunks and not may_ask:
         _say_what_changes(result)
-    if output is not None:
-        source.write(result.text, output)
-        is_written = True
-    elif options["yes"] and result.refused and not options["force"] and changes:
-        kept, code = _keep_patch(source, changes), 1
-        click.echo(f"Nothing was written. {kept}--force writes it.", err=True)
-    elif new is not None and new != source.text and (options["yes"] or may_ask):
-        source.write(new)
-        is_written = True
+    if options["yes"] and not output and result.refused and not options["force"]:
+        kept, new, code = Undo().keep_patch(source.path.name, changes), None, 1
+        where = f"The patch is {kept}; " if kept else ""
+        click.echo(f"Nothing was written. {where}--force writes it.", err=True)
+    is_written = new is not None and (output is not None or new != source.text)
+    if new is not None and is_written:
+        source.write(new, output)
     if quiet:
         text = changes.decode("utf-8", "replace")
         print_json(facts | result.to_dict() | {"diff": text, "written": is_written})
     elif is_written:
-        click.echo(f"{output or source.path} was written.", err=True)
-        if source.is_undoable and output is None:
-            click.echo(
-                f"Undo: gguf-spec edit --undo {shlex.quote(str(_short(source.path)))}", err=True
-            )
-        if at_terminal() and output is None:
-            _say_uncommitted(source)
-    elif not result.hunks:
-        click.echo(f"{_who(result)} changed nothing; nothing was written.", err=True)
+        _say_written(source, output)
     elif not code:
-        can_write = not (options["diff_only"] or may_ask)
-        more = "; --yes writes the changes." if can_write and not result.refused else "."
-        click.echo(f"Nothing was written{more}", err=True)
+        _say_why_not(source, result, can_write=not (options["diff_only"] or may_ask))
     return code
 
 
-def _who(result: Edit) -> str:
-    return "The instruction" if result.way == "code" else "The model"
+def _say_written(source: TextFile, output: Path | None) -> None:
+    click.echo(f"{output or source.path} was written.", err=True)
+    if output is not None:
+        return
+    if source.is_undoable:
+        place = shlex.quote(str(_short(source.path)))
+        click.echo(f"Undo: gguf-spec edit --undo {place}", err=True)
+    if at_terminal():
+        _say_uncommitted(source)
+
+
+def _say_why_not(source: TextFile, result: Edit, *, can_write: bool) -> None:
+    if result.text == source.text:
+        who = "The instruction" if result.way == "code" else "The model"
+        what = "nothing that may change" if result.hunks else "nothing"
+        click.echo(f"{who} changed {what}; nothing was written.", err=True)
+        return
+    more = "; --yes writes the changes." if can_write and not result.refused else "."
+    click.echo(f"Nothing was written{more}", err=True)
 
 
 def _short(path: Path) -> Path:
@@ -291,30 +305,23 @@ def _show_patch(changes: bytes) -> None:
 
 
 def _say_what_changes(result: Edit) -> None:
-    how = ", without a model" if result.way == "code" else ""
-    click.echo(f"{result.summary}{how}.", err=True)
-    n_outside = sum(one.is_outside for one in result.hunks)
-    if n_outside:
-        places = "place" if n_outside == 1 else "places"
-        click.echo(
-            f"{n_outside} more {places} outside of {', '.join(result.scope)} stay as they were.",
-            err=True,
-        )
+    """Say how much is changed, what stays, and what is doubtful."""
+    if any(not one.is_outside for one in result.hunks):
+        how = ", without a model" if result.way == "code" else ""
+        click.echo(f"{result.summary}{how}.", err=True)
+    if n := sum(one.is_outside for one in result.hunks):
+        what = "1 more place stays as it was" if n == 1 else f"{n} more places stay as they were"
+        click.echo(f"{what}: {_outside(result)}.", err=True)
+    _say_doubts(result)
+
+
+def _outside(result: Edit) -> str:
+    return f"outside of {', '.join(result.scope)}" if result.scope else "in a part that must stay"
+
+
+def _say_doubts(result: Edit) -> None:
     for reason in result.refused:
         click.echo(f"Doubtful: {reason}.", err=True)
-
-
-def _keep_patch(source: TextFile, changes: bytes) -> str:
-    """Keep a patch that was not written, and say where."""
-    folder = Undo().folder
-    path = folder / f"{source.path.name}.patch"
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_bytes(changes)
-        path.chmod(0o600)
-    except OSError:
-        return ""
-    return f"The patch is {path}; "
 
 
 def _say_uncommitted(source: TextFile) -> None:
@@ -323,7 +330,7 @@ def _say_uncommitted(source: TextFile) -> None:
 
     command = ["git", "-c", "core.fsmonitor=false", "show", f"HEAD:./{source.path.name}"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(  # noqa: S603 -- the name of a file
+        done = subprocess.run(
             command, cwd=source.path.parent, capture_output=True, timeout=5, check=True
         )
         if done.stdout != source.data:
@@ -333,10 +340,14 @@ def _say_uncommitted(source: TextFile) -> None:
 # ---- one change after the other
 
 _KEYS = """\
-y  take this change          n  leave the old lines
-a  take this and the rest    q  leave this and the rest
-s  split it into lines       e  change the new lines in the editor
-r  ask the model again       ?  this help"""
+y  take this change
+n  leave the old lines
+a  take this and the rest
+q  leave this and the rest
+s  split it into lines
+e  change the new lines in the editor
+r  ask the model again
+?  this help"""
 
 
 def _chosen_hunks(
@@ -344,60 +355,75 @@ def _chosen_hunks(
 ) -> str | None:
     """Ask about each change; return the new text, or None where none was taken."""
     n_asked = 0
-    while True:
-        for reason in result.refused:
-            click.echo(f"Doubtful: {reason}.", err=True)
-        inside = [one for one in result.hunks if not one.is_outside]
-        todo = [*inside, *(one for one in result.hunks if one.is_outside)]
-        taken: list[Hunk] = []
-        n_all, takes_all, is_again = len(todo), False, False
-        while todo:
-            hunk = todo.pop(0)
-            if takes_all and not hunk.is_outside:
-                taken.append(hunk)
-                continue
-            if takes_all:
-                break
-            _show_hunk(source, hunk, result)
-            key = _key(n_all - len(todo), n_all)
-            if key in {"y", "a"}:
-                taken.append(hunk)
-                takes_all = key == "a"
-            elif key == "q":
-                break
-            elif key == "s":
-                todo = [*_split(hunk), *todo]
-                n_all = n_all + len(todo) - (n_all - 1)
-            elif key == "e":
-                edited = click.edit(
-                    "\n".join(hunk.new) + "\n", extension=source.path.suffix or ".txt"
-                )
-                if edited is not None:
-                    hunk = replace(hunk, new=tuple(edited.removesuffix("\n").split("\n")))
-                taken.append(hunk)
-            elif key == "r":
-                is_again = True
-                break
-            elif key == "?":
-                click.echo(_KEYS, err=True)
-                todo = [hunk, *todo]
-        if not is_again:
-            break
+    while result.hunks:
+        _say_doubts(result)
+        try:
+            taken = _taken(source, result)
+        except click.Abort:  # Ctrl-C, or the end of the input
+            click.echo("\nNothing was written.", err=True)
+            raise
+        if taken is not None:
+            return "\n".join(apply(source.text.split("\n"), taken)) if taken else None
         n_asked += 1
-        other = again(n_asked) if again else None
-        if other is None:
-            click.echo(
-                "No other change." if again else "This change was made without a model.", err=True
-            )
-            again = None
-            continue
-        result = other
-        if not result.hunks:
-            return None
-    if not taken:
+        result = _other(again, n_asked) or result
+    return None
+
+
+def _other(again: Callable[[int], Edit | None] | None, n: int) -> Edit | None:
+    """Ask the model again; return None, and say why, if there is no other change."""
+    if again is None:
+        click.echo("This change was made without a model.", err=True)
         return None
-    lines = source.text.split("\n")
-    return "\n".join(apply(lines, taken))
+    try:
+        other = again(n)
+    except NoEditError as error:
+        click.echo(f"No other change: {error}", err=True)
+        return None
+    if other is None:
+        click.echo("No other change.", err=True)
+    return other
+
+
+def _taken(source: TextFile, result: Edit) -> list[Hunk] | None:
+    """Ask about each change, those outside last; return what is taken, or None to ask the model."""
+    todo = sorted(result.hunks, key=lambda one: one.is_outside)
+    taken, n_all = list[Hunk](), len(todo)
+    while todo:
+        hunk = todo.pop(0)
+        _show_hunk(source, hunk, result)
+        key = _key(n_all - len(todo), n_all)
+        if key == "y":
+            taken.append(hunk)
+        elif key == "a":
+            rest = [one for one in todo if hunk.is_outside or not one.is_outside]
+            return [*taken, hunk, *rest]
+        elif key == "r":
+            return None
+        elif key == "q":
+            break
+        elif key == "s":
+            parts = _split(hunk)
+            todo, n_all = [*parts, *todo], n_all + len(parts) - 1
+        elif key == "e" and (edited := _edited(hunk, source.path.suffix)):
+            taken.append(edited)
+        elif key != "n":
+            click.echo(_KEYS if key == "?" else "It was not changed.", err=True)
+            todo.insert(0, hunk)
+    return taken
+
+
+def _edited(hunk: Hunk, suffix: str) -> Hunk | None:
+    """Return a change as the user wrote it in the editor; None if nothing was saved."""
+    text = "".join(f"{line}\n" for line in hunk.new)
+    try:
+        edited = click.edit(text, extension=suffix or ".txt")
+    except click.ClickException as error:
+        click.echo(error.format_message(), err=True)
+        return None
+    if edited is None:
+        return None
+    new = edited.replace("\r\n", "\n").removesuffix("\n").split("\n") if edited else []
+    return replace(hunk, new=tuple(new))
 
 
 def _split(hunk: Hunk) -> list[Hunk]:
@@ -407,15 +433,21 @@ def _split(hunk: Hunk) -> list[Hunk]:
         click.echo("It cannot be split.", err=True)
         return [hunk]
     single = [
-        replace(hunk, start=hunk.start + i, old=hunk.old[i : i + 1], new=hunk.new[i : i + 1]) for i in range(n)
-    ]  # fmt: skip
+        replace(
+            hunk,
+            start=hunk.start + i,
+            old=hunk.old[i : i + 1],
+            new=hunk.new[i : i + 1],
+        )
+        for i in range(n)
+    ]
     rest = replace(hunk, start=hunk.start + n, old=hunk.old[n:], new=hunk.new[n:])
     return [*single, rest] if rest.old or rest.new else single
 
 
 def _show_hunk(source: TextFile, hunk: Hunk, result: Edit) -> None:
     lines = source.text.split("\n")
-    where = f" (outside of {', '.join(result.scope)})" if hunk.is_outside else ""
+    where = f" ({_outside(result)})" if hunk.is_outside else ""
     click.secho(f"@@ line {hunk.start + 1}{where} @@", fg="cyan", err=True)
     for mark, colour, some in (
         (" ", None, lines[max(0, hunk.start - 2) : hunk.start]),

@@ -1,9 +1,8 @@
-"""A text file: read as text, replaced at once or not at all, and what it was before kept for an undo."""
+"""A text file: read as text, replaced at once or not at all, and its old text kept for an undo."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import shutil
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..edit import hunks_between
 from ..errors import GgufSpecError
 
 # No context holds a longer text; a byte is rarely more than one token.
@@ -80,18 +80,12 @@ class TextFile:
         """Return the bytes of a new text: lines that did not change keep theirs, with their ends."""
         text = text.encode("utf-8", errors="replace").decode("utf-8")
         stored = self._data.removeprefix(self._bom.encode()).split(b"\n")
-        old, new = self.text.split("\n"), text.split("\n")
+        new = text.split("\n")
         end = b"\r" if self._newline == "\r\n" else b""
-        result: list[bytes] = []
-        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        for tag, i, j, k, m in matcher.get_opcodes():
-            same = stored[i:j] if tag == "equal" else [one.encode() + end for one in new[k:m]]
-            result += same
-        if len(result) and text.endswith("\n"):
-            result[-1] = b""
-        elif len(result) and not self.text.endswith("\n"):
-            result[-1] = new[-1].encode()
-        return self._bom.encode() + b"\n".join(result)
+        for hunk in reversed(hunks_between(self.text.split("\n"), new)):
+            stored[hunk.start : hunk.end] = [line.encode() + end for line in hunk.new]
+        stored[-1] = new[-1].encode()  # no line feed ends it
+        return self._bom.encode() + b"\n".join(stored)
 
     def check_place(self, path: Path | None = None) -> None:
         """Check that the file, or another one, can be written.
@@ -143,7 +137,7 @@ class TextFile:
 def _replace(target: Path, data: bytes) -> None:
     from ..system.files import atomic_write
 
-    with atomic_write(target, private=False) as part:
+    with atomic_write(target, private=target.exists()) as part:
         part.write_bytes(data)
         if target.exists():
             shutil.copymode(target, part)
@@ -161,7 +155,7 @@ class Undo:
     def _entries(self) -> list[dict[str, Any]]:
         """Return the entries, oldest first; one that is not whole is left out."""
         found = []
-        for path in sorted(self.folder.glob("*.json")):
+        for path in sorted(self.folder.glob(f"{'[0-9]' * 20}.json")):
             with contextlib.suppress(OSError, ValueError):
                 entry = json.loads(path.read_text(encoding="utf-8"))
                 if isinstance(entry, dict) and {"path", "before", "after"} <= entry.keys():
@@ -172,7 +166,8 @@ class Undo:
         """Keep the text of a file before a change; return whether that was possible."""
         from ..system.files import atomic_write
 
-        name = f"{time.time_ns():020}"
+        last = max((int(one["name"]) for one in self._entries()), default=0)
+        name = f"{max(time.time_ns(), last + 1):020}"  # also if the clock was set back
         entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -185,13 +180,38 @@ class Undo:
             return False
         return True
 
+    def keep_patch(self, name: str, changes: bytes) -> Path | None:
+        """Keep a patch that was not written; return its place, or None if that is not possible.
+
+        Args:
+            name: Name of the file.
+            changes: The patch.
+        """
+        from ..system.files import atomic_write
+
+        path = self.folder / f"{name}.patch"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with atomic_write(path) as part:
+                part.write_bytes(changes)
+            patches = sorted(self.folder.glob("*.patch"), key=lambda one: one.stat().st_mtime_ns)
+            for other in patches[:-_MOST_KEPT]:
+                other.unlink(missing_ok=True)
+        except OSError:
+            return None
+        return path
+
     def _tidy(self) -> None:
-        n_bytes = 0
-        for i, entry in enumerate(reversed(self._entries())):
+        """Remove texts that are too old, and those of processes that ended between two files."""
+        n_bytes, oldest = 0, ""
+        for entry in reversed(self._entries()[-_MOST_KEPT:]):
             n_bytes += entry["text"].stat().st_size if entry["text"].exists() else 0
-            if i >= _MOST_KEPT or (i and n_bytes > _MOST_KEPT_BYTES):
-                for suffix in (".json", ".text"):
-                    (self.folder / f"{entry['name']}{suffix}").unlink(missing_ok=True)
+            if oldest and n_bytes > _MOST_KEPT_BYTES:
+                break
+            oldest = entry["name"]
+        for path in self.folder.glob(f"{'[0-9]' * 20}.*"):
+            if path.suffix in {".json", ".text"} and path.stem < oldest:
+                path.unlink(missing_ok=True)
 
     def restore(self, path: Path) -> None:
         """Give a file the text before its last change; a second call takes that back.
@@ -204,11 +224,14 @@ class Undo:
         entries = [one for one in self._entries() if one["path"] == str(path)]
         if not entries:
             raise GgufSpecError(
-                f"no change of {path} by this command is kept.", "use the history of your editor or of git."
-            )  # fmt: skip
+                f"no change of {path} by this command is kept.",
+                "use the history of your editor or of git.",
+            )
         entry = entries[-1]
         try:
             now = path.read_bytes()
+            # the last change that led to this text; later ones may not have been written
+            entry = next((one for one in reversed(entries) if one["after"] == _hash(now)), entry)
             before = entry["text"].read_bytes()
         except OSError as error:
             raise GgufSpecError(

@@ -133,9 +133,8 @@ def _python(lines: list[str]) -> Iterable[Part]:
             is_variable = isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(
                 node, (ast.Module, ast.ClassDef)
             )
-            if is_variable or isinstance(
-                child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            ):
+            is_definition = isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            if (is_variable or is_definition) and isinstance(child, ast.stmt):
                 found += _python_part(child)
             nodes.append(child)
     return found

@@ -87,7 +87,7 @@ def test_what_is_doubtful_is_not_written_with_yes_alone(here, menu):
     assert menu.read_text() == MENU
     kept = re.search(r"The patch is (.*menu\.ini\.patch); --force writes it\.", said)
     assert "+chai = 2" in Path(kept[1]).read_text(encoding="utf-8")
-    assert stat.S_IMODE(os.stat(kept[1]).st_mode) == 0o600
+    assert stat.S_IMODE(Path(kept[1]).stat().st_mode) == 0o600
     assert here("edit", menu, "rename the key tea to chai", "--yes", "--force").returncode == 0
     assert menu.read_text() == MENU.replace("tea", "chai")
 
