@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors
+    from .edit import Edit, Hunk
     from .models import pull
     from .options import Sampling, Speculation
     from .results import (
@@ -39,6 +40,8 @@ __all__ = [
     "Chat",
     "Chunk",
     "Completion",
+    "Edit",
+    "Hunk",
     "Part",
     "PassCounts",
     "PrefixMemory",
@@ -63,6 +66,8 @@ _HOME = (
         "load": "runtime.load",
         "pull": "models",
         "freeze_support": "system.subprogram",
+        "Edit": "edit",
+        "Hunk": "edit",
         "Chat": "runtime.llm",
         "Turn": "runtime.llm",
         "Stream": "runtime.stream",

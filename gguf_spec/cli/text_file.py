@@ -77,7 +77,7 @@ class TextFile:
         return self._data
 
     def encoded(self, text: str) -> bytes:
-        """Return the bytes of a new text: lines that did not change keep theirs, with their ends."""
+        """Return the bytes of a new text; lines that did not change keep theirs, and their ends."""
         text = text.encode("utf-8", errors="replace").decode("utf-8")
         stored = self._data.removeprefix(self._bom.encode()).split(b"\n")
         new = text.split("\n")

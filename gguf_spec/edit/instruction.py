@@ -39,6 +39,7 @@ _ORDINALS = {
 }  # fmt: skip
 # A longer instruction is a description: it names no parts, and is no rename.
 _MOST_READ = 2000
+_MOST_PARTS = 200  # with the same name; more of them say nothing about a place
 _BEHIND = (
     r"\s+(?:alone|unchanged|untouched|intact|as\s+(?:it|they)\s+(?:is|are)|the\s+same|as\s+before|"
     r"stay\w*|remain\w*)"
@@ -176,10 +177,7 @@ def _mentioned(
     text, chosen = _dotted(text, parts)
     ordinal = _ordinals(text, lines, parts)
     mentions = list(_mentions(text, parts, rename, strict))
-    by_name = {
-        one: [part for part in parts if part.name in _forms(one.name) and part.kind in one.kinds]
-        for one in mentions
-    }
+    by_name = {one: _named(one, parts) for one in mentions}
     places = chosen + [part for one in mentions if one.is_place for part in by_name[one]] + ordinal
     for one in mentions:
         chosen += _meant(one, by_name[one], places, strict)
@@ -194,6 +192,13 @@ def _mentioned(
         (one for one in unique if not any(one.holds(other) for other in unique)),
         key=lambda one: one.start,
     )
+
+
+def _named(mention: _Mention, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts with the name of a mention; none if that says nothing."""
+    forms = _forms(mention.name)
+    found = [part for part in parts if part.name in forms and part.kind in mention.kinds]
+    return found if len(found) <= _MOST_PARTS else []
 
 
 def _dotted(text: str, parts: Sequence[Part]) -> tuple[str, list[Part]]:

@@ -167,6 +167,65 @@ def test_each_change_is_asked_about(work, environment, menu):
         assert b"Nothing was written." in seen
 
 
+def test_questions_can_be_split_and_ended(work, environment, tmp_path):
+    path = tmp_path / "menu.ini"
+    path.write_text("[a]\ntea = 1\ntea = 1\n", encoding="utf-8")
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "replace tea with chai"]
+    code, seen = children.at_terminal(line, typed=b"s\nn\ny\n", cwd=work, env=environment)
+    assert (code, path.read_text()) == (0, "[a]\ntea = 1\nchai = 1\n")
+    assert [n in seen for n in (b"(1/1)", b"(1/2)", b"(2/2)")] == [True] * 3
+    old = path.read_text()
+    for end in (b"\x04", b"\x03"):  # end of input, Ctrl-C
+        code, seen = children.at_terminal(line, typed=end, cwd=work, env=environment)
+        assert (code, path.read_text()) == (130, old)
+        assert b"Nothing was written." in seen
+        assert b"Traceback" not in seen
+
+
+@pytest.mark.parametrize(("editor", "new"), [("false", "2"), ("true", "2"), ("sed -i s/2/7/", "7")])
+def test_a_change_in_the_editor(work, environment, tmp_path, editor, new):
+    path = tmp_path / "menu.ini"
+    path.write_text("[a]\ntea = 1\n", encoding="utf-8")
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "set tea to 2"]
+    env = environment | {"EDITOR": editor, "VISUAL": editor}
+    typed = b"e\n" if new == "7" else b"e\ny\n"
+    code, seen = children.at_terminal(line, typed=typed, cwd=work, env=env)
+    assert (code, path.read_text()) == (0, f"[a]\ntea = {new}\n"), seen
+    assert (b"It was not changed." in seen) == (new == "2")
+
+
+def test_json_has_what_was_refused(here, menu):
+    result = here("edit", menu, "rename the key tea to chai", "--json", "--yes")
+    one = json.loads(result.stdout)
+    assert (result.returncode, one["written"], len(one["hunks"])) == (1, False, 2)
+    assert "stands at 2 places" in one["refused"][0]
+    assert menu.read_text() == MENU
+
+
+def test_an_undo_finds_the_change_that_was_written(tmp_path, monkeypatch):
+    """A process that is killed after it kept the old text, and before it wrote, leaves an entry."""
+    from gguf_spec.cli.text_file import TextFile, Undo
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"old\n")
+    path.chmod(0o600)
+    TextFile(path).write("new\n")
+    Undo().keep(path.resolve(), b"new\n", b"never written\n")
+    Undo().restore(path)
+    assert path.read_bytes() == b"old\n"
+    monkeypatch.setattr("time.time_ns", lambda: 1)  # the clock was set back
+    Undo().restore(path)
+    assert path.read_bytes() == b"new\n"
+    Undo().restore(path)
+    assert path.read_bytes() == b"old\n"
+    monkeypatch.setattr("gguf_spec.cli.text_file._MOST_KEPT", 2)
+    (Undo().folder / f"{5:020}.text").write_bytes(b"of a killed process")
+    Undo().restore(path)
+    assert len(list(Undo().folder.iterdir())) == 4
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_diff_only(edit, file):
     assert edit(file, "d to X", "--diff").stdout.decode() == DIFF
     assert file.read_text() == "abcdefgh\n"
