@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import itertools
 import json
 import re
 import symtable
@@ -21,7 +22,7 @@ from .parts import Part, parts_of
 # a change that removes more than this share of the lines is asked about
 _MOST_REMOVED = 0.2
 _N_CONTEXT = 3
-_MANY = 2000  # lines
+_MANY = 500  # lines
 _N_NEAR = 100  # lines
 _MOST_READ = 300  # characters of a line that is compared with others
 
@@ -76,11 +77,19 @@ def _changes(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int
     while n_end < most - n and old[-1 - n_end] == new[-1 - n_end]:
         n_end += 1
     old, new = old[n : len(old) - n_end], new[n : len(new) - n_end]
-    # With thousands of lines, those that stand at many places are not compared with each other.
+    # With hundreds of lines, those that stand at many places are not compared with each other.
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=len(new) > _MANY)
-    return [
-        (n + i, n + j, n + k, n + m) for tag, i, j, k, m in matcher.get_opcodes() if tag != "equal"
-    ]
+    found = []
+    for tag, i, j, k, m in matcher.get_opcodes():
+        if tag == "replace" and j - i == m - k:
+            differs = [one != other for one, other in zip(old[i:j], new[k:m], strict=True)]
+            for is_change, run in itertools.groupby(range(j - i), differs.__getitem__):
+                at = list(run)
+                if is_change:
+                    found.append((i + at[0], i + at[-1] + 1, k + at[0], k + at[-1] + 1))
+        elif tag != "equal":
+            found.append((i, j, k, m))
+    return [(n + i, n + j, n + k, n + m) for i, j, k, m in found]
 
 
 def apply(lines: Sequence[str], hunks: Iterable[Hunk]) -> list[str]:
@@ -308,7 +317,7 @@ def problem_of(text: str, name: str) -> str:
         elif kind == "YAML":
             import yaml
 
-            list(yaml.parse(text, Loader=yaml.SafeLoader))
+            list(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         elif kind == "TOML":
             import tomllib
 

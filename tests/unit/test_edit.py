@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gguf_spec.edit import EditPlan
-from gguf_spec.edit.hunks import patch
+from gguf_spec.edit import EditPlan, Hunk, apply, patch
 from gguf_spec.edit.parts import parts_of
 from gguf_spec.errors import InvalidOptionError
 
@@ -318,3 +317,59 @@ def test_a_patch_has_the_bytes_of_the_file():
         + b"-x\r\n+y\r\n"
     )
     assert patch(b"a", b"b\n", "f").endswith(b"-a\n\\ No newline at end of file\n+b\n")
+
+
+LONG = 2000
+ODD = {
+    "blanks": f"a{' ' * LONG}b", "dashes": "- " * LONG + "x", "quotes": '"' * LONG, "escapes": '\\"' * LONG, "apostrophes": "'a \\'" * LONG,
+    "braces": "{" * LONG, "brackets": "f(" * LONG, "keys": "a:" * LONG, "hashes": f"# a{' #' * LONG} x", "throws": f"f() {'throws a ' * LONG}! {{\n}}",
+    "settings": f"{'const ' * LONG}=;", "tags": "<a " * LONG, "selectors": f"{'p, ' * LONG}q {{ a: b }}", "same names": "name: x\n" * 500,
+    "headings": "# a\n" * 1000, "sections": "[a]\nb = 1\n" * 300, "deep": "\n".join(" " * n + "a:" for n in range(300)), "minus": f"x = {'-' * 5000}1",
+    "nul": "a = 1\0\nb", "ends": "class A:\r    def b(self):\r        pass\r\n    c = 1\x0c\u2028\x85\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["a.py", "a.c", "a.yaml", "a.ini", "a.md", "a.sql", "Makefile", "a.html", "a.sh"])  # fmt: skip
+def test_an_odd_text_takes_no_time_and_gives_no_exception(name, odd):
+    """Before, some patterns took exponential time on one long line, and others the square of its length."""
+    text = ODD[odd]
+    for instruction in ("rename a to c", "name: in a set x to 3, leave b alone"):
+        found = plan(text, instruction, name)
+        if found.needs_model:
+            result = found.result(f"b{text[1:]}", SimpleNamespace(stats=None, seed=0))
+        else:
+            result = found.result_by_code()
+        assert result.hunks
+
+
+@pytest.mark.parametrize("instruction", ["x must " * LONG, "a." * LONG, "leave " + "a " * LONG, "'" * LONG, "from " * 399, "a b must " * 200])  # fmt: skip
+def test_a_long_instruction_takes_no_time(instruction):
+    assert plan("def a():\n    b = 1\n", instruction).needs_model
+
+
+def test_the_order_of_parts_does_not_depend_on_hashes():
+    names = [one.name for one in parts_of(["h1, p, b, dl {", "}"], "a.css")]
+    assert names == ["h1", "p", "b", "dl"]
+
+
+def test_an_apostrophe_that_nothing_closes_hides_nothing():
+    lines = ["fn a<'x>() {", "}", "fn b() {", "}"]
+    assert [one.name for one in parts_of(lines, "a.rs")] == ["a", "b"]
+
+
+def test_a_lambda_has_a_variable_of_its_own_in_its_line_only():
+    text = "f = lambda x: x\nx = 1\n\n\ndef g():\n    return x\n"
+    result = plan(text, "rename x to y").result_by_code()
+    assert result.text == "f = lambda x: x\ny = 1\n\n\ndef g():\n    return y\n"
+
+
+def test_empty_lines_beside_a_part_may_change():
+    answer = PYTHON.replace("\n    def clear(self):\n        self.items = []\n", "")
+    result = written(PYTHON, "remove all of the method clear", answer)
+    assert [one.is_outside for one in result.hunks] == [False]
+
+
+def test_changes_at_one_place_are_made_in_their_order():
+    hunks = [Hunk(1, ("b",), ("B",)), Hunk(1, (), ("x",)), Hunk(3, (), ("end",))]
+    assert apply(["a", "b", "c"], hunks) == ["a", "x", "B", "c", "end"]
