@@ -38,7 +38,14 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 # Routes whose requests have a seed.
-SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
+SEEDED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/infill",
+    "/v1/edit",
+)
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
 # Field of messages and deltas with the reasoning.
@@ -153,6 +160,8 @@ class CompletionRequest:
         lines: Limits after the first line; None for none.
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
+        prefill: Beginning of the answer, as part of the prompt.
+        fit: Makes the prompt for a model, where that depends on the model; None if it does not.
         more: What only the reply of its API needs.
     """
 
@@ -171,6 +180,8 @@ class CompletionRequest:
     lines: LineLimits | None = None
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
+    prefill: str = ""
+    fit: Callable[[CompletionRequest, LLM], CompletionRequest] | None = None
     more: Any = field(default=None, compare=False)
 
     @property
