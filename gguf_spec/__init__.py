@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import errors
+    from .edit import Edit, Hunk
     from .models import pull
     from .options import Sampling, Speculation
     from .results import (
@@ -41,6 +42,8 @@ __all__ = [
     "Chat",
     "Chunk",
     "Completion",
+    "Edit",
+    "Hunk",
     "Part",
     "PassCounts",
     "PrefixMemory",
@@ -65,6 +68,8 @@ _HOME = (
         "load": "runtime.load",
         "pull": "models",
         "freeze_support": "system.subprogram",
+        "Edit": "edit",
+        "Hunk": "edit",
         "Chat": "runtime.llm",
         "Turn": "runtime.llm",
         "Stream": "runtime.stream",

@@ -547,6 +547,10 @@ class NoInfillError(GgufSpecError):
         )
 
 
+class NoEditError(GgufSpecError):
+    """The model did not write the new text of an edit, or not to its end."""
+
+
 class ImageError(GgufSpecError, ValueError):
     """An image cannot be read: it is damaged, too large, or the model cannot take it."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ContextTooShortError, GgufSpecError, InvalidOptionError
+from ..edit import EditPlan, Hunk, apply, patch
+from ..errors import InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
@@ -27,12 +29,13 @@ from .output import (
     stats_lines,
     styled,
 )
-from .text_file import TextFile
+from .text_file import TextFile, Undo
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .. import LLM, Completion, Stats
+    from ..edit import Edit, EditPrompt
 
 # Longest context for a file without --ctx, in tokens; few small models are trained for more.
 _MOST_CTX = 32_768
@@ -41,14 +44,22 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 @click.command(
     cls=Command,
-    usual="yes diff_only output model draft max_tokens temperature ctx stats show_draft as_json",
+    usual="yes diff_only output symbols undo model draft max_tokens ctx stats as_json",
     own_defaults=("temperature", "draft", "max_tokens"),
     context_settings={"default_map": {"draft": "ngram"}},
 )
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("instruction")
+@click.argument("file", metavar="FILE[:LINES]")
+@click.argument("instruction", required=False, default="")
 @flag("-y --yes", "Write the file, and download a missing model, without a question.")
-@flag("--diff diff_only", "Only show the changes; write nothing.")
+@flag("--diff diff_only", "Only show the changes, as a patch for `git apply`; write nothing.")
+@flag("--force", "With --yes: write a change that would be asked about.")
+@flag("--undo", "Give the file the text before its last edit; again: take that back.")
+@option(
+    "--symbol symbols",
+    "Let only this part change, such as Store.total or a heading; several are possible.",
+    multiple=True,
+    metavar="NAME",
+)
 @option(
     "-o --output",
     "Write the new text to another file, or - for the standard output.",
@@ -57,7 +68,7 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 )
 @option(
     "-n --max-tokens",
-    "Maximum length of the new text in tokens.  [default: twice that of the file, and 256]",
+    "Maximum length of the new text in tokens.  [default: twice that of the old one, and 256]",
     type=int,
 )
 @option(
@@ -70,32 +81,58 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 @flag("--stats", "Show speed and acceptance, on stderr.")
 @flag("--show-draft", "Show accepted draft tokens in green.")
 @json_option("instead of the changes")
-def edit(file: Path, instruction: str, **options: Any) -> int:
-    """Change a text file as an instruction says.
+def edit(file: str, instruction: str, **options: Any) -> int:
+    """Change a text file as an instruction says, and nothing else in it.
 
-    The model writes the new text, and most of it is drafted from the old one, so that unchanged
-    parts cost little time. Then the changes are shown, and a question asks whether to write them.
-    Without a terminal nothing is written unless --yes or --output says so. The file is replaced at
-    once or not at all. Without --ctx a long file gets a longer context.
+    A rename, a replacement and the value of a setting are made without a model. Else the model
+    writes again what the instruction names, such as "the function total" or "lines 10-40", and the
+    rest cannot change; --symbol or FILE:10-40 name it, too. Where nothing is named the model writes
+    the whole text again. Most of it is drafted from the old text.
 
-    Small models make mistakes: read the changes.
+    Then each change is shown, and a question asks whether to take it. Without a terminal nothing is
+    written unless --yes or --output says so, and with --yes only what was asked: if lines are gone,
+    the text is no longer valid or the same change is made at several places, the changes are kept
+    as a patch, the exit code is 1, and --force writes them. --undo brings the old text back.
 
     \b
     Examples:
       gguf-spec edit config.json "rename the key host to hostname"
-      gguf-spec edit notes.md "correct the spelling" --diff
-      gguf-spec edit letter.txt "make it friendlier" --output friendly.txt
+      gguf-spec edit app.py "return 0 for an empty list in the function total"
+      gguf-spec edit notes.md:10-40 "correct the spelling" --diff
+      gguf-spec edit --undo app.py
     """
+    path, lines = _place_of(file)
+    _check_usage(instruction, options)
+    if options["undo"]:
+        Undo().restore(path)
+        click.echo(f"{path} has the text before its last edit again.", err=True)
+        return 0
+    source = TextFile(path)
+    is_asked = at_terminal() and not options["diff_only"]
+    if (options["output"] or options["yes"] or is_asked) and str(options["output"]) != "-":
+        source.check_place(options["output"])  # before minutes of work
+    scope = [*lines, *options["symbols"]]
+    plan = EditPlan(source.text, instruction, name=source.path.name, scope=scope)
+    if not plan.needs_model:
+        return _finish(source, plan.result_by_code(), {}, options, None)
+    return _edit_by_model(plan, source, options)
+
+
+def _check_usage(instruction: str, options: dict[str, Any]) -> None:
+    if options["undo"]:
+        if instruction:
+            raise click.UsageError("--undo takes a file and no INSTRUCTION.")
+        return
     if not instruction.strip():
         raise click.UsageError("INSTRUCTION is empty; say what to change.")
     if options["diff_only"] and (options["yes"] or options["output"]):
         raise click.UsageError("--diff writes nothing and cannot be combined with --yes, --output.")
     if options["max_tokens"] is not None and options["max_tokens"] < 1:
         raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
-    source = TextFile(file)
-    is_asked = at_terminal() and not options["diff_only"]
-    if (options["output"] or options["yes"] or is_asked) and str(options["output"]) != "-":
-        source.check_place(options["output"])  # before minutes of work
+
+
+def _edit_by_model(plan: EditPlan, source: TextFile, options: dict[str, Any]) -> int:
+    """Let a model write the new text, and finish the command; return the exit code."""
     sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
@@ -103,17 +140,39 @@ def edit(file: Path, instruction: str, **options: Any) -> int:
     if options["ctx"] is None and n_ctx > DEFAULT_CTX:
         options["ctx"] = n_ctx
     with load_models(options, speculation) as llm:
-        prompt = EditPrompt(llm, source.text, instruction, source.path.name)
-        sampling = prompt.limited(sampling, options["max_tokens"])
-        result = _write(llm, prompt, sampling, options)
-        if options["stats"]:
-            click.echo(stats_lines(result.stats, result.seed), err=True)
-        if result.finish_reason == "cancelled":
+        prompt = plan.prompt(llm)
+        if plan.label and not options["as_json"]:
+            click.echo(f"Only {plan.label} can change.", err=True)
+
+        def write(sampling: Sampling) -> tuple[Edit, dict[str, Any]] | None:
+            result = _write(llm, prompt, prompt.limited(sampling, options["max_tokens"]), options)
+            if options["stats"]:
+                click.echo(stats_lines(result.stats, result.seed), err=True)
+            if result.finish_reason == "cancelled":
+                return None
+            return plan.result(prompt.text_of(result), result), answer_json(llm, result, False)
+
+        def again(n: int) -> Edit | None:
+            found = write(replace(sampling, temperature=max(sampling.temperature, 0.7), seed=n))
+            return found[0] if found else None
+
+        found = write(sampling)
+        if found is None:
             click.echo("Nothing was written.", err=True)
             return 130
-        new = prompt.text_of(result)
-        facts = answer_json(llm, result, False)
-    return _finish(source, new, facts, options)
+        return _finish(source, *found, options, again)
+
+
+def _place_of(file: str) -> tuple[Path, list[str]]:
+    """Return the file of an argument such as `app.py:10-40`, and its lines."""
+    path, lines = Path(file), list[str]()
+    if not path.exists() and (found := re.fullmatch(r"(.+?):(\d+(?:-\d+)?)", file)):
+        path, lines = Path(found[1]), [found[2]]
+    if not path.exists():
+        raise click.BadParameter(f"File '{path}' does not exist.", param_hint="'FILE'")
+    if path.is_dir():
+        raise click.BadParameter(f"File '{path}' is a directory.", param_hint="'FILE'")
+    return path, lines
 
 
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, Any]) -> Completion:
@@ -153,153 +212,262 @@ def _plain(llm: LLM, prompt: EditPrompt, result: Completion) -> Stats | None:
     return llm.generate(tokens, sampling, speculation=Speculation(k=0)).stats
 
 
-def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str, Any]) -> int:
-    """Show the changes, and write the new text where it is wanted; return the exit code."""
-    changes = _diff(source, new)
-    output, is_written = options["output"], False
-    if str(output) == "-":
-        click.echo(source.encoded(new), nl=False)
-        return 0
-    at_screen = sys.stdout is not None and sys.stdout.isatty()
-    for line in changes if not options["as_json"] else ():
-        is_head = line.startswith(("---", "+++"))
-        colour = None if is_head else {"+": "green", "-": "red", "@": "cyan"}.get(line[0])
-        if at_screen:
-            click.secho(line.translate(CONTROL), nl=False, fg=colour, bold=is_head or None)
-        else:
-            click.echo(line, nl=False)
-    if output is not None:
-        source.write(new, output)
-        is_written = True
-    elif changes and not options["diff_only"]:
-        may_ask = not options["as_json"] and at_terminal()
-        question = f"Write {source.path.name}?"
-        if options["yes"] or (may_ask and click.confirm(question, err=True)):
-            source.write(new)
-            is_written = True
-    if options["as_json"]:
-        print_json(facts | {"text": new, "diff": "".join(changes), "written": is_written})
-    else:
-        text = "Nothing was written; --yes writes the changes."
-        if is_written:
-            text = f"{output or source.path} was written."
-        elif not changes:
-            text = "The model changed nothing; nothing was written."
-        elif options["diff_only"] or (sys.stdin and sys.stdin.isatty()):
-            text = "Nothing was written."
-        click.echo(text, err=True)
-    return 0
+def _finish(
+    source: TextFile,
+    result: Edit,
+    facts: dict[str, Any],
+    options: dict[str, Any],
+    again: Callable[[int], Edit | None] | None,
+) -> int:
+    """Show the changes, and write the new text where it is wanted; return the exit code.
 
-
-def _diff(source: TextFile, new: str) -> list[str]:
-    """Return the lines of a unified diff, each with its newline."""
-    import difflib
-
-    old_lines, new_lines = (text.splitlines(keepends=True) for text in (source.text, new))
-    name = source.path.name
-    return [
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        for line in difflib.unified_diff(old_lines, new_lines, f"a/{name}", f"b/{name}")
-    ]
-
-
-# The text comes first: small models follow an instruction better that stands next to their answer.
-_ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
-_FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
-_LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
-_SPARE = 64  # tokens of the context beyond the expected length of the new text
-
-
-class EditPrompt:
-    """The request for a new version of a text.
-
-    The text is put between two lines of backquotes. The answer is made to begin with such a line,
-    so that the text follows at once, and ends at the next one.
-
-    Attributes:
-        request: The messages, or the text for a model without a chat template.
-        prefill: Beginning of the answer.
-        n_text: Number of tokens of the old text.
+    Args:
+        source: The file.
+        result: The changes.
+        facts: What `--json` says about the generation.
+        options: Options of the command.
+        again: Asks the model again with a seed; None for a change without a model.
     """
-
-    _is_users_limit = False  # whether --max-tokens ends the new text
-
-    def __init__(self, llm: LLM, text: str, instruction: str, name: str) -> None:
-        """Make the request.
-
-        Args:
-            llm: The model.
-            text: The old text.
-            instruction: What to change.
-            name: Name of the file.
-
-        Raises:
-            ContextTooShortError: The old and the new text do not fit into the context.
-        """
-        longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
-        self._fence, self._old = "`" * max(3, longest + 1), text
-        body = text.removesuffix("\n")
-        old = f"{self._fence}\n{body}\n{self._fence}"
-        question = _ASK.format(instruction=instruction.strip().rstrip("."), old=old)
-        self.prefill = f"{self._fence}\n"
-        self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
-        if not llm.has_chat_template:
-            self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
-        plain = llm.tokenize(text, special=False)
-        self.n_text = len(plain)
-        # A model that copies the name of an end token writes that token, and would end there.
-        named = {*llm.tokenize(text, special=True)} - {*plain}
-        self._ignore_eos = any(map(llm.vocabulary.is_end, named))
-        n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
-        needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
-        if needed > llm.n_ctx:
-            what = f"editing {name}, which has {self.n_text:,} tokens,"
-            raise ContextTooShortError(what, llm.n_ctx, needed, "split the file", about=True)
-        self._n_room = llm.n_ctx - n_prompt
-
-    def limited(self, sampling: Sampling, max_tokens: int | None) -> Sampling:
-        """Return sampling options that end with the new text."""
-        most = max_tokens or 2 * self.n_text + 4 * _SPARE
-        self._is_users_limit = most == max_tokens and most < self._n_room
-        most = min(most, self._n_room)
-        stop = [f"\n{self._fence}"]
-        return replace(sampling, max_tokens=most, stop=stop, ignore_eos=self._ignore_eos)
-
-    def text_of(self, result: Completion) -> str:
-        """Return the new text of an answer.
-
-        Raises:
-            GgufSpecError: The answer was cut, or is empty.
-        """
-        if result.finish_reason == "length":
-            hint = (
-                "the model may repeat itself: use a larger model, a clearer instruction, or a "
-                "larger --max-tokens and --ctx."
-            )
-            if self._is_users_limit:
-                hint = f"raise --max-tokens: the old text has {self.n_text:,} tokens."
-            raise GgufSpecError(
-                f"the new text was not complete after {len(result.tokens):,} tokens; "
-                "nothing was written.",
-                hint,
-            )
-        text = result.text
-        fenced = _FENCED.fullmatch(text.strip())
-        if fenced and not _FENCED.fullmatch(self._old.strip()):
-            text = fenced[2]
-        elif _is_open(text) and not _is_open(self._old):
-            # three backquotes as the end of a text in longer fences
-            text = _LAST_FENCE.sub("", text)
-        if not text.strip():
-            hint = "use a larger model or a clearer instruction."
-            raise GgufSpecError("the model wrote no text; nothing was written.", hint)
-        ending = "\n" if self._old.endswith("\n") else ""
-        return text.removesuffix("\n") + ending
+    output, quiet = options["output"], options["as_json"]
+    if str(output) == "-":
+        _say_doubts(result)
+        click.echo(source.encoded(result.text), nl=False)
+        return 0
+    changes = patch(source.data, source.encoded(result.text), _name_in_folder(source.path))
+    may_ask = not (quiet or options["yes"] or options["diff_only"] or output) and at_terminal()
+    new, code = result.text if options["yes"] or output else None, 0
+    if may_ask and result.hunks:
+        new = _chosen_hunks(source, result, again)
+    elif not quiet:
+        _show_patch(changes)
+        _say_what_changes(result)
+    if options["yes"] and not output and result.refused and not options["force"]:
+        kept, new, code = Undo().keep_patch(source.path.name, changes), None, 1
+        where = f"The patch is {kept}; " if kept else ""
+        click.echo(f"Nothing was written. {where}--force writes it.", err=True)
+    is_written = new is not None and (output is not None or new != source.text)
+    if new is not None and is_written:
+        source.write(new, output)
+    if quiet:
+        text = changes.decode("utf-8", "replace")
+        print_json(facts | result.to_dict() | {"diff": text, "written": is_written})
+    elif is_written:
+        _say_written(source, output)
+    elif not code:
+        _say_why_not(source, result, can_write=not (options["diff_only"] or may_ask))
+    return code
 
 
-def _is_open(text: str) -> bool:
-    """Return whether a text has an odd number of lines that begin or end a block of code."""
-    return len(re.findall(r"^ *`{3,}", text, re.MULTILINE)) % 2 == 1
+def _say_written(source: TextFile, output: Path | None) -> None:
+    click.echo(f"{output or source.path} was written.", err=True)
+    if output is not None:
+        return
+    if source.is_undoable:
+        place = shlex.quote(str(_short(source.path)))
+        click.echo(f"Undo: gguf-spec edit --undo {place}", err=True)
+    if at_terminal():
+        _say_uncommitted(source)
+
+
+def _say_why_not(source: TextFile, result: Edit, *, can_write: bool) -> None:
+    if result.text == source.text:
+        who = "The instruction" if result.way == "code" else "The model"
+        what = "nothing that may change" if result.hunks else "nothing"
+        click.echo(f"{who} changed {what}; nothing was written.", err=True)
+        return
+    more = "; --yes writes the changes." if can_write and not result.refused else "."
+    click.echo(f"Nothing was written{more}", err=True)
+
+
+def _short(path: Path) -> Path:
+    with contextlib.suppress(ValueError, OSError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def _name_in_folder(path: Path) -> str:
+    """Return the name of a file for a patch: from the folder of the work tree, else its own."""
+    for folder in path.parents:
+        if (folder / ".git").exists():
+            return path.relative_to(folder).as_posix()
+    return path.name
+
+
+def _show_patch(changes: bytes) -> None:
+    at_screen = sys.stdout is not None and sys.stdout.isatty()
+    if not at_screen:
+        click.echo(changes, nl=False)
+        return
+    for line in changes.decode("utf-8", "replace").split("\n")[:-1]:
+        is_head = line.startswith(("---", "+++"))
+        colour = None if is_head else {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+        click.secho(line.translate(CONTROL), fg=colour, bold=is_head or None)
+
+
+def _say_what_changes(result: Edit) -> None:
+    """Say how much is changed, what stays, and what is doubtful."""
+    if any(not one.is_outside for one in result.hunks):
+        how = ", without a model" if result.way == "code" else ""
+        click.echo(f"{result.summary}{how}.", err=True)
+    if n := sum(one.is_outside for one in result.hunks):
+        what = "1 more place stays as it was" if n == 1 else f"{n} more places stay as they were"
+        click.echo(f"{what}: {_outside(result)}.", err=True)
+    _say_doubts(result)
+
+
+def _outside(result: Edit) -> str:
+    return f"outside of {', '.join(result.scope)}" if result.scope else "in a part that must stay"
+
+
+def _say_doubts(result: Edit) -> None:
+    for reason in result.refused:
+        click.echo(f"Doubtful: {reason}.", err=True)
+
+
+def _say_uncommitted(source: TextFile) -> None:
+    """Say that a file had changes that are in no commit, before this one."""
+    import subprocess
+
+    command = ["git", "-c", "core.fsmonitor=false", "show", f"HEAD:./{source.path.name}"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, cwd=source.path.parent, capture_output=True, timeout=5, check=True
+        )
+        if done.stdout != source.data:
+            click.echo("The file had changes that are in no commit.", err=True)
+
+
+# ---- one change after the other
+
+_KEYS = """\
+y  take this change
+n  leave the old lines
+a  take this and the rest
+q  leave this and the rest
+s  split it into lines
+e  change the new lines in the editor
+r  ask the model again
+?  this help"""
+
+
+def _chosen_hunks(
+    source: TextFile, result: Edit, again: Callable[[int], Edit | None] | None
+) -> str | None:
+    """Ask about each change; return the new text, or None where none was taken."""
+    n_asked = 0
+    while result.hunks:
+        _say_doubts(result)
+        try:
+            taken = _taken(source, result)
+        except click.Abort:  # Ctrl-C, or the end of the input
+            click.echo("\nNothing was written.", err=True)
+            raise
+        if taken is not None:
+            return "\n".join(apply(source.text.split("\n"), taken)) if taken else None
+        n_asked += 1
+        result = _other(again, n_asked) or result
+    return None
+
+
+def _other(again: Callable[[int], Edit | None] | None, n: int) -> Edit | None:
+    """Ask the model again; return None, and say why, if there is no other change."""
+    if again is None:
+        click.echo("This change was made without a model.", err=True)
+        return None
+    try:
+        other = again(n)
+    except NoEditError as error:
+        click.echo(f"No other change: {error}", err=True)
+        return None
+    if other is None:
+        click.echo("No other change.", err=True)
+    return other
+
+
+def _taken(source: TextFile, result: Edit) -> list[Hunk] | None:
+    """Ask about each change, those outside last; return what is taken, or None to ask the model."""
+    todo = sorted(result.hunks, key=lambda one: one.is_outside)
+    taken, n_all = list[Hunk](), len(todo)
+    while todo:
+        hunk = todo.pop(0)
+        _show_hunk(source, hunk, result)
+        key = _key(n_all - len(todo), n_all)
+        if key == "y":
+            taken.append(hunk)
+        elif key == "a":
+            rest = [one for one in todo if hunk.is_outside or not one.is_outside]
+            return [*taken, hunk, *rest]
+        elif key == "r":
+            return None
+        elif key == "q":
+            break
+        elif key == "s":
+            parts = _split(hunk)
+            todo, n_all = [*parts, *todo], n_all + len(parts) - 1
+        elif key == "e" and (edited := _edited(hunk, source.path.suffix)):
+            taken.append(edited)
+        elif key != "n":
+            click.echo(_KEYS if key == "?" else "It was not changed.", err=True)
+            todo.insert(0, hunk)
+    return taken
+
+
+def _edited(hunk: Hunk, suffix: str) -> Hunk | None:
+    """Return a change as the user wrote it in the editor; None if nothing was saved."""
+    text = "".join(f"{line}\n" for line in hunk.new)
+    try:
+        edited = click.edit(text, extension=suffix or ".txt")
+    except click.ClickException as error:
+        click.echo(error.format_message(), err=True)
+        return None
+    if edited is None:
+        return None
+    new = edited.replace("\r\n", "\n").removesuffix("\n").split("\n") if edited else []
+    return replace(hunk, new=tuple(new))
+
+
+def _split(hunk: Hunk) -> list[Hunk]:
+    """Return the changes of single lines of a change; of one line, itself."""
+    n = min(len(hunk.old), len(hunk.new))
+    if n < 1 or (len(hunk.old) == len(hunk.new) == 1):
+        click.echo("It cannot be split.", err=True)
+        return [hunk]
+    single = [
+        replace(
+            hunk,
+            start=hunk.start + i,
+            old=hunk.old[i : i + 1],
+            new=hunk.new[i : i + 1],
+        )
+        for i in range(n)
+    ]
+    rest = replace(hunk, start=hunk.start + n, old=hunk.old[n:], new=hunk.new[n:])
+    return [*single, rest] if rest.old or rest.new else single
+
+
+def _show_hunk(source: TextFile, hunk: Hunk, result: Edit) -> None:
+    lines = source.text.split("\n")
+    where = f" ({_outside(result)})" if hunk.is_outside else ""
+    click.secho(f"@@ line {hunk.start + 1}{where} @@", fg="cyan", err=True)
+    for mark, colour, some in (
+        (" ", None, lines[max(0, hunk.start - 2) : hunk.start]),
+        ("-", "red", hunk.old),
+        ("+", "green", hunk.new),
+        (" ", None, lines[hunk.end : hunk.end + 2]),
+    ):
+        for line in some:
+            click.secho((mark + line).translate(CONTROL), fg=colour, err=True)
+
+
+def _key(n: int, n_all: int) -> str:
+    """Return the key that was pressed, after `Take this change?`."""
+    while True:
+        answer = click.prompt(
+            f"({n}/{n_all}) Take this change? [y,n,a,q,s,e,r,?]", default="n", err=True
+        )
+        key = str(answer).strip().lower()[:1]
+        if key in set("ynaqser?"):
+            return key
 
 
 # Speed-up from which drafts are mentioned.

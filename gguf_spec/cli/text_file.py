@@ -1,13 +1,17 @@
-"""A text file: read as text, and replaced at once or not at all."""
+"""A text file: read as text, replaced at once or not at all, and its old text kept for an undo."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from ..edit import hunks_between
 from ..errors import GgufSpecError
 from ..system.files import is_device
 
@@ -16,6 +20,8 @@ __all__ = ["TextFile", "is_device"]
 # No context holds a longer text; a byte is rarely more than one token.
 MOST_BYTES = 4_000_000
 _BOM = "\ufeff"
+# earlier texts that are kept for --undo: that many, and that many bytes of them
+_MOST_KEPT, _MOST_KEPT_BYTES = 50, 64 << 20
 
 
 def read_any(source: Path | BinaryIO) -> str:
@@ -34,6 +40,7 @@ class TextFile:
 
     Attributes:
         path: The file; a link is followed.
+        is_undoable: Whether the text before the last `write` was kept.
         text: The text, without a byte order mark and with line feeds only.
     """
 
@@ -44,6 +51,7 @@ class TextFile:
             GgufSpecError: It cannot be read, is empty or too long, or is not text in UTF-8.
         """
         self.path = path
+        self.is_undoable = False
         try:
             self.path = path.resolve(strict=True)
             with self.path.open("rb") as file:  # a device has no size, nor an end
@@ -65,6 +73,10 @@ class TextFile:
         self.text = text.replace("\r\n", "\n") if n_crlf else text
         if not self.text.strip():
             raise GgufSpecError(f"{path} is empty.", "name a file with text.")
+        if "\n" not in self.text and self.text.count("\r") > 1:
+            raise GgufSpecError(
+                f"{path} ends its lines with a carriage return alone.", "convert it to line feeds."
+            )
 
     def _decoded(self, path: Path) -> str:
         if b"\0" not in self._data:
@@ -76,10 +88,21 @@ class TextFile:
         what = f"a text file in {found.upper()}, not" if found != "utf-8" else "not a text file in"
         raise GgufSpecError(f"{path} is {what} UTF-8.", "name a text file, or convert it to UTF-8.")
 
+    @property
+    def data(self) -> bytes:
+        """Bytes of the file."""
+        return self._data
+
     def encoded(self, text: str) -> bytes:
-        """Return the bytes of a new text, stored as the old one."""
+        """Return the bytes of a new text; lines that did not change keep theirs, and their ends."""
         text = text.encode("utf-8", errors="replace").decode("utf-8")
-        return (self._bom + text.replace("\n", self._newline)).encode("utf-8")
+        stored = self._data.removeprefix(self._bom.encode()).split(b"\n")
+        new = text.split("\n")
+        end = b"\r" if self._newline == "\r\n" else b""
+        for hunk in reversed(hunks_between(self.text.split("\n"), new)):
+            stored[hunk.start : hunk.end] = [line.encode() + end for line in hunk.new]
+        stored[-1] = new[-1].encode()  # no line feed ends it
+        return self._bom.encode() + b"\n".join(stored)
 
     def check_place(self, path: Path | None = None) -> None:
         """Check that the file, or another one, can be written.
@@ -103,18 +126,16 @@ class TextFile:
         Raises:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
-        from ..system.files import atomic_write
-
         with self._place(path) as target:
             if path is None and self.path.read_bytes() != self._data:
                 raise GgufSpecError(
                     f"another program has changed {self.path}; nothing was written.",
                     "run the command again.",
                 )
-            with atomic_write(target, private=False) as part:
-                part.write_bytes(self.encoded(text))
-                if target.exists() and not is_device(target):
-                    shutil.copymode(target, part)
+            data = self.encoded(text)
+            if path is None:
+                self.is_undoable = Undo().keep(self.path, self._data, data)
+            _replace(target, data)
 
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
@@ -129,3 +150,125 @@ class TextFile:
                 f"{target} cannot be written: {error.strerror}.",
                 "check its folder and its permissions, or name another file with --output.",
             ) from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    from ..system.files import atomic_write
+
+    with atomic_write(target, private=target.exists()) as part:
+        part.write_bytes(data)
+        if target.exists() and not is_device(target):
+            shutil.copymode(target, part)
+
+
+class Undo:
+    """Texts of files before they were changed, in the folder of this user's state."""
+
+    def __init__(self) -> None:
+        """Open the folder, which may not exist."""
+        from ..system.files import state_folder
+
+        self.folder = state_folder() / "edits"
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """Return the entries, oldest first; one that is not whole is left out."""
+        found = []
+        for path in sorted(self.folder.glob(f"{'[0-9]' * 20}.json")):
+            with contextlib.suppress(OSError, ValueError):
+                entry = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(entry, dict) and {"path", "before", "after"} <= entry.keys():
+                    found.append(entry | {"name": path.stem, "text": path.with_suffix(".text")})
+        return found
+
+    def keep(self, path: Path, before: bytes, after: bytes) -> bool:
+        """Keep the text of a file before a change; return whether that was possible."""
+        from ..system.files import atomic_write
+
+        last = max((int(one["name"]) for one in self._entries()), default=0)
+        name = f"{max(time.time_ns(), last + 1):020}"  # also if the clock was set back
+        entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with atomic_write(self.folder / f"{name}.text") as part:
+                part.write_bytes(before)
+            with atomic_write(self.folder / f"{name}.json") as part:
+                part.write_text(json.dumps(entry), encoding="utf-8")
+            self._tidy()
+        except OSError:
+            return False
+        return True
+
+    def keep_patch(self, name: str, changes: bytes) -> Path | None:
+        """Keep a patch that was not written; return its place, or None if that is not possible.
+
+        Args:
+            name: Name of the file.
+            changes: The patch.
+        """
+        from ..system.files import atomic_write
+
+        path = self.folder / f"{name}.patch"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with atomic_write(path) as part:
+                part.write_bytes(changes)
+            patches = sorted(self.folder.glob("*.patch"), key=lambda one: one.stat().st_mtime_ns)
+            for other in patches[:-_MOST_KEPT]:
+                other.unlink(missing_ok=True)
+        except OSError:
+            return None
+        return path
+
+    def _tidy(self) -> None:
+        """Remove texts that are too old, and those of processes that ended between two files."""
+        n_bytes, oldest = 0, ""
+        for entry in reversed(self._entries()[-_MOST_KEPT:]):
+            n_bytes += entry["text"].stat().st_size if entry["text"].exists() else 0
+            if oldest and n_bytes > _MOST_KEPT_BYTES:
+                break
+            oldest = entry["name"]
+        for path in self.folder.glob(f"{'[0-9]' * 20}.*"):
+            if path.suffix in {".json", ".text"} and path.stem < oldest:
+                path.unlink(missing_ok=True)
+
+    def restore(self, path: Path) -> None:
+        """Give a file the text before its last change; a second call takes that back.
+
+        Raises:
+            GgufSpecError: No change of it is kept, it was changed since, or it cannot be written.
+        """
+        with contextlib.suppress(OSError):
+            path = path.resolve()
+        entries = [one for one in self._entries() if one["path"] == str(path)]
+        if not entries:
+            raise GgufSpecError(
+                f"no change of {path} by this command is kept.",
+                "use the history of your editor or of git.",
+            )
+        entry = entries[-1]
+        try:
+            now = path.read_bytes()
+            # the last change that led to this text; later ones may not have been written
+            entry = next((one for one in reversed(entries) if one["after"] == _hash(now)), entry)
+            before = entry["text"].read_bytes()
+        except OSError as error:
+            raise GgufSpecError(
+                f"{path} cannot be restored: {error.strerror}.", f"the old text is {entry['text']}."
+            ) from None
+        if _hash(now) != entry["after"] or _hash(before) != entry["before"]:
+            raise GgufSpecError(
+                f"{path} was changed since; nothing was written.",
+                f"the old text is {entry['text']}.",
+            )
+        self.keep(path, now, before)
+        try:
+            _replace(path, before)
+        except OSError as error:
+            raise GgufSpecError(
+                f"{path} cannot be written: {error.strerror}.",
+                "check its folder and its permissions.",
+            ) from None
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,9 @@ from .request_queue import ParallelQueue, RequestQueue, Ticket
 from .session_file import restore as restore_session
 from .session_file import save as save_session
 from .stream import Stream
+
+if TYPE_CHECKING:
+    from ..edit import Edit
 
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
 _ROLES = {"system", "user", "assistant"}
@@ -267,6 +270,53 @@ class LLM(OfOneProcess):
             call_tokens(target) if tools else {},
         )
         return self._queue.open(request)
+
+    def edit(
+        self,
+        text: str,
+        instruction: str,
+        *,
+        name: str = "",
+        scope: Sequence[str] = (),
+        sampling: Sampling | None = None,
+        speculation: Speculation | None = None,
+        max_tokens: int | None = None,
+    ) -> Edit:
+        """Change a text as an instruction says, and say which of the changes are doubtful.
+
+        A rename, a replacement or the value of a setting is made by code. Else the model writes the
+        part that the instruction names, such as `the function total`, or the whole text where it
+        names none. What is outside of the named part stays as it was. Nothing is written to a file:
+        write `text` if `refused` is empty, or show `hunks` to the user.
+
+        Args:
+            text: The text, with line feeds.
+            instruction: What to change.
+            name: Name of the file; its ending says how the text is read.
+            scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`.
+                Empty: those that the instruction names, or else all.
+            sampling: Sampling options; None takes the most likely tokens.
+            speculation: As for `generate`.
+            max_tokens: Maximum length of what the model writes; None allows twice the old length.
+
+        Raises:
+            InvalidOptionError: The text or the instruction is empty, or `scope` names no part.
+            ContextTooShortError: The text does not fit into the context.
+            NoEditError: The model wrote nothing, or was cut at the limit.
+        """
+        from ..edit import EditPlan
+
+        plan = EditPlan(text, instruction, name=name, scope=scope)
+        if not plan.needs_model:
+            return plan.result_by_code()
+        prompt = plan.prompt(self)
+        completion = self.generate(
+            prompt.request,
+            prompt.limited(sampling or Sampling(temperature=0), max_tokens),
+            prefill=prompt.prefill,
+            speculation=speculation,
+        )
+        return plan.result(prompt.text_of(completion), completion)
 
     def generate_many(
         self,

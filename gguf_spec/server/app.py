@@ -31,6 +31,7 @@ from .. import __version__
 from ..errors import ClosedError
 from ..options import Speculation
 from .connections import REFUSAL
+from .edit import EditReply, answer_at_once, read_edit
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
@@ -123,6 +124,7 @@ class ApiFormat(NamedTuple):
         stream: Format of a streamed answer.
         task: Returns a function of the loaded model for a body that asks for no text, and None for
             all others. Its result is the response.
+        at_once: Returns the answer to a request that needs no model; None for all others.
     """
 
     path: str
@@ -130,6 +132,7 @@ class ApiFormat(NamedTuple):
     reply: Callable[[CompletionRequest, Started], Reply]
     stream: StreamFormat
     task: Callable[[dict[str, Any]], Callable[[LLM], dict[str, Any]] | None] | None = None
+    at_once: Callable[[CompletionRequest], dict[str, Any] | None] | None = None
 
 
 def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
@@ -141,6 +144,7 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
         ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
+        ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS, at_once=answer_at_once),
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
         ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
         ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),
@@ -335,6 +339,8 @@ class App:
             return JSONResponse(await self._run(request, model, lambda llm, _: task(llm), {}))
         limits = self._pool.speculation, self._settings.max_tokens
         parsed = await self._bodies.convert(body, api.read, data, *limits)
+        if api.at_once and (answer := api.at_once(parsed)) is not None:
+            return JSONResponse(answer)
         parsed = await self._with_grammar(request, model, parsed)
         job = Job(model, parsed)
         with self._begin(request, job) as end:

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 from ..errors import (
     ClosedError,
+    ContextTooShortError,
     EmptyPromptError,
     GgufSpecError,
     ImageError,
     InvalidOptionError,
+    NoEditError,
     NoGenerationError,
     NoInfillError,
     NoRankingError,
@@ -40,6 +42,8 @@ _OF_REQUEST = {*SAMPLING, "prompt", "tools", "chat_template_kwargs"}
 _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] = (
     (PromptTooLongError, "prompt", "context_length_exceeded"),
     (EmptyPromptError, "prompt", "invalid_value"),
+    (ContextTooShortError, "text", "context_length_exceeded"),
+    (NoEditError, None, "no_edit"),
     (TemplateError, "prompt", "invalid_value"),
     (NoInfillError, "suffix", "no_infill"),
     (ImageError, "prompt", "invalid_image"),

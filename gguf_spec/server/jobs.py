@@ -139,6 +139,7 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
         ApiError: The grammar for tool calls cannot be made.
     """
     request = with_grammar(request, llm)
+    request = request.fit(request, llm) if request.fit else request
     sampling, tools = request.sampling, request.tools.tools or None
     if request.reasoning.budget is not None and llm.can_think:
         sampling = replace(sampling, think_budget=request.reasoning.budget)
@@ -164,6 +165,7 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
             sampling,
             speculation=request.speculation,
             echo=request.echo,
+            prefill=request.prefill,
             on_prompt=on_prompt,
             **options,
         )

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from .. import __version__
-from . import embeddings, infill, messages_api, model_routes, ollama, responses_api
+from . import edit, embeddings, infill, messages_api, model_routes, ollama, responses_api
 from .requests import CHAT, TEXT_BODY, Body, model_of
 from .schema import COUNT, FLAG, NUMBER, TEXT, Shape, array_of, object_of
 
@@ -131,10 +131,21 @@ _VECTORS, _ONE_VECTOR = "The embeddings of texts.", "The embedding of a text, no
 _RERANK = ("The relevance of documents for a query.", embeddings.RERANK, _list("results", _RANK))
 _CHOOSE = "The probability of each option as the continuation of a prompt."
 # Path -> description, body, answer, and media type of a stream.
+_HUNK = _only(line=COUNT, old=array_of(TEXT), new=array_of(TEXT), outside=FLAG)
+_EDIT = _all(
+    "text",
+    "summary",
+    object="edit",
+    way={"enum": ["code", "part", "text"]},
+    hunks=array_of(_HUNK),
+    scope=array_of(TEXT),
+    refused=array_of(TEXT),
+)
 _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/v1/chat/completions": (_CHAT, CHAT, _CHAT_ANSWER, _EVENTS),
     "/v1/completions": ("Go on from a text.", TEXT_BODY, _TEXT_ANSWER, _EVENTS),
     "/infill": ("Fill in the middle of a text.", infill.INFILL, _ALL_FILLED, _EVENTS),
+    "/v1/edit": ("Change a text as an instruction says.", edit.EDIT, _EDIT, ""),
     "/v1/responses": (_RESPONSES, responses_api.BODY, _RESPONSE, _EVENTS),
     "/v1/messages": (_MESSAGES, messages_api.BODY, _MESSAGE, _EVENTS),
     "/v1/messages/count_tokens": (_COUNT, messages_api.PROMPT, _only(input_tokens=COUNT), ""),

@@ -51,7 +51,14 @@ if TYPE_CHECKING:
     from ..tools.grammar import Unenforced
 
 # Routes whose requests have a seed.
-SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
+SEEDED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/infill",
+    "/v1/edit",
+)
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
 VALUES_MAX = 1 << 21  # most commas and brackets of a body
@@ -172,6 +179,8 @@ class CompletionRequest:
         lines: Limits after the first line; None for none.
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
+        prefill: Beginning of the answer, as part of the prompt.
+        fit: Makes the prompt for a model, where that depends on the model; None if it does not.
         more: What only the reply of its API needs.
         unenforced: What the grammar does not enforce of the schemas; None if it enforces all.
     """
@@ -191,6 +200,8 @@ class CompletionRequest:
     lines: LineLimits | None = None
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
+    prefill: str = ""
+    fit: Callable[[CompletionRequest, LLM], CompletionRequest] | None = None
     more: Any = field(default=None, compare=False)
     unenforced: Unenforced | None = field(default=None, compare=False)
 

@@ -5,6 +5,7 @@ import os
 import re
 import stat
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -42,7 +43,9 @@ DIFF = "--- a/notes.txt\n+++ b/notes.txt\n@@ -1 +1 @@\n-abcdefgh\n+abcXefgh\n"
 def test_without_a_terminal_the_changes_are_shown_and_not_written(edit, file):
     result = edit(file, "d to X")
     assert (result.stdout.decode(), result.returncode) == (DIFF, 0)
-    assert result.stderr == b"Nothing was written; --yes writes the changes.\n"
+    assert result.stderr.decode() == (
+        "1 line changed, 0 removed, 1 place.\nNothing was written; --yes writes the changes.\n"
+    )
     assert file.read_text() == "abcdefgh\n"
 
 
@@ -53,6 +56,174 @@ def test_yes_writes_them(edit, file):
     assert file.read_text() == "abcXefgh\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert [one.name for one in file.parent.iterdir()] == ["notes.txt"]
+
+
+MENU = "[drinks]\ntea = 2\ncoffee = 3\n\n[cakes]\ntea = 4\n"
+
+
+@pytest.fixture
+def menu(tmp_path):
+    path = tmp_path / "menu.ini"
+    path.write_text(MENU, encoding="utf-8")
+    return path
+
+
+def test_a_value_and_a_rename_need_no_model(here, menu):
+    result = here(
+        "edit", menu, "set the tea of the section [cakes] to 5", "--yes", "-m", "no-such-model"
+    )
+    assert result.returncode == 0
+    assert "without a model" in result.stderr.decode()
+    assert menu.read_text() == MENU.replace("tea = 4", "tea = 5")
+    assert here("edit", menu, "rename the key coffee to latte", "--yes").returncode == 0
+    assert menu.read_text() == MENU.replace("tea = 4", "tea = 5").replace("coffee", "latte")
+
+
+def test_what_is_doubtful_is_not_written_with_yes_alone(here, menu):
+    result = here("edit", menu, "rename the key tea to chai", "--yes")
+    said = result.stderr.decode()
+    assert result.returncode == 1
+    assert "Doubtful: the key tea stands at 2 places" in said
+    assert menu.read_text() == MENU
+    kept = re.search(r"The patch is (.*menu\.ini\.patch); --force writes it\.", said)
+    assert "+chai = 2" in Path(kept[1]).read_text(encoding="utf-8")
+    assert stat.S_IMODE(Path(kept[1]).stat().st_mode) == 0o600
+    assert here("edit", menu, "rename the key tea to chai", "--yes", "--force").returncode == 0
+    assert menu.read_text() == MENU.replace("tea", "chai")
+
+
+def test_undo_and_redo(here, menu):
+    check(here("edit", "--undo", menu), 1, "no change of")
+    here("edit", menu, "rename the key coffee to latte", "--yes")
+    menu.chmod(0o640)
+    assert here("edit", "--undo", menu).returncode == 0
+    assert menu.read_text() == MENU
+    assert stat.S_IMODE(menu.stat().st_mode) == 0o640
+    assert here("edit", "--undo", menu).returncode == 0
+    assert menu.read_text() == MENU.replace("coffee", "latte")
+    menu.write_text("mine\n", encoding="utf-8")
+    check(here("edit", "--undo", menu), 1, "was changed since")
+    assert menu.read_text() == "mine\n"
+    check(here("edit", "--undo", menu, "x"), 2, "--undo takes a file")
+
+
+def test_only_the_named_lines_can_change(edit, file):
+    text = "one\nabcdefgh\ntwo\n"
+    file.write_text(text, encoding="utf-8")
+    for words in ([f"{file}:2", "d to X"], [file, "d to X in line 2"]):
+        result = edit(*words)
+        assert result.stdout.decode().splitlines()[-4:] == [
+            " one",
+            "-abcdefgh",
+            "+abcXefgh",
+            " two",
+        ]
+        assert "Only line 2 can change." in result.stderr.decode()
+    check(edit(f"{file}:7", "d to X"), 2, "the text does not have lines 7: it has 3 lines.")
+    check(edit(file, "d to X", "--symbol", "no"), 2, "the text does not have part no.")
+    check(edit("no-such-file:3", "d to X"), 2, "File 'no-such-file' does not exist.")
+
+
+def test_the_bytes_of_other_lines_stay(here, tmp_path):
+    path = tmp_path / "mixed.ini"
+    old = b"\xef\xbb\xbf[a]\r\nport = 1\nx = \xe2\x80\x9cq\xe2\x80\x9d \t\r\ny = a\x0cb\xe2\x80\xa8c\nz = end"
+    path.write_bytes(old)
+    assert here("edit", path, "set port to 2", "--yes").returncode == 0
+    assert path.read_bytes() == old.replace(b"port = 1\n", b"port = 2\n")
+    path.write_bytes(b"a\rb\rc")
+    check(here("edit", path, "set port to 2", "--yes"), 1, "with a carriage return alone")
+
+
+def test_git_takes_the_patch(here, tmp_path):
+    folder = tmp_path / "work/in here"
+    folder.mkdir(parents=True)
+    children.run(["git", "init", "-q"], cwd=tmp_path / "work")
+    path = folder / "a.ini"
+    for old in (
+        b"[a]\r\nport = 1\r\nb = 2\r\n",
+        b"[a]\nport = 1\nx = a\x0cb\xe2\x80\xa8c\rd",
+        "port = 1\nä = 1\n".encode(),
+    ):
+        path.write_bytes(old)
+        result = here("edit", path, "set port to 2", "--diff")
+        (tmp_path / "patch").write_bytes(result.stdout)
+        done = children.run(["git", "apply", tmp_path / "patch"], cwd=tmp_path / "work")
+        assert done.returncode == 0, done.stderr
+        assert path.read_bytes() == old.replace(b"port = 1", b"port = 2")
+
+
+def test_each_change_is_asked_about(work, environment, menu):
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(menu), "rename the key tea to chai"]
+    code, seen = children.at_terminal(line, typed=b"?\nn\ny\n", cwd=work, env=environment)
+    shown = seen.decode()
+    assert code == 0
+    assert "(2/2) Take this change?" in shown
+    assert "leave the old lines" in shown
+    assert menu.read_text() == MENU.replace("tea = 4", "chai = 4")
+    for typed in (b"q\n", b"n\nn\n", b"r\nq\n"):
+        menu.write_text(MENU, encoding="utf-8")
+        code, seen = children.at_terminal(line, typed=typed, cwd=work, env=environment)
+        assert (code, menu.read_text()) == (0, MENU)
+        assert b"Nothing was written." in seen
+
+
+def test_questions_can_be_split_and_ended(work, environment, tmp_path):
+    path = tmp_path / "menu.ini"
+    path.write_text("[a]\ntea = 1\ntea = 1\n", encoding="utf-8")
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "replace tea with chai"]
+    code, seen = children.at_terminal(line, typed=b"s\nn\ny\n", cwd=work, env=environment)
+    assert (code, path.read_text()) == (0, "[a]\ntea = 1\nchai = 1\n")
+    assert [n in seen for n in (b"(1/1)", b"(1/2)", b"(2/2)")] == [True] * 3
+    old = path.read_text()
+    for end in (b"\x04", b"\x03"):  # end of input, Ctrl-C
+        code, seen = children.at_terminal(line, typed=end, cwd=work, env=environment)
+        assert (code, path.read_text()) == (130, old)
+        assert b"Nothing was written." in seen
+        assert b"Traceback" not in seen
+
+
+@pytest.mark.parametrize(("editor", "new"), [("false", "2"), ("true", "2"), ("sed -i s/2/7/", "7")])
+def test_a_change_in_the_editor(work, environment, tmp_path, editor, new):
+    path = tmp_path / "menu.ini"
+    path.write_text("[a]\ntea = 1\n", encoding="utf-8")
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "set tea to 2"]
+    env = environment | {"EDITOR": editor, "VISUAL": editor}
+    typed = b"e\n" if new == "7" else b"e\ny\n"
+    code, seen = children.at_terminal(line, typed=typed, cwd=work, env=env)
+    assert (code, path.read_text()) == (0, f"[a]\ntea = {new}\n"), seen
+    assert (b"It was not changed." in seen) == (new == "2")
+
+
+def test_json_has_what_was_refused(here, menu):
+    result = here("edit", menu, "rename the key tea to chai", "--json", "--yes")
+    one = json.loads(result.stdout)
+    assert (result.returncode, one["written"], len(one["hunks"])) == (1, False, 2)
+    assert "stands at 2 places" in one["refused"][0]
+    assert menu.read_text() == MENU
+
+
+def test_an_undo_finds_the_change_that_was_written(tmp_path, monkeypatch):
+    """A process that is killed after it kept the old text, and before it wrote, leaves an entry."""
+    from gguf_spec.cli.text_file import TextFile, Undo
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"old\n")
+    path.chmod(0o600)
+    TextFile(path).write("new\n")
+    Undo().keep(path.resolve(), b"new\n", b"never written\n")
+    Undo().restore(path)
+    assert path.read_bytes() == b"old\n"
+    monkeypatch.setattr("time.time_ns", lambda: 1)  # the clock was set back
+    Undo().restore(path)
+    assert path.read_bytes() == b"new\n"
+    Undo().restore(path)
+    assert path.read_bytes() == b"old\n"
+    monkeypatch.setattr("gguf_spec.cli.text_file._MOST_KEPT", 2)
+    (Undo().folder / f"{5:020}.text").write_bytes(b"of a killed process")
+    Undo().restore(path)
+    assert len(list(Undo().folder.iterdir())) == 4
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_diff_only(edit, file):
@@ -95,7 +266,7 @@ def test_a_link_stays_a_link(edit, file):
 
 
 def test_a_fence_around_the_complete_answer_is_removed():
-    from gguf_spec.cli.edit import EditPrompt
+    from gguf_spec.edit import EditPrompt
 
     def text(old, answer, reason="stop"):
         prompt = object.__new__(EditPrompt)
@@ -206,7 +377,7 @@ def test_at_a_terminal_it_asks(edit, work, environment, file, typed, written):
     assert "tok/s" in shown
     assert "\x1b[31m-abcdefgh" in shown
     assert "\x1b[32m+abcXefgh" in shown
-    assert "Write notes.txt? [y/N]" in shown
+    assert "(1/1) Take this change? [y,n,a,q,s,e,r,?] [n]:" in shown
     assert file.read_text() == ("abcXefgh\n" if written else "abcdefgh\n")
 
 
@@ -272,7 +443,7 @@ def test_a_text_with_the_name_of_an_end_token_does_not_end_there(tmp_path, old, 
     """Seen with Qwen2.5-Coder: it copied `<|im_end|>` as the token, and half of the file was lost."""
     import gguf_spec
     from gguf_spec import Sampling
-    from gguf_spec.cli.edit import EditPrompt
+    from gguf_spec.edit import EditPrompt
 
     path = tiny.write(tmp_path / "one.gguf", tiny.llama(), metadata={"llama.context_length": 2048})
     with gguf_spec.load(path, "none", n_ctx=2048, threads=1) as llm:

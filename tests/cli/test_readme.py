@@ -48,7 +48,7 @@ def test_its_length():
 def test_the_python_about_embedding_runs_too(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
-    chat, stream, with_asyncio, choose, llama, install = programs("docs/embedding.md")
+    chat, stream, with_asyncio, choose, edits, llama, install = programs("docs/embedding.md")
     run(chat, "docs/embedding.md")
     assert "http://127.0.0.1:" in capsys.readouterr().out
     assert (tmp_path / "fox.session").stat().st_size > 1000
@@ -58,6 +58,8 @@ def test_the_python_about_embedding_runs_too(monkeypatch, capsys, tmp_path):
     assert len(capsys.readouterr().out) > 100
     run(choose, "docs/embedding.md")
     assert capsys.readouterr().out.startswith(" happy -")
+    assert run(edits, "docs/embedding.md")["edit"].refused == ()
+    assert "[client]\ntimeout = 60" in capsys.readouterr().out
     (many,) = programs("docs/batch.md")
     assert [len(one.tokens) for one in run(many, "docs/batch.md")["results"]] == [20, 20]
     capsys.readouterr()

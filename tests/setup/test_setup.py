@@ -330,7 +330,9 @@ def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
         return done.returncode, re.findall(rf"(?m)^ran {machine.clone} (.*?) *$", done.stdout)
 
     order = ["ruff check", "ruff format --check", "mypy"]
-    order += [f"mypy --platform {one} --cache-dir .mypy_cache/{one}" for one in ("win32", "darwin") if ci]
+    order += [
+        f"mypy --platform {one} --cache-dir .mypy_cache/{one}" for one in ("win32", "darwin") if ci
+    ]
     order += ["lint-imports", f"pytest -n auto --dist worksteal {'--all ' if ci else ''}-k x"]
     assert checks() == (0, order)
     script(machine.clone / ".venv" / "bin" / "mypy", "#!/bin/bash\nexit 3\n")

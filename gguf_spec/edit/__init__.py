@@ -1,0 +1,397 @@
+"""Edits of a text: what an instruction asks for and nothing else.
+
+The instruction is read first (`instruction.py`): a rename, a replacement or the value of a setting
+is made by code and needs no model. Else the model writes the part that the instruction names
+(`parts.py`), or the whole text where it names none, and the changes are compared with what was
+asked (`hunks.py`). What is outside of the named part stays as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, Text
+from ..options import Sampling
+from ..results import Completion, Stats
+from .by_code import CodeEdit, edit_by_code
+from .hunks import (
+    Hunk,
+    apply,
+    counted,
+    counted_noun,
+    hunks_between,
+    no_longer_valid,
+    objections,
+    patch,
+    split_lines,
+    with_old_spelling,
+)
+from .instruction import Reading, read
+from .parts import Part, parts_of
+
+__all__ = ["Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "patch"]
+
+_SPARE = 64  # tokens of the context beyond the expected length of the new text
+_SCOPE_HINT = (
+    "name a part as it stands in the text, such as Store.total, or its lines, such as 10-40."
+)
+_MOST_OF_TEXT = 0.8  # a part of more than this share of the text is written as the whole text
+_N_AROUND = 60  # lines of the text around a part that the model sees
+_MOST_NAMED = 12  # parts in an error
+
+
+class Model(Protocol):
+    """What an edit needs to know of a model."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Number of tokens of the context."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether it takes messages."""
+
+    @property
+    def vocabulary(self) -> Any:
+        """Its vocabulary."""
+
+    def tokenize(self, prompt: Any, /, *, prefill: str = "", special: bool = True) -> list[int]:
+        """Return the token ids of a text or of messages."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The result of an edit.
+
+    Attributes:
+        text: The new text, with all changes in the parts that may change.
+        hunks: The changes, in order; those outside of these parts are not in `text`.
+        way: `code` where no model was needed, `part` where the model wrote a part, else `text`.
+        scope: The parts that might change, such as `Store.total`; empty for the whole text.
+        refused: Why it should not be written without a question; empty if it can be.
+        summary: One line with the counts, such as `3 lines changed, 0 removed, 1 place`.
+        stats: Statistics of the generation; None for the way `code`.
+        seed: Seed of the generation; None for the way `code`.
+    """
+
+    text: str
+    hunks: tuple[Hunk, ...]
+    way: str
+    scope: tuple[str, ...]
+    refused: tuple[str, ...]
+    summary: str
+    stats: Stats | None = None
+    seed: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, without the statistics."""
+        return {
+            "text": self.text,
+            "hunks": [one.to_dict() for one in self.hunks],
+            "way": self.way,
+            "scope": list(self.scope),
+            "refused": list(self.refused),
+            "summary": self.summary,
+            "seed": self.seed,
+        }
+
+
+class EditPlan:
+    """How an edit is made: by code, or by a model that writes a part or the whole text.
+
+    Attributes:
+        lines: Lines of the old text.
+        reading: What the instruction says.
+        by_code: The change, where it needs no model.
+        part: The lines that the model writes, or None for the whole text.
+    """
+
+    def __init__(
+        self, text: str, instruction: str, *, name: str = "", scope: Sequence[str] = ()
+    ) -> None:
+        """Plan an edit.
+
+        Args:
+            text: The old text, with line feeds.
+            instruction: What to change.
+            name: Name of the file, whose ending says how it is read.
+            scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`.
+                Empty: what the instruction names, or else the whole text.
+
+        Raises:
+            InvalidOptionError: A part of `scope` is not in the text, or several have its name.
+        """
+        if not isinstance(text, str) or not text.strip():
+            raise InvalidOptionError("text", text, "a text that is not empty")
+        if not isinstance(instruction, str) or not instruction.strip():
+            raise InvalidOptionError("instruction", instruction, "a text that says what to change")
+        self._text, self._instruction, self._name = text, instruction.strip(), name
+        self.lines = split_lines(text)
+        self._parts = parts_of(self.lines, name)
+        self.reading: Reading = read(self._instruction, self.lines, self._parts)
+        if scope:
+            self.reading = replace(self.reading, scope=tuple(self._part_of(one) for one in scope))
+        self.by_code: CodeEdit | None = edit_by_code(
+            self._instruction, self.reading, self.lines, self._parts, name
+        )
+        self.part = self._written_part()
+
+    def _part_of(self, name: str) -> Part:
+        if found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", name):
+            first, last = int(found[1]), int(found[2] or found[1])
+            if not 1 <= first <= last <= len(self.lines):
+                raise _no_part(
+                    name, f"lines {name}: it has {counted_noun(len(self.lines), 'line')}"
+                )
+            return Part("", "lines", first - 1, last)
+        parts = [one for one in self._parts if name in {one.name, ".".join(one.path), one.label}]
+        parts = [one for one in parts if ".".join(one.path) == name] or parts
+        if len({(one.start, one.end) for one in parts}) == 1:
+            return parts[0]
+        if parts:
+            raise _no_part(name, f"one part {name}, but several: write its path, or its lines")
+        names = dict.fromkeys(
+            one.label
+            for one in self._parts
+            if one.kind not in {"variable", "key"} or len(one.path) == 1
+        )
+        some = ", ".join([*names][:_MOST_NAMED])
+        raise _no_part(name, f"part {name}" + (f"; it has {some}" if some else ""))
+
+    def _written_part(self) -> Part | None:
+        scope = self.reading.scope
+        if not scope:
+            return None
+        start, end = min(one.start for one in scope), max(one.end for one in scope)
+        if end - start > _MOST_OF_TEXT * len(self.lines):
+            return None
+        return Part("", "lines", start, end)
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a model must write it."""
+        return self.by_code is None
+
+    @cached_property
+    def label(self) -> str:
+        """The parts that may change, for a message; empty for the whole text."""
+        return ", ".join(one.label for one in self.reading.scope)
+
+    def result_by_code(self) -> Edit:
+        """Return the change that needs no model."""
+        assert self.by_code is not None
+        hunks = hunks_between(self.lines, self.by_code.lines)
+        refused = [self.by_code.doubt] if self.by_code.doubt else []
+        refused += no_longer_valid(self.lines, self.by_code.lines, self._name)
+        return self._edit(hunks, [], refused, "code")
+
+    def result(self, answer: str, completion: Completion) -> Edit:
+        """Return the change that a model wrote.
+
+        Args:
+            answer: The new part or text, as `EditPrompt.text_of` returns it.
+            completion: Its generation.
+        """
+        new = split_lines(answer)
+        written = "text"
+        if self.part:
+            start, end = self.part.start, self.part.end
+            old = self.lines[start:end]
+            if not self._is_whole(new):
+                new = [*self.lines[:start], *_indented_as(old, new), *self.lines[end:]]
+                written = "part"
+        new = with_old_spelling(self.lines, new, self._instruction)
+        inside, outside = list[Hunk](), list[Hunk]()
+        for hunk in hunks_between(self.lines, new):
+            (inside if self._may_change(hunk) else outside).append(hunk)
+        refused = objections(self.lines, inside, self.reading, self._name, self._instruction)
+        return self._edit(inside, outside, refused, written, completion)
+
+    def _is_whole(self, new: list[str]) -> bool:
+        """Return whether an answer is the whole text, although a part was asked for."""
+        assert self.part
+        around = [*self.lines[: self.part.start], *self.lines[self.part.end :]]
+        known = {one for one in around if len(one.strip()) > 3} - set(
+            self.lines[self.part.start : self.part.end]
+        )
+        n_known = len(known & set(new))
+        return n_known > max(2, 0.6 * len(known))
+
+    def _may_change(self, hunk: Hunk) -> bool:
+        start, end = hunk.start, hunk.end
+        while start < end and not self.lines[start].strip():  # empty lines belong to no part
+            start += 1
+        while start < end and not self.lines[end - 1].strip():
+            end -= 1
+        if any(one.start < max(end, start + 1) and start < one.end for one in self.reading.kept):
+            return False
+        scope = self.reading.scope
+        return not scope or any(one.start <= start and end <= one.end for one in scope)
+
+    def _edit(
+        self,
+        inside: list[Hunk],
+        outside: list[Hunk],
+        refused: list[str],
+        way: str,
+        completion: Completion | None = None,
+    ) -> Edit:
+        text = "\n".join(apply(self.lines, inside)) + ("\n" if self._text.endswith("\n") else "")
+        hunks = sorted(
+            [*inside, *(replace(one, is_outside=True) for one in outside)],
+            key=lambda one: one.start,
+        )
+        return Edit(
+            text,
+            tuple(hunks),
+            way,
+            tuple(one.label for one in self.reading.scope),
+            tuple(refused) if inside else (),
+            counted(inside, text, self._name),
+            completion.stats if completion else None,
+            completion.seed if completion else None,
+        )
+
+    def prompt(self, llm: Model) -> EditPrompt:
+        """Return the request to a model.
+
+        Raises:
+            ContextTooShortError: The text and the new part do not fit into the context.
+        """
+        return EditPrompt(llm, self._text, self._instruction, self._name, self.part)
+
+
+def _no_part(name: str, what: str) -> InvalidOptionError:
+    return InvalidOptionError(
+        "scope", name, hint=_SCOPE_HINT, message=f"the text does not have {what}."
+    )
+
+
+def _indented_as(old: Sequence[str], new: list[str]) -> list[str]:
+    """Return new lines, indented as far as the old ones: models leave the indentation out."""
+    first_old, first_new = (next((one for one in lines if one.strip()), "") for lines in (old, new))
+    lacking = first_old[: len(first_old) - len(first_old.lstrip())]
+    has = first_new[: len(first_new) - len(first_new.lstrip())]
+    if lacking == has or not lacking.startswith(has):
+        return new
+    return [lacking[len(has) :] + one if one.strip() else one for one in new]
+
+
+# The text comes first: small models follow an instruction better that stands next to their answer.
+_ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
+_ASK_PART = (
+    "{old}\n\nThe part of it to change:\n\n{part}\n\n"
+    "Task: {instruction}. Write only this part again with this change."
+)
+_FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
+_LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
+
+
+class EditPrompt:
+    """The request to a model for the new version of a text, or of a part of it.
+
+    The text is put between two lines of backquotes. The answer is made to begin with such a line,
+    so that the text follows at once, and ends at the next one.
+
+    Attributes:
+        request: The messages, or the text for a model without a chat template.
+        prefill: Beginning of the answer.
+        n_text: Number of tokens of what the model writes again.
+    """
+
+    _is_users_limit = False  # whether `max_tokens` ends the new text
+
+    def __init__(
+        self, llm: Model, text: str, instruction: str, name: str, part: Part | None = None
+    ) -> None:
+        """Make the request.
+
+        Args:
+            llm: The model.
+            text: The old text.
+            instruction: What to change.
+            name: Name of the file.
+            part: The lines to write; None for the whole text.
+
+        Raises:
+            ContextTooShortError: The old and the new text do not fit into the context.
+        """
+        longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+        self._fence, self._old = "`" * max(3, longest + 1), text
+        lines = split_lines(text)
+        asked = instruction.rstrip(".")
+        if part is None:
+            question = _ASK.format(instruction=asked, old=self._fenced(lines))
+        else:
+            self._old = "\n".join(lines[part.start : part.end]) + "\n"
+            around = lines[max(0, part.start - _N_AROUND) : part.end + _N_AROUND]
+            question = _ASK_PART.format(
+                instruction=asked,
+                old=self._fenced(around),
+                part=self._fenced(lines[part.start : part.end]),
+            )
+        self.prefill = f"{self._fence}\n"
+        self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
+        if not llm.has_chat_template:
+            self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
+        plain = llm.tokenize(self._old, special=False)
+        self.n_text = len(plain)
+        # A model that copies the name of an end token writes that token, and would end there.
+        named = {*llm.tokenize(text, special=True)} - {*llm.tokenize(text, special=False)}
+        self._ignore_eos = any(map(llm.vocabulary.is_end, named))
+        n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
+        needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
+        if needed > llm.n_ctx:
+            what = f"editing {name or 'the text'}, which has {self.n_text:,} tokens,"
+            hint = "split the file, or name the part that shall change"
+            raise ContextTooShortError(what, llm.n_ctx, needed, hint, about=True)
+        self._n_room = llm.n_ctx - n_prompt
+
+    def _fenced(self, lines: Sequence[str]) -> str:
+        body = "\n".join(lines)
+        return f"{self._fence}\n{body}\n{self._fence}"
+
+    def limited(self, sampling: Sampling, max_tokens: int | None = None) -> Sampling:
+        """Return sampling options that end with the new text."""
+        most = max_tokens or 2 * self.n_text + 4 * _SPARE
+        self._is_users_limit = most == max_tokens and most < self._n_room
+        most = min(most, self._n_room)
+        stop = [f"\n{self._fence}"]
+        return replace(sampling, max_tokens=most, stop=stop, ignore_eos=self._ignore_eos)
+
+    def text_of(self, result: Completion) -> str:
+        """Return the new text of an answer.
+
+        Raises:
+            NoEditError: The answer was cut, or is empty.
+        """
+        if result.finish_reason == "length":
+            hint = Text(
+                "the model may repeat itself: use a larger model or a clearer instruction"
+                "[, or raise {max_tokens}][ and {n_ctx}]."
+            )
+            if self._is_users_limit:
+                hint = Text("raise {max_tokens}: the old text has {} tokens.", f"{self.n_text:,}")
+            fact = f"the new text was not complete after {len(result.tokens):,} tokens"
+            raise NoEditError(f"{fact}; nothing was written.", hint)
+        text = result.text
+        fenced = _FENCED.fullmatch(text.strip())
+        if fenced and not _FENCED.fullmatch(self._old.strip()):
+            text = fenced[2]
+        elif _is_open(text) and not _is_open(self._old):
+            # three backquotes as the end of a text in longer fences
+            text = _LAST_FENCE.sub("", text)
+        if not text.strip():
+            fact = "the model wrote no text; nothing was written."
+            raise NoEditError(fact, "use a larger model or a clearer instruction.")
+        ending = "\n" if self._old.endswith("\n") else ""
+        return text.removesuffix("\n") + ending
+
+
+def _is_open(text: str) -> bool:
+    """Return whether a text has an odd number of lines that begin or end a block of code."""
+    return len(re.findall(r"^ *`{3,}", text, re.MULTILINE)) % 2 == 1

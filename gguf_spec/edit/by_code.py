@@ -1,0 +1,631 @@
+"""Changes that need no model: renames, replacements of a text, and new values of settings.
+
+A name of Python is found by its tokens and by the scopes of its compiler; in other languages by
+whole words outside of texts and comments. Where it is not clear which uses are meant, the change
+says so and is not written without a question.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import symtable
+import tokenize
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from .instruction import Reading, Rename, bounded
+from .parts import BRACES, Part, _without_texts
+
+
+@dataclass(frozen=True)
+class CodeEdit:
+    """A change that was made by code.
+
+    Attributes:
+        lines: The new lines.
+        n_places: Number of places that were changed.
+        doubt: Why it is not certain that exactly these places were meant; empty if it is.
+    """
+
+    lines: list[str]
+    n_places: int
+    doubt: str = ""
+
+
+_KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
+_PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
+
+
+def edit_by_code(
+    instruction: str, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
+) -> CodeEdit | None:
+    """Make the change that an instruction asks for, if it is one that needs no model.
+
+    Args:
+        instruction: What the user wrote.
+        reading: What it says about the place.
+        lines: Lines of the text.
+        parts: Its named parts.
+        name: Name of the file.
+    """
+    if reading.rename is None:
+        return _remove(instruction, reading, lines, name) or _set_value(instruction, reading, lines)
+    allowed = _allowed(reading, lines)
+    rename = reading.rename
+    if not rename.is_name:
+        return _replace(rename, reading, lines, allowed, name)
+    suffix = PurePath(name).suffix.lower()
+    if suffix in {".py", ".pyi"}:
+        return _rename_python(rename, reading, lines, parts, allowed)
+    if suffix in _KEYED:
+        return _rename_key(rename, reading, lines, parts, allowed)
+    if suffix in _PROSE:
+        return _replace(Rename(rename.old, rename.new, False), reading, lines, allowed, name)
+    return _rename_words(rename, reading, lines, allowed, suffix)
+
+
+def _allowed(reading: Reading, lines: Sequence[str]) -> set[int]:
+    """Return the lines that may change."""
+    scope = set(range(len(lines)))
+    if reading.scope:
+        scope = {i for part in reading.scope for i in range(part.start, part.end)}
+    return scope - {i for part in reading.kept for i in range(part.start, part.end)}
+
+
+def _places(n: int, what: str) -> str:
+    return f"{what} stands at {n} places: name one of them, or say that all are meant"
+
+
+# ---- values and texts
+
+
+_SETTING = re.compile(
+    r"""(?P<before>.*?[=:]\s*)(?P<quote>["']?)(?P<old>[^"'#;,{}\[\]]*?)(?P=quote)
+        (?P<after>\s*[,;]?\s*(?:(?:\#|//|;).*)?)$""",
+    re.VERBOSE,
+)
+_TO = re.compile(
+    r"(?i)\s*(?:please\s+)?"
+    r"(?:set|change|increase|raise|lower|reduce|decrease|bump|update|switch|make)\b.*"
+    r"\b(?:to|be)\s+[`\"']?(?P<new>[\w./:%+@^~<>=*-]+)[`\"']?\s*\.?\s*$"
+)
+_MOST_READ = 500  # a longer line is no setting
+
+
+def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit | None:
+    """Write the new value of one setting in one line."""
+    found = _TO.match(re.split(r"[,;]\s*(?=but|leave|keep|do not|don't|not)", instruction)[0])
+    if not found or len(reading.scope) != 1:
+        return None
+    (part,) = reading.scope
+    if (
+        part.kind not in {"key", "variable"}
+        or part.end - part.start != 1
+        or part.start not in _allowed(reading, lines)
+    ):
+        return None
+    line = lines[part.start]
+    setting = _SETTING.match(line) if len(line) <= _MOST_READ else None
+    new = found["new"].rstrip(".")
+    if not setting or not setting["old"].strip() or re.search(r"\s", setting["old"].strip()):
+        return None
+    if setting["quote"] and not re.fullmatch(r"[\w./:%+@^~<>=*-]+", new):
+        return None
+    kinds = [_kind_of(one) for one in (setting["old"].strip(), new)]
+    if not setting["quote"] and kinds[0] != kinds[1]:
+        return None  # a word for a number: not the value as it is written
+    changed = lines.copy()
+    changed[part.start] = (
+        f"{setting['before']}{setting['quote']}{new}{setting['quote']}{setting['after']}"
+    )
+    return CodeEdit(changed, 1)
+
+
+def _kind_of(value: str) -> str:
+    if re.fullmatch(r"[+-]?[\d._]+(?:e-?\d+)?", value):
+        return "number"
+    return "switch" if value.lower() in {"true", "false", "yes", "no", "on", "off"} else "word"
+
+
+def _replace(
+    rename: Rename, reading: Reading, lines: list[str], allowed: set[int], name: str
+) -> CodeEdit | None:
+    """Replace a text or a value where it stands alone."""
+    pattern = bounded(rename.old)
+    found = [i for i in sorted(allowed) if pattern.search(lines[i])]
+    if rename.around and (
+        near := [
+            i for i in found if re.search(rf"(?i)(?<![a-z]){re.escape(rename.around)}", lines[i])
+        ]
+    ):
+        found = near
+    elif rename.around and len(found) != 1:
+        return None
+    if not found:
+        return None
+    new = lines.copy()
+    n_places = 0
+    for i in found:
+        new[i], n = pattern.subn(lambda _: rename.new, lines[i])
+        n_places += n
+    is_value = bool(rename.around) or rename.kind not in {"word", "text", "string", "name", "term"}
+    doubt = (
+        _places(n_places, rename.old)
+        if n_places > 1 and is_value and not reading.is_everywhere and not _is_word(rename, name)
+        else ""
+    )
+    return CodeEdit(new, n_places, doubt)
+
+
+def _is_word(rename: Rename, name: str) -> bool:
+    """Return whether a text is a word of prose, which is replaced wherever it stands."""
+    return not rename.around and PurePath(name).suffix.lower() in {".md", ".txt", ".rst"}
+
+
+# ---- removals
+
+
+_REMOVE = re.compile(r"(?i)\s*(?:please\s+)?(?:remove|delete|drop)\s+(?P<what>.*?)\s*\.?\s*$")
+_FILLING = re.compile(
+    r"(?i)\b(?:the|whole|entire|function|method|class|section|key|setting|option|entry|table|target|"
+    r"rule|heading|chapter|block|service|server|job|step|item|lines?|in|from|of|and|to|variable|"
+    r"constant|field|struct)\b|[`\"'“”‘’\[\]().,:#*\s]|\d+(?:\s*-\s*\d+)?"
+)
+
+
+def _remove(instruction: str, reading: Reading, lines: list[str], name: str) -> CodeEdit | None:
+    """Remove one part, if the instruction says nothing more than that."""
+    found = _REMOVE.match(instruction)
+    if not found or len(reading.scope) != 1 or reading.kept:
+        return None
+    (part,) = reading.scope
+    rest = found["what"]
+    for word in sorted({*part.path, part.label}, key=len, reverse=True):
+        rest = rest.replace(word, " ") if word else rest
+    if _FILLING.sub("", rest):
+        return None
+    start, end = part.start, part.end
+    while (
+        start
+        and re.match(r"\s*(#|//|--)(?!\s*[-=]{3})", lines[start - 1])
+        and part.kind in {"function", "class", "block"}
+    ):
+        start -= 1  # the comment right above it
+    new = lines[:start] + lines[end:]
+    above = next((n for n in range(start) if new[start - 1 - n].strip()), start)
+    below = next((n for n in range(len(new) - start) if new[start + n].strip()), len(new) - start)
+    n_blank = min(above, below) if start - above else below
+    del new[start : start + n_blank]
+    start = min(start, len(new))
+    if start == len(new):
+        while new and not new[-1].strip():
+            new.pop()
+    if PurePath(name).suffix.lower() == ".json":
+        last = next((i for i in range(start - 1, -1, -1) if new[i].strip()), -1)
+        behind = next((one.strip() for one in new[start:] if one.strip()), "")
+        if last >= 0 and behind[:1] in {"}", "]"}:
+            new[last] = new[last].removesuffix(",")
+    return CodeEdit(new, 1) if new else None
+
+
+# ---- keys and words
+
+
+def _rename_key(
+    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int]
+) -> CodeEdit | None:
+    old, new = rename.old, rename.new
+    container, _, leaf = old.rpartition(".")
+    exact = [
+        part
+        for part in parts
+        if part.name == old and part.start in allowed and part.kind in {"key", "section"}
+    ]
+    if not exact and container:
+        exact = [
+            part
+            for part in parts
+            if part.name == leaf and ".".join(part.path).endswith(old) and part.start in allowed
+        ]
+        old, new = leaf, new.rpartition(".")[2]
+    if not exact:
+        return None
+    changed = lines.copy()
+    for part in exact:
+        line = lines[part.start]
+        if part.kind == "section":
+            changed[part.start] = re.sub(
+                rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\]])",
+                lambda found: found[1] + new,
+                line,
+                count=1,
+            )
+        else:
+            pattern = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
+            changed[part.start] = re.sub(pattern, lambda found: found[1] + new, line, count=1)
+    doubt = (
+        _places(len(exact), f"the key {old}")
+        if len(exact) > 1 and not reading.is_everywhere
+        else ""
+    )
+    return CodeEdit(changed, len(exact), doubt)
+
+
+def _rename_words(
+    rename: Rename, reading: Reading, lines: list[str], allowed: set[int], suffix: str
+) -> CodeEdit | None:
+    """Rename a word of code outside of texts and comments."""
+    old, new = rename.old, rename.new
+    owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
+    if owner:
+        old, new = leaf, new.rpartition(".")[2]
+    bare = _bare(lines, suffix)
+    if suffix in {".css", ".scss", ".less"}:
+        marks = r"(?<=\.)|(?<=#)|(?<=--)|(?<=@)|(?<![\w-])" if re.match(r"\w", old) else ""
+        pattern = re.compile(rf"(?:{marks}){re.escape(old)}(?![\w-])")
+    elif suffix in BRACES or suffix == ".sql":
+        pattern = re.compile(rf"(?<![\w$]){re.escape(old)}(?![\w$])")
+    else:
+        pattern = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
+    field = _field_places(reading, bare, pattern) if suffix in BRACES else None
+    changed = lines.copy()
+    n_places = 0
+    for i in sorted(allowed if field is None else field):
+        spans = [found.span() for found in pattern.finditer(bare[i])] if field is None else field[i]
+        for start, end in reversed(spans):
+            changed[i] = changed[i][:start] + new + changed[i][end:]
+            n_places += 1
+    if not n_places:
+        return None
+    doubt = (
+        f"which of the uses of {old} belong to it is not certain"
+        if field is not None and _has_other_uses(field, bare, pattern)
+        else ""
+    )
+    return CodeEdit(changed, n_places, doubt)
+
+
+def _bare(lines: list[str], suffix: str) -> list[str]:
+    """Return lines with blanks in place of comments and texts, each as long as before."""
+    if suffix in BRACES:
+        text = "\n".join(_without_texts(lines, "//"))
+        return re.sub(
+            r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", lambda found: " " * len(found[0]), text
+        ).split("\n")
+    mark = "--" if suffix == ".sql" else "#"
+    return [
+        re.sub(rf"(^|\s){re.escape(mark)}.*", lambda found: " " * len(found[0]), line)
+        for line in lines
+    ]
+
+
+_OWNER = re.compile(r"(\w+)(?:\[[^\]]*\])?\s*(?:->|\.)\s*$")
+
+
+def _field_places(
+    reading: Reading, bare: list[str], pattern: re.Pattern[str]
+) -> dict[int, list[tuple[int, int]]] | None:
+    """Return where a field of a structure is used; None if the rename is not one of a field."""
+    owners = [part for part in reading.scope if part.kind == "class"]
+    if len(owners) != 1 or not any(
+        re.search(rf"(->|\.)\s*{pattern.pattern}", line) for line in bare
+    ):
+        return None
+    (owner,) = owners
+    text = "\n".join(bare)
+    variables = set(
+        re.findall(rf"\b{re.escape(owner.name)}\b\s*(?:const\s*)?[*&]*\s*(\w+)", text)
+    ) | {"this", "self"}
+    places: dict[int, list[tuple[int, int]]] = {}
+    for i, line in enumerate(bare):
+        for found in pattern.finditer(line):
+            before = _OWNER.search(line, max(0, found.start() - _MOST_READ), found.start())
+            inside = owner.start <= i < owner.end
+            if (inside and not before) or (
+                before and before[1] in variables and (before[1] not in {"this", "self"} or inside)
+            ):
+                places.setdefault(i, []).append(found.span())
+    return places
+
+
+def _has_other_uses(
+    places: dict[int, list[tuple[int, int]]], bare: list[str], pattern: re.Pattern[str]
+) -> bool:
+    """Return whether an expression that is not a plain variable has the field, too."""
+    for i, line in enumerate(bare):
+        for found in pattern.finditer(line):
+            before = line[max(0, found.start() - _MOST_READ) : found.start()]
+            is_known = found.span() in places.get(i, [])
+            if not is_known and re.search(r"[)\]]\s*(->|\.)\s*$", before):
+                return True
+    return False
+
+
+# ---- names of Python
+
+
+class _Module:
+    """A module of Python whose names are renamed."""
+
+    def __init__(self, lines: Sequence[str], parts: Sequence[Part]) -> None:
+        """Read it.
+
+        Raises:
+            SyntaxError, ValueError, RecursionError, MemoryError: It cannot be read.
+        """
+        text = "\n".join(lines) + "\n"
+        if "\r" in text:
+            raise ValueError("a carriage return ends a line for the compiler")
+        self.lines, self.parts = lines, parts
+        try:
+            self.tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+        except tokenize.TokenError as error:
+            raise SyntaxError(str(error)) from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.table = symtable.symtable(text, "file", "exec")
+        self.classes = {part.name: part for part in parts if part.kind == "class"}
+
+    def has_member(self, part: Part, name: str) -> bool:
+        """Return whether a class has a method or an attribute of a name."""
+        n_path = len(part.path) + 1
+        if any(
+            one.name == name and part.holds(one) and len(one.path) == n_path for one in self.parts
+        ):
+            return True
+        pattern = re.compile(rf"\b(self|cls)\.{name}\b\s*(=[^=]|:)")
+        return any(pattern.search(line) for line in self.lines[part.start : part.end])
+
+    def tables(self) -> Iterator[symtable.SymbolTable]:
+        """Yield the scopes of the module."""
+        waiting = [self.table]
+        while waiting:
+            table = waiting.pop()
+            yield table
+            waiting += table.get_children()
+
+    def functions_with(self, name: str) -> list[symtable.SymbolTable]:
+        """Return the functions that have a variable of this name of their own."""
+        return [
+            one
+            for one in self.tables()
+            if one.get_type() == "function"
+            and name in one.get_identifiers()
+            and one.lookup(name).is_local()
+        ]
+
+    def is_local(self, name: str, part: Part) -> bool:
+        """Return whether a function itself has a variable of this name."""
+        return any(
+            one.get_name() == part.name and part.start < one.get_lineno() <= part.end
+            for one in self.functions_with(name)
+        )
+
+    def is_global(self, name: str) -> bool:
+        """Return whether the module defines a name."""
+        if name not in self.table.get_identifiers():
+            return False
+        symbol = self.table.lookup(name)
+        return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+
+    def lines_of(self, function: symtable.SymbolTable) -> range:
+        """Return the lines of a function; of a lambda or a comprehension the first one."""
+        start = function.get_lineno() - 1
+        ends = [
+            one.end
+            for one in self.parts
+            if one.kind == "function"
+            and one.name == function.get_name()
+            and one.start <= start < one.end
+        ]
+        return range(start, min(ends, default=start + 1))
+
+
+def _rename_python(
+    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int]
+) -> CodeEdit | None:
+    owner, _, old = rename.old.rpartition(".")
+    new = rename.new.rpartition(".")[2]
+    if not new.isidentifier() or not old.isidentifier():
+        plain = Rename(rename.old, rename.new, False, rename.kind)
+        return _replace(plain, reading, lines, allowed, "a.py")
+    try:
+        module = _Module(lines, parts)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if _is_member(module, rename, reading, old, owner):
+        found = _member_places(module, reading, old, owner)
+    else:
+        found = _variable_places(module, rename, reading, old, allowed)
+    if found is None:
+        return None
+    kept = {i for part in reading.kept for i in range(part.start, part.end)}
+    places = {(i, start) for i, start in found[0] if i not in kept}
+    if not places:
+        return None
+    changed = lines.copy()
+    for i, start in sorted(places, reverse=True):
+        changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
+    return CodeEdit(changed, len(places), found[1])
+
+
+_Places = list[tuple[int, int]]  # line and column
+
+
+def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owner: str) -> bool:
+    """Return whether a name is that of a method or an attribute."""
+    if owner or rename.kind in {"method", "attribute", "property", "field"}:
+        return True
+    functions = [part for part in reading.scope if part.kind == "function"]
+    if rename.kind in {"variable", "parameter", "argument", "constant"} or any(
+        module.is_local(old, part) for part in functions
+    ):
+        return False
+    is_bound = any(part.name == old and len(part.path) == 1 for part in module.parts)
+    has_uses = bool(_members(module, old)) or any(dot for _, _, dot in _uses(module.tokens, old))
+    return has_uses and not is_bound and not module.functions_with(old)
+
+
+def _members(module: _Module, name: str) -> list[Part]:
+    return [
+        part
+        for part in module.parts
+        if part.name == name
+        and part.kind == "function"
+        and len(part.path) > 1
+        and part.path[-2] in module.classes
+    ]
+
+
+def _member_places(
+    module: _Module, reading: Reading, old: str, owner: str
+) -> tuple[_Places, str] | None:
+    """Return where a member is used, and what is doubtful about it; None if no class has it."""
+    classes = module.classes
+    owners = [part for part in reading.scope if part.kind == "class"]
+    owners += [classes[owner]] if owner in classes else []
+    having = [part for part in classes.values() if module.has_member(part, old)]
+    owners = owners or having
+    if not owners:
+        return None
+    others = [part for part in having if part not in owners]
+    doubt = ""
+    if len(owners) > 1 and not reading.is_everywhere:
+        doubt = _places(len(owners), f"the method {old}")
+    elif others and any(
+        dotted and not any(part.start <= i < part.end for part in (*owners, *others))
+        for i, _, dotted in _uses(module.tokens, old)
+    ):
+        doubt = f"whose {old} is used outside of its class is not certain"
+    return _member_uses(module.tokens, old, owners, lone=not others), doubt
+
+
+def _variable_places(
+    module: _Module, rename: Rename, reading: Reading, old: str, allowed: set[int]
+) -> tuple[_Places, str]:
+    """Return where a variable, a function or a class is used, and what is doubtful about it."""
+    own = module.functions_with(old)
+    is_global = module.is_global(old)
+    is_named = any(part.kind in {"function", "class", "lines"} for part in reading.scope)
+    doubt = ""
+    if not is_named and not is_global and len(own) > 1 and not reading.is_everywhere:
+        doubt = _places(len(own), f"a variable {old}")
+    elif not reading.scope and not rename.kind and _members(module, old):
+        doubt = f"there are a method and a variable {old}: say which one is meant"
+    if reading.scope:
+        return _name_uses(module.tokens, old, allowed), doubt
+    # Without a place it is the global one: functions with a variable of that name are left out.
+    lines = set(range(len(module.lines)))
+    for one in own if is_global else ():
+        lines -= set(module.lines_of(one))
+    return _name_uses(module.tokens, old, lines), doubt
+
+
+def _uses(tokens: Iterable[tokenize.TokenInfo], name: str) -> list[tuple[int, int, bool]]:
+    """Return line, column and whether a dot stands before it, for each use of a name.
+
+    Those in f-strings are found, too.
+    """
+    found, before = [], ""
+    for token in tokens:
+        if token.type == tokenize.NAME and token.string == name:
+            found.append((token.start[0] - 1, token.start[1], before == "."))
+        elif token.type == tokenize.STRING and re.match(r"(?i)[rb]*f", token.string):
+            found += _in_text(token, name)
+        if token.type not in {tokenize.NL, tokenize.COMMENT}:
+            before = token.string
+    return found
+
+
+def _in_text(token: tokenize.TokenInfo, name: str) -> list[tuple[int, int, bool]]:
+    """Return the uses of a name in the braces of an f-string, one token before Python 3.12."""
+    text = token.string.replace("{{", "\0\0").replace("}}", "\0\0")
+    found, deep, at = [], 0, 0
+    for use in re.finditer(rf"(?<!\w){name}(?!\w)", text):
+        i = use.start()
+        deep += text.count("{", at, i) - text.count("}", at, i)
+        at = i
+        if deep > 0:
+            n_lines = text.count("\n", 0, i)
+            column = i - (text.rfind("\n", 0, i) + 1) + (0 if n_lines else token.start[1])
+            found.append((token.start[0] - 1 + n_lines, column, text[i - 1] == "."))
+    return found
+
+
+def _member_uses(
+    tokens: list[tokenize.TokenInfo], name: str, owners: Sequence[Part], *, lone: bool
+) -> _Places:
+    """Return the uses of a member: its definition, and `self.NAME` in its classes.
+
+    If no other class has one of that name (`lone`), the uses elsewhere, too.
+    """
+    places, before, last_name = [], "", ""
+    named = {(i, column): dotted for i, column, dotted in _uses(tokens, name)}
+    classes = {part.name for part in owners}
+    for token in tokens:
+        key = (token.start[0] - 1, token.start[1])
+        if key in named:
+            is_inside = any(part.start <= key[0] < part.end for part in owners)
+            is_own = last_name in classes or (is_inside and last_name in {"self", "cls", "super"})
+            is_field = is_inside and before in {"", "\n"} and not named[key]
+            if (before == "def" and is_inside) or (named[key] and (is_own or lone)) or is_field:
+                places.append(key)
+        if token.type == tokenize.NAME and token.string != name:
+            last_name = token.string
+        if token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT}:
+            before = token.string
+    plain = {(one.start[0] - 1, one.start[1]) for one in tokens if one.type == tokenize.NAME}
+    return places + [  # in f-strings
+        (i, column)
+        for (i, column), dotted in named.items()
+        if dotted
+        and (i, column) not in plain
+        and (lone or any(part.start <= i < part.end for part in owners))
+    ]
+
+
+def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -> _Places:
+    """Return the uses of a variable, a function or a class in some lines.
+
+    Attributes, and arguments of calls, of that name are others.
+    """
+    named = {(i, column) for i, column, dotted in _uses(tokens, name) if not dotted}
+    named -= _arguments(tokens)
+    named |= {
+        (token.start[0] - 1, token.start[1] + 1)
+        for token in tokens
+        if token.type == tokenize.STRING
+        and token.string[1:-1] == name
+        and _is_export(tokens, token)
+    }
+    return [(i, column) for i, column in named if i in allowed]
+
+
+def _arguments(tokens: list[tokenize.TokenInfo]) -> set[tuple[int, int]]:
+    """Return the places of names of arguments in calls, such as `n` in `f(n=1)`."""
+    found, before, deep, in_def = set(), "", 0, False
+    significant = [token for token in tokens if token.type not in {tokenize.NL, tokenize.COMMENT}]
+    for token, after in itertools.pairwise(significant):
+        if token.string == "def":
+            in_def, deep = True, 0
+        elif token.string in {"(", "[", "{"}:
+            deep += 1
+        elif token.string in {")", "]", "}"}:
+            deep -= 1
+        elif token.string == ":" and not deep:
+            in_def = False
+        if after.string == "=" and deep > 0 and before in {"(", ","} and not in_def:
+            found.add((token.start[0] - 1, token.start[1]))
+        before = token.string
+    return found
+
+
+def _is_export(tokens: list[tokenize.TokenInfo], token: tokenize.TokenInfo) -> bool:
+    """Return whether a text stands in `__all__`."""
+    start = next((one.start[0] for one in tokens if one.string == "__all__"), 0)
+    ends = (one.start[0] for one in tokens if one.type == tokenize.NEWLINE)
+    return bool(start) and start <= token.start[0] <= next((i for i in ends if i >= start), 0)

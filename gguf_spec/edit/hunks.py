@@ -1,0 +1,436 @@
+"""The changes of an edit: where they are, and what speaks against writing them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import itertools
+import json
+import re
+import symtable
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import PurePath
+from typing import Any
+
+from .instruction import Reading
+from .parts import Part, parts_of
+
+# a change that removes more than this share of the lines is asked about
+_MOST_REMOVED = 0.2
+_N_CONTEXT = 3
+_MANY = 500  # lines
+_N_NEAR = 100  # lines
+_MOST_READ = 300  # characters of a line that is compared with others
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One change: old lines that give way to new ones.
+
+    Attributes:
+        start: The first old line, from 0; where `old` is empty, the new lines come before it.
+        old: Old lines.
+        new: New lines.
+        is_outside: Whether it is outside of the parts that the instruction lets change.
+    """
+
+    start: int
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    is_outside: bool = False
+
+    @property
+    def end(self) -> int:
+        """The old line behind it."""
+        return self.start + len(self.old)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the change as plain data, with the number of its first line from 1."""
+        return {
+            "line": self.start + 1,
+            "old": list(self.old),
+            "new": list(self.new),
+            "outside": self.is_outside,
+        }
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text without their ends; only a line feed ends a line, as for git."""
+    return text.removesuffix("\n").split("\n")
+
+
+def hunks_between(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
+    """Return the changes that lead from old lines to new ones."""
+    return [Hunk(i, tuple(old[i:j]), tuple(new[k:m])) for i, j, k, m in _changes(old, new)]
+
+
+def _changes(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int, int]]:
+    """Return start and end in old and new lines of each change."""
+    n, most = 0, min(len(old), len(new))
+    while n < most and old[n] == new[n]:
+        n += 1
+    n_end = 0
+    while n_end < most - n and old[-1 - n_end] == new[-1 - n_end]:
+        n_end += 1
+    old, new = old[n : len(old) - n_end], new[n : len(new) - n_end]
+    # With hundreds of lines, those that stand at many places are not compared with each other.
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=len(new) > _MANY)
+    found = []
+    for tag, i, j, k, m in matcher.get_opcodes():
+        if tag == "replace" and j - i == m - k:
+            differs = [one != other for one, other in zip(old[i:j], new[k:m], strict=True)]
+            for is_change, run in itertools.groupby(range(j - i), differs.__getitem__):
+                at = list(run)
+                if is_change:
+                    found.append((i + at[0], i + at[-1] + 1, k + at[0], k + at[-1] + 1))
+        elif tag != "equal":
+            found.append((i, j, k, m))
+    return [(n + i, n + j, n + k, n + m) for i, j, k, m in found]
+
+
+def apply(lines: Sequence[str], hunks: Iterable[Hunk]) -> list[str]:
+    """Return lines with some changes made."""
+    new, at = list[str](), 0
+    for hunk in sorted(hunks, key=lambda one: (one.start, one.end)):
+        new += [*lines[at : hunk.start], *hunk.new]
+        at = hunk.end
+    return [*new, *lines[at:]]
+
+
+def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) -> list[str]:
+    """Return new lines, with the old blanks and quotes in lines that are otherwise the same.
+
+    Models drop blanks at the end of a line, and write blanks for tabs, and straight quotes for
+    typographic ones.
+    """
+    if re.search(
+        r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b",
+        instruction,
+    ):
+        return list(new)
+    result, at = list[str](), 0
+    for i, j, k, m in _changes([_plain(one) for one in old], [_plain(one) for one in new]):
+        result += [*old[at:i], *new[k:m]]
+        at = j
+    result += old[at:]
+    tabs = [line for line in old if line.startswith("\t")]
+    if tabs and not any(line.startswith("  ") for line in old):
+        width = next((len(one) - len(one.lstrip(" ")) for one in result if one.startswith("  ")), 4)
+        result = [_with_tabs(line, width) if line.startswith("  ") else line for line in result]
+    return result
+
+
+def _plain(line: str) -> str:
+    line = line.rstrip().translate(
+        {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " ", 0x2013: "-", 0x2014: "-"}
+    )
+    body = line.lstrip()
+    indent = line[: len(line) - len(body)]
+    return indent.replace("\t", "    ") + body
+
+
+def _with_tabs(line: str, width: int) -> str:
+    body = line.lstrip(" ")
+    n_tabs, rest = divmod(len(line) - len(body), width)
+    return "\t" * n_tabs + " " * rest + body
+
+
+# ---- what speaks against writing them
+
+
+def objections(
+    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[str]:
+    """Return why a change is not written without a question; nothing if it can be.
+
+    Args:
+        old: The old lines.
+        hunks: The changes in the parts that may change.
+        reading: What the instruction says.
+        name: Name of the file.
+        instruction: The instruction.
+    """
+    new = apply(old, hunks)
+    found = []
+    moved = {line.strip() for hunk in hunks for line in hunk.new}
+    removed = [
+        line
+        for hunk in hunks
+        for line in _lost(hunk, is_named=bool(reading.scope))
+        if line.strip() not in moved
+    ]
+    is_removal = bool(_REMOVES.search(instruction))
+    n_old, n_gone = len(old), sum(len(one.old) - len(one.new) for one in hunks)
+    if n_gone > max(3, _MOST_REMOVED * n_old):
+        found.append(f"{n_gone:,} of {n_old:,} lines are gone")
+    is_small_removal = is_removal and n_gone < _MOST_REMOVED * n_old
+    if n_old > 5 and not is_small_removal and _loses_end(hunks, n_old):
+        found.append("the end of the text is gone")
+    if not is_removal and removed:
+        found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
+    if _ADDS.match(instruction) and hunks and n_gone >= 0:
+        found.append("no line was added")
+    found += _names_gone(old, new, name, reading)
+    found += _too_many_places(old, hunks, reading, name, instruction)
+    found += no_longer_valid(old, new, name)
+    return found
+
+
+_REMOVES = re.compile(
+    r"(?i)\b(remove|delete|drop|strip|shorten|simplif\w+|merge|inline|dedup\w*|clean\w*|get rid|"
+    r"replace|rewrite|convert|unused)\b"
+)
+_ADDS = re.compile(
+    r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:new\s+|second\s+|third\s+)?"
+    r"(?:function|method|class|key|entry|section|rule|target|script|step|job|service|server|model|"
+    r"source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|"
+    r"property|option|setting)\b"
+)
+_PLURAL = re.compile(
+    r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|"
+    r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"
+    r"imports|rows|everything)\b"
+)
+
+
+def _loses_end(hunks: Sequence[Hunk], n_old: int) -> bool:
+    """Return whether the last change reaches to the end of the text, and makes it shorter."""
+    return any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
+
+
+def counted_noun(n: int, noun: str) -> str:
+    """Return a number with its noun, such as `3 lines`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _lost(hunk: Hunk, *, is_named: bool) -> list[str]:
+    """Return the old lines of a change that no new line takes the place of.
+
+    Args:
+        hunk: The change.
+        is_named: Whether the instruction names a part around it; lines may be written anew there.
+    """
+    n_old, n_new = len(hunk.old), len(hunk.new)
+    lines = []
+    for i, line in enumerate(hunk.old):
+        at = i * n_new // n_old  # only lines near its place, where there are many
+        near = hunk.new[max(0, at - _N_NEAR) : at + _N_NEAR]
+        if line.strip() and not _is_like_one(line, near):
+            lines.append(line)
+    if len(hunk.new) >= len(hunk.old) or (is_named and hunk.new):
+        lines = [line for line in lines if re.match(r"\s*(#|//|/\*|--|;|<!--|\"\"\")", line)]
+    return lines
+
+
+def _is_like_one(line: str, others: Sequence[str]) -> bool:
+    """Return whether half of a line is in another one."""
+    letters = difflib.SequenceMatcher(None, autojunk=False)
+    letters.set_seq2(line.strip()[:_MOST_READ])
+    for other in others:
+        letters.set_seq1(other.strip()[:_MOST_READ])
+        if letters.quick_ratio() >= 0.5 and letters.ratio() >= 0.5:
+            return True
+    return False
+
+
+def _names_gone(old: Sequence[str], new: Sequence[str], name: str, reading: Reading) -> list[str]:
+    def names(lines: Sequence[str]) -> dict[str, str]:
+        parts = parts_of(list(lines), name)
+        return {
+            one.label: one.name
+            for one in parts
+            if len(one.path) <= 2 and (one.kind != "variable" or len(one.path) == 1)
+        }
+
+    before, after = names(old), names(new)
+    gone = [
+        label for label in before if label not in after and not _is_named(before[label], reading)
+    ]
+    return [f"{label} is gone" for label in gone[:3]]
+
+
+def _is_named(name: str, reading: Reading) -> bool:
+    words = [one for one in re.findall(r"\w+", name.lower()) if one]
+    return bool(words) and all(one in reading.words for one in words)
+
+
+def _too_many_places(
+    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[str]:
+    """Return an objection to changes at several places, where the instruction names none."""
+    if reading.is_everywhere or reading.scope:
+        return []
+    changes = [_change_of(one) for one in hunks]
+    n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
+    is_table = PurePath(name).suffix.lower() in {".csv", ".tsv"}
+    if is_table and n_rows > 1 and not _PLURAL.search(instruction):
+        return [f"{n_rows} rows are changed"]
+    if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
+        n = max(changes.count(one) for one in changes)
+        return [f"the same change is made at {n} places"]
+    parts = parts_of(list(old), name)
+    places = {_outer(one, parts) for one in hunks}
+    if len(places) > 1 and not _PLURAL.search(instruction):
+        return [f"{len(places)} places are changed"]
+    return []
+
+
+def _change_of(hunk: Hunk) -> tuple[str, ...]:
+    """Return the words that a change removes and adds."""
+    old, new = (
+        re.findall(r"\w+|[^\w\s]", "\n".join(lines))[:_MANY] for lines in (hunk.old, hunk.new)
+    )
+    return tuple(f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in _changes(old, new))
+
+
+def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:
+    around = [one for one in parts if one.start <= hunk.start < max(one.end, one.start + 1)]
+    return min(around, key=lambda one: one.end - one.start) if around else hunk.start
+
+
+_LANGUAGES = {
+    ".py": "Python", ".pyi": "Python", ".json": "JSON", ".yaml": "YAML", ".yml": "YAML",
+    ".toml": "TOML",
+}  # fmt: skip
+
+
+def language(name: str) -> str:
+    """Return the language of a file that a parser here can check, by its name; else nothing."""
+    found = _LANGUAGES.get(PurePath(name).suffix.lower(), "")
+    return "" if found == "TOML" and sys.version_info < (3, 11) else found
+
+
+def problem_of(text: str, name: str) -> str:
+    """Return why a text is not valid in its language; empty if it is, or without a parser."""
+    kind = language(name)
+    try:
+        if kind == "Python":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ast.parse(text)
+        elif kind == "JSON":
+            json.loads(text)
+        elif kind == "YAML":
+            import yaml
+
+            list(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        elif kind == "TOML":
+            tomllib = import_module("tomllib")  # from Python 3.11 on
+
+            tomllib.loads(text)
+    except Exception as error:  # those of yaml, too
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return ""
+
+
+def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[str]:
+    """Return why a text is no longer valid: by its parser, its undefined names, doubled keys."""
+    before, after = "\n".join(old) + "\n", "\n".join(new) + "\n"
+    if problem_of(before, name):
+        return []
+    if problem := problem_of(after, name):
+        return [f"it is no longer valid {language(name)}: {problem}"]
+    if language(name) == "Python" and (lacking := _undefined(after) - _undefined(before)):
+        return [
+            f"{', '.join(sorted(lacking)[:3])} {'is' if len(lacking) == 1 else 'are'} not defined"
+        ]
+    if (
+        language(name) == "JSON"
+        and before.count('":')
+        and _has_doubles(after)
+        and not _has_doubles(before)
+    ):
+        return ["a key stands twice"]
+    return []
+
+
+def _has_doubles(text: str) -> bool:
+    doubles = []
+
+    def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
+        doubles.append(len(items) - len(dict(items)))
+        return dict(items)
+
+    json.loads(text, object_pairs_hook=pairs)
+    return any(doubles)
+
+
+def _undefined(text: str) -> set[str]:
+    """Return the global names that a module of Python reads and nobody defines."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            top = symtable.symtable(text, "file", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    if re.search(r"(?m)^\s*from\s+\S+\s+import\s+\*", text):
+        return set()
+    known = {
+        one.get_name()
+        for one in top.get_symbols()
+        if one.is_assigned() or one.is_imported() or one.is_namespace()
+    }
+    known |= {*dir(builtins), "__file__", "__path__", "__annotations__"}
+    read: set[str] = set()
+    tables = [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for one in table.get_symbols():
+            if one.is_global() and one.is_assigned():
+                known.add(one.get_name())
+            if one.is_referenced() and (one.is_global() or table is top):
+                read.add(one.get_name())
+    return read - known
+
+
+# ---- as text
+
+
+def counted(hunks: Sequence[Hunk], text: str, name: str) -> str:
+    """Return a line such as `3 lines changed, 0 removed, 1 place, still valid Python`."""
+    n_both = sum(min(len(one.old), len(one.new)) for one in hunks)
+    n_new = sum(max(0, len(one.new) - len(one.old)) for one in hunks)
+    n_gone = sum(max(0, len(one.old) - len(one.new)) for one in hunks)
+    facts = [f"{counted_noun(n_both, 'line')} changed"] if n_both or not n_new else []
+    if n_new:
+        facts.append(f"{n_new:,} added" if n_both else f"{counted_noun(n_new, 'line')} added")
+    facts += [f"{n_gone:,} removed", counted_noun(len(hunks), "place")]
+    if (kind := language(name)) and not problem_of(text, name):
+        facts.append(f"still valid {kind}")
+    return ", ".join(facts)
+
+
+def patch(old: bytes, new: bytes, name: str) -> bytes:
+    """Return a patch that `git apply` takes, with the bytes of both versions.
+
+    Args:
+        old: The old file.
+        new: The new file.
+        name: Its name from the folder where the patch is applied, with slashes.
+    """
+    # one character a byte; only a line feed ends a line
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+", data.decode("latin-1")) for data in (old, new))
+    names = [_quoted_name(f"{one}/{name}") for one in "ab"]
+    lines = list(difflib.unified_diff(before, after, n=_N_CONTEXT))[2:]
+    if not lines:
+        return b""
+    head = f"--- {names[0]}\n+++ {names[1]}\n".encode("utf-8", "surrogateescape")
+    body = [
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    ]
+    return head + "".join(body).encode("latin-1")
+
+
+def _quoted_name(name: str) -> str:
+    """Return a name as git writes it, in quotes where it has a control character or a quote."""
+    if not re.search(r"[\x00-\x1f\x7f\"\\]", name):
+        return name
+    escaped = re.sub(r"[\"\\]", lambda found: f"\\{found[0]}", name)
+    escaped = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\{ord(found[0]):03o}", escaped)
+    return f'"{escaped}"'

@@ -1,0 +1,574 @@
+"""What an instruction says about the place of a change: what may change, and what must stay.
+
+A part counts where its name is marked (in quotes, before "()", beside a word such as "function",
+behind "in") or looks like a name of code. What is not found leaves the whole text open, and the
+changes are checked. Renames and exact replacements are found, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .parts import Part
+
+# words for parts, by the kinds that they mean
+_WORDS = {
+    "function method def func routine": "function",
+    "class struct structure enum interface type": "class",
+    "section": "block heading item key section",
+    "table": "block heading key section",
+    "heading chapter title": "heading",
+    "key": "key",
+    "setting option variable field parameter": "key variable",
+    "entry job profile environment host user database": "item key section",
+    "constant macro": "variable",
+    "target rule selector element view": "block",
+    "block service server": "block item key section",
+    "stage": "section",
+    "step item": "item key",
+    "property": "function key variable",
+}
+_KINDS = {one: set(kinds.split()) for words, kinds in _WORDS.items() for one in words.split()}
+_KIND = "|".join(_KINDS)
+_ANY_KIND = set().union(*_KINDS.values())
+_ORDINALS = {
+    "first": 0, "1st": 0, "second": 1, "2nd": 1, "third": 2, "3rd": 2, "fourth": 3, "4th": 3,
+    "fifth": 4, "last": -1,
+}  # fmt: skip
+# A longer instruction is a description: it names no parts, and is no rename.
+_MOST_READ = 2000
+_MOST_PARTS = 200  # with the same name; more of them say nothing about a place
+_BEHIND = (
+    r"\s+(?:alone|unchanged|untouched|intact|as\s+(?:it|they)\s+(?:is|are)|the\s+same|as\s+before|"
+    r"stay\w*|remain\w*)"
+)
+_END = r"(?=[,;]|\.\s|\.?$)"
+_NOT = re.compile(
+    rf"""(?ix)
+    [\s,;.(]*(?:\b(?:and|but)\s+)?\b(?:
+        (?:leave|keep)\s+(?P<a>[^,;.]*?){_BEHIND}
+      | (?:do\s+not|don't|dont|never)\s+(?:touch|change|rename|edit|modify|alter)
+        \s+(?P<b>[^,;]*?{_END})
+      | (?:but\s+)?not\s+(?:in|the|of|for|at|under|inside)\b\s*(?P<c>[^,;]*?(?:{_END}|(?=\bbut\b)))
+      | except(?:\s+for|\s+in)?\s+(?P<d>[^,;]*?{_END})
+      | without\s+(?:touching|changing)\s+(?P<e>[^,;]*?{_END})
+      | ,\s*(?:but\s+)?not\s+(?P<g>[`"'\[\w.$-]+[`"'\]]?)\s*(?=\.?$|,)
+      | (?P<f>[^,;.]*?)\s+(?:must|should|shall)
+        \s+(?:stay|remain|not\s+change|not\s+be\s+(?:changed|touched))[^,;.]*
+    )"""
+)
+_TIMES = r"\d|second|minute|hour|day|week|month|time|night|few|other\s+second"
+_EVERYWHERE = re.compile(
+    r"(?i)\b(?:all|everywhere|throughout|both|wherever|whole|"
+    rf"(?:every|each)(?!\s+(?:{_TIMES})))\b"
+)
+_PLACE = r"(?:in|inside|within|of|under|below|from|for|on|at)"
+_QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|“([^”]+)”|(?<!\w)'([^']+)'(?!\w)")
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A change of one name or text into another, which is made by code.
+
+    Attributes:
+        old: The name or text now.
+        new: The one to write.
+        is_name: Whether it is the name of something; else it is a text or a value.
+        kind: The word for it in the instruction, such as `class`; empty without one.
+        around: A word that must stand in the same line; empty without one.
+    """
+
+    old: str
+    new: str
+    is_name: bool
+    kind: str = ""
+    around: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an instruction says.
+
+    Attributes:
+        rename: The rename that it asks for, or None.
+        scope: The parts that may change; empty if it names none.
+        kept: The parts that must stay.
+        is_everywhere: Whether it speaks of all places.
+        words: Its words, in lower case.
+    """
+
+    rename: Rename | None
+    scope: tuple[Part, ...]
+    kept: tuple[Part, ...]
+    is_everywhere: bool
+    words: frozenset[str]
+
+
+def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Reading:
+    """Read an instruction for a text.
+
+    Args:
+        instruction: What the user wrote.
+        lines: Lines of the text.
+        parts: Its named parts.
+    """
+    words = frozenset(re.findall(r"\w+", instruction.lower()))
+    if len(instruction) > _MOST_READ:
+        return Reading(None, (), (), bool(_EVERYWHERE.search(instruction)), words)
+    kept: list[Part] = []
+    wanted = instruction
+    for found in _NOT.finditer(instruction):
+        kept += _mentioned(next(filter(None, found.groups()), ""), lines, parts, strict=False)
+        wanted = wanted.replace(found[0], " ; ", 1)
+    rename = read_rename(wanted, lines, parts)
+    if rename:
+        place = _behind(wanted, rename)
+        scope = _mentioned(place, lines, parts, rename)
+    else:
+        scope = _mentioned(wanted, lines, parts)
+    kept = [one for one in kept if not any(one == part or one.holds(part) for part in scope)]
+    return Reading(rename, tuple(scope), tuple(kept), bool(_EVERYWHERE.search(wanted)), words)
+
+
+# ---- the place
+
+
+@dataclass(frozen=True)
+class _Mention:
+    name: str
+    start: int
+    kinds: frozenset[str]
+    is_place: bool  # "in NAME", or NAME is what the sentence is about
+
+
+_REFERENCE = re.compile(
+    r"(?i),?\s*\b(?:as|like|unlike|similar\s+to|same\s+as|instead\s+of)\b[^,;.]*"
+)
+_DOTTED = re.compile(r"[\w$]+(?:\.[\w$]+)+(?:\(\))?")
+_VERBS = (
+    r"should|must|shall|needs?|has\s+to|have\s+to|may|can|could|is|are|does|returns?|writes?|takes?|"
+    r"gives?|raises?|reads?|crashes|fails|no\s+longer"
+)
+_MAKE = (
+    r"make|let|have|write|rewrite|turn|convert|split|speed\s+up|simplify|document|fix|shorten|"
+    r"refactor|extend|improve|remove|delete|drop|call|give"
+)
+_SET = (
+    r"the|its|set|give|change|update|increase|reduce|raise|lower|bump|remove|delete|drop|decrease"
+)
+_SMALL = {"key", "variable", "block", "heading", "section", "item"}
+
+
+def _mentioned(
+    text: str,
+    lines: Sequence[str],
+    parts: Sequence[Part],
+    rename: Rename | None = None,
+    *,
+    strict: bool = True,
+) -> list[Part]:
+    """Return the parts that a text names, the innermost ones."""
+    if numbers := _line_numbers(text, len(lines)):
+        return numbers
+    whole = text
+    text = _REFERENCE.sub(" ; ", text) if strict and not rename else text
+    text, chosen = _dotted(text, parts)
+    ordinal = _ordinals(text, lines, parts)
+    mentions = list(_mentions(text, parts, rename, strict))
+    by_name = {one: _named(one, parts) for one in mentions}
+    places = chosen + [part for one in mentions if one.is_place for part in by_name[one]] + ordinal
+    for one in mentions:
+        chosen += _meant(one, by_name[one], places, strict)
+    chosen += ordinal
+    if not chosen and strict:
+        chosen = _quoted_places(whole, lines, parts) or _new_member(whole, parts)
+    unique = list(dict.fromkeys(_without_places(chosen, places)))
+    is_move = re.search(r"(?i)\b(move|swap|reorder)\b", whole)
+    if strict and not rename and is_move and len(unique) < 2:
+        return []  # the other place is not named
+    return sorted(
+        (one for one in unique if not any(one.holds(other) for other in unique)),
+        key=lambda one: one.start,
+    )
+
+
+def _named(mention: _Mention, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts with the name of a mention; none if that says nothing."""
+    forms = _forms(mention.name)
+    found = [part for part in parts if part.name in forms and part.kind in mention.kinds]
+    return found if len(found) <= _MOST_PARTS else []
+
+
+def _dotted(text: str, parts: Sequence[Part]) -> tuple[str, list[Part]]:
+    """Return a text without names such as `Store.total`, and the parts that they name."""
+    named: list[Part] = []
+    for found in reversed(list(_DOTTED.finditer(text))):
+        path = found[0].removesuffix("()")
+        exact = [
+            one
+            for one in parts
+            if one.name == path or f".{'.'.join(one.path)}".endswith(f".{path}")
+        ]
+        is_call = found[0].endswith("()")
+        if exact and not (is_call and _is_reference(text[: found.start()])):
+            named.append(exact[0])
+        if exact or is_call:
+            text = text[: found.start()] + " " * len(found[0]) + text[found.end() :]
+    return text, named
+
+
+def _meant(
+    mention: _Mention, parts: list[Part], places: Sequence[Part], strict: bool
+) -> list[Part]:
+    """Return which of the parts of a name are meant; none if that is not clear."""
+    is_place = mention.is_place
+    if len(parts) > 1 or (places and not is_place):
+        inside = [part for part in parts if any(place.holds(part) for place in places)]
+        parts = inside or ([] if places and not is_place else parts)
+    if len(parts) > 1 and not is_place:
+        parts = [part for part in parts if part not in places] or parts
+    if len({part.path for part in parts}) > 1:
+        # the outermost, where one holds all others
+        outer = [
+            part for part in parts if all(part == other or part.holds(other) for other in parts)
+        ]
+        parts = outer or ([] if strict else parts)
+    return parts
+
+
+def _without_places(chosen: list[Part], places: Sequence[Part]) -> list[Part]:
+    """Return the parts that are meant, without the places around them."""
+    if not any(place.holds(one) for one in chosen for place in places):
+        return chosen
+    return [
+        one
+        for one in chosen
+        if one not in places
+        or any(one.holds(other) for other in chosen)
+        or any(place.holds(one) for place in places)
+    ]
+
+
+def _is_reference(before: str) -> bool:
+    """Return whether a call such as `store.total()` is to be used rather than changed."""
+    return not re.search(
+        rf"(?i)(^|[.;,:]\s*|\b(?:{_PLACE}|{_MAKE}|the)\s+(?:(?:{_KIND})\s+)?)[`\"']?$", before
+    )
+
+
+def _forms(name: str) -> set[str]:
+    return {name, f"{name}s", f"{name}es"}
+
+
+def _new_member(text: str, parts: Sequence[Part]) -> list[Part]:
+    """Return the only class of a text for a request that adds a method."""
+    classes = [one for one in parts if one.kind == "class" and len(one.path) == 1]
+    return (
+        classes
+        if len(classes) == 1
+        and re.match(r"(?i)\s*add\s+an?\s+(\w+\s+)?(method|property|field|attribute)\b", text)
+        else []
+    )
+
+
+def _mentions(
+    text: str, parts: Sequence[Part], rename: Rename | None, strict: bool
+) -> Iterator[_Mention]:
+    quoted = {next(filter(None, found.groups())) for found in _QUOTED.finditer(text)}
+    is_addition = bool(
+        re.match(r"(?i)\s*(?:please\s+)?(add|append|insert|give|apply|put|move|write)\b", text)
+    )
+    names = {part.name for part in parts}
+    singular = {name[:-1] for name in names if re.fullmatch(r"[a-z]{3,}s", name)} - names
+    shown = text.lower()
+    for name in sorted(one for one in names | singular if one.lower() in shown):
+        if not name or (rename and name == rename.old):
+            continue
+        kinds_of_name = {part.kind for part in parts if part.name in _forms(name)}
+        pattern = re.compile(
+            rf"(?<![\w.$-]){re.escape(name)}(?![\w$])(?!-\w)", re.IGNORECASE if " " in name else 0
+        )
+        for found in pattern.finditer(text):
+            before, after = text[: found.start()], text[found.end() :]
+            bare = re.sub(r"[`\"'“‘(\[.#*]+$", "", before)
+            behind = re.sub(r"^(?:\(\))?[`\"'”’)\]]*", "", after)
+            begins = not bare.strip() or bool(re.search(r"[.;,:]\s*$", bare))
+            kind_before = re.search(rf"(?i)\b({_KIND})\s+(?:named\s+|called\s+)?$", bare)
+            kind_after = None if begins else re.match(rf"(?i)\s+({_KIND})\b(?!\s+hint)", behind)
+            kind = (kind_before or kind_after or ("", ""))[1].lower()
+            a_kind = rf"(?:(?:\w+\s+)?(?:{_KIND})s?\s+)?"
+            place = re.search(
+                rf"(?i)\b({_PLACE}|to)\s+(?:only\s+|just\s+)?(?:(?:the|a|an|our|my)\s+)?{a_kind}$",
+                bare,
+            )
+            is_new = place and place[1].lower() == "to" and not is_addition
+            if is_new and not kind:
+                continue  # the new value
+            if (
+                kind_before
+                and re.search(rf"(?i)\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?$", bare)
+                and is_addition
+            ):
+                continue  # what is added
+            if is_addition and re.search(
+                r"(?i)\b(?:after|before|above|below|behind|next\s+to|under)\s+"
+                r"(?:the\s+)?(?:\w+\s+)?$",
+                bare,
+            ):
+                yield _Mention(name, found.start(), frozenset(_ANY_KIND), True)
+                continue
+            is_code = bool(re.search(r"[_.\d/-]|[a-z][A-Z]", name)) or (
+                name[:1].isupper() and not begins and " " not in name
+            )
+            is_marked = (
+                name in quoted
+                or after.startswith(("()", "`"))
+                or bool(kind)
+                or is_code
+                or " " in name
+            )
+            is_subject = bool(re.match(rf"(?i)(\s+(?:{_VERBS})\b|\s*:)", behind)) and bool(
+                begins
+                or re.search(rf"(?i)(^|[.;,:]|\b(?:and|that|so)\b)\s*(?:the\s+)?{a_kind}$", bare)
+            )
+            is_object = bool(
+                re.search(rf"(?i)\b(?:{_MAKE})\s+(?:the\s+)?{a_kind}$", bare)
+            ) and bool(kinds_of_name & {"function", "class"})
+            is_set = bool(re.search(rf"(?i)\b(?:{_SET})\s+$", bare)) and bool(
+                kinds_of_name & _SMALL
+            )
+            if (
+                is_marked
+                or (place and not is_new)
+                or is_subject
+                or is_object
+                or is_set
+                or not strict
+            ):
+                kinds = _KINDS.get(kind, _ANY_KIND)
+                if not kinds & kinds_of_name:
+                    kinds = _ANY_KIND
+                yield _Mention(
+                    name,
+                    found.start(),
+                    frozenset(kinds),
+                    bool(place and not is_new) or is_subject or is_object,
+                )
+
+
+def _line_numbers(text: str, n_lines: int) -> list[Part]:
+    found = re.search(r"(?i)\blines?\s+(\d+)(?:\s*(?:-|–|to|through|until|and)\s*(\d+))?", text)
+    if not found:
+        return []
+    first, last = int(found[1]), int(found[2] or found[1])
+    return [Part("", "lines", first - 1, last)] if 1 <= first <= last <= n_lines else []
+
+
+def _ordinals(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Part]:
+    found = re.search(rf"(?i)\b({'|'.join(_ORDINALS)})\s+[`\"'\[]*(\w[\w-]*)", text)
+    if not found:
+        return []
+    n, noun = _ORDINALS[found[1].lower()], found[2].lower()
+    if noun == "line":
+        at = n % len(lines)
+        return [Part("", "lines", at, at + 1)]
+    if noun == "paragraph":
+        candidates = _paragraphs(lines)
+    else:
+        candidates = [
+            one for one in parts if one.name.lower() in {noun, f"{noun}s"} and one.kind != "item"
+        ]
+        if len(candidates) == 1:  # the items of a list
+            candidates = _items(lines, candidates[0])
+        if not candidates:
+            candidates = [one for one in parts if one.kind in _KINDS.get(noun, ())]
+    return [candidates[n]] if -len(candidates) <= n < len(candidates) else []
+
+
+def _items(lines: Sequence[str], part: Part) -> list[Part]:
+    """Return the items of a list in YAML or JSON.
+
+    They begin with a dash or a bracket, at the least indentation.
+    """
+    inner = [i for i in range(part.start + 1, part.end) if lines[i].strip()]
+    if not inner:
+        return []
+    deep = min(
+        len(lines[i]) - len(lines[i].lstrip())
+        for i in inner
+        if lines[i].strip() not in {"]", "],", "}", "},"}
+    )
+    heads = [i for i in inner if re.match(rf"\s{{{deep}}}(?:-\s|[\[{{])", lines[i])]
+    ends = [*heads[1:], max(inner) + (lines[max(inner)].strip() not in {"]", "],"})]
+    return [Part("", "lines", i, end) for i, end in zip(heads, ends, strict=True)] if heads else []
+
+
+def _paragraphs(lines: Sequence[str]) -> list[Part]:
+    found: list[Part] = []
+    start = None
+    for i, line in enumerate([*lines, ""]):
+        if line.strip() and start is None:
+            start = i
+        elif not line.strip() and start is not None:
+            if not lines[start].startswith("#"):
+                found.append(Part("", "lines", start, i))
+            start = None
+    return found
+
+
+def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Part]:
+    """Return the lines of quoted texts, and of numbers, that stand at one place only."""
+    words = [next(filter(None, found.groups())) for found in _QUOTED.finditer(text)]
+    if re.search(r"(?i)\bimports?\b", text) and re.search(
+        r"(?i)\b(sort|order|group|clean|unused|merge)", text
+    ):
+        imports = [
+            i
+            for i, line in enumerate(lines)
+            if re.match(r"(import|from|#include|use|using|require)\b", line)
+        ]
+        if imports:
+            return [Part("", "lines", imports[0], imports[-1] + 1)]
+    before = re.split(r"(?i)\b(?:to|by|with|into)\b", text)[0]
+    found = []
+    for word in words or re.findall(r"(?<![\w.])\d[\d.]+(?![\w.])", before):
+        places = [i for i, line in enumerate(lines) if word in line]
+        if len(places) == 1:
+            (i,) = places
+            holders = [part for part in parts if part.start <= i < part.end]
+            block = min(holders, key=lambda part: part.end - part.start, default=None)
+            found.append(
+                block if block and block.end - block.start < 40 else Part("", "lines", i, i + 1)
+            )
+    return found
+
+
+# ---- renames
+
+
+def _name(group: str) -> str:
+    return rf"[`\"'“‘]?(?P<{group}>[.#$@]?[\w$][\w.$-]*[\w$]|[.#$@]?[\w$])(?:\(\))?[`\"'”’]?"
+
+
+def _a_value(group: str) -> str:
+    return (
+        rf"(?:`(?P<{group}a>[^`]+)`|\"(?P<{group}b>[^\"]+)\"|'(?P<{group}c>[^']+)'|"
+        rf"(?P<{group}d>[^\s,;]*[\w%\]}})]))"
+    )
+
+
+_RENAME = re.compile(
+    r"(?i)\brename\s+(?:all\s+|every\s+|each\s+)?(?:(?:the|local|its|instance|global)\s+)*"
+    rf"(?:(?P<kind>{_KIND}|attribute|argument|column|label|anchor|identifier)\s+)?"
+    rf"{_name('old')}(?:\s+(?:{_KIND}|attribute|argument|column))?"
+    rf"(?P<place>\s+(?:in|of|inside)\s+[^,;]*?)?\s+(?:to|as|into|->|=>|→)\s+{_name('new')}"
+)
+_REPLACE = re.compile(
+    r"(?i)\b(?P<verb>replace|substitute|change|swap)\s+(?:the\s+)?(?:(?:all|every|each)\s+)?"
+    r"(?:the\s+)?(?:(?:occurrences?|uses?|mentions?|instances?)\s+of\s+)?(?:the\s+)?"
+    rf"(?:(?P<kind>word|text|name|string|colou?r|value|term|{_KIND})\s+)?"
+    rf"{_a_value('o')}\s+(?P<link>with|by|to|into|for)\s+(?:the\s+)?"
+    rf"(?:(?:word|text|string|colou?r|value)\s+)?{_a_value('n')}"
+)
+_FROM_TO = re.compile(
+    rf"(?i)\b(?P<what>[\w-]+)\s+(?P<place>(?:{_PLACE}|of)\s+[^,;]*?\s+)?"
+    rf"from\s+{_a_value('o')}\s+to\s+{_a_value('n')}"
+)
+_INSTEAD = re.compile(
+    rf"(?i)\b(?:write|use|say|put|take)\s+(?:the\s+)?(?P<what>[\w-]+\s+)??{_a_value('n')}\s+"
+    rf"(?:everywhere\s+)?instead\s+of\s+(?:the\s+)?{_a_value('o')}"
+    r"(?=\s+(?:in|everywhere)\b|[,;.]|\s*$)"
+)
+
+
+def _value(found: re.Match[str], which: str) -> str:
+    return next(
+        (found[f"{which}{one}"] for one in "abcd" if found[f"{which}{one}"] is not None), ""
+    )
+
+
+def _is_quoted(found: re.Match[str], which: str) -> bool:
+    return found[f"{which}d"] is None
+
+
+def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Rename | None:
+    """Return the rename or the exact replacement that is asked for; None for another change."""
+    if found := _RENAME.search(text):
+        old, new = found["old"].rstrip("."), found["new"].rstrip(".")
+        if _occurs(old.rpartition(".")[2], lines) and not re.search(
+            r"(?i)\b(and|also|then)\b.*\b(add|remove|change|update|make)\b", text[found.end() :]
+        ):
+            return Rename(old, new, True, (found["kind"] or "").lower())
+    if found := _FROM_TO.search(text):
+        old, new = _value(found, "o"), _value(found, "n").rstrip(".")
+        what = found["what"].lower()
+        if _occurs(old, lines) and _is_plain(old) and _is_plain(new):
+            return Rename(old, new, False, "", what)
+    if found := _INSTEAD.search(text):
+        old, new = _value(found, "o").rstrip("."), _value(found, "n")
+        if _occurs(old, lines) and _is_plain(old) and _is_plain(new):
+            return Rename(old, new, False, "", (found["what"] or "").strip().lower())
+    if found := _REPLACE.search(text):
+        old, new = _value(found, "o"), _value(found, "n").rstrip(".")
+        is_change = found["verb"].lower() == "change" or found["link"].lower() in {
+            "to",
+            "into",
+            "for",
+        }
+        is_marked = (
+            _is_quoted(found, "o")
+            or bool(re.search(r"[\d#%@$/]", old))
+            or (found["kind"] or "").lower() in {"word", "text", "string", "name", "term"}
+        )
+        is_key = any(
+            part.name == old and part.kind in {"key", "variable", "section"} for part in parts
+        )
+        if (
+            _occurs(old, lines)
+            and (not is_change or (is_marked and not is_key))
+            and _is_plain(new)
+            and (_is_quoted(found, "n") or is_change or _is_plain(old))
+        ):
+            behind = text[found.end() :]
+            if (
+                not re.match(r"\s+\w", behind)
+                or re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind)
+                or _is_quoted(found, "n")
+            ):
+                return Rename(old, new, False, (found["kind"] or "").lower())
+    return None
+
+
+_FILLERS = {"a", "an", "the", "it", "its", "this", "that", "be", "use", "something", "one"}
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a word of an instruction is a value rather than a description."""
+    if re.search(r"[\d_./:#@%=$\"'<>()\[\]{}-]|[a-z][A-Z]", text):
+        return True
+    is_word = re.fullmatch(r"\w+", text) is not None
+    return is_word and text.lower() not in _FILLERS
+
+
+def _occurs(word: str, lines: Sequence[str]) -> bool:
+    pattern = bounded(word)
+    return bool(word) and any(pattern.search(line) for line in lines)
+
+
+def bounded(word: str) -> re.Pattern[str]:
+    """Return a pattern for a word or a text that no longer word contains."""
+    left = r"(?<![\w])" if re.match(r"\w", word) else ""
+    right = r"(?![\w])" if re.search(r"\w$", word) else ""
+    if re.fullmatch(r"[\d.]+", word):
+        left, right = r"(?<![\w.])", r"(?![\w]|\.\d)"
+    return re.compile(left + re.escape(word) + right)
+
+
+def _behind(text: str, rename: Rename) -> str:
+    """Return an instruction without the names of its rename."""
+    for word in (rename.old, rename.new):
+        pattern = re.compile(rf"[`\"'“‘]?{re.escape(word)}(?:\(\))?[`\"'”’]?(?!\w)")
+        text = pattern.sub(" ", text, count=1)
+    return text

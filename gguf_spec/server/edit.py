@@ -1,0 +1,162 @@
+"""Route `/v1/edit`: a text changed as an instruction says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..edit import Edit, EditPlan, EditPrompt
+from ..errors import NoEditError
+from ..options import Speculation
+from . import schema as s
+from .errors import as_refusal
+from .events import ChoiceEnded, ChunkEvent, Started
+from .replies import Reply, finish_reason, usage
+from .requests import SHARED, Body, CompletionRequest, made, request_of
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+
+def _is_scope(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(one, str) for one in value)
+    )
+
+
+_SCOPE = {"anyOf": [s.TEXT.schema, {"type": "array", "items": s.TEXT.schema}]}
+EDIT = Body(
+    "text",
+    {name: SHARED[name] for name in ("model", "max_tokens", "seed", "temperature", "speculation")}
+    | {
+        "text": s.TEXT,
+        "instruction": s.TEXT,
+        "name": s.TEXT,
+        "scope": s.checked(_SCOPE, _is_scope, "must be a text or an array of texts."),
+    },
+    "text",
+)
+
+
+class EditForm:
+    """What an edit needs besides the fields of a completion.
+
+    Attributes:
+        plan: How it is made.
+        done: The edit, where it needs no model.
+    """
+
+    def __init__(self, plan: EditPlan, max_tokens: int | None) -> None:
+        """Begin an edit.
+
+        Args:
+            plan: How it is made.
+            max_tokens: The limit of the request; None without one.
+        """
+        self.plan, self._max_tokens = plan, max_tokens
+        self.done: Edit | None = None if plan.needs_model else plan.result_by_code()
+        self._prompt: EditPrompt | None = None
+
+    def fitted(self, request: CompletionRequest, llm: LLM) -> CompletionRequest:
+        """Return the request with its prompt for a model.
+
+        Raises:
+            ContextTooShortError: The text does not fit into the context.
+        """
+        self._prompt = prompt = self.plan.prompt(llm)
+        sampling, most = prompt.limited(request.sampling, self._max_tokens), request.sampling
+        if most.max_tokens is not None and sampling.max_tokens is not None:
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, most.max_tokens))
+        return replace(
+            request, prompts=(prompt.request,), prefill=prompt.prefill, sampling=sampling
+        )
+
+    def result(self, ended: ChoiceEnded) -> Edit:
+        """Return the edit that a model wrote.
+
+        Raises:
+            NoEditError: It is not complete, or empty.
+            ApiError: The server shut down, or the client disconnected.
+        """
+        assert self._prompt
+        reason = finish_reason(ended.result.finish_reason, ended.why)
+        if reason == "length":
+            ended = replace(ended, result=replace(ended.result, finish_reason="length"))
+        return self.plan.result(self._prompt.text_of(ended.result), ended.result)
+
+
+def read_edit(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
+    """Convert the body of a request; an edit that needs no model is made here.
+
+    Args:
+        data: The body.
+        default: Speculation options of the server.
+        most: Maximum length of an answer in tokens; None for no limit.
+
+    Raises:
+        ApiError: A field is invalid or not supported. The error names the field.
+    """
+    data, names = EDIT.read(data)
+    scope = data.get("scope", ())
+    scope = [scope] if isinstance(scope, str) else scope
+    request = request_of({"temperature": 0} | data, (data["text"],), default, most, names)
+    text = data["text"].replace("\r\n", "\n")
+    plan = made(
+        lambda: EditPlan(text, data.get("instruction"), name=data.get("name", ""), scope=scope),  # type: ignore[arg-type]
+        names,
+    )
+    limit = request.sampling.max_tokens if data.get("max_tokens") is not None else None
+    form = EditForm(plan, limit)
+    return replace(request, fit=form.fitted, more=form)
+
+
+def answer_at_once(request: CompletionRequest) -> dict[str, Any] | None:
+    """Return the answer to an edit that needs no model; None for all others."""
+    done: Edit | None = request.more.done
+    return None if done is None else _answer(done) | {"usage": None}
+
+
+def _answer(edit: Edit) -> dict[str, Any]:
+    stats = None if edit.stats is None else edit.stats.to_dict()
+    return {"object": "edit", **edit.to_dict(), "stats": stats}
+
+
+class EditReply(Reply):
+    """Reply of `/v1/edit`, which is never streamed."""
+
+    def __init__(self, request: CompletionRequest, started: Started) -> None:
+        """Start an answer.
+
+        Args:
+            request: The request.
+            started: The first event of its job.
+        """
+        self._form, self._names, self._model = request.more, request.names, started.model
+
+    def complete(
+        self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
+    ) -> dict[str, Any]:
+        """Return the edit.
+
+        Raises:
+            ApiError: The model wrote no whole text, the server shut down, or the client
+                disconnected.
+        """
+        del chunks
+        (last,) = ended
+        try:
+            edit = self._form.result(last)
+        except NoEditError as error:
+            raise as_refusal(error, self._names) from None
+        return _answer(edit) | {"model": self._model, "usage": usage([last.result])}
+
+    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
+        """Return nothing: an edit is not streamed."""
+        del event
+        return []
+
+    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return nothing: an edit is not streamed."""
+        del ended
+        return []

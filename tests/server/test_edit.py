@@ -1,0 +1,51 @@
+"""POST /v1/edit: by code and by a model, and its errors."""
+
+import pytest
+
+from tests.server.conftest import ask
+
+TEXT = "[a]\nport = 80\n\n[b]\nport = 81\n"
+
+
+def edit(server, **fields):
+    return ask(server, "POST", "/v1/edit", {"text": TEXT, "name": "a.ini"} | fields)
+
+
+def test_a_change_by_code(server):
+    answer = edit(server, instruction="set the port of the section [b] to 90").json()
+    assert answer["text"] == TEXT.replace("81", "90")
+    assert answer["hunks"] == [
+        {"line": 5, "old": ["port = 81"], "new": ["port = 90"], "outside": False}
+    ]
+    assert (answer["way"], answer["refused"], answer["usage"]) == ("code", [], None)
+    refused = edit(server, instruction="rename the key port to door", name="a.ini").json()
+    assert "stands at 2 places" in refused["refused"][0]
+
+
+def test_a_change_by_a_model_is_that_of_the_library(server, tales):
+    """The bundled model does not edit: what it writes is the same in both ways, or refused."""
+    from gguf_spec.errors import NoEditError
+
+    body = {"instruction": "make it nicer", "scope": "2"}
+    try:
+        wanted = tales.edit(TEXT, "make it nicer", name="a.ini", scope=["2"])
+    except NoEditError:
+        reply = edit(server, **body)
+        assert (reply.status, reply.code) == (400, "no_edit")
+    else:
+        answer = edit(server, **body).json()
+        assert answer["text"] == wanted.text
+        assert answer["usage"]["completion_tokens"] == wanted.stats.n_generated
+    assert edit(server, **(body | {"max_tokens": 2})).code == "no_edit"
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), [
+    ({"instruction": " "}, "instruction", "invalid_value"), ({}, "instruction", "invalid_value"), ({"instruction": 1}, "instruction", "invalid_value"),
+    ({"instruction": "x", "text": ""}, "text", "invalid_value"), ({"instruction": "x", "text": None}, "text", "invalid_value"),
+    ({"instruction": "x", "scope": "no"}, "scope", "invalid_value"), ({"instruction": "x", "scope": ["1-2", 3]}, "scope", "invalid_value"),
+    ({"instruction": "x", "scope": "9"}, "scope", "invalid_value"), ({"instruction": "x", "stream": True}, "stream", "unknown_parameter"),
+    ({"instruction": "x", "temperature": -1}, "temperature", "invalid_value"), ({"instruction": "x", "text": "a b " * 9000}, "text", "context_length_exceeded"),
+])  # fmt: skip
+def test_errors_name_the_field(server, fields, param, code):
+    reply = edit(server, **fields)
+    assert (reply.status, reply.param, reply.code) == (400, param, code)

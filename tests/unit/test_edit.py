@@ -1,0 +1,375 @@
+"""Edits without a model: the parts of a text, what an instruction says, changes by code, and what speaks against a change."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from gguf_spec.edit import EditPlan, Hunk, apply, patch
+from gguf_spec.edit.parts import parts_of
+from gguf_spec.errors import InvalidOptionError
+
+PYTHON = '''import os
+
+
+class Store:
+    """Things."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def total(self):
+        return sum(self.items)
+
+    def clear(self):
+        self.items = []
+
+
+class Shop:
+    def total(self):
+        return 0
+
+
+def average(items):
+    total = sum(items)
+    return total / len(items)
+
+
+def show(store, total=1):
+    """Show the total."""
+    print(f"{total} of {store.total()}", total)
+    return average(items=[total])
+
+
+TIMEOUT = 30
+'''
+INI = """[server]
+host = a
+port = 80
+timeout = 30
+
+[client]
+host = b
+timeout = 30 # seconds
+"""
+YAML = """servers:
+  - name: web
+    port: 80
+    timeout: 30
+  - name: db
+    port: 81
+    timeout: 30
+logging:
+  level: info
+"""
+JSON = '{\n  "a": 1,\n  "b": {\n    "c": "x",\n    "d": 3\n  }\n}\n'
+CSS = ".card { color: #fff; }\n.button { color: #fff; }\n"
+C = """struct list { int len; int cap; };
+struct text { int len; };
+/* len of a list */
+int size(struct list *l) { return l->len; }
+int chars(struct text *t) { return t->len; }
+"""
+SQL = "CREATE TABLE books (\n    id INTEGER,\n    price FLOAT\n);\n\nCREATE TABLE loans (\n    fee FLOAT\n);\n"
+MAKE = "CC = gcc\n\nall: a b\n\nclean:\n\trm -f a\n\trm -f b\n"
+MARKDOWN = "# Top\n\nA.\n\n## Install\n\n```\n# no heading\n```\n\n## Use\n\nB.\n"
+SHELL = '#!/bin/sh\n# start() {\nstart() {\n  echo "}"\n}\nstop() {\n  echo b\n}\n'
+JAVASCRIPT = 'const a = { x: 1 };\nexport function total(items) {\n  let s = "{";\n  return s;\n}\nclass Store {\n  total() {\n    return 1;\n  }\n}\nconst go = async (x) => {\n  return x;\n};\n'
+
+
+@pytest.mark.parametrize(("name", "text", "part", "lines"), [
+    ("a.py", PYTHON, "Store.total", (10, 11)), ("a.py", PYTHON, "average", (22, 24)), ("a.py", PYTHON, "TIMEOUT", (33, 33)),
+    ("a.py", PYTHON.replace("import os", "import ("), "Shop", (17, 19)),
+    ("a.ini", INI, "client", (6, 8)), ("a.ini", INI, "client.timeout", (8, 8)), ("a.yaml", YAML, "servers", (1, 7)),
+    ("a.yaml", YAML, "db", (5, 7)), ("a.json", JSON, "b", (3, 6)), ("a.css", CSS, ".button", (2, 2)), ("a.c", C, "list", (1, 1)),
+    ("a.c", C, "chars", (5, 5)), ("a.sql", SQL, "loans", (6, 8)), ("a.sql", SQL, "price", (3, 3)), ("Makefile", MAKE, "clean", (5, 7)),
+    ("a.md", MARKDOWN, "Install", (5, 9)), ("a.md", MARKDOWN, "Top", (1, 13)), ("a.sh", SHELL, "start", (3, 5)), ("run", SHELL, "stop", (6, 8)),
+    ("a.js", JAVASCRIPT, "total", (2, 5)), ("a.js", JAVASCRIPT, "Store.total", (7, 9)), ("a.js", JAVASCRIPT, "go", (11, 13)),
+    ("a.html", '<div>\n  <p id="x">\n    a\n  </p>\n</div>\n', "x", (2, 4)),
+])  # fmt: skip
+def test_parts(name, text, part, lines):
+    found = [
+        one
+        for one in parts_of(text.removesuffix("\n").split("\n"), name)
+        if part in {one.name, ".".join(one.path)}
+    ]
+    exact = [one for one in found if ".".join(one.path) == part] or found
+    assert exact, "not found"
+    assert (exact[0].start + 1, exact[0].end) == lines
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.py",
+        "a.c",
+        "a.json",
+        "a.ini",
+        "a.md",
+        "a.sql",
+        "Makefile",
+        "a.html",
+        "a.sh",
+        "Dockerfile",
+        "a.css",
+        "x",
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "}",
+        "{{{",
+        "[",
+        "a:",
+        "- \n",
+        "\t\n  \n",
+        "<a",
+        '"',
+        "```\n# a",
+        "===",
+        "def f(:\n",
+        "\x00",
+        ";;\n",
+        "FROM a AS b",
+    ],
+)
+def test_parts_of_anything(name, text):
+    lines = text.split("\n")
+    for one in parts_of(lines, name):
+        assert 0 <= one.start < one.end <= len(lines)
+
+
+def plan(text, instruction, name="a.py", **options):
+    return EditPlan(text, instruction, name=name, **options)
+
+
+@pytest.mark.parametrize(("name", "text", "instruction", "scope", "kept"), [
+    ("a.py", PYTHON, "add a docstring to the function average", ["average"], []),
+    ("a.py", PYTHON, "in Store.total skip negative items", ["Store.total"], []),
+    ("a.py", PYTHON, "make average return 0 for an empty list", ["average"], []),
+    ("a.py", PYTHON, "average should return 0 for an empty list, as show does", ["average"], []),
+    ("a.py", PYTHON, "add type hints to the total method of the class Store, leave Shop alone", ["Store.total"], ["Shop"]),
+    ("a.py", PYTHON, "only in class Shop: return 1 from total", ["Shop.total"], []),
+    ("a.py", PYTHON, "show should print store.total() last", ["show"], []),
+    ("a.py", PYTHON, "fix the division by zero in `average`, do not touch show", ["average"], ["show"]),
+    ("a.py", PYTHON, "add type hints to the methods of Shop", ["Shop"], []),
+    ("a.py", PYTHON, "correct lines 21-23", ["lines 21 to 23"], []),
+    ("a.py", PYTHON, "add a total", [], []),
+    ("a.py", PYTHON, "raise an error if it is empty", [], []),
+    ("a.ini", INI, "change the timeout in the section [client]", ["timeout"], []),
+    ("a.ini", INI, "add a key retries to the section [server]", ["server"], []),
+    ("a.ini", INI, "the client should wait 60 seconds", ["client"], []),
+    ("a.yaml", YAML, "the second server needs a key retries", ["lines 5 to 7"], []),
+    ("a.yaml", YAML, "give db a longer timeout, not web", ["db"], ["web"]),
+    ("a.sql", SQL, "the price of a book should be a decimal number", ["price"], []),
+    ("a.md", MARKDOWN, "shorten the section Install", ["Install"], []),
+    ("a.css", CSS, "make the text of .button black", [".button"], []),
+])  # fmt: skip
+def test_what_an_instruction_names(name, text, instruction, scope, kept):
+    reading = plan(text, instruction, name).reading
+    assert [one.label for one in reading.scope] == scope
+    assert [one.label for one in reading.kept] == kept
+
+
+@pytest.mark.parametrize(("name", "text", "instruction", "pairs"), [
+    ("a.py", PYTHON, "rename the class Store to Cache", [("class Store", "class Cache")]),
+    ("a.py", PYTHON, "rename the function average to mean", [("def average", "def mean"), ("return average", "return mean")]),
+    ("a.py", PYTHON, "rename the local variable total in average to amount",
+     [("    total = sum", "    amount = sum"), ("return total / len", "return amount / len")]),
+    ("a.py", PYTHON, "rename the parameter total of show to n",
+     [("store, total=1", "store, n=1"), ('f"{total} of {store.total()}", total)', 'f"{n} of {store.total()}", n)'), ("[total]", "[n]")]),
+    ("a.py", PYTHON, "rename items to things in average", [("average(items)", "average(things)"), ("    total = sum(items)", "    total = sum(things)"), ("/ len(items)", "/ len(things)")]),
+    ("a.py", PYTHON, "change the timeout from 30 to 60", [("TIMEOUT = 30", "TIMEOUT = 60")]),
+    ("a.py", PYTHON, "delete the method clear of Store", [("\n    def clear(self):\n        self.items = []\n", "")]),
+    ("a.py", PYTHON, "remove the function show", [(PYTHON[PYTHON.index("def show") : PYTHON.index("TIMEOUT")], "")]),
+    ("a.ini", INI, "set the timeout in the section [client] to 60", [("timeout = 30 #", "timeout = 60 #")]),
+    ("a.ini", INI, "change the port to 9090", [("port = 80", "port = 9090")]),
+    ("a.ini", INI, "rename host to hostname in [client] only", [("host = b", "hostname = b")]),
+    ("a.ini", INI, "rename the section client to peer", [("[client]", "[peer]")]),
+    ("a.ini", INI, "remove the timeout from [client]", [("timeout = 30 # seconds\n", "")]),
+    ("a.yaml", YAML, "change the timeout of the second server to 60", [("81\n    timeout: 30", "81\n    timeout: 60")]),
+    ("a.yaml", YAML, "change port 81 to 82", [("81", "82")]),
+    ("a.yaml", YAML, "set level to debug", [("info", "debug")]),
+    ("a.yaml", YAML, "rename the key port to listen everywhere", [("port: 80", "listen: 80"), ("port: 81", "listen: 81")]),
+    ("a.json", JSON, "remove the key d", [(',\n    "d": 3', "")]),
+    ("a.json", JSON, "set c to y", [('"x"', '"y"')]),
+    ("a.css", CSS, "rename .card to .panel", [(".card", ".panel")]),
+    ("a.css", CSS, "change #fff to #eee in .card", [(".card { color: #fff", ".card { color: #eee")]),
+    ("a.c", C, "rename the field len of struct list to count", [("list { int len", "list { int count"), ("l->len", "l->count")]),
+    ("a.c", C, "rename the function size to length", [("int size", "int length")]),
+    ("a.md", MARKDOWN, 'in the section "Install" write heading2 instead of heading', [("no heading", "no heading2")]),
+])  # fmt: skip
+def test_changes_by_code(name, text, instruction, pairs):
+    wanted = text
+    for old, new in pairs:
+        assert wanted.count(old) == 1, old
+        wanted = wanted.replace(old, new)
+    result = plan(text, instruction, name).result_by_code()
+    assert result.text == wanted
+    assert (result.way, result.refused) == ("code", ())
+
+
+@pytest.mark.parametrize(("name", "text", "instruction", "why"), [
+    ("a.ini", INI, "rename the key host to hostname", "the key host stands at 2 places"),
+    ("a.ini", INI, "change the timeout from 30 to 60", "30 stands at 2 places"),
+    ("a.py", PYTHON, "rename the method total to amount", "the method total stands at 2 places"),
+    ("a.py", PYTHON, "rename the method total of Store to amount", "is used outside of its class"),
+    ("a.css", CSS, "replace #fff with #000", "#fff stands at 2 places"),
+    ("a.py", PYTHON, "remove the function average", "average is not defined"),
+    ("a.json", JSON, "rename the key c to d", "a key stands twice"),
+])  # fmt: skip
+def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
+    (refused,) = plan(text, instruction, name).result_by_code().refused
+    assert why in refused
+
+
+@pytest.mark.parametrize("instruction", [
+    "set the timeout to a higher value", "rename things so that they are clearer", "change total to return a float", "remove the unused import",
+    "remove total from the sum", "change the timeout from 31 to 60", "replace the loop with a comprehension", "rename Store and add a docstring",
+])  # fmt: skip
+def test_what_needs_the_model(instruction):
+    assert plan(PYTHON, instruction).needs_model
+
+
+def written(text, instruction, answer, name="a.py", **options):
+    """Return the edit for what a model wrote."""
+    found = plan(text, instruction, name, **options)
+    return found.result(answer, SimpleNamespace(stats=None, seed=0))
+
+
+def test_what_is_outside_of_the_named_part_stays():
+    answer = PYTHON.replace("return sum(self.items)", "return max(self.items)").replace(
+        "return 0", "return 1"
+    )
+    result = written(PYTHON, "in Store.total return the largest", answer)
+    assert result.text == PYTHON.replace("return sum(self.items)", "return max(self.items)")
+    assert [one.is_outside for one in result.hunks] == [False, True]
+    assert (result.refused, result.scope) == ((), ("Store.total",))
+
+
+def test_a_part_is_put_in_its_place_with_its_indentation():
+    result = written(PYTHON, "in Store.total return 1", "def total(self):\n    return 1\n")
+    assert result.text == PYTHON.replace("return sum(self.items)", "return 1")
+    assert (result.way, result.summary) == (
+        "part",
+        "1 line changed, 0 removed, 1 place, still valid Python",
+    )
+
+
+def test_parts_that_must_stay_do():
+    answer = PYTHON.replace("return", "yield")
+    result = written(PYTHON, "yield the results, leave Shop and average alone", answer)
+    assert "return 0" in result.text
+    assert "return total / len" in result.text
+    assert "yield sum" in result.text
+
+
+@pytest.mark.parametrize(("instruction", "old", "new", "why"), [
+    ("use a set", PYTHON[-300:], "", "lines are gone"),
+    ("use a set", "\n\nTIMEOUT = 30", "", "the end of the text is gone"),
+    ("add a comment", "    def clear(self):\n        self.items = []\n", "", "Store.clear is gone"),
+    ("use a set", "    def clear", "    def empty", "Store.clear is gone"),
+    ("use a list", "sum(self.items)", "sum(self.items", "no longer valid Python"),
+    ("use a list", "sum(self.items)", "total(self.items)", "total is not defined"),
+    ("give it a type", "def total(self):", "def total(self) -> int:", "the same change is made at 2 places"),
+    ("start it", "import os\n", "", "removed: import os"),
+])  # fmt: skip
+def test_objections(instruction, old, new, why):
+    assert old in PYTHON
+    result = written(PYTHON, instruction, PYTHON.replace(old, new))
+    assert any(why in one for one in result.refused), result.refused
+
+
+def test_a_change_everywhere_is_asked_for_in_words():
+    answer = PYTHON.replace("def total(self):", "def total(self) -> int:")
+    assert written(PYTHON, "give every total the type int", answer).refused == ()
+
+
+def test_the_old_spelling_stays():
+    old = "a “b” c  \n\tx = 1\nend"
+    new = 'a "b" c\n    x = 2\nend'
+    assert written(old, "set it to 2", new, "a.txt").text == "a “b” c  \n\tx = 2\nend"
+
+
+def test_scope_by_name_and_by_lines():
+    assert plan(PYTHON, "x", scope=["Store.total"]).part.start == 9
+    assert plan(PYTHON, "x", scope=["10-11", "Shop"]).part.end == 19
+    for name, why in (
+        ("total", "the text does not have one part total, but several"),
+        ("no", "the text does not have part no; it has Store, "),
+        ("0", "the text does not have lines 0: it has 33 lines"),
+        ("9-99", "the text does not have lines 9-99"),
+    ):
+        with pytest.raises(InvalidOptionError, match=re.escape(why)):
+            plan(PYTHON, "x", scope=[name])
+    for text, instruction in (("", "x"), (" \n", "x"), ("a", " "), (None, "x"), ("a", None)):
+        with pytest.raises(InvalidOptionError):
+            EditPlan(text, instruction)
+
+
+def test_a_patch_has_the_bytes_of_the_file():
+    old = "ä\x0cb\u2028c\r\nx\r\n".encode()
+    assert patch(old, old.replace(b"x", b"y"), 'a\t"b') == (
+        b'--- "a/a\\011\\"b"\n+++ "b/a\\011\\"b"\n@@ -1,2 +1,2 @@\n '
+        + old.split(b"x")[0]
+        + b"-x\r\n+y\r\n"
+    )
+    assert patch(b"a", b"b\n", "f").endswith(b"-a\n\\ No newline at end of file\n+b\n")
+
+
+LONG = 2000
+ODD = {
+    "blanks": f"a{' ' * LONG}b", "dashes": "- " * LONG + "x", "quotes": '"' * LONG, "escapes": '\\"' * LONG, "apostrophes": "'a \\'" * LONG,
+    "braces": "{" * LONG, "brackets": "f(" * LONG, "keys": "a:" * LONG, "hashes": f"# a{' #' * LONG} x", "throws": f"f() {'throws a ' * LONG}! {{\n}}",
+    "settings": f"{'const ' * LONG}=;", "tags": "<a " * LONG, "selectors": f"{'p, ' * LONG}q {{ a: b }}", "same names": "name: x\n" * 500,
+    "headings": "# a\n" * 1000, "sections": "[a]\nb = 1\n" * 300, "deep": "\n".join(" " * n + "a:" for n in range(300)), "minus": f"x = {'-' * 5000}1",
+    "nul": "a = 1\0\nb", "ends": "class A:\r    def b(self):\r        pass\r\n    c = 1\x0c\u2028\x85\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("name", ["a.py", "a.c", "a.yaml", "a.ini", "a.md", "a.sql", "Makefile", "a.html", "a.sh"])  # fmt: skip
+def test_an_odd_text_takes_no_time_and_gives_no_exception(name, odd):
+    """Before, some patterns took exponential time on one long line, and others the square of its length."""
+    text = ODD[odd]
+    for instruction in ("rename a to c", "name: in a set x to 3, leave b alone"):
+        found = plan(text, instruction, name)
+        if found.needs_model:
+            result = found.result(f"b{text[1:]}", SimpleNamespace(stats=None, seed=0))
+        else:
+            result = found.result_by_code()
+        assert result.hunks
+
+
+@pytest.mark.parametrize("instruction", ["x must " * LONG, "a." * LONG, "leave " + "a " * LONG, "'" * LONG, "from " * 399, "a b must " * 200])  # fmt: skip
+def test_a_long_instruction_takes_no_time(instruction):
+    assert plan("def a():\n    b = 1\n", instruction).needs_model
+
+
+def test_the_order_of_parts_does_not_depend_on_hashes():
+    names = [one.name for one in parts_of(["h1, p, b, dl {", "}"], "a.css")]
+    assert names == ["h1", "p", "b", "dl"]
+
+
+def test_an_apostrophe_that_nothing_closes_hides_nothing():
+    lines = ["fn a<'x>() {", "}", "fn b() {", "}"]
+    assert [one.name for one in parts_of(lines, "a.rs")] == ["a", "b"]
+
+
+def test_a_lambda_has_a_variable_of_its_own_in_its_line_only():
+    text = "f = lambda x: x\nx = 1\n\n\ndef g():\n    return x\n"
+    result = plan(text, "rename x to y").result_by_code()
+    assert result.text == "f = lambda x: x\ny = 1\n\n\ndef g():\n    return y\n"
+
+
+def test_empty_lines_beside_a_part_may_change():
+    answer = PYTHON.replace("\n    def clear(self):\n        self.items = []\n", "")
+    result = written(PYTHON, "remove all of the method clear", answer)
+    assert [one.is_outside for one in result.hunks] == [False]
+
+
+def test_changes_at_one_place_are_made_in_their_order():
+    hunks = [Hunk(1, ("b",), ("B",)), Hunk(1, (), ("x",)), Hunk(3, (), ("end",))]
+    assert apply(["a", "b", "c"], hunks) == ["a", "x", "B", "c", "end"]
