@@ -89,7 +89,7 @@ def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
         assert child.line.startswith("Listening at http://127.0.0.1:")
         assert ask_text(child, prompt=SECRET).status == 200
         assert ask_text(child, prompt=SECRET, stream=True).status == 200
-        assert ask_text(child, prompt=SECRET, temperature=-1).status == 400
+        assert ask_text(child, prompt=SECRET, temperature="hot").status == 400
         assert ask_text(child, prompt=SECRET * 2000).status == 400
         assert ask(child, "POST", "/v1/completions", SECRET.encode()).status == 400
         assert ask(child, path=f"/nowhere?{SECRET}").status == 404
