@@ -102,7 +102,9 @@ def test_a_read_only_home(command, own, tale, disk, state):
         "the answer is there, only its place is not"
     )
     assert (right.returncode, right.stdout != "") == (0, True)
-    assert [line.partition(" ")[0] for line in talk.stderr.splitlines()] == ["Error:", "Hint:"]
+    # the note names the cache, which cannot be written either
+    said = [line.partition(" ")[0] for line in talk.stderr.splitlines()]
+    assert said in (["Error:", "Hint:"], ["Note:", "Error:", "Hint:"])
     assert why in talk.stderr
     if state == "full":  # the last of a file is what does not fit
         tuned = command("tune", "--threads", "1", **home(disk))

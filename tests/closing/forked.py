@@ -26,10 +26,10 @@ LONG = Sampling(max_tokens=1900, seed=1, ignore_eos=True)
 
 
 PLAIN = {"threads": 1, "speculation": Speculation(k=0), "kernels": "stock", "extra_bufts": False}
-ModelPair.measure = lambda _: None  # what is usual is good enough
 
 
 def load(parallel=1):
+    ModelPair.measure = lambda _: None  # what is usual is good enough
     return gguf_spec.load("tales", parallel=parallel, **PLAIN)
 
 

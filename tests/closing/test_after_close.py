@@ -31,6 +31,7 @@ RANKED = {"query": "a", "documents": ["b"]}
 BODIES = {
     "/v1/completions": {"prompt": "a"},
     "/infill": {"input_prefix": "a"},
+    "/v1/edit": {"text": "a", "instruction": "x"},
     "/v1/chat/completions": MESSAGES,
     "/v1/responses": INPUT,
     "/v1/embeddings": {"input": "a"},
