@@ -263,7 +263,7 @@ def count(clients: Clients, plan: Plan) -> Pieces:
 
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": -1}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "temperature": 1e9}),
     ("/v1/completions", {"prompt": "fox " * 5000}),
     ("/v1/messages", {"messages": [], "max_tokens": 4}),
     ("/api/chat", {"model": "none", "messages": "x"}),

@@ -94,8 +94,8 @@ def test_the_runner_of_tools(tmp_path):
 
 
 def test_classes_of_errors(client, tales):
-    with pytest.raises(anthropic.BadRequestError, match="temperature is -1"):
-        client.messages.create(**ASKED, extra_body={"temperature": -1})
+    with pytest.raises(anthropic.BadRequestError, match="temperature is 1000000000"):
+        client.messages.create(**ASKED, extra_body={"temperature": 1e9})
     with pytest.raises(anthropic.NotFoundError):
         client.get("/v1/messages/none", cast_to=object)
     with serve_in_thread(tales, api_key="secret") as server:
