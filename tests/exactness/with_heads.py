@@ -82,7 +82,11 @@ def check_costs_decide(llm, kind, least, monkeypatch):
     drafted = []
     for share in (0.001, 1.5):
         draft = {width: share * seconds for width, seconds in passes.items()}
-        known = replace(llm.profile, target=passes, draft=draft, token_s=0.0, proposal_s=0.0)
+        # beside other programs the measured profile is not steady
+        known = replace(
+            llm.profile, target=passes, draft=draft, token_s=0.0, proposal_s=0.0, steady=True,
+            checked=True, right=((9.0, 10.0),) * len(llm.profile.right), exact_width=65,
+        )  # fmt: skip
         llm._pair.use_profile(known)
         results = texts(llm, drafter=kind)
         drafted.append(sum(one.stats.n_drafted for one in results))
