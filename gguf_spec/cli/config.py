@@ -172,7 +172,7 @@ def read() -> dict[str, Any]:
     """
     try:
         config_path().stat()
-    except OSError:  # there is none, or no home folder that this user can enter
+    except OSError:  # no such file, or a home folder that this user cannot enter
         return {}
     try:
         data = config_path().read_bytes()

@@ -501,6 +501,8 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
         elif isinstance(one, ChoiceEnded):
             ended.append(one)
         elif isinstance(one, Finished):
+            if isinstance(reply, EditReply):  # it compares texts
+                return await asyncio.to_thread(reply.complete, chunks, ended)
             return reply.complete(chunks, ended)
 
 

@@ -10,7 +10,7 @@ from ..edit import Edit, EditPlan, EditPrompt
 from ..errors import NoEditError
 from ..options import Speculation
 from . import schema as s
-from .errors import as_refusal
+from .errors import as_refusal, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started
 from .replies import Reply, finish_reason, usage
 from .requests import SHARED, Body, CompletionRequest, made, request_of
@@ -25,6 +25,8 @@ def _is_scope(value: Any) -> bool:
     )
 
 
+# Characters of a text. Few contexts hold more, and reading its parts keeps other requests waiting.
+TEXT_MAX = 1 << 18
 _SCOPE = {"anyOf": [s.TEXT.schema, {"type": "array", "items": s.TEXT.schema}]}
 EDIT = Body(
     "text",
@@ -87,23 +89,17 @@ class EditForm:
 
 
 def read_edit(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Convert the body of a request; an edit that needs no model is made here.
-
-    Args:
-        data: The body.
-        default: Speculation options of the server.
-        most: Maximum length of an answer in tokens; None for no limit.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
+    """Convert the body of a request, as `read_chat`; an edit that needs no model is made here."""
     data, names = EDIT.read(data)
+    if len(data["text"]) > TEXT_MAX:
+        message = f"has {len(data['text']):,} characters, but may have at most {TEXT_MAX:,}."
+        raise invalid_value("text", message)
     scope = data.get("scope", ())
     scope = [scope] if isinstance(scope, str) else scope
     request = request_of({"temperature": 0} | data, (data["text"],), default, most, names)
     text = data["text"].replace("\r\n", "\n")
     plan = made(
-        lambda: EditPlan(text, data.get("instruction"), name=data.get("name", ""), scope=scope),  # type: ignore[arg-type]
+        lambda: EditPlan(text, data.get("instruction", ""), name=data.get("name", ""), scope=scope),
         names,
     )
     limit = request.sampling.max_tokens if data.get("max_tokens") is not None else None

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gguf_spec.server.edit import TEXT_MAX
 from tests.server.conftest import ask
 
 TEXT = "[a]\nport = 80\n\n[b]\nport = 81\n"
@@ -45,6 +46,7 @@ def test_a_change_by_a_model_is_that_of_the_library(server, tales):
     ({"instruction": "x", "scope": "no"}, "scope", "invalid_value"), ({"instruction": "x", "scope": ["1-2", 3]}, "scope", "invalid_value"),
     ({"instruction": "x", "scope": "9"}, "scope", "invalid_value"),
     ({"instruction": "x", "temperature": "hot"}, "temperature", "invalid_value"), ({"instruction": "x", "text": "a b " * 9000}, "text", "context_length_exceeded"),
+    ({"instruction": "rename a to b", "text": "a" * (TEXT_MAX + 1)}, "text", "invalid_value"),
 ])  # fmt: skip
 def test_errors_name_the_field(server, fields, param, code):
     reply = edit(server, **fields)
