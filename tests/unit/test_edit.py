@@ -156,6 +156,7 @@ def plan(text, instruction, name="a.py", **options):
     ("a.py", PYTHON, "fix the division by zero in `average`, do not touch show", ["average"], ["show"]),
     ("a.py", PYTHON, "add type hints to the methods of Shop", ["Shop"], []),
     ("a.py", PYTHON, "correct lines 21-23", ["lines 21 to 23"], []),
+    ("a.py", PYTHON, "rename the class Store to Cache and update the docstrings", [], []),
     ("a.py", PYTHON, "add a total", [], []),
     ("a.py", PYTHON, "raise an error if it is empty", [], []),
     ("a.ini", INI, "change the timeout in the section [client]", ["timeout"], []),
