@@ -128,7 +128,7 @@ OTHER_FIELDS: dict[str, OtherField] = {
     **_any("Identifies the user of the client.", "user", "safety_identifier"),
     **_any("Data for the records of the API.", "metadata", routes=("chat", "text", "messages")),
     **_any("Nothing is stored.", "store", routes=_OPENAI),
-    **_any("There is one tier.", "service_tier"),
+    **_any("Answers have one priority.", "service_tier"),
     **_any("Identifies the request in the log of the client.", "request_id", "rid"),
     **_any(
         "Prompts are always cached.",
