@@ -92,9 +92,8 @@ def without_effect(fields: Mapping[str, OtherField]) -> dict[str, Any]:
     """Return the schemas of the fields of other APIs that are accepted without effect."""
     return {
         name: {"description": f"No effect. {one.reason}"}
-        | ({"enum": list(one.neutral or ())} if one.is_refused else {})
+        | ({"enum": list(one.neutral or (None,))} if one.is_refused else {})
         for name, one in fields.items()
-        if one.neutral or not one.is_refused
     }
 
 

@@ -55,6 +55,7 @@ def _blocks(*blocks: Shape) -> Shape:
 
 
 _MARK = s.unread({"type": "object"})
+_OBJECT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
 _TEXT = _block("text", {"text": s.TEXT})
 _BASE64 = s.obj(
     {"type": "base64", "media_type?": s.unread(s.TEXT.schema), "data": chat.IMAGE_DATA},
@@ -63,13 +64,14 @@ _BASE64 = s.obj(
 _SOURCE = s.tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
 _IMAGE = _block("image", {"source": _SOURCE})
 
+_DOCUMENT_BLOCK = s.obj(
+    {"type": "document", "source": _OBJECT}, ignored=("title", "context", *_IGNORED)
+)
+
 
 def _read_document(value: Any, at: str) -> dict[str, Any]:
     """Return a document as a block with its text; one that is no text has a short text instead."""
-    value = s.obj({"type": "document", "source": {"type": "object"}}, ignored=_OF_DOCUMENTS).read(
-        value, at
-    )
-    source = value["source"] if isinstance(value["source"], dict) else {}
+    source = _DOCUMENT_BLOCK.read(value, at)["source"]
     kind, data = source.get("type"), source.get("data")
     media = source.get("media_type") if isinstance(source.get("media_type"), str) else kind
     text = f"[a document of the type {str(media)[:60]}, which is not read]"
@@ -85,10 +87,7 @@ def _read_document(value: Any, at: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-_OF_DOCUMENTS = ("title", "context", *_IGNORED)
-_DOCUMENT = Shape(
-    s.object_of({"type": "document", "source": {"type": "object"}}, more=True), _read_document
-)
+_DOCUMENT = Shape(_DOCUMENT_BLOCK.schema, _read_document)
 _REFERENCE = _block("tool_reference", {"tool_name": s.TEXT})
 # Blocks of Anthropic's own tools, and reasoning that cannot be read, in earlier answers.
 _LEFT_OUT = tuple(
@@ -115,8 +114,7 @@ _RESULTS = s.text_or(
 )
 _RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _RESULTS, "is_error?": s.FLAG})
 _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
-_INPUT = s.checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
-_CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _INPUT})
+_CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OBJECT})
 
 
 def _message(role: str, least: int, *blocks: Shape) -> Shape:

@@ -150,8 +150,8 @@ SHARED: dict[str, Any] = {
     "keep_alive?": s.unread(
         {"description": "No effect. A setting of the server unloads idle models."}
     ),
-    **dict.fromkeys((f"{name}?" for name in _UNSUPPORTED), Shape({}, _refuse, is_hidden=True)),
-    "images?": Shape({}, _no_images, is_hidden=True),
+    **dict.fromkeys((f"{name}?" for name in _UNSUPPORTED), Shape({"enum": [None]}, _refuse)),
+    "images?": Shape({"enum": [None]}, _no_images),
 }
 _IMAGES = s.checked(
     s.array_of(s.TEXT),

@@ -178,7 +178,7 @@ _OTHERS: list[tuple[str, str, str, dict[str, Any], tuple[str, ...], dict[str, An
     ("/metrics", "get", "Counts in the text format of Prometheus.", TEXT.schema, (), {}),
     ("/api/tags", "get", "The models that are served.", _NAMES, (), {}),
     ("/api/ps", "get", "The models in memory.", _NAMES, (), {}),
-    ("/api/version", "get", "The version of gguf-spec.", object_of({"version?": TEXT}), (), {}),
+    ("/api/version", "get", "The versions.", _only("version", "gguf_spec"), (), {}),
 ]
 
 

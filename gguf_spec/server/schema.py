@@ -176,7 +176,7 @@ def never(fact: str, *but: Any) -> Shape:
         if value not in but:
             raise invalid_value(at, fact)
 
-    return Shape({}, read, is_hidden=True)
+    return Shape({"enum": [None, *but]}, read)
 
 
 def or_empty(shape: Shape, empty: Any = None) -> Shape:
@@ -239,6 +239,8 @@ def obj(
                 one = read_field(one, start + name)
                 if one is not None:
                     found[name] = one
+                elif is_needed:
+                    raise invalid_value(start + name, "is missing.")
         return found
 
     return Shape(object_of(fields, more=True), read)
