@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..edit import EditPlan, Hunk, apply, patch
-from ..errors import InvalidOptionError, NoEditError
+from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
@@ -48,12 +48,11 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
     own_defaults=("temperature", "draft", "max_tokens"),
     context_settings={"default_map": {"draft": "ngram"}},
 )
-@click.argument("file", metavar="FILE[:LINES]")
-@click.argument("instruction", required=False, default="")
+@click.argument("words", nargs=-1, required=True, metavar="FILE[:LINES]... INSTRUCTION")
 @flag("-y --yes", "Write the file, and download a missing model, without a question.")
 @flag("--diff diff_only", "Only show the changes, as a patch for `git apply`; write nothing.")
-@flag("--force", "With --yes: write a change that would be asked about.")
-@flag("--undo", "Give the file the text before its last edit; again: take that back.")
+@flag("--force", "With --yes: write changes that would be asked about.")
+@flag("--undo", "Give each FILE the text before its last edit; again: take that back.")
 @option(
     "--symbol symbols",
     "Let only this part change, such as Store.total or a heading; several are possible.",
@@ -81,13 +80,14 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 @flag("--stats", "Show speed and acceptance, on stderr.")
 @flag("--show-draft", "Show accepted draft tokens in green.")
 @json_option("instead of the changes")
-def edit(file: str, instruction: str, **options: Any) -> int:
-    """Change a text file as an instruction says, and nothing else in it.
+def edit(words: tuple[str, ...], **options: Any) -> int:
+    """Change text files as an instruction says, and nothing else in them.
 
     A rename, a replacement and the value of a setting are made without a model. Else the model
     writes again what the instruction names, such as "the function total" or "lines 10-40", and the
     rest cannot change; --symbol or FILE:10-40 name it, too. Where nothing is named the model writes
-    the whole text again. Most of it is drafted from the old text.
+    the whole text again. Most of it is drafted from the old text. Of several files those are
+    changed that the instruction names something in; the model also sees the others.
 
     Then each change is shown, and a question asks whether to take it. Without a terminal nothing is
     written unless --yes or --output says so, and with --yes only what was asked: if lines are gone,
@@ -99,30 +99,71 @@ def edit(file: str, instruction: str, **options: Any) -> int:
       gguf-spec edit config.json "rename the key host to hostname"
       gguf-spec edit app.py "return 0 for an empty list in the function total"
       gguf-spec edit notes.md:10-40 "correct the spelling" --diff
+      gguf-spec edit store.py cart.py "rename the method total to sum"
       gguf-spec edit --undo app.py
     """
-    path, lines = _place_of(file)
-    _check_usage(instruction, options)
     if options["undo"]:
-        Undo().restore(path)
-        click.echo(f"{path} has the text before its last edit again.", err=True)
+        paths = [_place_of(one, words)[0] for one in words]
+        for path in paths:
+            Undo().restore(path)
+            click.echo(f"{path} has the text before its last edit again.", err=True)
         return 0
-    source = TextFile(path)
+    *files, instruction = words
+    _check_usage(files, instruction, options)
+    places = [_place_of(one, words) for one in files]
+    sources = [TextFile(path) for path, _ in places]
     is_asked = at_terminal() and not options["diff_only"]
     if (options["output"] or options["yes"] or is_asked) and str(options["output"]) != "-":
-        source.check_place(options["output"])  # before minutes of work
+        for source in sources:
+            source.check_place(options["output"])  # before minutes of work
+    plans = [
+        (source, _plan(source, instruction, lines, options, is_only=len(sources) == 1))
+        for source, (_, lines) in zip(sources, places, strict=True)
+    ]
+    done = _made(_named(plans), options)
+    return 130 if done is None else _write_all(done, options)
+
+
+def _plan(
+    source: TextFile, instruction: str, lines: list[str], options: dict[str, Any], *, is_only: bool
+) -> EditPlan | None:
+    """Return the plan for a file; None if it has no part with the name, and others may have."""
     scope = [*lines, *options["symbols"]]
-    plan = EditPlan(source.text, instruction, name=source.path.name, scope=scope)
-    if not plan.needs_model:
-        return _finish(source, plan.result_by_code(), {}, options, None)
-    return _edit_by_model(plan, source, options)
+    try:
+        return EditPlan(source.text, instruction, name=source.path.name, scope=scope)
+    except InvalidOptionError:
+        if is_only or lines:
+            raise
+        return None
 
 
-def _check_usage(instruction: str, options: dict[str, Any]) -> None:
-    if options["undo"]:
-        if instruction:
-            raise click.UsageError("--undo takes a file and no INSTRUCTION.")
-        return
+def _named(plans: list[tuple[TextFile, EditPlan | None]]) -> list[tuple[TextFile, EditPlan]]:
+    """Return the files to change: those that the instruction names something in, or else all.
+
+    Raises:
+        InvalidOptionError: No file has a part of --symbol.
+    """
+    found = [(source, plan) for source, plan in plans if plan is not None]
+    if not found:
+        hint = "name a part as it stands in one of the files, such as Store.total."
+        raise InvalidOptionError("scope", "", hint=hint, message="no file has the named part.")
+    by_code = [one for one in found if not one[1].needs_model]
+    named = by_code or [one for one in found if one[1].is_named] or found
+    for source, _ in plans:
+        if all(source is not one for one, _ in named):
+            click.echo(f"{source.path.name} stays as it is: nothing in it was named.", err=True)
+    return named
+
+
+def _check_usage(files: list[str], instruction: str, options: dict[str, Any]) -> None:
+    if not files:
+        raise click.UsageError("INSTRUCTION is missing; say what to change, in quotes.")
+    if len(files) > 1 and options["output"]:
+        raise click.UsageError("--output takes one file.")
+    if "\n" not in instruction and len(instruction) < 256 and Path(instruction).is_file():
+        raise click.UsageError(
+            f"INSTRUCTION is missing: {instruction} is a file. Say what to change, in quotes."
+        )
     if not instruction.strip():
         raise click.UsageError("INSTRUCTION is empty; say what to change.")
     if options["diff_only"] and (options["yes"] or options["output"]):
@@ -131,45 +172,92 @@ def _check_usage(instruction: str, options: dict[str, Any]) -> None:
         raise InvalidOptionError("max_tokens", options["max_tokens"], "a whole number, 1 or more")
 
 
-def _edit_by_model(plan: EditPlan, source: TextFile, options: dict[str, Any]) -> int:
-    """Let a model write the new text, and finish the command; return the exit code."""
-    sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
+@dataclass
+class _Change:
+    """What is to be written to a file.
+
+    Attributes:
+        source: The file.
+        result: The edit.
+        facts: What `--json` says about the generation.
+        changes: All changes as a patch.
+        new: The text to write; None if it is not wanted.
+    """
+
+    source: TextFile
+    result: Edit
+    facts: dict[str, Any]
+    changes: bytes
+    new: str | None
+
+    @property
+    def is_refused(self) -> bool:
+        return self.new is not None and bool(self.result.refused)
+
+
+def _made(plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any]) -> list[_Change] | None:
+    """Make the changes, and show them or ask about them; return None after Ctrl-C."""
+    if not plans[0][1].needs_model:
+        return [
+            _decided(source, plan.result_by_code(), {}, options, None) for source, plan in plans
+        ]
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
-    n_ctx = min(3 * len(source.text.encode()) // 4 + 1024, _MOST_CTX)
+    sizes = [len(source.text.encode()) for source, _ in plans]
+    n_others = sum(sizes) - max(sizes)
+    n_ctx = min(3 * max(sizes) // 4 + n_others // 3 + 1024, _MOST_CTX)
     if options["ctx"] is None and n_ctx > DEFAULT_CTX:
         options["ctx"] = n_ctx
+    done = list[_Change]()
     with load_models(options, speculation) as llm:
-        prompt = plan.prompt(llm)
-        if plan.label and not options["as_json"]:
+        for i, (source, plan) in enumerate(plans):
+            known = [(one.source.path, one.new or one.source.text) for one in done]
+            known += [(other.path, other.text) for other, _ in plans[i + 1 :]]
+            others = {str(_short(path)): text for path, text in known}
+            change = _by_model(llm, source, plan, others, options)
+            if change is None:
+                click.echo("Nothing was written.", err=True)
+                return None
+            done.append(change)
+    return done
+
+
+def _by_model(
+    llm: LLM, source: TextFile, plan: EditPlan, others: dict[str, str], options: dict[str, Any]
+) -> _Change | None:
+    """Let a model write the new text of a file; return None after Ctrl-C."""
+    sampling = Sampling(temperature=options["temperature"], seed=options["seed"])
+    prompt = plan.prompt(llm, others)
+    if not options["as_json"]:
+        if others:
+            click.echo(f"{source.path.name}:", err=True)
+        if plan.label:
             click.echo(f"Only {plan.label} can change.", err=True)
 
-        def write(sampling: Sampling) -> tuple[Edit, dict[str, Any]] | None:
-            result = _write(llm, prompt, prompt.limited(sampling, options["max_tokens"]), options)
-            if options["stats"]:
-                click.echo(stats_lines(result.stats, result.seed), err=True)
-            if result.finish_reason == "cancelled":
-                return None
-            return plan.result(prompt.text_of(result), result), answer_json(llm, result, False)
+    def write(sampling: Sampling) -> tuple[Edit, dict[str, Any]] | None:
+        result = _write(llm, prompt, prompt.limited(sampling, options["max_tokens"]), options)
+        if options["stats"]:
+            click.echo(stats_lines(result.stats, result.seed), err=True)
+        if result.finish_reason == "cancelled":
+            return None
+        return plan.result(prompt.text_of(result), result), answer_json(llm, result, False)
 
-        def again(n: int) -> Edit | None:
-            found = write(replace(sampling, temperature=max(sampling.temperature, 0.7), seed=n))
-            return found[0] if found else None
+    def again(n: int) -> Edit | None:
+        found = write(replace(sampling, temperature=max(sampling.temperature, 0.7), seed=n))
+        return found[0] if found else None
 
-        found = write(sampling)
-        if found is None:
-            click.echo("Nothing was written.", err=True)
-            return 130
-        return _finish(source, *found, options, again)
+    found = write(sampling)
+    return None if found is None else _decided(source, *found, options, again)
 
 
-def _place_of(file: str) -> tuple[Path, list[str]]:
+def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
     """Return the file of an argument such as `app.py:10-40`, and its lines."""
     path, lines = Path(file), list[str]()
     if not path.exists() and (found := re.fullmatch(r"(.+?):(\d+(?:-\d+)?)", file)):
         path, lines = Path(found[1]), [found[2]]
     if not path.exists():
-        raise click.BadParameter(f"File '{path}' does not exist.", param_hint="'FILE'")
+        quotes = " Put the instruction in quotes." if file != words[0] else ""
+        raise click.BadParameter(f"File '{path}' does not exist.{quotes}", param_hint="'FILE'")
     if path.is_dir():
         raise click.BadParameter(f"File '{path}' is a directory.", param_hint="'FILE'")
     return path, lines
@@ -212,14 +300,14 @@ def _plain(llm: LLM, prompt: EditPrompt, result: Completion) -> Stats | None:
     return llm.generate(tokens, sampling, speculation=Speculation(k=0)).stats
 
 
-def _finish(
+def _decided(
     source: TextFile,
     result: Edit,
     facts: dict[str, Any],
     options: dict[str, Any],
     again: Callable[[int], Edit | None] | None,
-) -> int:
-    """Show the changes, and write the new text where it is wanted; return the exit code.
+) -> _Change:
+    """Show the changes of a file, and decide what is written.
 
     Args:
         source: The file.
@@ -228,34 +316,76 @@ def _finish(
         options: Options of the command.
         again: Asks the model again with a seed; None for a change without a model.
     """
-    output, quiet = options["output"], options["as_json"]
-    if str(output) == "-":
-        _say_doubts(result)
-        click.echo(source.encoded(result.text), nl=False)
-        return 0
+    new = result.text if options["yes"] or options["output"] else None
     changes = patch(source.data, source.encoded(result.text), _name_in_folder(source.path))
-    may_ask = not (quiet or options["yes"] or options["diff_only"] or output) and at_terminal()
-    new, code = result.text if options["yes"] or output else None, 0
-    if may_ask and result.hunks:
+    if str(options["output"]) == "-":
+        _say_doubts(result)
+    elif _may_ask(options) and result.hunks:
         new = _chosen_hunks(source, result, again)
-    elif not quiet:
+    elif not options["as_json"]:
         _show_patch(changes)
         _say_what_changes(result)
-    if options["yes"] and not output and result.refused and not options["force"]:
-        kept, new, code = Undo().keep_patch(source.path.name, changes), None, 1
-        where = f"The patch is {kept}; " if kept else ""
-        click.echo(f"Nothing was written. {where}--force writes it.", err=True)
-    is_written = new is not None and (output is not None or new != source.text)
-    if new is not None and is_written:
-        source.write(new, output)
-    if quiet:
-        text = changes.decode("utf-8", "replace")
-        print_json(facts | result.to_dict() | {"diff": text, "written": is_written})
-    elif is_written:
-        _say_written(source, output)
-    elif not code:
-        _say_why_not(source, result, can_write=not (options["diff_only"] or may_ask))
+    return _Change(source, result, facts, changes, new)
+
+
+def _may_ask(options: dict[str, Any]) -> bool:
+    is_decided = any(options[one] for one in ("as_json", "yes", "diff_only", "output"))
+    return not is_decided and at_terminal()
+
+
+def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
+    """Write what is wanted, of all files or of none; return the exit code."""
+    output, code = options["output"], 0
+    if str(output) == "-":
+        click.echo(done[0].source.encoded(done[0].result.text), nl=False)
+        return 0
+    if options["yes"] and not output and not options["force"] and any(o.is_refused for o in done):
+        _keep_patch(done)
+        code = 1
+    written = _written(done, output)
+    if options["as_json"]:
+        facts = [
+            one.facts
+            | ({} if len(done) == 1 else {"file": str(one.source.path)})
+            | one.result.to_dict()
+            | {"diff": one.changes.decode("utf-8", "replace"), "written": one in written}
+            for one in done
+        ]
+        print_json(facts[0] if len(facts) == 1 else {"files": facts})
+        return code
+    for one in done:
+        if one in written:
+            _say_written(one.source, output)
+        elif not code:
+            can_write = not (options["diff_only"] or _may_ask(options))
+            _say_why_not(one.source, one.result, can_write=can_write)
     return code
+
+
+def _keep_patch(done: list[_Change]) -> None:
+    """Keep changes that are not written as a patch."""
+    names = "-".join(one.source.path.name for one in done)[:100]
+    kept = Undo().keep_patch(names, b"".join(one.changes for one in done))
+    where = f"The patch is {kept}; " if kept else ""
+    click.echo(f"Nothing was written. {where}--force writes it.", err=True)
+    for one in done:
+        one.new = None
+
+
+def _written(done: list[_Change], output: Path | None) -> list[_Change]:
+    """Write what is wanted, and return it; if a file cannot be written, all have their old text."""
+    written = list[_Change]()
+    for one in done:
+        if one.new is None or not (output or one.new != one.source.text):
+            continue
+        try:
+            one.source.write(one.new, output)
+        except GgufSpecError:
+            for before in written:
+                before.source.take_back()
+            raise
+        written.append(one)
+    return written
 
 
 def _say_written(source: TextFile, output: Path | None) -> None:

@@ -137,6 +137,15 @@ class TextFile:
                 self.is_undoable = Undo().keep(self.path, self._data, data)
             _replace(target, data)
 
+    def take_back(self) -> None:
+        """Give the file the bytes that it had when it was read.
+
+        Raises:
+            GgufSpecError: It cannot be written.
+        """
+        with self._place(None) as target:
+            _replace(target, self._data)
+
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
         """Yield the file to write; errors of the system name it."""

@@ -9,9 +9,10 @@ asked (`hunks.py`). What is outside of the named part stays as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, Text
@@ -185,8 +186,8 @@ class EditPlan:
         """Return the change that needs no model."""
         assert self.by_code is not None
         hunks = hunks_between(self.lines, self.by_code.lines)
-        refused = [self.by_code.doubt] if self.by_code.doubt else []
-        refused += no_longer_valid(self.lines, self.by_code.lines, self._name)
+        doubt = self.by_code.doubt
+        refused = [doubt] if doubt else no_longer_valid(self.lines, self.by_code.lines, self._name)
         return self._edit(hunks, [], refused, "code")
 
     def result(self, answer: str, completion: Completion) -> Edit:
@@ -256,13 +257,22 @@ class EditPlan:
             completion.seed if completion else None,
         )
 
-    def prompt(self, llm: Model) -> EditPrompt:
+    @property
+    def is_named(self) -> bool:
+        """Whether the instruction names a part of this text, or is done by code."""
+        return bool(self.reading.scope) or self.by_code is not None
+
+    def prompt(self, llm: Model, others: Mapping[str, str] | None = None) -> EditPrompt:
         """Return the request to a model.
+
+        Args:
+            llm: The model.
+            others: Name -> text of files that it also sees, as far as the context holds them.
 
         Raises:
             ContextTooShortError: The text and the new part do not fit into the context.
         """
-        return EditPrompt(llm, self._text, self._instruction, self._name, self.part)
+        return EditPrompt(llm, self._text, self._instruction, self._name, self.part, others or {})
 
 
 def _no_part(name: str, what: str) -> InvalidOptionError:
@@ -283,6 +293,7 @@ def _indented_as(old: Sequence[str], new: list[str]) -> list[str]:
 
 # The text comes first: small models follow an instruction better that stands next to their answer.
 _ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
+_OTHER = "The file {name}, which stays as it is:\n\n{text}\n\n"
 _ASK_PART = (
     "{old}\n\nThe part of it to change:\n\n{part}\n\n"
     "Task: {instruction}. Write only this part again with this change."
@@ -306,7 +317,13 @@ class EditPrompt:
     _is_users_limit = False  # whether `max_tokens` ends the new text
 
     def __init__(
-        self, llm: Model, text: str, instruction: str, name: str, part: Part | None = None
+        self,
+        llm: Model,
+        text: str,
+        instruction: str,
+        name: str,
+        part: Part | None = None,
+        others: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Make the request.
 
@@ -316,12 +333,13 @@ class EditPrompt:
             instruction: What to change.
             name: Name of the file.
             part: The lines to write; None for the whole text.
+            others: Name -> text of other files; the last ones are left out if they do not fit.
 
         Raises:
             ContextTooShortError: The old and the new text do not fit into the context.
         """
-        longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
-        self._fence, self._old = "`" * max(3, longest + 1), text
+        runs = [run for one in (text, *others.values()) for run in re.findall(r"`{3,}", one)]
+        self._fence, self._old = "`" * max([3, *(len(run) + 1 for run in runs)]), text
         lines = split_lines(text)
         asked = instruction.rstrip(".")
         if part is None:
@@ -334,22 +352,41 @@ class EditPrompt:
                 old=self._fenced(around),
                 part=self._fenced(lines[part.start : part.end]),
             )
-        self.prefill = f"{self._fence}\n"
-        self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
-        if not llm.has_chat_template:
-            self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
         plain = llm.tokenize(self._old, special=False)
         self.n_text = len(plain)
         # A model that copies the name of an end token writes that token, and would end there.
         named = {*llm.tokenize(text, special=True)} - {*llm.tokenize(text, special=False)}
         self._ignore_eos = any(map(llm.vocabulary.is_end, named))
-        n_prompt = len(llm.tokenize(self.request, prefill=self.prefill))
-        needed = n_prompt + self.n_text + self.n_text // 4 + _SPARE
-        if needed > llm.n_ctx:
+        shown = [
+            _OTHER.format(name=other, text=self._fenced(split_lines(one)))
+            for other, one in others.items()
+        ]
+        self._ask(llm, shown, question)
+        n_prompt = self._n_prompt(llm)
+        while shown and n_prompt + self._n_new > llm.n_ctx:
+            shown.pop()
+            self._ask(llm, shown, question)
+            n_prompt = self._n_prompt(llm)
+        if n_prompt + self._n_new > llm.n_ctx:
             what = f"editing {name or 'the text'}, which has {self.n_text:,} tokens,"
             hint = "split the file, or name the part that shall change"
+            needed = n_prompt + self._n_new
             raise ContextTooShortError(what, llm.n_ctx, needed, hint, about=True)
         self._n_room = llm.n_ctx - n_prompt
+
+    def _ask(self, llm: Model, shown: Sequence[str], question: str) -> None:
+        question = "".join(shown) + question
+        self.prefill = f"{self._fence}\n"
+        self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
+        if not llm.has_chat_template:
+            self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
+
+    def _n_prompt(self, llm: Model) -> int:
+        return len(llm.tokenize(self.request, prefill=self.prefill))
+
+    @property
+    def _n_new(self) -> int:
+        return self.n_text + self.n_text // 4 + _SPARE
 
     def _fenced(self, lines: Sequence[str]) -> str:
         body = "\n".join(lines)

@@ -80,6 +80,10 @@ def _places(n: int, what: str) -> str:
     return f"{what} stands at {n} places: name one of them, or say that all are meant"
 
 
+def _taken(name: str) -> str:
+    return f"{name} is the name of something already"
+
+
 # ---- values and texts
 
 
@@ -247,11 +251,11 @@ def _rename_key(
         else:
             pattern = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
             changed[part.start] = re.sub(pattern, lambda found: found[1] + new, line, count=1)
-    doubt = (
-        _places(len(exact), f"the key {old}")
-        if len(exact) > 1 and not reading.is_everywhere
-        else ""
-    )
+    doubt = ""
+    if len(exact) > 1 and not reading.is_everywhere:
+        doubt = _places(len(exact), f"the key {old}")
+    elif {one.path[:-1] for one in parts if one.name == new} & {one.path[:-1] for one in exact}:
+        doubt = _taken(new)
     return CodeEdit(changed, len(exact), doubt)
 
 
@@ -281,11 +285,11 @@ def _rename_words(
             n_places += 1
     if not n_places:
         return None
-    doubt = (
-        f"which of the uses of {old} belong to it is not certain"
-        if field is not None and _has_other_uses(field, bare, pattern)
-        else ""
-    )
+    doubt = ""
+    if field is not None and _has_other_uses(field, bare, pattern):
+        doubt = f"which of the uses of {old} belong to it is not certain"
+    elif any(re.search(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])", bare[i]) for i in allowed):
+        doubt = _taken(new)
     return CodeEdit(changed, n_places, doubt)
 
 
@@ -398,6 +402,11 @@ class _Module:
             and one.lookup(name).is_local()
         ]
 
+    @staticmethod
+    def parameters(function: symtable.SymbolTable) -> tuple[str, ...]:
+        """Return the names of the parameters of a function."""
+        return function.get_parameters() if isinstance(function, symtable.Function) else ()
+
     def is_local(self, name: str, part: Part) -> bool:
         """Return whether a function itself has a variable of this name."""
         return any(
@@ -437,12 +446,18 @@ def _rename_python(
         module = _Module(lines, parts)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    if _is_member(module, rename, reading, old, owner):
+    is_member = _is_member(module, rename, reading, old, owner)
+    if is_member:
         found = _member_places(module, reading, old, owner)
     else:
         found = _variable_places(module, rename, reading, old, allowed)
     if found is None:
         return None
+    doubt = found[1]
+    if any(dotted == is_member for _, _, dotted in _uses(module.tokens, new)) or (
+        is_member and any(module.has_member(one, new) for one in module.classes.values())
+    ):
+        doubt = doubt or _taken(new)
     kept = {i for part in reading.kept for i in range(part.start, part.end)}
     places = {(i, start) for i, start in found[0] if i not in kept}
     if not places:
@@ -450,7 +465,7 @@ def _rename_python(
     changed = lines.copy()
     for i, start in sorted(places, reverse=True):
         changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
-    return CodeEdit(changed, len(places), found[1])
+    return CodeEdit(changed, len(places), doubt)
 
 
 _Places = list[tuple[int, int]]  # line and column
@@ -516,8 +531,18 @@ def _variable_places(
         doubt = _places(len(own), f"a variable {old}")
     elif not reading.scope and not rename.kind and _members(module, old):
         doubt = f"there are a method and a variable {old}: say which one is meant"
+    arguments = _arguments(module.tokens)
     if reading.scope:
-        return _name_uses(module.tokens, old, allowed), doubt
+        places = _name_uses(module.tokens, old, allowed)
+        takers = [one for one in own if old in module.parameters(one)]
+        takers = [one for one in takers if one.get_lineno() - 1 in allowed]
+        names = {one.get_name() for one in takers}
+        callers = [at for at, callee in arguments.items() if callee in names]
+        callers = [(i, at) for i, at in callers if module.lines[i].startswith(old, at)]
+        n_same = sum(one.get_name() in names for one in module.tables())
+        if callers and n_same > len(takers):
+            doubt = doubt or f"which calls with {old}= belong to it is not certain"
+        return [*places, *callers], doubt
     # Without a place it is the global one: functions with a variable of that name are left out.
     lines = set(range(len(module.lines)))
     for one in own if is_global else ():
@@ -594,7 +619,7 @@ def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -
     Attributes, and arguments of calls, of that name are others.
     """
     named = {(i, column) for i, column, dotted in _uses(tokens, name) if not dotted}
-    named -= _arguments(tokens)
+    named -= _arguments(tokens).keys()
     named |= {
         (token.start[0] - 1, token.start[1] + 1)
         for token in tokens
@@ -605,21 +630,22 @@ def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -
     return [(i, column) for i, column in named if i in allowed]
 
 
-def _arguments(tokens: list[tokenize.TokenInfo]) -> set[tuple[int, int]]:
-    """Return the places of names of arguments in calls, such as `n` in `f(n=1)`."""
-    found, before, deep, in_def = set(), "", 0, False
+def _arguments(tokens: list[tokenize.TokenInfo]) -> dict[tuple[int, int], str]:
+    """Return where names of arguments in calls are, such as `n` in `f(n=1)`, and what is called."""
+    found: dict[tuple[int, int], str] = {}
+    before, called, in_def = "", list[str](), False
     significant = [token for token in tokens if token.type not in {tokenize.NL, tokenize.COMMENT}]
     for token, after in itertools.pairwise(significant):
         if token.string == "def":
-            in_def, deep = True, 0
+            in_def, called = True, []
         elif token.string in {"(", "[", "{"}:
-            deep += 1
+            called.append(before if token.string == "(" else "")
         elif token.string in {")", "]", "}"}:
-            deep -= 1
-        elif token.string == ":" and not deep:
+            del called[-1:]
+        elif token.string == ":" and not called:
             in_def = False
-        if after.string == "=" and deep > 0 and before in {"(", ","} and not in_def:
-            found.add((token.start[0] - 1, token.start[1]))
+        if after.string == "=" and called and before in {"(", ","} and not in_def:
+            found[(token.start[0] - 1, token.start[1])] = called[-1]
         before = token.string
     return found
 

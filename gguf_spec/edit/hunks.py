@@ -25,6 +25,7 @@ _MOST_REMOVED = 0.2
 _N_CONTEXT = 3
 _MANY = 500  # lines
 _N_NEAR = 100  # lines
+_NEAR, _SMALL = 3, 60  # lines beside a word, of a part with it
 _MOST_READ = 300  # characters of a line that is compared with others
 
 
@@ -175,6 +176,7 @@ def objections(
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if _ADDS.match(instruction) and hunks and n_gone >= 0:
         found.append("no line was added")
+    found += _not_added(hunks, instruction) + _far_away(old, hunks, reading, name, instruction)
     found += _names_gone(old, new, name, reading)
     found += _too_many_places(old, hunks, reading, name, instruction)
     found += no_longer_valid(old, new, name)
@@ -196,6 +198,64 @@ _PLURAL = re.compile(
     r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"
     r"imports|rows|everything)\b"
 )
+
+
+# What is added by name: "a script typecheck after lint", "a model called tiny".
+_NEW_NAME = re.compile(
+    r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:\w+\s+){0,2}?"
+    r"(?:function|method|class|key|entry|script|job|service|model|target|rule|column|setting)\s+"
+    r"(?P<called>(?:called|named)\s+)?[`\"']?(?P<name>[\w.-]*\w)[`\"']?"
+    r"(?=\s+(?:that|which|with|after|before|to|in|for|of)\b|[,.]|$)"
+)
+_NO_NAME = re.compile(
+    r"(?i)(?:that|which|with|after|before|to|in|for|of|and|on|from|by|at|attribute|argument|test|"
+    r"parameter|variable|comment|docstring|call|binding|worker|timeout|heading|header|title|line|"
+    r"definition|declaration|entry|key|item|check)$|.*ing$"
+)
+
+
+def _not_added(hunks: Sequence[Hunk], instruction: str) -> list[str]:
+    """Return an objection if the name of what shall be added is in no new line."""
+    found = _NEW_NAME.match(instruction)
+    if not found or (not found["called"] and _NO_NAME.match(found["name"])):
+        return []
+    name = found["name"]
+    added = "\n".join(line for hunk in hunks for line in hunk.new).lower()
+    return [] if name.lower() in added else [f"{name} is not in what was written"]
+
+
+_COMMON = frozenset(
+    "that this with from into when then than each every more less also only before after should must "
+    "have make return add remove change write line lines file text value name called".split()
+)
+
+
+def _far_away(
+    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[str]:
+    """Return an objection if words of the instruction stand in one line, and no change is near."""
+    is_prose = PurePath(name).suffix.lower() in {".md", ".txt", ".rst", ""}
+    if not hunks or reading.scope or reading.is_everywhere or is_prose or len(old) > _MANY:
+        return []
+    words = set(re.findall(r"[^\W\d_]{4,}|\w*[\d_]\w*", instruction.lower())) - _COMMON
+    places: dict[str, set[int]] = {}
+    for i, line in enumerate(old):
+        for word in words & set(re.findall(r"\w+", line.lower())):
+            places.setdefault(word, set()).add(i)
+    rare = {word: min(lines) for word, lines in places.items() if len(lines) == 1}
+    parts = parts_of(list(old), name)
+    n_near = 0 if _is_table(name) else _NEAR
+    for i in rare.values():
+        around = [one for one in parts if one.start <= i < one.end and one.end - one.start < _SMALL]
+        start = min([i - n_near, *(one.start for one in around if n_near)])
+        end = max([i + n_near + 1, *(one.end for one in around if n_near)])
+        if any(hunk.start < end and start < max(hunk.end, hunk.start + 1) for hunk in hunks):
+            return []
+    return [f"nothing is changed where {min(rare, key=rare.__getitem__)} stands"] if rare else []
+
+
+def _is_table(name: str) -> bool:
+    return PurePath(name).suffix.lower() in {".csv", ".tsv"}
 
 
 def _loses_end(hunks: Sequence[Hunk], n_old: int) -> bool:
@@ -267,8 +327,7 @@ def _too_many_places(
         return []
     changes = [_change_of(one) for one in hunks]
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
-    is_table = PurePath(name).suffix.lower() in {".csv", ".tsv"}
-    if is_table and n_rows > 1 and not _PLURAL.search(instruction):
+    if _is_table(name) and n_rows > 1 and not _PLURAL.search(instruction):
         return [f"{n_rows} rows are changed"]
     if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
         n = max(changes.count(one) for one in changes)

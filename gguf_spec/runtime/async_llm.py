@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
-from ..options import Sampling, check_types
+from ..options import Sampling, Speculation, check_types
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from ..system.process import OfOneProcess, before_end_of_threads
 from .images import Prompt
 from .stream import Stream
 
 if TYPE_CHECKING:
+    from ..edit import Edit
     from .embedding import Embeddings, Texts
     from .llm import LLM, Chat, Turn
 
@@ -78,6 +79,36 @@ class AsyncLLM(OfOneProcess):
             BusyError: This task reads a stream that this request would wait for.
         """
         return await self._complete(partial(self.llm.stream, prompt, sampling, **options))
+
+    async def edit(
+        self,
+        text: str,
+        instruction: str,
+        *,
+        others: Mapping[str, str] | None = None,
+        sampling: Sampling | None = None,
+        speculation: Speculation | None = None,
+        max_tokens: int | None = None,
+        **options: Any,
+    ) -> Edit:
+        """Return the edit of a text, as `LLM.edit` does; it raises the same errors, and others.
+
+        Raises:
+            EventLoopError, BusyError: As `generate`.
+        """
+        from ..edit import EditPlan
+
+        plan = await asyncio.to_thread(EditPlan, text, instruction, **options)
+        if not plan.needs_model:
+            return plan.result_by_code()
+        prompt = await asyncio.to_thread(plan.prompt, self.llm, others)
+        completion = await self.generate(
+            prompt.request,
+            prompt.limited(sampling or Sampling(temperature=0), max_tokens),
+            prefill=prompt.prefill,
+            speculation=speculation,
+        )
+        return plan.result(prompt.text_of(completion), completion)
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, **options: Any

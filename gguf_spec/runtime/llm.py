@@ -278,6 +278,7 @@ class LLM(OfOneProcess):
         *,
         name: str = "",
         scope: Sequence[str] = (),
+        others: Mapping[str, str] | None = None,
         sampling: Sampling | None = None,
         speculation: Speculation | None = None,
         max_tokens: int | None = None,
@@ -295,6 +296,8 @@ class LLM(OfOneProcess):
             name: Name of the file; its ending says how the text is read.
             scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`.
                 Empty: those that the instruction names, or else all.
+            others: Name -> text of other files that the model sees; the last ones are left out
+                where the context is too short.
             sampling: Sampling options; None takes the most likely tokens.
             speculation: As for `generate`.
             max_tokens: Maximum length of what the model writes; None allows twice the old length.
@@ -309,7 +312,7 @@ class LLM(OfOneProcess):
         plan = EditPlan(text, instruction, name=name, scope=scope)
         if not plan.needs_model:
             return plan.result_by_code()
-        prompt = plan.prompt(self)
+        prompt = plan.prompt(self, others)
         completion = self.generate(
             prompt.request,
             prompt.limited(sampling or Sampling(temperature=0), max_tokens),

@@ -104,7 +104,7 @@ def test_undo_and_redo(here, menu):
     menu.write_text("mine\n", encoding="utf-8")
     check(here("edit", "--undo", menu), 1, "was changed since")
     assert menu.read_text() == "mine\n"
-    check(here("edit", "--undo", menu, "x"), 2, "--undo takes a file")
+    check(here("edit", "--undo", menu, "x"), 2, "File 'x' does not exist")
 
 
 def test_only_the_named_lines_can_change(edit, file):
@@ -200,6 +200,64 @@ def test_json_has_what_was_refused(here, menu):
     assert (result.returncode, one["written"], len(one["hunks"])) == (1, False, 2)
     assert "stands at 2 places" in one["refused"][0]
     assert menu.read_text() == MENU
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two files with the same function."""
+    paths = [tmp_path / name for name in ("store.py", "cart.py")]
+    for path in paths:
+        path.write_text("def total(a):\n    return a\n\n\nprint(total(1))\n", encoding="utf-8")
+    return paths
+
+
+def test_a_rename_in_several_files(here, two, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text("print(1)\n", encoding="utf-8")
+    result = here("edit", *two, other, "rename the function total to whole", "--yes")
+    assert result.returncode == 0, result.stderr
+    assert b"other.py stays as it is: nothing in it was named." in result.stderr
+    new = "def whole(a):\n    return a\n\n\nprint(whole(1))\n"
+    assert [one.read_text() for one in two] == [new, new]
+    assert here("edit", "--undo", *two).returncode == 0
+    assert "total" in two[0].read_text() and "total" in two[1].read_text()
+
+
+def test_several_files_are_written_together_or_not_at_all(here, two):
+    """The new name is there in the second file, so that the change is doubtful."""
+    old = [one.read_text() for one in two]
+    two[1].write_text(old[1] + "whole = 3\n")
+    result = here("edit", *two, "rename the function total to whole", "--yes")
+    assert result.returncode == 1
+    said = result.stderr.decode()
+    assert "Nothing was written. The patch is " in said, said
+    assert two[0].read_text() == old[0] and two[1].read_text() == old[1] + "whole = 3\n"
+    kept = Path(re.search(r"The patch is (.*?); ", said)[1])
+    assert kept.read_text().count("--- a/") == 2
+
+
+def test_a_model_sees_the_other_files(edit, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("abcdefgh\n", encoding="utf-8")
+    result = edit(tmp_path / "a.txt", tmp_path / "b.txt", "d to X", "--yes", "--json")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)["files"]
+    assert [Path(one["file"]).name for one in found] == ["a.txt", "b.txt"]
+    assert [one["written"] for one in found] == [True, True]
+    assert [(tmp_path / one).read_text() for one in ("a.txt", "b.txt")] == ["abcXefgh\n"] * 2
+
+
+def test_if_a_file_cannot_be_written_the_others_have_their_old_text(two):
+    from gguf_spec.cli.edit import _Change, _written
+    from gguf_spec.cli.text_file import TextFile
+    from gguf_spec.errors import GgufSpecError
+
+    old = [one.read_bytes() for one in two]
+    done = [_Change(TextFile(one), None, {}, b"", "new\n") for one in two]
+    two[1].write_bytes(b"changed by another program\n")
+    with pytest.raises(GgufSpecError, match="another program has changed"):
+        _written(done, None)
+    assert [one.read_bytes() for one in two] == [old[0], b"changed by another program\n"]
 
 
 def test_an_undo_finds_the_change_that_was_written(tmp_path, monkeypatch):
@@ -318,6 +376,10 @@ def test_wrong_usage(edit, file, tmp_path):
     check(edit(file, "x", "-n", 0), 2, "--max-tokens is 0")
     check(edit(file, "x", "-t", -1), 2, "--temperature is -1")
     check(edit(file, "d to X", "-o", tmp_path), 2, "is a directory")
+    check(edit(file, file, "d to X", "-o", "new.txt"), 2, "--output takes one file")
+    check(edit(file), 2, "INSTRUCTION is missing")
+    check(edit(file, file), 2, "is a file")
+    check(edit(file, "d", "to", "X"), 2, "File 'd' does not exist", "in quotes")
 
 
 def test_the_place_is_checked_before_a_model_is_loaded(here, file, tmp_path):

@@ -181,7 +181,7 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
      [("    total = sum", "    amount = sum"), ("return total / len", "return amount / len")]),
     ("a.py", PYTHON, "rename the parameter total of show to n",
      [("store, total=1", "store, n=1"), ('f"{total} of {store.total()}", total)', 'f"{n} of {store.total()}", n)'), ("[total]", "[n]")]),
-    ("a.py", PYTHON, "rename items to things in average", [("average(items)", "average(things)"), ("    total = sum(items)", "    total = sum(things)"), ("/ len(items)", "/ len(things)")]),
+    ("a.py", PYTHON, "rename items to things in average", [("average(items)", "average(things)"), ("    total = sum(items)", "    total = sum(things)"), ("/ len(items)", "/ len(things)"), ("items=[total]", "things=[total]")]),
     ("a.py", PYTHON, "change the timeout from 30 to 60", [("TIMEOUT = 30", "TIMEOUT = 60")]),
     ("a.py", PYTHON, "delete the method clear of Store", [("\n    def clear(self):\n        self.items = []\n", "")]),
     ("a.py", PYTHON, "remove the function show", [(PYTHON[PYTHON.index("def show") : PYTHON.index("TIMEOUT")], "")]),
@@ -219,7 +219,7 @@ def test_changes_by_code(name, text, instruction, pairs):
     ("a.py", PYTHON, "rename the method total of Store to amount", "is used outside of its class"),
     ("a.css", CSS, "replace #fff with #000", "#fff stands at 2 places"),
     ("a.py", PYTHON, "remove the function average", "average is not defined"),
-    ("a.json", JSON, "rename the key c to d", "a key stands twice"),
+    ("a.json", JSON, "rename the key c to d", "d is the name of something already"),
 ])  # fmt: skip
 def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
     (refused,) = plan(text, instruction, name).result_by_code().refused
@@ -374,3 +374,83 @@ def test_empty_lines_beside_a_part_may_change():
 def test_changes_at_one_place_are_made_in_their_order():
     hunks = [Hunk(1, ("b",), ("B",)), Hunk(1, (), ("x",)), Hunk(3, (), ("end",))]
     assert apply(["a", "b", "c"], hunks) == ["a", "x", "B", "c", "end"]
+
+
+TAKEN = [
+    ("a.py", "def f(a):\n    b = 1\n    return a + b\n", "rename the variable b in the function f to a"),
+    ("a.py", "def total():\n    return 1\n\n\nwhole = 3\n", "rename the function total to whole"),
+    ("a.py", "class A:\n    def b(self):\n        pass\n\n    def c(self):\n        self.b()\n", "rename the method b of A to c"),
+    ("a.py", "def items(one):\n    return list(one)\n", "rename the function items to list"),
+    ("a.ini", "[a]\nhost = 1\nname = 2\n", "rename the key host to name"),
+    ("a.c", "int len(void);\nint size(void);\n", "rename the function len to size"),
+    ("a.js", "let open = 1;\nlet shown = 2;\n", "rename the variable open to shown"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "ask"), TAKEN)
+def test_a_new_name_that_is_taken_is_doubtful(name, text, ask):
+    edit = EditPlan(text, ask, name=name).result_by_code()
+    assert edit.hunks and any("already" in one for one in edit.refused), edit
+
+
+@pytest.mark.parametrize(
+    ("old", "ask", "new"),
+    [
+        (
+            "def f(n, m=1):\n    return n\n\n\nprint(f(n=2), g(n=3), f(m=4))\n",
+            "rename the parameter n of the function f to count",
+            "def f(count, m=1):\n    return count\n\n\nprint(f(count=2), g(n=3), f(m=4))\n",
+        ),
+        (
+            "class A:\n    def f(self, n):\n        return n\n\n\nA().f(\n    n=h(n=1),\n)\n",
+            "rename the parameter n of the method f to count",
+            "class A:\n    def f(self, count):\n        return count\n\n\nA().f(\n    count=h(n=1),\n)\n",
+        ),
+    ],
+)
+def test_a_renamed_parameter_is_renamed_where_it_is_called(old, ask, new):
+    edit = EditPlan(old, ask, name="a.py").result_by_code()
+    assert (edit.text, edit.refused) == (new, ())
+
+
+def test_calls_of_another_function_of_the_name_are_doubtful():
+    text = "class A:\n    def f(self, n):\n        pass\n\n\nclass B:\n    def f(self, n):\n        pass\n\n\nx.f(n=1)\n"
+    edit = EditPlan(text, "rename the parameter n of A.f to count", name="a.py").result_by_code()
+    assert any("is not certain" in one for one in edit.refused), edit
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A model that writes one text, and what it was asked."""
+    import gguf_spec
+    from tests.support import tiny
+
+    path = tmp_path_factory.mktemp("writer") / "writer.gguf"
+    tiny.write(path, tiny.one_text("\nabcXefgh"), metadata={"llama.context_length": 4096})
+    with gguf_spec.load(path, "none", n_ctx=2048, threads=1) as llm:
+        yield llm
+
+
+def test_an_edit_in_an_event_loop(writer):
+    import asyncio
+
+    from gguf_spec import AsyncLLM
+
+    async def main():
+        llm = AsyncLLM(writer)
+        by_model = await llm.edit("abcdefgh\n", "d to X", name="a.txt", others={"b.txt": "other"})
+        by_code = await llm.edit("a = 1\n", "set a to 2", name="a.ini")
+        return by_model, by_code
+
+    by_model, by_code = asyncio.run(main())
+    assert (by_model.text, by_model.way) == ("abcXefgh\n", "text")
+    assert (by_code.text, by_code.way) == ("a = 2\n", "code")
+    assert writer.edit("abcdefgh\n", "d to X", name="a.txt").text == by_model.text
+
+
+def test_other_files_are_seen_as_far_as_they_fit(writer):
+    plan = EditPlan("abc\n", "d to X", name="a.txt")
+    others = {"b.txt": "first " * 20, "c.txt": "second " * 1000}
+    (message,) = plan.prompt(writer, others).request if writer.has_chat_template else ({"content": plan.prompt(writer, others).request},)  # fmt: skip
+    assert "b.txt" in message["content"] and "c.txt" not in message["content"]
+    assert message["content"].index("b.txt") < message["content"].index("abc")
