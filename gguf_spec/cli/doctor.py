@@ -29,6 +29,10 @@ _INDENT = 19  # width of the columns for status and name, in characters
 @click.command(cls=Command)
 @partial(model_options, download=False)
 @flag("--online", "Check whether the hub responds; without this option no request is made.")
+@flag(
+    "--read-all",
+    "Read the files of the models completely, and compare their sha256 where it is known.",
+)
 @json_option("instead of the table")
 def doctor(**options: Any) -> int:
     """Check this installation, this machine and the models; report problems and their fixes.
@@ -40,6 +44,7 @@ def doctor(**options: Any) -> int:
       gguf-spec doctor
       gguf-spec doctor -m target.gguf -d draft.gguf --ctx 8192
       gguf-spec doctor --online --json
+      gguf-spec doctor -m target.gguf --read-all
     """
     from ..doctor import ContextOptions, adapters, read_placement
     from ..doctor import doctor as run
@@ -73,6 +78,7 @@ def doctor(**options: Any) -> int:
         models_file=options["models_file"],
         online=options["online"],
         mmproj=options["mmproj"],
+        reads_all=options["read_all"],
     )
     checks = (
         replace(check, found=in_command(check.found), todo=in_command(check.todo))

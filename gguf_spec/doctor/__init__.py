@@ -72,6 +72,7 @@ def doctor(
     models_file: Path | None = None,
     online: bool = False,
     mmproj: str | Path | None = None,
+    reads_all: bool = False,
 ) -> Diagnosis:
     """Check this installation, this machine, and a pair of models on it.
 
@@ -86,6 +87,8 @@ def doctor(
         models_file: As for `load`.
         online: Whether to check that the hub is reachable. No other check makes a request.
         mmproj: As for `load`.
+        reads_all: Whether the files of the models are read completely, and their sha256 compared
+            where it is known.
     """
     options = options or ContextOptions()
     draft_options = draft_options or options.for_draft()
@@ -123,9 +126,15 @@ def doctor(
     failed = {one.name for one in checks if one.status == "fail"}
     if "devices" in failed:
         features = None  # nothing can be loaded
-    with contextlib.closing(
-        models.PairChecks(options, draft_options, features, models_file, "workers" not in failed)
-    ) as pair:
+    pair = models.PairChecks(
+        options,
+        draft_options,
+        features,
+        models_file,
+        "workers" not in failed,
+        reads_all=reads_all,
+    )
+    with contextlib.closing(pair):
         checks += pair.examine(model, draft)
         if mmproj is not None:
             checks.append(models.projector(Path(mmproj), model, models_file, features is not None))

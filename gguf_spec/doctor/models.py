@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -128,6 +130,69 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
     return Check("projector", "ok", f"{path.name}: {kind}, images of {side:,} pixels, {size}")
 
 
+# Bytes that are read at once, and those of zeros that no file of a model is known to have in a row.
+_BLOCK, _ZEROS = 1 << 20, 4 << 20
+
+
+def contents(name: str, header: Header, entry: Entry | None = None) -> Check:
+    """Read the files of a model completely, and compare their hash where it is known.
+
+    Args:
+        name: Name of the check.
+        header: The header.
+        entry: The entry of models.yaml, which may have the hashes.
+    """
+    known = 0
+    for i, path in enumerate(header.parts):
+        try:
+            digest, n_bytes, zeros = _read_all(path)
+        except OSError as error:
+            found = f"{path.name} cannot be read: {error.strerror}"
+            return Check(name, "fail", found, "check the disk; copy or download the file again.")
+        wanted, source = _declared(path, entry.parts[i].sha256 if entry and entry.parts else None)
+        known += bool(wanted)
+        if wanted and wanted != digest:
+            found = f"the sha256 of {path.name} is {digest}, but {wanted} {source}"
+            return Check(name, "fail", found, "download or copy it again.")
+        if zeros and not wanted:
+            found = f"{path.name} has only zeros from byte {zeros[0]:,} to {zeros[1]:,}"
+            return Check(name, "warn", found, "compare it with another copy.")
+        ends = (one.offset + one.n_bytes for one in header.tensors if one.part == i)
+        more = n_bytes - header.parts_at[i] - max(ends, default=0)
+        if more >= _BLOCK and not wanted:
+            found = f"{path.name} has {more:,} bytes more than its header says"
+            return Check(name, "warn", found, "compare it with another copy.")
+    found = f"{format_bytes(header.file_bytes)} were read"
+    found += ", and their sha256 is the known one" if known else "; their sha256 is not known"
+    return Check(name, "ok", found)
+
+
+def _read_all(path: Path) -> tuple[str, int, tuple[int, int] | None]:
+    """Return the sha256 of a file, its size, and where a long run of zeros is in it, if any."""
+    digest, at, start, longest = hashlib.sha256(), 0, 0, (0, 0)
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            at += len(block)
+            if any(block):
+                start = at
+            elif at - start > longest[1] - longest[0]:
+                longest = (start, at)
+    is_long = longest[1] - longest[0] >= _ZEROS
+    return digest.hexdigest(), at, longest if is_long else None
+
+
+def _declared(path: Path, in_models_file: str | None) -> tuple[str, str]:
+    """Return the known sha256 of a file and where it stands; nothing if it is not known.
+
+    The hub's library and Ollama name files by it.
+    """
+    if in_models_file:
+        return in_models_file, "stands in models.yaml"
+    found = re.fullmatch(r"(?:sha256-)?([0-9a-f]{64})", path.resolve().name)
+    return (found[1], "is its name") if found else ("", "")
+
+
 class PairChecks:
     """Checks of a target and a draft model: first their files, then the loaded models.
 
@@ -142,6 +207,8 @@ class PairChecks:
         features: dict[str, str] | None,
         models_file: Path | None,
         loads: bool = True,
+        *,
+        reads_all: bool = False,
     ) -> None:
         """Set the load options.
 
@@ -152,7 +219,9 @@ class PairChecks:
                 loaded.
             models_file: As for `load`.
             loads: Whether the models are loaded, if llama.cpp works.
+            reads_all: Whether the files are read completely.
         """
+        self._reads_all = reads_all
         self.tuning: Tuning | None = None
         self._options, self._draft_options = options, draft_options
         self._features, self._models_file = features, models_file
@@ -175,12 +244,16 @@ class PairChecks:
             target = ModelFile(local(entry), may_embed=True)
             target.check_written()
             yield _file(role, target.header)
+            if self._reads_all:
+                yield contents(f"{role} file", target.header, entry)
             if target.embeds_only:
                 yield from self._embeds(target)
                 return
             role = "draft"
             files, head, notes = self._plan(entry, target, draft)
             yield self._draft(entry, draft, files, head, notes, str(model))
+            if self._reads_all and (other := files[-1][0]).path != target.path:
+                yield contents("draft file", other.header)
         except GgufSpecError as error:
             yield Check(role, "fail", error.message, error.hint)
             return

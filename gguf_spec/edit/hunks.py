@@ -224,10 +224,11 @@ def _not_added(hunks: Sequence[Hunk], instruction: str) -> list[str]:
     return [] if name.lower() in added else [f"{name} is not in what was written"]
 
 
-_COMMON = frozenset(
-    "that this with from into when then than each every more less also only before after should must "
-    "have make return add remove change write line lines file text value name called".split()
-)
+_COMMON = frozenset({
+    "that", "this", "with", "from", "into", "when", "then", "than", "each", "every", "more", "less",
+    "also", "only", "before", "after", "should", "must", "have", "make", "return", "add", "remove",
+    "change", "write", "line", "lines", "file", "text", "value", "name", "called",
+})  # fmt: skip
 
 
 def _far_away(

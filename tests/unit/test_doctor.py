@@ -1,5 +1,6 @@
 """Each check of the doctor passes here or gives a reason, and can be made to fail."""
 
+import hashlib
 import http.server
 import importlib.metadata
 import json
@@ -838,3 +839,49 @@ def test_the_sentence():
     assert said("ok", "ok") == "No problem was found."
     assert said("ok", "warn", "warn") == "Could be better: 1, 2."
     assert said("fail", "warn", "fail") == "Failed: 0, 2; could be better: 1."
+
+
+def read_all(path, draft="none"):
+    names = ("target file", "draft file")
+    checks = doctor(path, draft, OPTIONS, reads_all=True).checks
+    return [(one.status, one.found) for one in checks if one.name in names]
+
+
+def test_files_that_are_read_completely(files, tmp_path):
+    path = tmp_path / "one.gguf"
+    data = (files / "one.gguf").read_bytes()
+    path.write_bytes(data)
+    ((status, said),) = read_all(path)
+    assert status == "ok" and said.endswith("were read; their sha256 is not known")
+    assert [one[0] for one in read_all(path, files / "draft.gguf")] == ["ok", "ok"]
+    names = {one.name for one in doctor(path, "none", OPTIONS).checks}
+    assert "target file" not in names
+    path.write_bytes(data + b"x" * (1 << 20))
+    ((status, said),) = read_all(path)
+    assert (status, said) == ("warn", "one.gguf has 1,048,576 bytes more than its header says")
+    path.write_bytes(data + bytes(6 << 20))
+    ((status, said),) = read_all(path)
+    assert status == "warn" and "has only zeros from byte" in said
+
+
+def test_a_file_named_by_its_hash(files, tmp_path):
+    data = (files / "one.gguf").read_bytes()
+    path = tmp_path / f"sha256-{hashlib.sha256(data).hexdigest()}"
+    path.write_bytes(data)
+    ((status, said),) = read_all(path)
+    assert status == "ok" and said.endswith("and their sha256 is the known one")
+    at = len(data) - 40  # a weight
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    ((status, said),) = read_all(path)
+    assert status == "fail" and "is its name" in said
+
+
+def test_a_file_with_a_hash_in_models_yaml(files, tmp_path):
+    from gguf_spec.doctor.models import contents
+    from gguf_spec.registry.models_file import Part
+
+    header = read_header(files / "one.gguf")
+    digest = hashlib.sha256((files / "one.gguf").read_bytes()).hexdigest()
+    for known, status in ((digest, "ok"), ("0" * 64, "fail")):
+        entry = SimpleNamespace(parts=(Part("one.gguf", None, known),))
+        assert contents("target file", header, entry).status == status
