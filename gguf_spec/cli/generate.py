@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from ..options import Sampling
 from .command import Command, file_option, flag, json_option, option
 from .options import (
     STDIN,
+    is_given,
     load_models,
     model_options,
     read_text,
@@ -38,7 +40,7 @@ from .output import (
 )
 
 if TYPE_CHECKING:
-    from .. import LLM
+    from .. import LLM, Completion
 
 
 image_option = file_option(
@@ -83,7 +85,9 @@ def generate(
     """Continue a prompt, or answer it.
 
     The prompt is PROMPT, then each --file, then the text of a pipe, with an empty line between
-    them. All three are optional. - for PROMPT puts the text of the pipe first.
+    them. All three are optional. - for PROMPT puts the text of the pipe first. An answer with the
+    chat template ends by itself, or where the context is full; other texts after 256 tokens, unless
+    -n is given.
 
     \b
     Examples:
@@ -117,6 +121,8 @@ def generate(
         request: str | list[dict[str, str]] = text
         if chat:
             request = [*messages, {"role": "user", "content": text}]
+            if not is_given("max_tokens") and sampling.max_tokens == Sampling.max_tokens:
+                sampling = replace(sampling, max_tokens=None)  # an answer ends by itself
         return _answer(llm, request, sampling, options | {"image": image})
 
 
@@ -159,6 +165,9 @@ def _answer(
         print_json(answer_json(llm, result, sampling.logprobs is not None))
     elif not result.text.endswith("\n"):
         click.echo()
+    at_screen = sys.stderr is not None and sys.stderr.isatty() and not options["as_json"]
+    if at_screen and result.text and (why := _cut(llm, result)):
+        click.echo(why, err=True)
     if result.reasoning and not result.text and result.finish_reason == "length":
         click.echo(
             f"Note: the reasoning used all {result.stats.n_generated:,} tokens, so there is no "
@@ -170,6 +179,16 @@ def _answer(
     if result.logprobs and not options["as_json"]:
         click.echo(logprob_lines(llm, result), err=True)
     return 130 if result.finish_reason == "cancelled" else 0
+
+
+def _cut(llm: LLM, result: Completion) -> str:
+    """Return why an answer did not end by itself; nothing if it did, or if the user set -n."""
+    n, n_prompt, n_ctx = result.stats.n_generated, result.stats.n_prompt, llm.n_ctx
+    if result.finish_reason != "length":
+        return ""
+    if n_prompt + n >= n_ctx:
+        return f"(cut: the context of {n_ctx:,} tokens is full: --ctx {2 * n_ctx} for more)"
+    return "" if is_given("max_tokens") else f"(cut after {n:,} tokens: -n -1 for all)"
 
 
 # Seconds without data from a pipe before a note says what the command waits for.

@@ -322,7 +322,6 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     if not given["dry_sequence_breakers"]:
         del given["dry_sequence_breakers"]
     asked = Sampling(**given)
-    source = click.get_current_context().get_parameter_source
     model, models_file = options["model"], options["models_file"]
     entry = default_model(models_file).entry if model is None else resolve(model, models_file)
     return replace(
@@ -330,9 +329,15 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
         **{
             name: value
             for name, value in entry.sampling.items()
-            if source(SAMPLING_PARAMETERS.get(name, name)) in (None, ParameterSource.DEFAULT)
+            if not is_given(SAMPLING_PARAMETERS.get(name, name))
         },
     )
+
+
+def is_given(parameter: str) -> bool:
+    """Return whether the user set an option: as a word, in the environment or in a file."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source not in (None, ParameterSource.DEFAULT)
 
 
 def to_speculation(options: dict[str, Any]) -> Speculation:

@@ -85,6 +85,20 @@ def test_a_prompt_can_be_typed(terminal):
     assert plain(seen).endswith("xabcdefghijkl\n")
 
 
+def test_an_answer_that_was_cut_says_so(terminal):
+    _, seen = terminal("a", "-m", "ever.gguf", "--ctx", "1000")
+    assert plain(seen).endswith("\n(cut after 256 tokens: -n -1 for all)\n")
+    _, seen = terminal("a", "-m", "ever.gguf", "-n", "20")
+    assert "cut" not in plain(seen)
+    _, seen = terminal("a", "-m", "ever.gguf", "-n", "-1", "--ctx", "64")
+    assert plain(seen).endswith("\n(cut: the context of 64 tokens is full: --ctx 128 for more)\n")
+
+
+def test_an_answer_with_the_chat_template_ends_by_itself(terminal):
+    _, seen = terminal("a", "-m", "ever.gguf", "--chat", "--ctx", "400")
+    assert "the context of 400 tokens is full" in plain(seen)
+
+
 def test_ctrl_c(terminal):
     code, seen = terminal("a", "-m", "ever.gguf", "-n", "-1", "--ctx", "100000", until=b"ghijklabc")
     assert code == 130
