@@ -9,10 +9,11 @@ made from the tables. What the table of `load` does not check is left to
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 from .errors import InvalidOptionError, Option, OptionTypeError, Text
@@ -555,20 +556,60 @@ def check_types(**given: Any) -> None:
             raise wrong_type(name, value, one.allowed, one.hint)
 
 
-def refuse(others: Mapping[str, Any]) -> None:
-    """Raise an error for keyword arguments that a function lacks.
+# Option in other programs -> the same one here, where its name is not alike.
+_OTHER_NAMES = {
+    "ctx": "n_ctx", "context": "n_ctx", "context_length": "n_ctx", "num_ctx": "n_ctx",
+    "n_threads": "threads", "n_gpu_layers": "gpu_layers", "ngl": "gpu_layers",
+    "n_predict": "max_tokens", "num_predict": "max_tokens", "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens", "length": "max_tokens", "temp": "temperature",
+    "repetition_penalty": "repeat_penalty", "system_prompt": "system", "callback": "on_token",
+    "use_mmap": "mmap", "use_mlock": "mlock", "draft_model": "draft",
+}  # fmt: skip
+
+
+def no_such_option(name: str, value: object, known: Iterable[str]) -> OptionTypeError:
+    """Return the error for a keyword argument that a function lacks.
+
+    Args:
+        name: The keyword.
+        value: Its value.
+        known: The names that there are.
+    """
+    names = [*known]
+    near = difflib.get_close_matches(name, names, 1, 0.7)
+    near = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in names else near
+    elsewhere = LOADING if name in LOADING else REQUESTS if name in REQUESTS else ()
+    hint = f"did you mean {near[0]}?" if near else "see help() of the function for its arguments."
+    if elsewhere and not near:
+        hint = "it is an argument of gguf_spec.load."
+    return OptionTypeError(name, value, hint=hint, message=f"there is no argument {name!r}.")
+
+
+def with_options(
+    sampling: Sampling,
+    speculation: Speculation,
+    options: Mapping[str, Any],
+    known: Iterable[str] = (),
+) -> tuple[Sampling, Speculation]:
+    """Return the options of a request with single ones, which were given by keyword.
+
+    Args:
+        sampling: Its sampling options.
+        speculation: Its draft options.
+        options: Fields of `Sampling` and of `Speculation` with other values.
+        known: Other arguments of the function.
 
     Raises:
-        OptionTypeError: A keyword is an option of sampling or of drafts.
-        TypeError: There is no such option.
+        OptionTypeError: There is no such field, or it has another type.
+        InvalidOptionError: A value is not allowed.
     """
-    for name, value in others.items():
-        for owner, rules in (("Sampling", SAMPLING), ("Speculation", SPECULATION)):
-            if name in rules:
-                message = f"{name}={value!r} is an option of {owner}."
-                hint = f"write {owner.lower()}={owner}({name}={value!r})."
-                raise OptionTypeError(name, value, hint=hint, message=message)
-        raise TypeError(f"there is no argument {name!r}")
+    for name, value in options.items():
+        if name not in SAMPLING and name not in SPECULATION:
+            raise no_such_option(name, value, (*known, *SAMPLING, *SPECULATION))
+    if options:
+        sampling = replace(sampling, **{k: v for k, v in options.items() if k in SAMPLING})
+        speculation = replace(speculation, **{k: v for k, v in options.items() if k in SPECULATION})
+    return sampling, speculation
 
 
 def wrong_type(option: str, value: object, allowed: str, hint: str = "") -> OptionTypeError:

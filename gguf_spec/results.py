@@ -282,7 +282,10 @@ class Chunk:
         }
 
 
-@dataclass(frozen=True)
+_SHOWN = 60  # characters of a text in its `repr`
+
+
+@dataclass(frozen=True, repr=False)
 class Completion:
     """A finished generation.
 
@@ -309,6 +312,15 @@ class Completion:
     reasoning: str = ""
     stop_string: str | None = None
     accepted_text: tuple[tuple[str, bool], ...] = field(default=(), compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        n = self.stats.n_generated
+        return f"<{type(self).__name__} {text!r}: {n:,} tokens, {self.finish_reason}>"
 
     def _repr_html_(self) -> str:
         """Return the text for a notebook; accepted draft tokens are green."""

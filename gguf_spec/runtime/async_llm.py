@@ -80,6 +80,20 @@ class AsyncLLM(OfOneProcess):
         """
         return await self._complete(partial(self.llm.stream, prompt, sampling, **options))
 
+    async def ask(
+        self,
+        question: str,
+        sampling: Sampling | None = None,
+        *,
+        system: str | None = None,
+        think: bool | None = None,
+        **options: Any,
+    ) -> Completion:
+        """Answer one question, as `LLM.ask`; it raises what `generate` raises."""
+        if sampling is None and self.llm.sampling.max_tokens == Sampling.max_tokens:
+            options = {"max_tokens": None} | options
+        return await self.chat(system, think=think).send(question, sampling, **options)
+
     async def edit(
         self,
         text: str,

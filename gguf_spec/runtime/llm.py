@@ -5,13 +5,14 @@ They are in one file, because each uses the other.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,14 @@ from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder, Scorer
 from ..llama.head import Head
 from ..llama.model import Model
-from ..options import ARGUMENTS, Sampling, Speculation, check_types, refuse, well_formed
+from ..options import (
+    ARGUMENTS,
+    Sampling,
+    Speculation,
+    check_types,
+    well_formed,
+    with_options,
+)
 from ..results import (
     Chunk,
     Completion,
@@ -77,6 +85,7 @@ from .stream import Stream
 if TYPE_CHECKING:
     from ..edit import Edit
 
+_LOG = logging.getLogger(__name__)
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
 _ROLES = {"system", "user", "assistant"}
 _USER, _ASSISTANT = "User:", "Assistant:"  # role labels for models without a chat template
@@ -121,6 +130,7 @@ class LLM(OfOneProcess):
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._embedder: Embedder | None = None  # created with the first texts, as the next one
         self._scorer: Scorer | None = None
+        self._has_warned = False  # that `generate` answers no questions
         slots = [slot for one in pair.slots for slot in one.slots]
         self._kept = PrefixStore(prefix_memory, [one.recurrent for one in slots if one.recurrent])
         self._queue = (ParallelQueue if self.parallel > 1 else RequestQueue)(pair, self._kept)
@@ -147,7 +157,7 @@ class LLM(OfOneProcess):
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
-        **others: NoReturn,
+        **options: Any,
     ) -> Completion:
         """Continue a text or token ids, or answer messages, and return the complete result.
 
@@ -175,7 +185,8 @@ class LLM(OfOneProcess):
             chat_template_kwargs: For messages: variables of the chat template, such as
                 `{"reasoning_effort": "low"}`. The template must read them.
             reasoning: Separate the reasoning from the text; None does so for messages only.
-            others: None: options of sampling are fields of `Sampling`.
+            options: Fields of `Sampling` and `Speculation` for this request, such as
+                `temperature=0.2`.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
@@ -184,6 +195,12 @@ class LLM(OfOneProcess):
             BusyError: This thread has an open stream of this LLM.
         """
         stream: Stream | None = None
+        if self.prompt == "chat" and isinstance(prompt, str) and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "generate() continues a text, but %s answers messages: use ask(), or chat().",
+                self.name,
+            )
         try:
             stream = self.stream(
                 prompt,
@@ -199,7 +216,7 @@ class LLM(OfOneProcess):
                 think=think,
                 chat_template_kwargs=chat_template_kwargs,
                 reasoning=reasoning,
-                **others,
+                **options,
             )
             for _ in stream:
                 pass
@@ -225,7 +242,7 @@ class LLM(OfOneProcess):
         think: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning: bool | None = None,
-        **others: NoReturn,
+        **options: Any,
     ) -> Stream:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
@@ -233,26 +250,27 @@ class LLM(OfOneProcess):
         """
         if not self.generates:
             raise NoGenerationError(self.path, self._target.file.header.architecture)
-        refuse(others)
         check_types(
             sampling=sampling, speculation=speculation, images=images, echo=echo,
             stop_tokens=stop_tokens, on_token=on_token, on_prompt=on_prompt, reasoning=reasoning,
         )  # fmt: skip
-        target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
-        prompt, prefill = read_prompt(prompt), options.prefill
+        sampling, speculation = with_options(
+            sampling or self.sampling, speculation or self.speculation, options, ARGUMENTS
+        )
+        target, form = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
+        prompt, prefill = read_prompt(prompt), form.prefill
         # an empty sequence is token ids
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         if is_chat or isinstance(prompt, str):
             given, most = cast("str | Sequence[Message]", prompt), target.n_ctx - 1
-            tokens = encode(target, given, options, images=images, most=most)
+            tokens = encode(target, given, form, images=images, most=most)
         elif images:
-            check_text(options)
+            check_text(form)
             raise InvalidOptionError("images", len(images), "given with a text or with messages")
         else:
-            check_text(options)
+            check_text(form)
             tokens = with_images(cast("Sequence[int]", prompt), target)
-        sampling, more = sampling or self.sampling, tuple(stop_tokens)
-        if more:
+        if more := tuple(stop_tokens):
             sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
         separated = reasoning_format(target) if is_chat or reasoning else None
         if (budget := sampling.think_budget) is not None and separated is None:
@@ -261,7 +279,7 @@ class LLM(OfOneProcess):
         request = Request(
             tokens,
             sampling,
-            speculation or self.speculation,
+            speculation,
             on_token,
             prefill,
             shown if echo else "",
@@ -282,6 +300,7 @@ class LLM(OfOneProcess):
         sampling: Sampling | None = None,
         speculation: Speculation | None = None,
         max_tokens: int | None = None,
+        **options: Any,
     ) -> Edit:
         """Change a text as an instruction says, and say which of the changes are doubtful.
 
@@ -301,6 +320,7 @@ class LLM(OfOneProcess):
             sampling: Sampling options; None takes the most likely tokens.
             speculation: As for `generate`.
             max_tokens: Maximum length of what the model writes; None allows twice the old length.
+            options: Fields of `Sampling` and `Speculation`, as for `generate`.
 
         Raises:
             InvalidOptionError: The text or the instruction is empty, or `scope` names no part.
@@ -318,6 +338,7 @@ class LLM(OfOneProcess):
             prompt.limited(sampling or Sampling(temperature=0), max_tokens),
             prefill=prompt.prefill,
             speculation=speculation,
+            **options,
         )
         return plan.result(prompt.text_of(completion), completion)
 
@@ -351,8 +372,9 @@ class LLM(OfOneProcess):
         Raises:
             BusyError: This thread has an open stream of this LLM.
         """
-        known = {*signature(self.stream).parameters} - {"others"}
-        refuse({name: value for name, value in options.items() if name not in known})
+        known = {*signature(self.stream).parameters} - {"options"}
+        of_request = {name: value for name, value in options.items() if name not in known}
+        with_options(Sampling(), Speculation(), of_request, known)
         typed = {name: value for name, value in options.items() if name in ARGUMENTS}
         check_types(samplings=samplings, on_result=on_result, **typed)
         self._queue.check_thread()
@@ -360,6 +382,39 @@ class LLM(OfOneProcess):
         n_threads = checked_threads(self.parallel, max_parallel)
         begin = partial(self.stream, **options)
         return generate_many(begin, prompts, samplings, n_threads, on_result)
+
+    def ask(
+        self,
+        question: str,
+        sampling: Sampling | None = None,
+        *,
+        system: str | None = None,
+        images: Sequence[GivenImage] = (),
+        think: bool | None = None,
+        speculation: Speculation | None = None,
+        **options: Any,
+    ) -> Completion:
+        """Answer one question, with the chat template, and return the result.
+
+        `print(llm.ask("Why is the sky blue?"))` prints the answer. It ends by itself, or where the
+        context is full, unless `max_tokens` says otherwise. For a conversation there is `chat`.
+
+        Args:
+            question: The message of the user.
+            sampling: As for `generate`.
+            system: System message, or None.
+            images: As for `generate`.
+            think: As for `generate`.
+            speculation: As for `generate`.
+            options: As for `generate`.
+
+        Raises:
+            PromptTooLongError: The question does not fit into the context.
+        """
+        if sampling is None and self.sampling.max_tokens == Sampling.max_tokens:
+            options = {"max_tokens": None} | options
+        chat = self.chat(system, think=think)
+        return chat.send(question, sampling, images=images, speculation=speculation, **options)
 
     def generate_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
@@ -919,7 +974,7 @@ class Chat(OfOneProcess):
         *,
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
-        **others: NoReturn,
+        **options: Any,
     ) -> Completion:
         """Send a message and return the complete answer.
 
@@ -928,14 +983,14 @@ class Chat(OfOneProcess):
             sampling: Sampling options of this answer; None for those of the chat.
             images: Images before the text, as for `LLM.generate`. Later turns keep them.
             speculation: Draft options; None for those of the LLM.
-            others: None: options of sampling are fields of `Sampling`.
+            options: Fields of `Sampling` and `Speculation` for this answer.
 
         Raises:
             PromptTooLongError: The conversation does not fit into the context. It is unchanged.
         """
         turn: Turn | None = None
         try:
-            turn = self.stream(text, sampling, images=images, speculation=speculation, **others)
+            turn = self.stream(text, sampling, images=images, speculation=speculation, **options)
             for _ in turn:
                 pass
         except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
@@ -952,26 +1007,35 @@ class Chat(OfOneProcess):
         images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
-        **others: NoReturn,
+        **options: Any,
     ) -> Turn:
         """Send a message and return an iterator over the answer.
 
         The text generated until the turn ends or is closed becomes part of the conversation. During
         the prefill of the question, `on_prompt` is called as for `LLM.generate`.
         """
-        refuse(others)
-        check_types(text=text, images=images, sampling=sampling)
+        check_types(text=text, images=images, sampling=sampling, speculation=speculation)
+        sampling, speculation = self._options(sampling, speculation, options)
         content = with_image_parts(text, images) if images else text
         return self._ask(content, sampling, speculation, on_prompt)
+
+    def _options(
+        self,
+        sampling: Sampling | None,
+        speculation: Speculation | None,
+        options: Mapping[str, Any],
+    ) -> tuple[Sampling, Speculation]:
+        speculation = speculation or self._llm.speculation
+        known = ("images", "on_prompt")
+        return with_options(sampling or self._sampling, speculation, options, known)
 
     def _ask(
         self,
         content: str | list[dict[str, Any]],
-        sampling: Sampling | None,
-        speculation: Speculation | None,
+        sampling: Sampling,
+        speculation: Speculation,
         on_prompt: OnProgress | None,
     ) -> Turn:
-        sampling = sampling or self._sampling
         if not self._llm.has_chat_template:
             sampling = replace(sampling, stop=(*sampling.stop, f"\n{_USER}"))
         messages = [*self.messages, {"role": "user", "content": content}]
@@ -1011,13 +1075,17 @@ class Chat(OfOneProcess):
         *,
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
+        **options: Any,
     ) -> Turn:
         """Send the last question again, with a new seed unless the sampling options set one.
+
+        The arguments are those of `stream`.
 
         Raises:
             NoQuestionError: The conversation has no question.
         """
-        check_types(sampling=sampling)
+        check_types(sampling=sampling, speculation=speculation)
+        sampling, speculation = self._options(sampling, speculation, options)
         before, last = list(self.messages), self._last_question
         if last is None:
             raise NoQuestionError

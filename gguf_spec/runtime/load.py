@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from ..errors import (
     GgufSpecError,
@@ -29,7 +29,17 @@ from ..llama.model import Model
 from ..llama.options import Adapter, AdapterFile, ContextOptions, adapters, read_placement
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
-from ..options import K_MAX, Sampling, Speculation, check_types, checked
+from ..options import (
+    ARGUMENTS,
+    K_MAX,
+    LOADING,
+    REQUESTS,
+    Sampling,
+    Speculation,
+    check_types,
+    checked,
+    no_such_option,
+)
 from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
@@ -86,6 +96,7 @@ def load(
     progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
+    **others: Any,
 ) -> LLM:
     """Load a model, and a draft.
 
@@ -160,6 +171,7 @@ def load(
         on_measure: Called before the pass costs of these models are measured: once per machine, and
             again at the next load if other programs disturbed it.
         verbose: Write llama.cpp's log to stderr.
+        others: None: an argument that does not exist is an `OptionTypeError` with the nearest name.
 
     A model that only computes embeddings has no draft and one slot, and generates nothing.
 
@@ -171,6 +183,8 @@ def load(
         WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
+    for name, value in others.items():
+        raise no_such_option(name, value, {*LOADING, *REQUESTS, *ARGUMENTS})
     check_types(
         draft=None if isinstance(draft, Entry) else draft, speculation=speculation,
         flash_attention=flash_attention, kv_type=kv_type,

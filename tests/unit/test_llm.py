@@ -658,9 +658,14 @@ def test_a_value_of_another_type_is_named(llm, call, name):
         (lambda llm: llm.generate([True]), "prompt[0] is True (bool) but must be a token id.", ""),
         (lambda llm: llm.generate({1}), "prompt is {1} (set) but must be", ""),
         (lambda llm: llm.generate("a", {"temperature": 0}), "sampling is {'temperature': 0} (dict) but must be a Sampling or None.", "write Sampling("),
-        (lambda llm: llm.generate("a", temperature=0), "temperature=0 is an option of Sampling.", "write sampling=Sampling(temperature=0)."),
-        (lambda llm: llm.generate_many(["a"], k=3), "k=3 is an option of Speculation.", "write speculation=Speculation(k=3)."),
-        (lambda llm: llm.chat().send("a", max_tokens=3), "max_tokens=3 is an option of Sampling.", ""),
+        (lambda llm: llm.generate("a", temprature=0), "there is no argument 'temprature'.", "did you mean temperature?"),
+        (lambda llm: llm.generate("a", n_ctx=64), "there is no argument 'n_ctx'.", "it is an argument of gguf_spec.load."),
+        (lambda llm: llm.generate_many(["a"], n_predict=3), "there is no argument 'n_predict'.", "did you mean max_tokens?"),
+        (lambda llm: llm.chat().send("a", temp=3), "there is no argument 'temp'.", "did you mean temperature?"),
+        (lambda llm: llm.ask("a", bananas=3), "there is no argument 'bananas'.", "see help()"),
+        (lambda _: gguf_spec.load("tales", ctx=64), "there is no argument 'ctx'.", "did you mean n_ctx?"),
+        (lambda _: gguf_spec.load("tales", thread=1), "there is no argument 'thread'.", "did you mean threads?"),
+        (lambda _: gguf_spec.load("tales", n_gpu_layers=1), "there is no argument 'n_gpu_layers'.", "did you mean gpu_layers?"),
         (lambda llm: llm.generate("a", speculation=5), "speculation is 5 (int) but must be a Speculation or None.", "write Speculation(k=8)."),
         (lambda llm: llm.generate_many(["a", None]), "prompts[1] is None but must be a text", ""),
         (lambda llm: llm.generate_many(b"a"), "prompts is b'a' (bytes) but must be a list of prompts", "one prompt as a list of one"),
@@ -720,3 +725,38 @@ def test_ids_may_be_numbers_of_numpy(llm, of):
 def test_no_option_of_a_request_is_an_argument_of_generate():
     names = {*inspect.signature(LLM.generate).parameters}
     assert names & {*SAMPLING, *SPECULATION} <= {"stop_tokens"}
+
+
+def test_options_of_a_request_by_keyword(llm):
+    """They are those of Sampling and Speculation, and go before a given Sampling."""
+    asked = Sampling(temperature=0, max_tokens=5)
+    whole = llm.generate("abc", asked)
+    assert llm.generate("abc", temperature=0, max_tokens=5, k=0).text == whole.text
+    assert llm.generate("abc", asked, max_tokens=2).tokens == whole.tokens[:2]
+    with llm.stream("abc", temperature=0, max_tokens=2) as stream:
+        assert [token for chunk in stream for token in chunk.tokens] == [*whole.tokens[:2]]
+    assert [one.tokens for one in llm.generate_many(["abc"], temperature=0, max_tokens=2)] == [whole.tokens[:2]]  # fmt: skip
+    with pytest.raises(InvalidOptionError, match="temperature is -1"):
+        llm.generate("abc", temperature=-1)
+    chat = llm.chat()
+    answer = chat.send("a", temperature=0, max_tokens=3)
+    assert answer.stats.n_generated == 3
+    assert llm.chat().send("a", Sampling(temperature=0, max_tokens=3)).text == answer.text
+
+
+def test_a_question_is_answered_to_its_end(llm):
+    assert llm.ask("a", temperature=0, max_tokens=3).stats.n_generated == 3
+    end = llm.ask("a", temperature=0)
+    assert end.finish_reason != "length" or end.stats.n_prompt + end.stats.n_generated >= llm.n_ctx
+    assert str(end) == end.text
+    assert len(repr(end)) < 150 and "stats" not in repr(end)
+
+
+def test_a_text_for_a_model_that_answers_messages_is_said_once(llm, caplog):
+    llm.prompt = "chat"
+    for _ in range(2):
+        llm.generate("a", max_tokens=1)
+    llm.generate([1], max_tokens=1)
+    assert [one.getMessage() for one in caplog.records if "ask()" in one.getMessage()] == [
+        f"generate() continues a text, but {llm.name} answers messages: use ask(), or chat()."
+    ]
