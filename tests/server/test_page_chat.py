@@ -261,9 +261,9 @@ class TestWhyFast:
 class TestFullContext:
     def test_old_turns_are_left_out_with_a_note(self, page):
         page.set(max_tokens=1000)
-        page.fake(*(pieces("word " * 100, prompt_tokens=n) for n in (220, 660, 700)))
+        page.fake(*(pieces("word " * 200, prompt_tokens=n) for n in (420, 1040, 1040)))
         for n in range(3):
-            page.answer(f"{n} " + "long " * 100)
+            page.answer(f"{n} " + "long " * 400)
         sent = page.asked()
         assert [len(one["messages"]) for one in sent[:2]] == [1, 3]
         assert len(sent[2]["messages"]) == 3
@@ -271,6 +271,17 @@ class TestFullContext:
         assert sent[2]["messages"][-1]["content"].startswith("2 ")
         assert "context of 2,048 tokens is full" in page.text(".divider")
         assert page.count(".question") == 3, "they are still there to read"
+
+    def test_a_short_question_does_not_make_later_ones_look_long(self, page):
+        """Its prompt is mostly the template's, so a token seemed to have few characters: the conversation was dropped."""
+        page.fake(pieces("a", prompt_tokens=60), pieces("b", prompt_tokens=400), pieces("c"))
+        page.answer("Hi.")
+        page.answer("Look: " + "once upon a time there was a fox. " * 60)
+        assert len(page.asked()[1]["messages"]) == 3
+        assert page.count(".divider") == 0
+        assert page.text("#fill") == "402 of 2,048"
+        page.answer("And?")
+        assert len(page.asked()[2]["messages"]) == 5
 
     def test_the_server_decides_what_fits(self, page):
         page.fake(pieces("a"), pieces("b"), TOO_LONG, pieces("c"))

@@ -64,6 +64,15 @@ export async function readModels() {
   }));
 }
 
+/** Return the number of tokens of messages; null if the server does not say it. */
+export async function countTokens(model, messages) {
+  const [first, ...others] = messages;
+  const body = first.role === "system" ? { system: first.content, messages: others } : { messages };
+  const options = { method: "POST", body: JSON.stringify({ model, ...body }) };
+  const response = await request("v1/messages/count_tokens", options).catch(() => null);
+  return response ? (await response.json()).input_tokens : null;
+}
+
 /** Send a chat request; call `take` with each piece of the answer. */
 export async function streamChat(fields, signal, take) {
   const body = JSON.stringify({

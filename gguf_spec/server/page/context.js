@@ -2,6 +2,7 @@
 
 const DEFAULT_CHARS = 3; // characters of a token, before the server has counted any
 const REFILL = 0.7; // share of the room that is used after old turns were left out
+const SURE = 0.5; // share of the room up to which an estimate needs no count
 
 /** Return the messages to send, in OpenAI's format. */
 export function toRequest(conversation, system) {
@@ -31,18 +32,23 @@ export function charsOf(messages) {
 }
 
 /**
- * Return the index of the first message to send, so that the conversation and the answer are likely
- * to fit into the context. Old turns are left out from the beginning, never the last question.
+ * Return the index of the first message to send, so that the conversation and the answer fit into
+ * the context. Old turns are left out from the beginning, never the last question, and only if the
+ * server counted too many tokens.
  *
  * @param {number} room tokens for the messages; null if it is not known
+ * @param {(messages: object[]) => Promise<number | null>} count their tokens; null if that failed
  */
-export function firstThatFits(conversation, system, room) {
+export async function firstThatFits(conversation, system, room, count) {
   const { messages } = conversation;
-  const perToken = charsPerToken(messages);
-  const tokens = (start) =>
-    charsOf(toRequest({ ...conversation, start }, system)) / perToken;
+  const chars = (start) => charsOf(toRequest({ ...conversation, start }, system));
   let { start } = conversation;
-  if (room === null || tokens(start) <= room) return start;
+  let perToken = charsPerToken(messages);
+  if (room === null || chars(start) / perToken <= SURE * room) return start;
+  const counted = await count(toRequest(conversation, system));
+  if (counted) perToken = chars(start) / counted;
+  const tokens = (from) => chars(from) / perToken;
+  if (tokens(start) <= room) return start;
   while (start < lastQuestion(messages) && tokens(start) > REFILL * room) {
     start = nextQuestion(messages, start);
   }

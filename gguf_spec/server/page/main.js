@@ -1,7 +1,7 @@
 /** The chat page: what happens when its user does something. */
 
 import { Answer } from "./answer.js";
-import { readModels, setKey } from "./api.js";
+import { countTokens, readModels, setKey } from "./api.js";
 import { Composer } from "./composer.js";
 import { charsPerToken, firstThatFits, shortened, startLater, toRequest } from "./context.js";
 import { Conversations, currentId, newConversation, setCurrentId, titleOf }
@@ -10,7 +10,7 @@ import { $, announce, asCount, goToEnd, isAtEnd, keepingTheEnd, plural } from ".
 import { openDrawer } from "./drawer.js";
 import { connectMenu, exportAll } from "./menu.js";
 import { summaryOf } from "./message.js";
-import { showModels } from "./models.js";
+import { showFill, showModels } from "./models.js";
 import { clearNotices, showNotice, showTrouble } from "./notices.js";
 import { SettingsForm } from "./settings.js";
 import { showList } from "./sidebar.js";
@@ -97,7 +97,9 @@ class Page {
     const { conversation, settings, model } = this;
     const { system } = settings.values;
     const fields = settings.fields(model);
-    conversation.start = firstThatFits(conversation, system, settings.room(model));
+    const count = (messages) => countTokens(model.id, messages);
+    conversation.start = await firstThatFits(conversation, system, settings.room(model), count);
+    if (conversation !== this.conversation || this.answer) return; // the user went elsewhere
     this.keep();
     let trouble;
     do {
@@ -319,6 +321,7 @@ messages will be gone when the page is closed.", actions);
 
   show() {
     this.thread.show(this.conversation, this.model?.n_ctx);
+    showFill(this.conversation, this.model);
     document.title = `${titleOf(this.conversation)} – gguf-spec`;
   }
 

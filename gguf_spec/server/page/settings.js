@@ -107,7 +107,7 @@ export class SettingsForm {
   /** Return how many tokens are left for the messages; null if it is not known. */
   room(model) {
     if (!model.n_ctx) return null;
-    return model.n_ctx - Math.min(this.mostTokens(model) ?? Infinity, Math.ceil(model.n_ctx / 2));
+    return model.n_ctx - Math.min(this.mostTokens(model) ?? Infinity, Math.ceil(model.n_ctx / 4));
   }
 
   /** Show the facts about a model. */
