@@ -116,6 +116,7 @@ def doctor(
         installation.memory(),
         installation.disk(),
         installation.cache(),
+        installation.history(),
         models.hub_cache(),
         models.models_file(models_file),
     ]

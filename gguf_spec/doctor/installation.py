@@ -23,7 +23,14 @@ from ..llama import openmp as openmp_module
 from ..llama import structures
 from ..llama.backend import features_of
 from ..llama.options import ContextOptions, physical_cores
-from ..system.files import CACHE_FOLDERS, cache_file, cache_folder, read_json, write_json
+from ..system.files import (
+    CACHE_FOLDERS,
+    cache_file,
+    cache_folder,
+    read_json,
+    state_folder,
+    write_json,
+)
 from ..system.limits import memory_limits, processor_limit
 from ..system.machine import available_bytes, format_bytes, total_bytes
 
@@ -401,6 +408,20 @@ def memory() -> Check:
     if free < _LITTLE_MEMORY:
         return Check("memory", "warn", found, "close other programs.")
     return Check("memory", "ok", found)
+
+
+def history() -> Check:
+    """Say what is kept of the chats at this terminal."""
+    folder = state_folder()
+    n = len([*(folder / "chats").glob("*.json")])
+    typed = folder / "chat-history"
+    n_bytes = sum(file_sizes([folder / "chats"]))
+    n_bytes += typed.stat().st_size if typed.is_file() else 0
+    found = (
+        f"{n:,} chat{'' if n == 1 else 's'} and typed lines in {folder}, {format_bytes(n_bytes)}"
+    )
+    more = "; `gguf-spec chat --forget` removes them, --no-history keeps none"
+    return Check("history", "ok", found + more if n_bytes else "nothing of a chat is kept")
 
 
 def disk() -> Check:

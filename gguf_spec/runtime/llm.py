@@ -913,6 +913,7 @@ class Chat(OfOneProcess):
             chat template reads it.
         think: Whether the model reasons before its next answers; None leaves it to the template.
         last: The last answer with its statistics, or None.
+        extra: Data of the program as JSON, which `save` and `restore` keep with the conversation.
     """
 
     def __init__(
@@ -932,6 +933,7 @@ class Chat(OfOneProcess):
         self.messages: list[dict[str, Any]] = []
         self.think = think
         self.last: Completion | None = None
+        self.extra: dict[str, Any] = {}
         self.system = system
 
     def __repr__(self) -> str:
@@ -1067,6 +1069,7 @@ class Chat(OfOneProcess):
         think = self.think if llm.can_think else None
         other = Chat(llm, sampling=self._sampling, overflow=self._overflow, think=think)
         other.messages[:] = [dict(one) for one in self.messages]
+        other.extra = dict(self.extra)
         return other
 
     def retry(
@@ -1119,7 +1122,7 @@ class Chat(OfOneProcess):
         Raises:
             SessionError: The file cannot be written.
         """
-        self._llm.save_session(path, {"messages": self.messages})
+        self._llm.save_session(path, {"messages": self.messages, "extra": self.extra})
 
     def restore(self, path: str | Path) -> str:
         """Load a saved conversation.
@@ -1137,6 +1140,8 @@ class Chat(OfOneProcess):
         if not isinstance(messages, list) or not all(_is_message(one) for one in messages):
             raise SessionError(f"{path} does not contain a conversation.")
         self.messages[:] = messages
+        extra = data.get("extra")
+        self.extra = extra if isinstance(extra, dict) else {}
         self.last = None
         return why
 

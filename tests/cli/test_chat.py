@@ -553,8 +553,8 @@ def test_copy_needs_an_answer_and_a_clipboard(chat, tmp_path):
 
 
 @pytest.mark.parametrize(("typed", "hint"), [
-    ("/exit", "did you mean /quit?"), ("/temp 0", "did you mean /set?"), ("/rese", "/help lists them."),
-    ("/und", "/help lists them."), ("/clear", "/help lists them."), ("/sav", "did you mean /save?"), ("/read x", "did you mean /file?"),
+    ("/leave", "did you mean /quit?"), ("/temp 0", "did you mean /set?"), ("/rese", "/help lists them."),
+    ("/und", "/help lists them."), ("/history", "did you mean /chats?"), ("/sav", "did you mean /save?"), ("/read x", "did you mean /file?"),
 ])  # fmt: skip
 def test_hints_never_remove_anything(chat, typed, hint):
     code, _, err = seen(chat([typed]))
@@ -580,3 +580,45 @@ def test_models_are_closed_if_the_chat_cannot_begin(monkeypatch):
     with pytest.raises(GgufSpecError, match="no chat template"):
         loop.ChatLoop(options)
     assert llm.closed
+
+
+def test_words_of_other_programs(chat):
+    code, out, err = seen(chat(["hello", "/clear", "/bye", "never read"]))
+    assert (code, out) == (0, f"{SAYS}\n")
+    assert "All messages were removed." in err
+
+
+def test_a_session_keeps_the_changed_options(chat, tmp_path):
+    file = tmp_path / "talk.session"
+    assert seen(chat(["hello", "/set max_tokens 3", '/set stop "x y"', f"/save {file}"]))[0] == 0
+    code, out, err = seen(chat(["/set max_tokens", "again"], "--load", file))
+    assert (code, out) == (0, "abc\n")
+    assert "3 (changed)" in err
+
+
+def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
+    from gguf_spec.cli.chat import kept
+    from gguf_spec.errors import SessionError
+
+    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    chats = kept.KeptChats()
+    assert chats.listed() == "No chat is kept yet."
+    with pytest.raises(SessionError, match="no chat is kept"):
+        chats.number(1)
+    image = [
+        {"type": "text", "text": "look"},
+        {"type": "image_url", "image_url": {"url": "data:x"}},
+    ]
+    chats.write([{"role": "user", "content": image}, {"role": "assistant", "content": "\ud800"}], "m", {"k": 3})  # fmt: skip
+    (one,) = chats.newest()
+    assert (one.title, one.model, one.settings) == ("look [image]", "m", {"k": 3})
+    assert one.messages[0]["content"] == "look [image]"
+    for text in ("", "{", "[]", '{"conversations": [{}]}', '{"conversations": [{"messages": 5}]}'):
+        (tmp_path / "chats" / "0.json").write_text(text)
+        assert len(chats.newest()) == 1
+    with pytest.raises(SessionError, match="there is no chat 2"):
+        chats.number(2)
+    monkeypatch.setattr(kept, "atomic_write", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))  # fmt: skip
+    chats.write(one.messages, "m", {})
+    assert "the chat is not kept" in chats.problem and "No space left" in chats.problem
+    assert kept.forget()[0] == 2

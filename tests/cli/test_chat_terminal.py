@@ -1,5 +1,6 @@
 """`gguf-spec chat` at a terminal, which tmux plays."""
 
+import json
 import os
 import re
 import shlex
@@ -488,3 +489,54 @@ def test_another_model_and_options(terminal, work):
     terminal.see("temperature           0.5 (changed)")
     terminal.type("C-d")
     assert terminal.end() == 0
+
+
+@pytest.mark.full
+def test_chats_are_kept_and_continued(terminal, home):
+    terminal.begin()
+    terminal.ask("first question")
+    terminal.ask("/set temperature 0.5")
+    terminal.ask("second question")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+    (file,) = (home / "gguf-spec" / "chats").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    data = json.loads(file.read_text())
+    assert data["format"] == "gguf-spec-conversations"  # the page imports it
+    (chat,) = data["conversations"]
+    assert chat["title"] == "first question"
+    assert [one["role"] for one in chat["messages"]] == ["user", "assistant"] * 2
+    terminal.begin("-c")
+    seen = terminal.screen()
+    assert "Chat of 4 messages: first question" in seen and "You: second question" in seen
+    assert "0.5 (changed)" in terminal.ask("/set temperature")
+    terminal.ask("third")
+    assert len(json.loads(file.read_text())["conversations"][0]["messages"]) == 6
+    terminal.type("/exit", "Enter")
+    assert terminal.end() == 0
+    terminal.begin()
+    terminal.ask("another chat")
+    assert "  2  " in terminal.ask("/chats") and "first question" in terminal.screen()
+    assert "Chat of 6 messages" in terminal.ask("/load 2")
+    terminal.ask("/clear")
+    terminal.ask("begun anew")
+    assert len([*file.parent.iterdir()]) == 3
+    assert len(json.loads(file.read_text())["conversations"][0]["messages"]) == 6
+
+
+@pytest.mark.full
+def test_no_history_keeps_nothing_and_forget_removes_all(terminal, home, here):
+    terminal.begin("--no-history")
+    terminal.ask("a secret")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+    assert not home.exists() or not [one for one in home.rglob("*") if "chat" in one.name]
+    terminal.begin()
+    terminal.ask("not a secret")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+    result = here("chat", "--forget", env={"XDG_STATE_HOME": str(home)})
+    assert result.returncode == 0, result.stderr
+    assert b"1 chat and the typed lines were removed" in result.stderr
+    assert not [one for one in home.rglob("*") if one.is_file() and "chat" in str(one)]

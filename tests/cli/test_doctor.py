@@ -23,7 +23,7 @@ def test_what_it_shows(here):
     assert all(shown)
     names = [match[2] for match in shown]
     assert names[0].split()[0] == "Python"
-    assert len(names) == 23
+    assert len(names) == 24
     assert "fast kernels" in names
     assert lines[-2] == ""
     assert lines[-1].startswith(("No problem was found.", "Could be better: "))

@@ -43,6 +43,7 @@ def machine(monkeypatch, tmp_path):
     """A machine without faults: only llama.cpp is that of the real machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
     monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "")
     monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx2")])
@@ -93,7 +94,7 @@ def test_all_checks_pass():
     diagnosis = doctor(options=OPTIONS)
     assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
     assert [one.name for one in diagnosis.checks] == [
-        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
+        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "history", "hub cache",
         "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "exact passes", "costs",
     ]  # fmt: skip
     assert (diagnosis.ok, diagnosis.sentence) == (True, "No problem was found.")
@@ -885,3 +886,14 @@ def test_a_file_with_a_hash_in_models_yaml(files, tmp_path):
     for known, status in ((digest, "ok"), ("0" * 64, "fail")):
         entry = SimpleNamespace(parts=(Part("one.gguf", None, known),))
         assert contents("target file", header, entry).status == status
+
+
+def test_what_is_kept_of_chats(tmp_path):
+    assert check("history").found == "nothing of a chat is kept"
+    chats = tmp_path / "state" / "gguf-spec" / "chats"
+    chats.mkdir(parents=True)
+    (chats / "1.json").write_text("x" * 1000)
+    (chats.parent / "chat-history").write_text("y" * 24)
+    assert check("history").found.startswith(
+        f"1 chat and typed lines in {chats.parent}, 1,024 bytes; "
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ...models import format_bytes
 from ..command import CONTROL, Command, file_option, flag, option
 from ..generate import check_images, image_option
 from ..options import model_options, sampling_options, speculation_options, think_options
@@ -36,7 +37,11 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 )
 @file_option("--load", "Continue a saved conversation.")
 @file_option("--save", "Save the conversation at the end.")
-@option("--history/--no-history", "Save the typed lines for later chats.", default=True)
+@flag("-c --continue continued", "Continue the last chat.")
+@option(
+    "--history/--no-history", "Keep the chat, and the typed lines for later chats.", default=True
+)
+@flag("--forget", "Remove all chats and typed lines that are kept.")
 @think_options
 @flag("--show-draft", "Show accepted draft tokens in green.")
 @flag(
@@ -51,6 +56,7 @@ def chat(**options: Any) -> int:
     Examples:
       gguf-spec chat
       gguf-spec chat -m smollm2 --system "Answer briefly."
+      gguf-spec chat -c
       gguf-spec chat --save talk.session
       gguf-spec chat --load talk.session --overflow shift
       printf '%s\\n' "Tell me a story about a fox." "And of a crow." | gguf-spec chat --json
@@ -58,8 +64,16 @@ def chat(**options: Any) -> int:
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
     from ...errors import SessionError
-    from .loop import ChatLoop, PipeUI, Signals, load, save
+    from .kept import KeptChats, forget
+    from .loop import ChatLoop, PipeUI, Signals
 
+    if options["forget"]:
+        n_chats, n_bytes = forget()
+        chats = "1 chat" if n_chats == 1 else f"{n_chats:,} chats"
+        click.echo(f"{chats} and the typed lines were removed ({format_bytes(n_bytes)}).", err=True)
+        return 0
+    if options["continued"] and options["load"]:
+        raise click.UsageError("--continue and --load cannot be combined.")
     path = options["save"]
     if path and (path.is_dir() or not path.absolute().parent.is_dir()):
         why = "it is a folder" if path.is_dir() else "its folder does not exist"
@@ -67,7 +81,9 @@ def chat(**options: Any) -> int:
         raise SessionError(fact, "name a file in an existing folder.")
     check_images(options["image"], options)
     with contextlib.closing(ChatLoop(options)) as loop:
-        loaded = load(loop.chat, options["load"]) if options["load"] else ""
+        loaded = loop.load(options["load"]) if options["load"] else ""
+        if options["continued"]:
+            loaded = loop.resume()
         if options["system"]:  # replaces the system message of the loaded conversation
             loop.chat.system = options["system"]
         if loop.chat.note:
@@ -81,13 +97,15 @@ def chat(**options: Any) -> int:
 
             ui = TerminalUI(loop.llm, loop.chat, options["show_draft"], options["history"])
             ui.show_thinking = not options["hide_thinking"]
+            if options["history"]:
+                loop.kept = loop.kept or KeptChats()
         with Signals(keep_on=not in_pipe) as signals:
             try:
                 ui.begin(loaded)
                 loop.follow(ui, signals)
             finally:
                 if path and loop.chat.messages:
-                    message = save(loop.chat, path)
+                    message = loop.save(path)
                     with contextlib.suppress(OSError):  # the terminal may be closed
                         click.echo(message.translate(CONTROL), err=True)
         return signals.code or ui.code

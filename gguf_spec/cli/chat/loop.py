@@ -46,6 +46,7 @@ from ..output import (
     write,
 )
 from ..text_file import MOST_BYTES, TextFile
+from .kept import KeptChats
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Sampling, Speculation, Turn
@@ -66,21 +67,25 @@ COMMANDS = {
     "/draft": ("[on|off|show|hide]", "switch speculation, or the colour of accepted drafts"),
     "/think": ("[on|off|show|hide]", "switch reasoning, or its display"),
     "/save": ("[FILE]", "save the conversation and the caches of both models"),
-    "/load": ("FILE", "continue a saved conversation"),
+    "/load": ("FILE|N", "continue a saved conversation, or one of /chats"),
+    "/chats": ("", "list the chats that are kept"),
     "/quit": ("", "leave the chat, as Ctrl-D does"),
 }
 # Command of another program -> the command for that.
 _MEANT = {
     **dict.fromkeys(("/?", "/h", "/commands"), "/help"),
-    **dict.fromkeys(("/bye", "/exit", "/q", "/leave"), "/quit"),
+    **dict.fromkeys(("/q", "/leave"), "/quit"),
     **dict.fromkeys(("/temperature", "/temp", "/seed", "/parameter", "/option"), "/set"),
     **dict.fromkeys(("/read", "/open", "/attach", "/paste"), "/file"),
     **dict.fromkeys(("/picture", "/photo", "/img"), "/image"),
     **dict.fromkeys(("/regen", "/regenerate", "/again"), "/retry"),
     **dict.fromkeys(("/models", "/switch"), "/model"),
+    **dict.fromkeys(("/history", "/list", "/sessions", "/resume", "/continue"), "/chats"),
     **dict.fromkeys(("/show", "/info", "/usage"), "/stats"),
     **dict.fromkeys(("/clip", "/clipboard", "/yank"), "/copy"),
 }
+# Words of other programs that are the same command here.
+_ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/new": "/reset"}
 # Arguments of /draft and /think.
 SWITCHES = ("on", "off", "show", "hide")
 # Mark before and after a message of several lines.
@@ -173,6 +178,7 @@ class ChatLoop:
         llm: The models, which `close` closes; /model replaces them.
         chat: The conversation; /model replaces it.
         images: Files of images for the next message.
+        kept: The chats that are kept as text; None if this one is not.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -181,6 +187,7 @@ class ChatLoop:
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
         self.images: list[Path] = [*options["image"]]
+        self.kept: KeptChats | None = None
         self._place: Path | None = options["save"] or options["load"]
         sampling = to_sampling(options)
         self.llm = load_models(options, self._loaded_with)
@@ -249,6 +256,7 @@ class ChatLoop:
                 self._send(text)
             return
         name, rest = command[1].lower(), (command[2] or "").strip()
+        name = _ALIASES.get(name, name)
         if name not in COMMANDS:
             near = nearest(name, COMMANDS, _MEANT)
             hint = f"did you mean {near}?" if near else "/help lists them."
@@ -278,6 +286,34 @@ class ChatLoop:
                 self._ui.say(f"Note: the context was full, so the oldest {oldest} dropped.")
             bar.begin(turn.stats.n_prompt)
             self._ui.answer(turn, bar)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.kept and any(one["role"] == "assistant" for one in self.chat.messages):
+            self.kept.write(self.chat.messages, self.llm.name, self._settings.to_dict())
+            if self.kept.problem:
+                self._ui.say(self.kept.problem)
+                self.kept.problem = ""
+
+    def resume(self, n: int = 1) -> str:
+        """Continue a chat that is kept, by its number; return its description.
+
+        Raises:
+            SessionError: There is no such chat.
+        """
+        self.kept = self.kept or KeptChats()
+        one = self.kept.number(n)
+        self.chat.messages[:] = one.messages
+        self.chat.last = None
+        self._settings.restore(one.settings)
+        self._place, self._n_retries = None, 0
+        lines = [f"Chat of {_count(self.chat)}: {one.title}"]
+        if one.model != self.llm.name:
+            lines.append(f"Note: it was with {one.model}; {self.llm.name} answers now.")
+        return "\n".join([*lines, *_last_messages(self.chat)])
+
+    def _chats(self, _rest: str) -> str:
+        return (self.kept or KeptChats()).listed()
 
     def _help(self, _rest: str) -> str:
         rows = [(f"{name} {argument}", text) for name, (argument, text) in COMMANDS.items()]
@@ -368,6 +404,8 @@ class ChatLoop:
 
     def _reset(self, _rest: str) -> str:
         self.chat.reset()
+        if self.kept:
+            self.kept.begin()  # what was said stays in its file
         kept = " The system message is kept." if self.chat.system else ""
         return f"All messages were removed.{kept}"
 
@@ -451,17 +489,39 @@ class ChatLoop:
         path = _path(rest) if rest else self._place
         if path is None:
             raise GgufSpecError("/save needs a file.", "name a file: /save talk.session.")
-        message = save(self.chat, path)
+        message = self.save(path)
         self._place = path
         return message
 
     def _load(self, rest: str) -> str:
         if not rest:
-            raise GgufSpecError("/load needs a file.", "name a file that /save wrote.")
+            raise GgufSpecError(
+                "/load needs a file or a number.", "name a file of /save, or a number of /chats."
+            )
         path = _path(rest)
-        message = load(self.chat, path)
+        if rest.isdecimal() and not path.exists():
+            return self.resume(int(rest))
+        message = self.load(path)
         self._place, self._n_retries = path, 0
         return message
+
+    def save(self, path: Path) -> str:
+        """Save the conversation and the changed options; return a message with the size."""
+        self.chat.extra["set"] = self._settings.to_dict()
+        self.chat.save(path)
+        size = format_bytes(path.stat().st_size)
+        return f"Saved {_count(self.chat)} in {path.resolve()} ({size})."
+
+    def load(self, path: Path) -> str:
+        """Load a conversation and its options; return a description with its last messages."""
+        why = self.chat.restore(path)
+        self._settings.restore(self.chat.extra.get("set", {}))
+        if self.kept:
+            self.kept.begin()
+        lines = [f"Loaded {_count(self.chat)} from {path}."]
+        if why:
+            lines.append(f"Note: the next answer reads the conversation again: {why.rstrip('.')}.")
+        return "\n".join([*lines, *_last_messages(self.chat)])
 
     def _quit(self, _rest: str) -> None:
         self._leave = True
@@ -515,6 +575,23 @@ class Settings:
         new = replace(loaded[0], **of_sampling), replace(loaded[1], **of_speculation)
         self.sampling, self.speculation = new
         self._loaded, self._changed = loaded, changed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the changed options as plain values."""
+        return {
+            name: list(one) if isinstance(one, tuple) else one
+            for name, one in self._changed.items()
+        }
+
+    def restore(self, changed: Any) -> None:
+        """Take changed options from `to_dict`; those that are not allowed here are left out."""
+        self._apply(self._loaded, {})
+        for name, one in changed.items() if isinstance(changed, dict) else ():
+            with contextlib.suppress(GgufSpecError, TypeError, ValueError):
+                value = tuple(one) if isinstance(one, list) else one
+                if name == "logit_bias":
+                    value = {int(token): bias for token, bias in one.items()}
+                self._apply(self._loaded, self._changed | {name: value})
 
     def set(self, text: str) -> str:
         """Carry out /set: show all options, show one, or change one.
@@ -602,22 +679,11 @@ def _parsed(field: str, text: str) -> Any:
         raise InvalidOptionError(field, text, allowed) from None
 
 
-def save(chat: Chat, path: Path) -> str:
-    """Save a conversation; return a message with its size."""
-    chat.save(path)
-    return f"Saved {_count(chat)} in {path.resolve()} ({format_bytes(path.stat().st_size)})."
-
-
-def load(chat: Chat, path: Path) -> str:
-    """Load a conversation; return a description that includes its last two messages."""
-    why = chat.restore(path)
-    lines = [f"Loaded {_count(chat)} from {path}."]
-    if why:
-        lines.append(f"Note: the next answer reads the conversation again: {why.rstrip('.')}.")
+def _last_messages(chat: Chat) -> list[str]:
     names = {"system": "System", "user": "You", "assistant": "Answer"}
-    for one in chat.messages[-2:]:
-        lines.append(f"{names[one['role']]}: {_short(plain(one['content']), 200)}")
-    return "\n".join(lines)
+    return [
+        f"{names[one['role']]}: {_short(plain(one['content']), 200)}" for one in chat.messages[-2:]
+    ]
 
 
 def _count(chat: Chat) -> str:

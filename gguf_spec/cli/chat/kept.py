@@ -1,0 +1,159 @@
+"""Chats that are kept as text, one file each, in the folder of this user's state.
+
+A file has the format that the page of the server exports and imports.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import SessionError
+from ...system.files import atomic_write, state_folder
+
+_FORMAT = "gguf-spec-conversations"
+_MOST = 200  # chats that are kept
+_SHOWN = 20  # chats in the list
+_HISTORY = "chat-history"
+
+
+class KeptChat(NamedTuple):
+    """A chat on the disk.
+
+    Attributes:
+        path: Its file.
+        title: The beginning of its first question.
+        updated: Time of its last answer, in seconds since 1970.
+        model: Name of the model of its last answer.
+        messages: All messages, the system message first if there is one.
+        settings: Options that were changed with /set.
+    """
+
+    path: Path
+    title: str
+    updated: float
+    model: str
+    messages: list[dict[str, Any]]
+    settings: dict[str, Any]
+
+
+class KeptChats:
+    """The kept chats, and the file of the one that goes on.
+
+    Attributes:
+        problem: Why the last one could not be written, once; empty if it could.
+    """
+
+    def __init__(self) -> None:
+        self.folder, self.problem = state_folder() / "chats", ""
+        self._path: Path | None = None
+        self._has_failed = False
+
+    def newest(self) -> list[KeptChat]:
+        """Return the chats, the newest first; files that are not whole are left out."""
+        found = []
+        for path in self.folder.glob("*.json"):
+            try:
+                found.append(_read(path))
+            except (OSError, ValueError, LookupError, TypeError):
+                continue
+        return sorted(found, key=lambda one: one.updated, reverse=True)
+
+    def number(self, n: int) -> KeptChat:
+        """Return a chat by its number in `listed`, and go on in its file.
+
+        Raises:
+            SessionError: There is no such chat.
+        """
+        chats = self.newest()
+        if not 1 <= n <= len(chats):
+            fact = f"there is no chat {n}" if chats else "no chat is kept"
+            raise SessionError(f"{fact}.", "/chats lists those that are kept.")
+        self._path = chats[n - 1].path
+        return chats[n - 1]
+
+    def listed(self) -> str:
+        """Return the newest chats with their numbers."""
+        chats = self.newest()
+        lines = [
+            f"{n:>3}  {_ago(one.updated):<12}  {one.title}"
+            for n, one in enumerate(chats[:_SHOWN], 1)
+        ]
+        if not lines:
+            return "No chat is kept yet."
+        more = [f"and {len(chats) - _SHOWN} older ones"] * (len(chats) > _SHOWN)
+        return "\n".join([*lines, *more, "/load N continues one of them."])
+
+    def begin(self) -> None:
+        """Let the next answer begin another file."""
+        self._path = None
+
+    def write(
+        self, messages: Sequence[Mapping[str, Any]], model: str, settings: Mapping[str, Any]
+    ) -> None:
+        """Write the chat that goes on; where that is not possible, `problem` says so once."""
+        title = next((_text(one) for one in messages if one["role"] == "user"), "")
+        now = time.time()
+        self._path = self._path or self.folder / f"{time.time_ns():020}.json"
+        chat = {
+            "id": self._path.stem,
+            "title": " ".join(title.split())[:60],
+            "updated": round(1000 * now),
+            "model": model,
+            "messages": [{**one, "content": _text(one)} for one in messages],
+            "settings": dict(settings),
+        }
+        data = {"format": _FORMAT, "version": 1, "conversations": [chat]}
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with atomic_write(self._path) as part:
+                part.write_text(json.dumps(data, ensure_ascii=False), "utf-8", "replace")
+            for old in sorted(self.folder.glob("*.json"))[:-_MOST]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            if not self._has_failed:
+                self.problem = f"Note: the chat is not kept: {self.folder}: {error.strerror}."
+            self._has_failed = True
+
+
+def _read(path: Path) -> KeptChat:
+    (chat,) = json.loads(path.read_text(encoding="utf-8"))["conversations"]
+    messages = [dict(one) for one in chat["messages"]]
+    if not all(one["role"] in {"system", "user", "assistant"} for one in messages):
+        raise ValueError(path)
+    title, updated = str(chat["title"]), float(chat["updated"]) / 1000
+    return KeptChat(path, title, updated, str(chat["model"]), messages, dict(chat["settings"]))
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text", "[image]") for part in content)
+
+
+def _ago(then: float) -> str:
+    """Return a time that has passed, such as `2 hours ago`."""
+    passed = max(0.0, time.time() - then)
+    for name, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if n := int(passed / length):
+            return f"{n} {name}{'' if n == 1 else 's'} ago"
+    return "just now"
+
+
+def forget() -> tuple[int, int]:
+    """Remove the kept chats and the typed lines; return the number of chats and of bytes.
+
+    Raises:
+        OSError: One of them cannot be removed.
+    """
+    n_chats = n_bytes = 0
+    for path in [*(state_folder() / "chats").glob("*"), state_folder() / _HISTORY]:
+        if path.is_file():
+            n_chats += path.suffix == ".json"
+            n_bytes += path.stat().st_size
+            path.unlink()
+    return n_chats, n_bytes
