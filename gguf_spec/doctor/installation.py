@@ -417,9 +417,7 @@ def history() -> Check:
     typed = folder / "chat-history"
     n_bytes = sum(file_sizes([folder / "chats"]))
     n_bytes += typed.stat().st_size if typed.is_file() else 0
-    found = (
-        f"{n:,} chat{'' if n == 1 else 's'} and typed lines in {folder}, {format_bytes(n_bytes)}"
-    )
+    found = f"{n:,} chat{'' if n == 1 else 's'} and typed lines in {folder}, {n_bytes:,} bytes"
     more = "; `gguf-spec chat --forget` removes them, --no-history keeps none"
     return Check("history", "ok", found + more if n_bytes else "nothing of a chat is kept")
 
