@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import shutil
@@ -157,8 +158,13 @@ class TextFile:
         except OSError as error:
             raise GgufSpecError(
                 f"{target} cannot be written: {error.strerror}.",
-                "check its folder and its permissions, or name another file with --output.",
+                f"{_remedy(error)}, or name another file with --output.",
             ) from None
+
+
+def _remedy(error: OSError) -> str:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "free disk space" if is_full else "check its folder and its permissions"
 
 
 def _replace(target: Path, data: bytes) -> None:
@@ -275,7 +281,7 @@ class Undo:
         except OSError as error:
             raise GgufSpecError(
                 f"{path} cannot be written: {error.strerror}.",
-                "check its folder and its permissions.",
+                f"{_remedy(error)}.",
             ) from None
 
 

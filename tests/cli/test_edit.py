@@ -411,6 +411,21 @@ def test_a_file_that_changed_meanwhile_is_kept(file):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_full_disk(file, monkeypatch):
+    from gguf_spec.cli import text_file
+    from gguf_spec.errors import GgufSpecError
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    one = text_file.TextFile(file)
+    monkeypatch.setattr(text_file, "_replace", full)
+    with pytest.raises(GgufSpecError, match="No space left") as caught:
+        one.write("new\n")
+    assert caught.value.hint.startswith("free disk space")
+    assert file.read_text() == "abcdefgh\n"
+
+
 def test_a_folder_that_cannot_be_written(file):
     from gguf_spec.cli.text_file import TextFile
     from gguf_spec.errors import GgufSpecError
