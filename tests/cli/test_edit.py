@@ -410,7 +410,6 @@ def test_a_file_that_changed_meanwhile_is_kept(file):
     assert file.read_text() == "other\n"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_full_disk(file, monkeypatch):
     from gguf_spec.cli import text_file
     from gguf_spec.errors import GgufSpecError
@@ -426,6 +425,7 @@ def test_a_full_disk(file, monkeypatch):
     assert file.read_text() == "abcdefgh\n"
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written(file):
     from gguf_spec.cli.text_file import TextFile
     from gguf_spec.errors import GgufSpecError
