@@ -77,6 +77,16 @@ def _user_defaults(command: Command) -> dict[str, Any]:
 CommandGroup.root, Command.user_defaults = cli, staticmethod(_user_defaults)
 
 
+def _words() -> list[str]:
+    """Return the arguments; without any, a menu at a terminal gives them."""
+    if sys.argv[1:] or not all(one and one.isatty() for one in (sys.stdin, sys.stdout)):
+        return sys.argv[1:]
+    from .run import menu
+
+    chosen = menu()
+    return sys.exit(0) if chosen is None else chosen
+
+
 def main() -> None:
     """Run the command line and exit.
 
@@ -85,7 +95,7 @@ def main() -> None:
     """
     _set_up()
     try:
-        code = cli.main(prog_name="gguf-spec", standalone_mode=False)
+        code = cli.main(_words(), prog_name="gguf-spec", standalone_mode=False)
         if sys.stdout:
             sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
@@ -80,3 +81,30 @@ def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
     """
     root = ctx.find_root()
     root.command.main([*words, "--help"], prog_name=root.info_name, standalone_mode=False)
+
+
+# Key -> what it does, and the words of the command.
+_MENU = {
+    "c": ("chat with a model", ["chat"]),
+    "e": ("change a file", ["edit", "FILE", "INSTRUCTION"]),
+    "s": ("serve a page and the usual APIs", ["serve"]),
+    "m": ("models: list, download", ["models", "list"]),
+    "h": ("all commands", ["--help"]),
+}
+
+
+def menu() -> list[str] | None:
+    """Ask at a terminal what to do; return the words of a command, or None to do nothing."""
+    for key, (what, words) in _MENU.items():
+        shown = " ".join(["gguf-spec", *words])
+        click.echo(f"  {click.style(key, bold=True)}  {what:<34}{click.style(shown, dim=True)}")
+    click.echo("Press a key, or another one to leave. ", nl=False)
+    key = click.getchar().lower()
+    click.echo()
+    if key not in _MENU:
+        return None
+    words = _MENU[key][1]
+    if key == "e":
+        words = ["edit", click.prompt("File"), click.prompt("What to change")]
+    click.secho(f"$ gguf-spec {shlex.join(words)}", dim=True)
+    return words

@@ -1,5 +1,7 @@
 """The version, and the help of every command; test_habits.py has the options in it."""
 
+import sys
+
 import pytest
 from click import Option
 
@@ -40,3 +42,51 @@ def test_every_option_has_a_help_text():
         assert command.help, path
         for option in command.params:
             assert not isinstance(option, Option) or option.help, f"{path} {option.name}"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("c", ["chat"]),
+        ("H", ["--help"]),
+        ("e", ["edit", "a b.py", "set a to 2"]),
+        ("x", None),
+        ("\r", None),
+    ],
+)
+def test_without_a_command_there_is_a_menu_at_a_terminal(monkeypatch, capsys, key, words):
+    from gguf_spec.cli import run
+
+    monkeypatch.setattr(run.click, "getchar", lambda: key)
+    typed = iter(["a b.py", "set a to 2"])
+    monkeypatch.setattr(run.click, "prompt", lambda _: next(typed))
+    assert run.menu() == words
+    out = capsys.readouterr().out
+    assert "  c  chat with a model" in out
+    assert ("$ gguf-spec edit 'a b.py' 'set a to 2'" in out) == (key == "e")
+
+
+def test_the_menu_is_for_terminals_only(monkeypatch):
+    from types import SimpleNamespace
+
+    from gguf_spec import cli
+    from gguf_spec.cli import run
+
+    monkeypatch.setattr(run, "menu", lambda: ["chat"])
+    for is_terminal, typed, words in (
+        (True, [], ["chat"]),
+        (False, [], []),
+        (True, ["ps"], ["ps"]),
+    ):
+        one = SimpleNamespace(isatty=lambda is_terminal=is_terminal: is_terminal)
+        found = SimpleNamespace(argv=["gguf-spec", *typed], stdin=one, stdout=one, exit=sys.exit)
+        monkeypatch.setattr(cli, "sys", found)
+        assert cli._words() == words
+    monkeypatch.setattr(run, "menu", lambda: None)
+    one = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(
+        cli, "sys", SimpleNamespace(argv=["x"], stdin=one, stdout=one, exit=sys.exit)
+    )
+    with pytest.raises(SystemExit) as caught:
+        cli._words()
+    assert caught.value.code == 0
