@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from ...models import format_bytes
 from ..command import CONTROL, Command, file_option, flag, option
 from ..generate import check_images, image_option
 from ..options import model_options, sampling_options, speculation_options, think_options
@@ -68,6 +67,8 @@ def chat(**options: Any) -> int:
     from .loop import ChatLoop, PipeUI, Signals
 
     if options["forget"]:
+        from ...models import format_bytes
+
         n_chats, n_bytes = forget()
         chats = "1 chat" if n_chats == 1 else f"{n_chats:,} chats"
         click.echo(f"{chats} and the typed lines were removed ({format_bytes(n_bytes)}).", err=True)
