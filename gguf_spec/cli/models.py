@@ -95,24 +95,31 @@ def show(name: str, models_file: Path | None, as_json: bool) -> None:
     ]
     lines: list[tuple[str, object]] = [
         ("name", entry.name),
-        ("aliases", ", ".join(entry.aliases)),
-        ("package", ", ".join(piece.package for piece in entry.pieces)),
-        ("repository", entry.repo),
-        ("revision", entry.revision),
+        ("note", entry.note),
+        ("on disk", disk),
         *(("file", f"{part.file}, {n}") for part, n in zip(entry.parts, sizes, strict=True)),
-        *(("sha256", part.sha256 or "not declared") for part in entry.parts),
         ("licence", entry.license),
         ("context", entry.context),
+        ("aliases", ", ".join(entry.aliases)),
         ("tokenizer", entry.tokenizer),
         ("chat", entry.chat),
         ("draft", entry.draft),
         ("prompt", entry.prompt),
         ("sampling", ", ".join(f"{key} {value}" for key, value in entry.sampling.items())),
-        ("note", entry.note),
-        ("on disk", disk),
+        ("repository", entry.repo),
+        ("revision", entry.revision),
+        ("package", _packages([piece.package for piece in entry.pieces])),
+        *(("sha256", part.sha256 or "not declared") for part in entry.parts),
     ]
     shown = [f"{what:<12}{value}" for what, value in lines if value not in (None, "")]
     click.echo("\n".join(shown).translate(CONTROL))
+
+
+def _packages(names: list[str]) -> str:
+    """Return the names of packages; of more than three the first, the last and the number."""
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{names[0]} to {names[-1]}, {len(names)} of them"
 
 
 @models.command(short_help="Download models and their drafts.")
