@@ -499,7 +499,7 @@ def test_show(run, hub, home):
     path = run("path", "one").stdout.strip()
     assert f"on disk     {path}, sha256 verified" in run("show", "one").stdout.splitlines()
     shutil.rmtree(home / "cache")
-    assert run("show", "one").stdout.splitlines()[-1] == f"on disk     {path}, not verified"
+    assert f"on disk     {path}, not verified" in run("show", "one").stdout.splitlines()
     assert json.loads(run("show", "one", "--json").stdout)["verified"] is None
     bundled = f"{TALES}/tales-target-Q8_0.gguf"
     # in a locale that is not UTF-8, bytes of a path may be control characters
