@@ -176,6 +176,12 @@ def objections(
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if _ADDS.match(instruction) and hunks and n_gone >= 0:
         found.append("no line was added")
+    text_before, text_after = "\n".join(old), "\n".join(new)
+    found += [
+        f"{place[1]} is gone"
+        for place in _BESIDE.finditer(instruction)
+        if place[1] in text_before and place[1] not in text_after
+    ]
     found += _not_added(hunks, instruction) + _far_away(old, hunks, reading, name, instruction)
     found += _names_gone(old, new, name, reading)
     found += _too_many_places(old, hunks, reading, name, instruction)
@@ -206,6 +212,11 @@ _NEW_NAME = re.compile(
     r"(?:function|method|class|key|entry|script|job|service|model|target|rule|column|setting)\s+"
     r"(?P<called>(?:called|named)\s+)?[`\"']?(?P<name>[\w.-]*\w)[`\"']?"
     r"(?=\s+(?:that|which|with|after|before|to|in|for|of)\b|[,.]|$)"
+)
+# A quoted text beside which something is put: it stays.
+_BESIDE = re.compile(
+    r"(?i)\b(?:above|below|before|after|behind|under|beside|next\s+to)\s+(?:the\s+)?(?:\w+\s+)?"
+    r"[`\"'“]([^`\"'”]+)[`\"'”]"
 )
 _NO_NAME = re.compile(
     r"(?i)(?:that|which|with|after|before|to|in|for|of|and|on|from|by|at|attribute|argument|test|"

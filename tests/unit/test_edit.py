@@ -454,3 +454,19 @@ def test_other_files_are_seen_as_far_as_they_fit(writer):
     (message,) = plan.prompt(writer, others).request if writer.has_chat_template else ({"content": plan.prompt(writer, others).request},)  # fmt: skip
     assert "b.txt" in message["content"] and "c.txt" not in message["content"]
     assert message["content"].index("b.txt") < message["content"].index("abc")
+
+
+OBJECTIONS = [
+    ("a.html", "<a>One</a>\n<b id='x'>Two</b>\n", "<a>One</a>\n<b id='y'>New</b>\n", 'add a button "New" above "Two"', "Two is gone"),
+    ("a.json", '{\n  "test": "run",\n  "lint": "x"\n}\n', '{\n  "test": "run",\n  "lint": "y",\n  "more": 1\n}\n', "add a script typecheck that runs y", "typecheck is not in what was written"),
+    ("a.csv", "n,a\n1,Glove\n2,Saw\n3,Goggles\n", "n,a\n1,Glove\n9,Saw\n3,Goggles\n", "set the number of the goggles to 9", "nothing is changed where goggles stands"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "old", "new", "ask", "why"), OBJECTIONS)
+def test_what_speaks_against_a_change(name, old, new, ask, why):
+    found = plan(old, ask, name)
+    if found.by_code:
+        pytest.skip("made by code")
+    edit = found.result(new, SimpleNamespace(stats=None, seed=None))
+    assert why in edit.refused, edit
