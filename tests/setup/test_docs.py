@@ -26,7 +26,7 @@ OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
 OTHER_OPTIONS |= {"--contenders", "--long", "--runs", "--users", "--widths"}  # of scripts
 OTHER_OPTIONS |= {"--onefile", "--find-links", "--no-index"}  # of PyInstaller, pip
-OTHER_OPTIONS |= {"--out", "--try", "--variant", "--with-dependencies"}  # of scripts
+OTHER_OPTIONS |= {"--half", "--out", "--try", "--variant", "--with-dependencies"}  # of scripts
 OTHER_OPTIONS |= {"--native", "--ready-made"}  # of scripts/run
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
