@@ -160,11 +160,11 @@ def _shown(limit: float | None) -> str:
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
         "integer", "Maximum number of tokens; -1 for as many as the context holds.",
-        0, optional=True, flags=("-n", "--max-tokens"),
+        0, optional=True, flags=("-n", "--max-tokens", "--n-predict"),
     ),
     "temperature": Rule(
         "number", "Sampling temperature; 0 always takes the most likely token.",
-        0, _MODERATE, flags=("-t", "--temperature"),
+        0, _MODERATE, flags=("-t", "--temperature", "--temp"),
     ),
     "top_k": Rule("integer", "Keep this number of the most likely tokens; 0 keeps all.", 0),
     "top_p": Rule(
@@ -352,6 +352,9 @@ LOADING: dict[str, Rule] = {
         "boolean", "Repack the weights for this CPU.  [default: if the self-test succeeds]",
         optional=True, flags=("--extra-bufts/--no-extra-bufts",),
     ),
+    "chat_template": Rule(
+        "string", "Chat template (Jinja) in place of that of the file.", optional=True
+    ),
     "rpc": Rule(
         "string", "Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
         shape="sequence",
@@ -384,8 +387,43 @@ OPTIONS = LOADING | REQUESTS | SAMPLING | SPECULATION
 # Name in Python -> names on the command line, and parameter of the command.
 FLAGS = {name: rule.flags or (f"--{name.replace('_', '-')}",) for name, rule in OPTIONS.items()}
 PARAMETERS = {
-    name: flags[-1].split("/")[0].lstrip("-").replace("-", "_") for name, flags in FLAGS.items()
+    name: flags[min(1, len(flags) - 1)].split("/")[0].lstrip("-").replace("-", "_")
+    for name, flags in FLAGS.items()
 }
+# Metadata of a file -> sampling option.
+_IN_FILE = {
+    "temp": "temperature", "penalty_repeat": "repeat_penalty",
+    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
+    "penalty_last_n": "penalty_last_n",
+}  # fmt: skip
+
+
+def sampling_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling options in the metadata of a file, without those that are not allowed."""
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in _IN_FILE.items()}
+    # The numbers of files are 32 bits wide.
+    read = {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in found.items()}
+    return {k: v for k, v in read.items() if v is not None and SAMPLING[k].accepts(v)}
+
+
+def default_sampling(
+    metadata: Mapping[str, Any], entry: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return default sampling options by name, and where each comes from.
+
+    Args:
+        metadata: Metadata of the file.
+        entry: Options of models.yaml, which count before those of the file.
+        given: Options of the start, which count before both.
+    """
+    values, sources = dict[str, Any](), dict[str, str]()
+    origins = {"file": sampling_in(metadata), "models.yaml": entry, "option": given}
+    for source, some in origins.items():
+        values |= some
+        sources |= dict.fromkeys(some, source)
+    return values, sources
+
+
 # Options with texts that are compared with those of answers.
 _WRITTEN = ("stop", "dry_sequence_breakers", "grammar")
 # Options of `llama.options.read_placement`.

@@ -24,6 +24,7 @@ from .options import (
     think_options,
     to_sampling,
     to_speculation,
+    with_file_values,
 )
 from .output import (
     LateBar,
@@ -110,6 +111,7 @@ def generate(
         raise EmptyPromptError  # before the models, which take long to load
     sampling = to_sampling(options, overflow=True)
     with load_models(options, to_speculation(options)) as llm:
+        sampling = with_file_values(sampling, llm)
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
         if chat and not text:

@@ -197,7 +197,40 @@ class Metrics:
             for part in ("_bucket", "_sum", "_count"):
                 series = values.get(name + part, {}).items()
                 lines += [f"{name}{part}{label} {value}\n" for label, value in series]
-        return "".join(lines)
+        return "".join(lines) + _as_llama_server(values, n_waiting, n_running)
+
+
+def _as_llama_server(
+    values: Mapping[str, Mapping[str, float]], n_waiting: int, n_running: int
+) -> str:
+    """Return the metrics with llama-server's names, which dashboards for it read."""
+    sums = {name: sum(some.values()) for name, some in values.items()}
+    times = values["time_seconds_total"]
+    read_s = times[_label(part="prompt")]
+    made_s = sums["time_seconds_total"] - read_s
+    n_read = sums["prompt_tokens_total"] - sums["cached_prompt_tokens_total"]
+    n_made = sums["generated_tokens_total"]
+    numbers = {
+        "prompt_tokens_total": ("Tokens of prompts that were read.", n_read),
+        "prompt_tokens_cached_total": ("Others.", sums["cached_prompt_tokens_total"]),
+        "prompt_seconds_total": ("Time for prompts.", read_s),
+        "tokens_predicted_total": ("Tokens of answers.", n_made),
+        "tokens_predicted_seconds_total": ("Time for answers.", made_s),
+        "n_decode_total": ("Passes with logits.", sums.get("target_passes_total", 0)),
+        "spec_decode_num_drafts_total": ("Rounds with drafts.", sums["rounds_total"]),
+        "spec_decode_num_draft_tokens_total": ("Drafted.", sums["drafted_tokens_total"]),
+        "spec_decode_num_accepted_tokens_total": ("Accepted.", sums["accepted_tokens_total"]),
+        "prompt_tokens_seconds": ("Speed of prompts.", n_read / read_s if read_s else 0.0),
+        "predicted_tokens_seconds": ("Speed of answers.", n_made / made_s if made_s else 0.0),
+        "requests_processing": ("Requests that are being answered.", n_running),
+        "requests_deferred": ("Requests that wait.", n_waiting),
+    }
+    return "".join(
+        f"# HELP llamacpp:{name} {text}\n"
+        f"# TYPE llamacpp:{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
+        f"llamacpp:{name} {round(value, 6)}\n"
+        for name, (text, value) in numbers.items()
+    )
 
 
 def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:

@@ -35,7 +35,7 @@ from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
-from ..options import load_models, to_sampling, to_speculation
+from ..options import load_models, to_sampling, to_speculation, with_file_values
 from ..output import (
     LateBar,
     answer_json,
@@ -184,6 +184,7 @@ class ChatLoop:
         self._place: Path | None = options["save"] or options["load"]
         sampling = to_sampling(options)
         self.llm = load_models(options, self._loaded_with)
+        sampling = with_file_values(sampling, self.llm)
         self._settings = Settings(sampling, self.llm.speculation)
         self._set = self._settings.set
         try:
