@@ -1168,7 +1168,7 @@ def request_of(
     if data.get("n_probs") and fields.get("logprobs") is None:
         fields["logprobs"] = data["n_probs"]
     begun = ""
-    if names["prompt"] == "messages":
+    if isinstance([*prompts[0][-1:], 0][0], dict):
         messages, begun = continued(prompts[0], data.get("continues"))
         prompts = (messages,)
     indent, most_ms = data.get("n_indent", 0), data.get("t_max_predict_ms", 0)

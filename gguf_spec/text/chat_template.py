@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..llama.model import Model
 from ..options import check_types, well_formed
-from ..tools.families import GENERAL, TOOL_VARIABLES, family_of, marked_family, reads_tools
+from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
     REASONING_FIELDS,
@@ -254,7 +254,7 @@ def call_tokens(model: Model) -> dict[int, str]:
     return {token: name for token, name in single if not model.piece(token)}
 
 
-def with_tools_in_text(messages: Messages, tools: Tools) -> list[dict[str, Any]]:
+def with_tools_in_text(messages: Messages, tools: Tools, family: Family) -> list[dict[str, Any]]:
     """Return the messages of a chat with tools for a template that has none.
 
     The message of the system describes tools and calls, and calls and results become text.
@@ -263,7 +263,7 @@ def with_tools_in_text(messages: Messages, tools: Tools) -> list[dict[str, Any]]
     for message in map(dict, messages):
         if calls := message.pop("tool_calls", None):
             functions = [call["function"] for call in calls]
-            written = GENERAL.write([(x["name"], object_of(x["arguments"])) for x in functions])
+            written = family.write([(x["name"], object_of(x["arguments"])) for x in functions])
             message["content"] += ("\n" if message["content"] else "") + written
         elif message["role"] == "tool":
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
@@ -271,7 +271,7 @@ def with_tools_in_text(messages: Messages, tools: Tools) -> list[dict[str, Any]]
             message.pop("tool_call_id", None)
         found.append(message)
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    form = GENERAL.write([("NAME", {"ARGUMENT": "VALUE"})])
+    form = family.write([("NAME", {"ARGUMENT": "VALUE"})])
     text = _TOOLS_IN_TEXT.format(tools=shown, call=form)
     if found and found[0]["role"] == "system":
         first = found.pop(0)
@@ -458,7 +458,7 @@ def encode_chat(
     for message in messages:
         _check_message(message)
     if options.tools and not reads_tools(template):
-        messages = with_tools_in_text(messages, options.tools)
+        messages = with_tools_in_text(messages, options.tools, family_of(template))
         options = replace(options, tools=None)
     if most is not None and messages and messages[-1].get("role") == "user":
         # Before the template is rendered, which takes long. It may leave others out.

@@ -269,7 +269,8 @@ def reads_tools(template: str) -> bool:
 
 def family_of(template: str) -> Family:
     """Return the family of the calls of a model with this chat template."""
-    return marked_family(template) if reads_tools(template) else GENERAL
+    family = marked_family(template)
+    return GENERAL if family is FAMILIES[-1] and not reads_tools(template) else family
 
 
 @lru_cache(maxsize=8)

@@ -150,12 +150,10 @@ class ToolReader:
         begin, self._holds = len(source.events), bool(self._strict)
         try:
             yield from self._family.call.read(source, self._schemas)
-            call, *pieces = source.events[begin:]
-            if call.text in self._strict:
-                arguments = "".join(one.text for one in pieces if one.kind == "arguments")
-                if faults_of(arguments, self._schemas[call.text]):
-                    del source.events[begin:]
-                    raise NotACallError
+            name, *pieces = [one.text for one in source.events[begin:]] or [""]
+            if name in self._strict and faults_of("".join(pieces), self._schemas[name]):
+                del source.events[begin:]
+                raise NotACallError
         finally:
             self._holds = False
         self._n_read += 1
