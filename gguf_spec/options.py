@@ -411,10 +411,8 @@ def default_sampling(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return default sampling options by name, and where each comes from.
 
-    Args:
-        metadata: Metadata of the file.
-        entry: Options of models.yaml, which count before those of the file.
-        given: Options of the start, which count before both.
+    Those of the start (`given`) count before those of models.yaml (`entry`), and these before those
+    of the file.
     """
     values, sources = dict[str, Any](), dict[str, str]()
     origins = {"file": sampling_in(metadata), "models.yaml": entry, "option": given}

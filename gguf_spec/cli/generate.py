@@ -111,7 +111,6 @@ def generate(
         raise EmptyPromptError  # before the models, which take long to load
     sampling = to_sampling(options, overflow=True)
     with load_models(options, to_speculation(options)) as llm:
-        sampling = with_file_values(sampling, llm)
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
         if chat and not text:
@@ -119,7 +118,7 @@ def generate(
         request: str | list[dict[str, str]] = text
         if chat:
             request = [*messages, {"role": "user", "content": text}]
-        return _answer(llm, request, sampling, options | {"image": image})
+        return _answer(llm, request, with_file_values(sampling, llm), options | {"image": image})
 
 
 def _answer(

@@ -435,16 +435,10 @@ class LLM(OfOneProcess):
     @property
     def facts(self) -> dict[str, int]:
         """Numbers of the target's file, with llama-server's names."""
-        target = self._target
-        return {
-            "vocab_type": target.vocabulary["type"],
-            "n_vocab": target.n_vocab,
-            "n_ctx": target.n_ctx,
-            "n_ctx_train": target.n_ctx_train,
-            "n_embd": target.n_embd,
-            "n_params": target.n_params,
-            "size": target.weight_bytes,
-        }
+        names = ("n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params")
+        found: dict[str, int] = {name: getattr(self._target, name) for name in names}
+        kind = self._target.vocabulary["type"]
+        return found | {"vocab_type": kind, "size": self._target.weight_bytes}
 
     @property
     def generates(self) -> bool:

@@ -191,6 +191,8 @@ def load(
         entry, notes = chosen.entry, [chosen.note] if chosen.note else []
     else:
         entry = resolve(model, named)
+    if chat_template is not None and "{" not in chat_template:
+        raise InvalidOptionError("chat_template", chat_template[:60], "a template in Jinja")
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(

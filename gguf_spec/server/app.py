@@ -143,10 +143,8 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
     return (
         ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
-        *(
-            ApiFormat(path, read_completion, InfillReply, INFILL_EVENTS)
-            for path in ("/completion", "/completions")
-        ),
+        ApiFormat("/completion", read_completion, InfillReply, INFILL_EVENTS),
+        ApiFormat("/completions", read_completion, InfillReply, INFILL_EVENTS),
         ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
         ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS, at_once=answer_at_once),
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
@@ -278,13 +276,9 @@ class App:
 
     def _path(self, path: str) -> str:
         """Return the path of the route for a path, which may lack the version."""
-
-        def is_known(path: str) -> bool:
-            return any(one.path_regex.match(path) for one in self._routes)
-
-        if path.startswith("/v1/") or is_known(path) or not is_known(f"/v1{path}"):
-            return path
-        return f"/v1{path}"
+        known = [one.path_regex.match for one in self._routes]
+        lacks = not (path.startswith("/v1/") or any(match(path) for match in known))
+        return f"/v1{path}" if lacks and any(match(f"/v1{path}") for match in known) else path
 
     def _check(self, path: str, headers: Headers) -> ApiError | None:
         host, key = headers.get("host", ""), self._settings.api_key

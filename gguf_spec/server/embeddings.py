@@ -53,13 +53,9 @@ NATIVE_EMBEDDING = s.obj(
     }
 )
 _DOCUMENT = Shape({"anyOf": [s.TEXT.schema, s.object_of({"text": s.TEXT})]}, _document)
-_AS_IT_IS = (
-    ("truncate", "A document that is too long is an error."),
-    ("truncation_direction", "A document that is too long is an error."),
-    ("max_chunks_per_doc", "A document is one text."),
-    ("max_tokens_per_doc", "A document that is too long is an error."),
-    ("raw_scores", "Scores are those of the model."),
-)
+_WHOLE = s.unread({"description": "No effect. A document that is too long is an error."})
+_CUTS = ("truncate", "truncation_direction", "max_chunks_per_doc", "max_tokens_per_doc")
+_RAW = s.unread({"description": "No effect. Scores are those of the model."})
 RERANK = s.obj(
     {
         "model?": s.TEXT.schema,
@@ -70,7 +66,8 @@ RERANK = s.obj(
         ),
         **dict.fromkeys(("top_n?", "top_k?"), DIMENSIONS),
         **dict.fromkeys(("return_documents?", "return_text?"), s.FLAG),
-        **{f"{name}?": s.unread({"description": f"No effect. {why}"}) for name, why in _AS_IT_IS},
+        **dict.fromkeys((f"{name}?" for name in _CUTS), _WHOLE),
+        "raw_scores?": _RAW,
     }
 )
 CHOOSE = s.obj(

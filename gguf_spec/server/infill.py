@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..options import SAMPLING, Sampling, Speculation
 from ..sampling.chain import InfillSampling
@@ -14,16 +14,7 @@ from . import schema as s
 from .errors import invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started
 from .replies import DATA_EVENTS, Reply, finish_reason, timings
-from .requests import (
-    CHOICES_MAX,
-    FORMATS,
-    OF_TOKENS,
-    SHARED,
-    Body,
-    CompletionRequest,
-    request_of,
-    schema_in,
-)
+from .requests import CHOICES_MAX, FORMATS, SHARED, Body, CompletionRequest, request_of, schema_in
 
 # Samplers in the order of the chain, with the values of options that switch them off.
 SAMPLERS: dict[str, dict[str, float]] = {
@@ -45,7 +36,7 @@ def _are_in_order(value: Any) -> bool:
 
 
 _FILE = s.obj({"text": s.TEXT, "filename?": s.TEXT}, ignored=("time",))
-_NATIVE = SHARED | OF_TOKENS | FORMATS
+_NATIVE = SHARED | FORMATS
 _NATIVE |= {
     "samplers": s.checked(
         s.array_of(s.one_of(SAMPLERS), len(SAMPLERS)),
@@ -77,24 +68,8 @@ INFILL = Body(
 INFILL_EVENTS = DATA_EVENTS._replace(end=b"")
 
 
-class NativeFields(NamedTuple):
-    """Fields of a request that only the answer of llama-server's own routes needs.
-
-    Attributes:
-        paths: Paths of the fields of the last object that are sent; empty for all.
-        tokens: Whether a whole answer has the ids of its tokens.
-    """
-
-    paths: tuple[str, ...]
-    tokens: bool
-
-
 def _prompts(value: Any) -> tuple[Any, ...]:
-    """Return the prompts of a body; one of texts and ids is one prompt.
-
-    Raises:
-        ApiError: The value is no prompt.
-    """
+    """Return the prompts of a body; an array with an id is one prompt, and may have texts, too."""
 
     def read(one: Any, at: str) -> Any:
         if isinstance(one, dict):
@@ -161,8 +136,8 @@ def _native(
     request = request_of(data, prompts, default, most, names)
     if samplers and "infill" in samplers:
         request = replace(request, sampling=_infilling(request.sampling, samplers))
-    fields = tuple(data.get("response_fields", ())), data.get("return_tokens", False)
-    return replace(request, more=NativeFields(*fields))
+    more = tuple(data.get("response_fields", ())), data.get("return_tokens", False)
+    return replace(request, more=more)
 
 
 def _infilling(sampling: Sampling, samplers: Collection[str]) -> InfillSampling:
@@ -190,7 +165,11 @@ def _nested(answer: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 
 class InfillReply(Reply):
-    """Reply of llama-server's own routes; `more` of the request has `NativeFields`."""
+    """Reply of llama-server's own routes.
+
+    `more` of the request has the paths of the fields of the last object that are sent, empty for
+    all, and whether a whole answer has the ids of its tokens.
+    """
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
         """Start an answer.
@@ -199,7 +178,8 @@ class InfillReply(Reply):
             request: The request.
             started: The first event of its job.
         """
-        self._asked, self._started, self._more = request, started, request.more
+        self._asked, self._started = request, started
+        self._paths, self._has_tokens = request.more
         self._texts, self._last = [""] * request.n_choices, dict[int, dict[str, Any]]()
         self._probabilities: dict[int, list[dict[str, Any]]] = {}
 
@@ -237,7 +217,7 @@ class InfillReply(Reply):
         answer = {
             "index": index,
             "content": "" if is_stream else self._texts[index],
-            "tokens": [*result.tokens] if self._more.tokens and not is_stream else [],
+            "tokens": [*result.tokens] if self._has_tokens and not is_stream else [],
             "stop": True,
             "stop_type": stop_type,
             "stopping_word": (result.stop_string if stop_type == "word" else None) or "",
@@ -246,7 +226,8 @@ class InfillReply(Reply):
             "tokens_predicted": stats.n_generated,
             "tokens_evaluated": stats.n_prompt,
             "tokens_cached": stats.n_cached,
-            "generation_settings": self._settings(result.seed),
+            "generation_settings": native_params(self._started.sampling)
+            | {"seed": result.seed, "stream": is_stream},
             "prompt": prompt if isinstance(prompt, str) else "",
             "has_new_line": "\n" in self._texts[index],
             "truncated": False,
@@ -254,25 +235,16 @@ class InfillReply(Reply):
         }
         if not is_stream and index in self._probabilities:
             answer["completion_probabilities"] = self._probabilities[index]
-        self._last[index] = _nested(answer, self._more.paths) if self._more.paths else answer
+        self._last[index] = _nested(answer, self._paths) if self._paths else answer
         return [self._last[index]]
-
-    def _settings(self, seed: int) -> dict[str, Any]:
-        """Return the options of a generation, with llama-server's names."""
-        given = self._started.sampling
-        biases = [{"token": token, "bias": bias} for token, bias in given.logit_bias.items()]
-        return native_params(given) | {
-            "seed": seed,
-            "stream": self._asked.stream,
-            "logit_bias": [one for one in biases if math.isfinite(one["bias"])],
-        }
 
 
 def native_params(sampling: Sampling) -> dict[str, Any]:
     """Return sampling options with llama-server's names beside those here."""
     found = {name: getattr(sampling, name) for name in SAMPLING}
-    most = -1 if sampling.max_tokens is None else sampling.max_tokens
+    most, biases = -1 if sampling.max_tokens is None else sampling.max_tokens, sampling.logit_bias
     return found | {
+        "logit_bias": [{"token": k, "bias": x} for k, x in biases.items() if math.isfinite(x)],
         "max_tokens": most,
         "n_predict": most,
         "repeat_last_n": sampling.penalty_last_n,

@@ -25,7 +25,7 @@ from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal
 from .events import ChoiceEnded, Started
 from .fields import note
 from .model_routes import COUNTED_MAX, piece_of
-from .replies import PartsReply, finish_reason, timings, usage
+from .replies import PartsReply, finish_reason, usage
 from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 
@@ -433,8 +433,7 @@ class MessageReply(PartsReply):
         used = _counts(result.stats.n_prompt, result.stats.n_cached, result.stats.n_generated)
         used |= {"speculation": usage([result])["speculation"]}
         self.response |= stop | {"usage": used, "seed": result.seed}
-        self.response["timings"] = timings(result.stats)
-        names = ("context_management", "timings")
+        names = ("context_management",)
         more = {name: self.response[name] for name in names if name in self.response}
         return [*events, {"type": "message_delta", "delta": stop, "usage": used, **more}]
 

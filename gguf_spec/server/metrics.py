@@ -205,31 +205,30 @@ def _as_llama_server(
 ) -> str:
     """Return the metrics with llama-server's names, which dashboards for it read."""
     sums = {name: sum(some.values()) for name, some in values.items()}
-    times = values["time_seconds_total"]
-    read_s = times[_label(part="prompt")]
+    read_s = values["time_seconds_total"][_label(part="prompt")]
     made_s = sums["time_seconds_total"] - read_s
     n_read = sums["prompt_tokens_total"] - sums["cached_prompt_tokens_total"]
     n_made = sums["generated_tokens_total"]
     numbers = {
-        "prompt_tokens_total": ("Tokens of prompts that were read.", n_read),
-        "prompt_tokens_cached_total": ("Others.", sums["cached_prompt_tokens_total"]),
-        "prompt_seconds_total": ("Time for prompts.", read_s),
-        "tokens_predicted_total": ("Tokens of answers.", n_made),
-        "tokens_predicted_seconds_total": ("Time for answers.", made_s),
-        "n_decode_total": ("Passes with logits.", sums.get("target_passes_total", 0)),
-        "spec_decode_num_drafts_total": ("Rounds with drafts.", sums["rounds_total"]),
-        "spec_decode_num_draft_tokens_total": ("Drafted.", sums["drafted_tokens_total"]),
-        "spec_decode_num_accepted_tokens_total": ("Accepted.", sums["accepted_tokens_total"]),
-        "prompt_tokens_seconds": ("Speed of prompts.", n_read / read_s if read_s else 0.0),
-        "predicted_tokens_seconds": ("Speed of answers.", n_made / made_s if made_s else 0.0),
-        "requests_processing": ("Requests that are being answered.", n_running),
-        "requests_deferred": ("Requests that wait.", n_waiting),
+        "prompt_tokens_total": n_read,
+        "prompt_tokens_cached_total": sums["cached_prompt_tokens_total"],
+        "prompt_seconds_total": read_s,
+        "tokens_predicted_total": n_made,
+        "tokens_predicted_seconds_total": made_s,
+        "n_decode_total": sums.get("target_passes_total", 0),
+        "spec_decode_num_drafts_total": sums["rounds_total"],
+        "spec_decode_num_draft_tokens_total": sums["drafted_tokens_total"],
+        "spec_decode_num_accepted_tokens_total": sums["accepted_tokens_total"],
+        "prompt_tokens_seconds": n_read / read_s if read_s else 0.0,
+        "predicted_tokens_seconds": n_made / made_s if made_s else 0.0,
+        "requests_processing": n_running,
+        "requests_deferred": n_waiting,
     }
+    kinds = {name: "counter" if name.endswith("_total") else "gauge" for name in numbers}
     return "".join(
-        f"# HELP llamacpp:{name} {text}\n"
-        f"# TYPE llamacpp:{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
+        f"# HELP llamacpp:{name} As of llama-server.\n# TYPE llamacpp:{name} {kinds[name]}\n"
         f"llamacpp:{name} {round(value, 6)}\n"
-        for name, (text, value) in numbers.items()
+        for name, value in numbers.items()
     )
 
 

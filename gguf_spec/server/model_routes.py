@@ -305,10 +305,9 @@ def _is_name(name: str) -> bool:
 
 def _capabilities(llm: LLM) -> list[str]:
     """Return what a model does, with llama-server's and Ollama's words."""
-    if not llm.generates:
-        return ["embedding"]
-    more = {"multimodal": llm.can_see, "tools": llm.has_chat_template, "thinking": llm.can_think}
-    return ["completion", *(name for name, is_there in more.items() if is_there)]
+    found = {"multimodal": llm.can_see, "tools": llm.has_chat_template, "thinking": llm.can_think}
+    does = ["completion", *(name for name, is_there in found.items() if is_there)]
+    return does if llm.generates else ["embedding"]
 
 
 def template_caps(llm: LLM) -> dict[str, bool]:

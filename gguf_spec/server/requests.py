@@ -19,15 +19,7 @@ from starlette.requests import Request
 
 from ..errors import ImageError, InvalidOptionError
 from ..llama.image_file import Image
-from ..options import (
-    LOGPROBS_MAX,
-    SAMPLING,
-    SPECULATION,
-    Sampling,
-    Speculation,
-    require,
-    well_formed,
-)
+from ..options import SAMPLING, SPECULATION, Sampling, Speculation, require, well_formed
 from ..runtime.images import image_of_base64, image_of_url
 from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
@@ -478,10 +470,9 @@ def _biases(value: Any, at: str) -> dict[int | str, Any]:
         _BIASES.read(value, at)
     ids = {token: int(token) for token in value if token.isdecimal() and len(token) < 10}
     found = {ids.get(k, k): -math.inf if bias is False else bias for k, bias in value.items()}
-    for key, bias in found.items():
-        is_bias = SAMPLING["logit_bias"].accepts_one(bias) or bias == -math.inf
-        if isinstance(key, str) and not is_bias:
-            raise invalid_value(at, "must be an object from token ids or texts to numbers.")
+    accepts = SAMPLING["logit_bias"].accepts_one  # of a token, `Sampling` checks it
+    if any(isinstance(k, str) and not (accepts(x) or x == -math.inf) for k, x in found.items()):
+        raise invalid_value(at, "must be an object from token ids or texts to numbers.")
     return found
 
 
@@ -937,10 +928,13 @@ NAMED_SCHEMA = {"name?": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "de
 PLAIN_FORMAT = s.object_of({"type": {"enum": ["text", "json_object"]}})
 _SCHEMA_FORMAT = s.object_of({"type": "json_schema", "json_schema": s.object_of(NAMED_SCHEMA)})
 RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
+# Fields about the form of an answer, of the routes whose answers have probabilities.
 FORMATS = {
     "json_schema": s.JSON_SCHEMA,
     "guided_json": s.text_or(s.JSON_SCHEMA),
     "response_format": RESPONSE_FORMAT,
+    "n_probs": s.whole_number(0, 100),
+    "timings_per_token": s.FLAG,
 }
 
 
@@ -948,12 +942,9 @@ FORMATS = {
 
 
 _N = s.whole_number(1, CHOICES_MAX)
-# Fields of llama-server about each token.
-OF_TOKENS = {"n_probs": s.whole_number(0, LOGPROBS_MAX), "timings_per_token": s.FLAG}
 # Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
-_CHOICES = {
+_CHOICES = FORMATS | {
     "n": Shape(_N.schema | {"default": 1}, _N.read),
-    **OF_TOKENS,
     "stream_options": s.obj(
         {
             "include_usage?": s.FLAG,
@@ -988,7 +979,6 @@ TEXT_BODY = Body(
         "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,
         "logprobs": _TEXT_LOGPROBS,
-        **FORMATS,
     },
     "prompt",
 )
@@ -1000,7 +990,6 @@ CHAT = Body(
         "messages": MESSAGES,
         "logprobs": s.FLAG,
         "top_logprobs": s.given(LOGPROBS.schema),
-        **FORMATS,
         "tools": TOOLS,
         "tool_choice": s.given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
         "parallel_tool_calls": s.FLAG,
@@ -1067,12 +1056,7 @@ def continued(
 ) -> tuple[Sequence[Message], str]:
     """Return the messages before an answer, and its beginning: the last message of the assistant.
 
-    Args:
-        messages: The messages.
-        continues: Whether the last one must be continued; None: if it is of the assistant.
-
-    Raises:
-        ApiError: It must be, and cannot be.
+    With `continues` it must be one, and there is an `ApiError` where it is not.
     """
     last = messages[-1]
     is_text = isinstance(last.get("content"), str) and not last.get("tool_calls")
@@ -1108,7 +1092,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         ApiError: A field is invalid or not supported. The error names the field.
     """
     data, names = TEXT_BODY.read(data)
-    asked = data.keys() & {"max_tokens"}
+    default_length = {"max_tokens"} - data.keys()
     data.setdefault("max_tokens", min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS))
     given, echo, suffix = data["prompt"], data.get("echo", False), data.get("suffix", "")
     are_texts = all(isinstance(prompt, str) for prompt in given)
@@ -1125,9 +1109,8 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     request = request_of(data, given, default, most, names)
     if not same(data.get("best_of", request.n), request.n):
         note("best_of", "The choices are those of n.")
-    # The default length is not one of the request.
-    given_ = request.given if "max_tokens" in asked else request.given - {"max_tokens"}
-    return replace(request, echo=echo, suffix=suffix or None, given=given_)
+    own = request.given - default_length
+    return replace(request, echo=echo, suffix=suffix or None, given=own)
 
 
 def request_of(
@@ -1173,8 +1156,8 @@ def request_of(
         prompts = (messages,)
     indent, most_ms = data.get("n_indent", 0), data.get("t_max_predict_ms", 0)
     most_s = min(most_ms, 10**9) / 1000 if most_ms > 0 else None
-    asked = {"timings": data.get("timings_per_token")}
-    asked["usage"] = options.get("continuous_usage_stats")
+    each = {"timings"} if data.get("timings_per_token") else set[str]()
+    each |= {"usage"} if options.get("continuous_usage_stats") else set()
     if names.get("repeat_penalty") == "repetition_penalty":  # it counts all tokens there
         fields.setdefault("penalty_last_n", -1)
     return CompletionRequest(
@@ -1192,7 +1175,7 @@ def request_of(
         prefill=begun,
         given=given,
         biases=tuple((text, bias) for text, bias in biases.items() if isinstance(text, str)),
-        each=frozenset(name for name, is_asked in asked.items() if is_asked),
+        each=frozenset(each),
     )
 
 

@@ -268,14 +268,12 @@ def with_tools_in_text(messages: Messages, tools: Tools, family: Family) -> list
         elif message["role"] == "tool":
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
             message |= {"role": "user", "content": result}
-            message.pop("tool_call_id", None)
         found.append(message)
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     form = family.write([("NAME", {"ARGUMENT": "VALUE"})])
     text = _TOOLS_IN_TEXT.format(tools=shown, call=form)
     if found and found[0]["role"] == "system":
-        first = found.pop(0)
-        text = f"{first['content']}\n\n{text}"
+        text = f"{found.pop(0)['content']}\n\n{text}"
     return [{"role": "system", "content": text}, *found]
 
 
