@@ -210,7 +210,7 @@ def _as_llama_server(
     n_read = sums["prompt_tokens_total"] - sums["cached_prompt_tokens_total"]
     n_made = sums["generated_tokens_total"]
     numbers = {
-        "prompt_tokens_total": n_read,
+        "prompt_tokens_total": n_read + sums["embedded_tokens_total"],
         "prompt_tokens_cached_total": sums["cached_prompt_tokens_total"],
         "prompt_seconds_total": read_s,
         "tokens_predicted_total": n_made,
