@@ -160,11 +160,11 @@ def _shown(limit: float | None) -> str:
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
         "integer", "Maximum number of tokens; -1 for as many as the context holds.",
-        0, optional=True, flags=("-n", "--max-tokens", "--n-predict"),
+        0, optional=True, flags=("-n", "--max-tokens"),
     ),
     "temperature": Rule(
         "number", "Sampling temperature; 0 always takes the most likely token.",
-        0, _MODERATE, flags=("-t", "--temperature", "--temp"),
+        0, _MODERATE, flags=("-t", "--temperature"),
     ),
     "top_k": Rule("integer", "Keep this number of the most likely tokens; 0 keeps all.", 0),
     "top_p": Rule(
@@ -387,8 +387,7 @@ OPTIONS = LOADING | REQUESTS | SAMPLING | SPECULATION
 # Name in Python -> names on the command line, and parameter of the command.
 FLAGS = {name: rule.flags or (f"--{name.replace('_', '-')}",) for name, rule in OPTIONS.items()}
 PARAMETERS = {
-    name: flags[min(1, len(flags) - 1)].split("/")[0].lstrip("-").replace("-", "_")
-    for name, flags in FLAGS.items()
+    name: flags[-1].split("/")[0].lstrip("-").replace("-", "_") for name, flags in FLAGS.items()
 }
 # Metadata of a file -> sampling option.
 _IN_FILE = {
