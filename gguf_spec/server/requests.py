@@ -1169,7 +1169,7 @@ def request_of(
         usage=options.get("include_usage", False),
         shows_drafts=options.get("include_speculation", False),
         tools=tools,
-        names=names,
+        names=names | ({"prefill": names["prompt"]} if begun else {}),
         reasoning=data.get("reasoning", NO_REASONING_FIELDS),
         lines=LineLimits(indent, most_s) if indent or most_s else None,
         prefill=begun,

@@ -247,6 +247,8 @@ def test_what_cannot_be_continued(server):
     both = {"continue_final_message": True, "add_generation_prompt": True}
     begun = [*HELLO, {"role": "assistant", "content": "x"}]
     assert ask_chat(server, messages=begun, **both).param == "continue_final_message"
+    reply = ask_chat(server, messages=begun, json_schema=SCHEMA)
+    assert (reply.status, reply.param) == (400, "messages")  # no such number begins with x
     call = {"role": "assistant", "content": "", "tool_calls": [{}]}
     for messages in ([begun[-1]], HELLO, [*HELLO, call]):
         assert continued(messages) == (messages, "")
