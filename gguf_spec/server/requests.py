@@ -1064,7 +1064,7 @@ def continued(
     if continues and not can:
         fact = "requires a last message of the assistant with a text, and others before it."
         raise invalid_value("continue_final_message", fact)
-    if not can or continues is False:
+    if not can or continues is False or (last.get(REASONING) and not continues):
         return messages, ""
     if last.get(REASONING):
         note(f"messages[].{REASONING}", "A message is continued after its reasoning.")

@@ -250,6 +250,9 @@ def test_what_cannot_be_continued(server):
     reply = ask_chat(server, messages=begun, json_schema=SCHEMA)
     assert (reply.status, reply.param) == (400, "messages")  # no such number begins with x
     call = {"role": "assistant", "content": "", "tool_calls": [{}]}
+    thought = begun[-1] | {"reasoning_content": "y"}
+    assert continued([*HELLO, thought]) == ([*HELLO, thought], "")
+    assert continued([*HELLO, thought], True) == (HELLO, "x")
     for messages in ([begun[-1]], HELLO, [*HELLO, call]):
         assert continued(messages) == (messages, "")
         with pytest.raises(ApiError, match="requires a last message"):
