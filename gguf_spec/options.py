@@ -353,6 +353,9 @@ LOADING: dict[str, Rule] = {
         "boolean", "Repack the weights for this CPU.  [default: if the self-test succeeds]",
         optional=True, flags=("--extra-bufts/--no-extra-bufts",),
     ),
+    "chat_template": Rule(
+        "string", "Chat template (Jinja) in place of that of the file.", optional=True
+    ),
     "rpc": Rule(
         "string", "Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
         shape="sequence",
@@ -387,6 +390,38 @@ FLAGS = {name: rule.flags or (f"--{name.replace('_', '-')}",) for name, rule in 
 PARAMETERS = {
     name: flags[-1].split("/")[0].lstrip("-").replace("-", "_") for name, flags in FLAGS.items()
 }
+# Metadata of a file -> sampling option.
+_IN_FILE = {
+    "temp": "temperature", "penalty_repeat": "repeat_penalty",
+    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold")},
+    "penalty_last_n": "penalty_last_n",
+}  # fmt: skip
+
+
+def sampling_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling options in the metadata of a file, without those that are not allowed."""
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in _IN_FILE.items()}
+    # The numbers of files are 32 bits wide.
+    read = {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in found.items()}
+    return {k: v for k, v in read.items() if v is not None and SAMPLING[k].accepts(v)}
+
+
+def default_sampling(
+    metadata: Mapping[str, Any], entry: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return default sampling options by name, and where each comes from.
+
+    Those of the start (`given`) count before those of models.yaml (`entry`), and these before those
+    of the file.
+    """
+    values, sources = dict[str, Any](), dict[str, str]()
+    origins = {"file": sampling_in(metadata), "models.yaml": entry, "option": given}
+    for source, some in origins.items():
+        values |= some
+        sources |= dict.fromkeys(some, source)
+    return values, sources
+
+
 # Options with texts that are compared with those of answers.
 _WRITTEN = ("stop", "dry_sequence_breakers", "grammar")
 # Options of `llama.options.read_placement`.

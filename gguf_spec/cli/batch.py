@@ -23,6 +23,7 @@ from .options import (
     think_option,
     to_sampling,
     to_speculation,
+    with_file_values,
 )
 from .output import Line
 
@@ -82,7 +83,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     with Batch(given, results) as run, load_models(options, speculation) as llm:
         if options["verbose"]:
             click.echo(f"{llm.name}: {at_once(llm)}", err=True)
-        return _run(run, llm, _defaults(llm, sampling, options), quiet)
+        return _run(run, llm, _defaults(llm, with_file_values(sampling, llm), options), quiet)
 
 
 def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:

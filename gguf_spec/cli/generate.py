@@ -26,6 +26,7 @@ from .options import (
     think_options,
     to_sampling,
     to_speculation,
+    with_file_values,
 )
 from .output import (
     LateBar,
@@ -123,7 +124,7 @@ def generate(
             request = [*messages, {"role": "user", "content": text}]
             if not is_given("max_tokens") and sampling.max_tokens == Sampling.max_tokens:
                 sampling = replace(sampling, max_tokens=None)  # an answer ends by itself
-        return _answer(llm, request, sampling, options | {"image": image})
+        return _answer(llm, request, with_file_values(sampling, llm), options | {"image": image})
 
 
 def _answer(

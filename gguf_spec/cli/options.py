@@ -151,9 +151,9 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
     return click.option(*FLAGS[name], **(how | _CLICK.get(name, {}) | more))
 
 
-def table_options(names: Iterable[str]) -> Callable[[F], F]:
-    """Return the decorator that adds the options of several rows of the tables."""
-    return together(*map(table_option, names))
+def table_options(names: Iterable[str], **more: Any) -> Callable[[F], F]:
+    """Return the decorator that adds the options of several rows, as `table_option`."""
+    return together(*(table_option(name, **more) for name in names))
 
 
 # Field of `Sampling` -> parameter, without `overflow`: the values of `generate` and `chat` differ.
@@ -205,7 +205,8 @@ def model_options(
         default="auto", shell_complete=model_names,
     )  # fmt: skip
     of_downloads = (yes_option, offline_option) if download else ()
-    of_load = (model, draft, models_file_option, *of_downloads, table_options(LOADING))
+    template = file_option("--chat-template-file", "File with the text of --chat-template.")
+    of_load = (model, draft, models_file_option, *of_downloads, table_options(LOADING), template)
     add: Callable[[F], F] = together(*of_load, verbose_option)
     return add(command)
 
@@ -277,8 +278,11 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
     }
     if draft != options["draft"]:  # the adapter belongs to the draft of the options only
         given["draft_lora"] = ()
+    if file := options.get("chat_template_file"):
+        given["chat_template"] = read_text(file)
     verbose = options["verbose"] > 0
-    return given | {"draft": draft, "speculation": speculation, "verbose": verbose}
+    given |= {"sampling": options.get("default_sampling"), "speculation": speculation}
+    return given | {"draft": draft, "verbose": verbose}
 
 
 think_option = option(
@@ -338,6 +342,16 @@ def is_given(parameter: str) -> bool:
     """Return whether the user set an option: as a word, in the environment or in a file."""
     source = click.get_current_context().get_parameter_source(parameter)
     return source not in (None, ParameterSource.DEFAULT)
+
+
+def with_file_values(sampling: Sampling, llm: LLM) -> Sampling:
+    """Return sampling options with those of the model's file that were not given."""
+    of_file = {
+        name: getattr(llm.sampling, name)
+        for name, origin in llm.sampling_sources.items()
+        if origin == "file" and not is_given(PARAMETERS[name])
+    }
+    return replace(sampling, **of_file)
 
 
 def to_speculation(options: dict[str, Any]) -> Speculation:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import NotInstalledError, Option, OptionConflictError
+from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConflictError
+from ..options import PARAMETERS
 from . import signals
 from .command import CONTROL, Command, flag, option
 from .download import default_model, offer_download
@@ -30,6 +31,7 @@ from .options import (
     model_options,
     speculation_options,
     table_option,
+    table_options,
     to_speculation,
 )
 from .output import aligned, print_json
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 _KEEP_ALIVE_S = 300.0  # default with several models
 _PATIENCE_S = 4.0  # after the grace period; then the process ends in any state
+# Sampling options of the start, for requests without them.
+_DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
@@ -93,6 +97,8 @@ def duration(text: str) -> float:
 @table_option("prefix_memory")
 @table_option("shared_drafts")
 @table_option("pooling")
+@table_options(_DEFAULTS, default=None)
+@option("--alias", "Name of the model in answers and lists; several with commas between.")
 @option("--queue", "Maximum number of waiting requests; others get status 429.", default=16)
 @option(
     "--max-tokens-limit", "Maximum length of an answer in tokens.  [default: the context]", type=int
@@ -127,6 +133,13 @@ def serve(quiet: bool, **options: Any) -> int:
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
+    limit = options["max_tokens_limit"]
+    given = {name: options[PARAMETERS[name]] for name in _DEFAULTS}
+    options["default_sampling"] = {k: v for k, v in given.items() if v is not None}
+    if given["max_tokens"] == -1:
+        options["default_sampling"]["max_tokens"] = None
+    elif limit and (given["max_tokens"] or 0) > limit:
+        raise InvalidOptionError("max_tokens", given["max_tokens"], f"at most {limit}, the limit")
     server_type, settings = _settings(options)  # before the models, which take long to load
     needs_key = settings.api_key is not None
     speculation = to_speculation(options)
@@ -171,8 +184,12 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     from ..server import ModelPool, served_model
 
     given = load_arguments(options, draft, speculation)
+    alias = options["alias"]
+    if alias and len(names) > 1:
+        raise OptionConflictError(Option("alias"), "several models", "name them in a models file.")
     models = [
-        served_model(default_model(file) if name is None else name, file, **given) for name in names
+        served_model(default_model(file) if name is None else name, file, alias=alias, **given)
+        for name in names
     ]
     keep_alive = options["keep_alive"]
     if keep_alive is None:

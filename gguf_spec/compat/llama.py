@@ -54,8 +54,7 @@ from ..runtime.llm import LLM
 from ..runtime.stream import Stream
 from ..sampling.chain import CompatSampling
 from ..system.process import OfOneProcess
-from ..text.chat_template import reads_tools
-from ..tools.families import Family, ToolUse, family_of
+from ..tools.families import Family, ToolUse, family_of, reads_tools
 from ..tools.reader import ToolDeltas, whole_answer
 
 Dict = dict[str, Any]

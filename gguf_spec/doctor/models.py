@@ -17,6 +17,7 @@ from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
+from ..options import default_sampling
 from ..registry import hub as hub_module
 from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
@@ -244,6 +245,7 @@ class PairChecks:
             target = ModelFile(local(entry), may_embed=True)
             target.check_written()
             yield _file(role, target.header)
+            yield from _sampling(target.header, entry)
             if self._reads_all:
                 yield contents(f"{role} file", target.header, entry)
             if target.embeds_only:
@@ -511,6 +513,13 @@ def _way(model: Model | Head) -> str:
 def _trained(header: Header) -> int:
     n_ctx = header.of_architecture("context_length", 0)
     return n_ctx if isinstance(n_ctx, int) else 0
+
+
+def _sampling(header: Header, entry: Entry) -> Iterator[Check]:
+    values, sources = default_sampling(header.metadata, entry.sampling, {})
+    found = ", ".join(f"{name} {values[name]} ({source})" for name, source in sources.items())
+    if found:
+        yield Check("sampling", "ok", f"defaults of requests: {found}")
 
 
 def _file(role: str, header: Header) -> Check:

@@ -672,13 +672,11 @@ class VisionModel(Model):
         return token < IMAGE_IDS and super().is_end(token)
 
 
-def check_images_possible(parallel: int | str, rpc: Sequence[str]) -> None:
+def check_images_possible(rpc: Sequence[str]) -> None:
     """Reject options that cannot be combined with a projector.
 
     Raises:
-        OptionConflictError: There are several slots, or workers.
+        OptionConflictError: There are workers.
     """
-    if parallel not in (1, "auto"):
-        raise OptionConflictError(Option("mmproj"), Option("parallel", parallel))
     if rpc:
         raise OptionConflictError(Option("mmproj"), Option("rpc"))

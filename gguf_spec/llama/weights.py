@@ -154,6 +154,8 @@ class Weights(OfOneProcess):
         """Read the properties that are needed often, or after `close`."""
         of_model, of_vocab = self.native.model, self.native.vocab
         self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
+        self.n_params: int = of_model(C.llama_model_n_params)
+        self.n_embd: int = of_model(C.llama_model_n_embd)
         # a damaged number is negative
         self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))
         self.can_roll_back = not (

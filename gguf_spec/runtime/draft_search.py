@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import GgufSpecError, Pull, Text, VocabularyMismatchError
 from ..gguf.header import Header
@@ -67,6 +67,8 @@ class LoadOptions:
         progress: As for `load`.
         on_measure: As for `load`.
         notes: Explanations of the choice of the target.
+        sampling: Default sampling options, before those of models.yaml and of the file.
+        chat_template: As for `load`.
     """
 
     entry: Entry
@@ -84,6 +86,8 @@ class LoadOptions:
     progress: OnProgress | None = None
     on_measure: Callable[[], object] | None = None
     notes: Sequence[str] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
 
     @property
     def is_plain(self) -> bool:

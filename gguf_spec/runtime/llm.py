@@ -102,8 +102,10 @@ class LLM(OfOneProcess):
         prompt: `text` or `chat`: the form of a bare prompt. It comes from the registry; otherwise
             it is `chat` if the file has a chat template.
         speculation: Default draft options of a request.
-        sampling: Default sampling options of a request: those of models.yaml for the model,
-            otherwise the package defaults.
+        sampling: Default sampling options of a request: those given to `load`, of models.yaml for
+            the model, of its file, otherwise the package defaults.
+        sampling_sources: Name of a default that is not the package's -> where it comes from:
+            `option`, `models.yaml` or `file`.
         notes: Explanations of unexpected behaviour, such as an unused draft. One sentence each.
         draft_notes: Those of `notes` that are about the choice of the draft.
         parallel_reason: Why `parallel` has its value; empty if the caller gave the number.
@@ -121,11 +123,12 @@ class LLM(OfOneProcess):
         draft_notes: Sequence[str] = (),
         prefix_memory: int = 0,
         parallel_reason: str = "",
+        sampling_sources: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.draft_name = pair.draft.label if pair.draft else None
         self.prompt, self.speculation, self.notes = prompt, speculation, tuple(notes)
-        self.sampling = sampling or Sampling()
+        self.sampling, self.sampling_sources = sampling or Sampling(), dict(sampling_sources or {})
         self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._embedder: Embedder | None = None  # created with the first texts, as the next one
@@ -486,6 +489,14 @@ class LLM(OfOneProcess):
         """Approximate memory of the weights and caches, in bytes."""
         parts = (self._target, self._draft, self._embedder, self._scorer)
         return sum(one.memory_bytes for one in parts if one)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """Numbers of the target's file, with llama-server's names."""
+        names = ("n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params")
+        found: dict[str, int] = {name: getattr(self._target, name) for name in names}
+        kind = self._target.vocabulary["type"]
+        return found | {"vocab_type": kind, "size": self._target.weight_bytes}
 
     @property
     def generates(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,7 @@ from ..options import (
     Speculation,
     check_types,
     checked,
+    default_sampling,
     no_such_option,
 )
 from ..registry.download import path as local
@@ -92,6 +93,8 @@ def load(
     pooling: str | None = None,
     reference: str | Path | None = None,
     shared_drafts: bool = False,
+    sampling: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
     models_file: str | Path | None = None,
     progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
@@ -141,8 +144,9 @@ def load(
         kernels: `stock` for the kernels of llama.cpp; `auto` for those of this package where they
             work, or what the environment variable `GGUF_SPEC_KERNELS` names. One value per process:
             the first model decides.
-        mmproj: The projector file (mmproj) of a vision model, so that prompts may have images. It
-            cannot be combined with `parallel` above 1 or `rpc`.
+        mmproj: The projector file (mmproj) of a vision model, so that prompts may have images.
+            Requests then run one at a time, whatever `parallel` is. It cannot be combined with
+            `rpc`.
         lora: LoRA adapters of the target as GGUF files: one or several, each alone or in a pair
             with its scale.
         draft_lora: LoRA adapters of the draft model.
@@ -166,6 +170,9 @@ def load(
         shared_drafts: Let drafts also come from the answers of earlier requests of this LLM, the
             last 32,768 tokens. The texts stay the same, but a caller can find out by the time of an
             answer that another one got a text like it; so the default is False.
+        sampling: Default sampling options by name, such as `{"temperature": 0.2}`. They count
+            before those of models.yaml, and these before those of the file (`general.sampling`).
+        chat_template: A Jinja template in place of that of the file.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
         on_measure: Called before the pass costs of these models are measured: once per machine, and
@@ -199,6 +206,8 @@ def load(
         entry, notes = chosen.entry, [chosen.note] if chosen.note else []
     else:
         entry = resolve(model, named)
+    if chat_template is not None and "{" not in chat_template:
+        raise InvalidOptionError("chat_template", chat_template[:60], "a template in Jinja")
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(
@@ -234,13 +243,15 @@ def load(
         draft,
         parallel,
         speculation,
-        choose_projector(mmproj, file, options, parallel),
+        choose_projector(mmproj, file, options),
         text,
         shared_drafts,
         prefix_memory,
         progress,
         on_measure,
         notes,
+        {name: checked(name, value) for name, value in (sampling or {}).items()},
+        chat_template,
     )
     return _open_embedder(given) if file.embeds_only else _open(plan(given))
 
@@ -284,7 +295,6 @@ def choose_projector(
     mmproj: str | Path | None,
     file: ModelFile,
     options: ContextOptions,
-    parallel: int | Literal["auto"],
 ) -> Header | None:
     """Return the header of the projector, after all tests of it; None without one.
 
@@ -299,7 +309,7 @@ def choose_projector(
 
     if file.embeds_only:
         raise NoGenerationError(file.path, file.header.architecture)
-    check_images_possible(parallel, options.rpc)
+    check_images_possible(options.rpc)
     header = read_projector(Path(mmproj))
     free = available_bytes()
     if free is not None and header.file_bytes > free:
@@ -326,6 +336,7 @@ def _open(plan: Plan) -> LLM:
         target = _load_model(given.file, plan.target, next(shares), given.projector)
         opened.callback(target.close)
         target.depth_costs = costs
+        target.chat_template = given.chat_template or target.chat_template
         drafter: Model | Head | None = None
         translation: Translation | None = None
         if target.why_plain and not given.is_plain:
@@ -354,7 +365,7 @@ def _open(plan: Plan) -> LLM:
             pair,
             prompt=given.entry.prompt or ("chat" if target.chat_template else "text"),
             speculation=given.speculation or Speculation(k=0 if given.is_plain else K_MAX),
-            sampling=Sampling(**given.entry.sampling),
+            **_sampling(given),
             notes=notes,
             draft_notes=draft_notes,
             prefix_memory=n_kept_bytes,
@@ -363,6 +374,13 @@ def _open(plan: Plan) -> LLM:
         _measure(llm, pair)
         opened.pop_all()
         return llm
+
+
+def _sampling(given: LoadOptions) -> dict[str, Any]:
+    """Return the default sampling options, and where they come from."""
+    metadata, of_entry = given.file.header.metadata, given.entry.sampling
+    values, sources = default_sampling(metadata, of_entry, given.sampling)
+    return {"sampling": Sampling(**values), "sampling_sources": sources}
 
 
 def _measure(llm: LLM, pair: ModelPair) -> None:
@@ -394,7 +412,7 @@ def _open_embedder(given: LoadOptions) -> LLM:
             ModelPair(target, None),
             prompt="text",
             speculation=Speculation(k=0),
-            sampling=Sampling(**given.entry.sampling),
+            **_sampling(given),
             notes=notes,
         )
         opened.pop_all()

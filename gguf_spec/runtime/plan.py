@@ -233,10 +233,10 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
         load: The options of the load.
         files: Files and options of the target, and of its draft if there is one.
     """
+    if load.projector and load.parallel != 1:
+        return 1, "prompts with images are read one by one"
     if load.parallel != "auto":
         return load.parallel, ""
-    if load.projector:
-        return 1, "prompts with images are read one by one"
     if load.speculation and load.speculation.strict:
         return 1, "strict needs passes without other requests"
     room = parallel_in_room([(file.header, options) for file, options in files], AUTO_PARALLEL_MAX)

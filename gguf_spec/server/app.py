@@ -36,9 +36,9 @@ from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
 from .fields import NOT_APPLIED, NOTED
-from .infill import INFILL_EVENTS, InfillReply, read_infill
+from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
 from .jobs import JOB, Job, with_grammar
-from .messages_api import MessageReply, count_route, read_request
+from .messages_api import MessageReply, prompt_routes, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
@@ -143,6 +143,8 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
     return (
         ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
+        ApiFormat("/completion", read_completion, InfillReply, INFILL_EVENTS),
+        ApiFormat("/completions", read_completion, InfillReply, INFILL_EVENTS),
         ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
         ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS, at_once=answer_at_once),
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
@@ -198,7 +200,7 @@ class App:
                 for path, route in (EMBEDDING_ROUTES | OLLAMA_EMBEDDING_ROUTES).items()
             ),
             *ollama_routes(self._pool, self._models, self._bodies),
-            count_route(self._models, self._bodies),
+            *prompt_routes(self._models, self._bodies),
             *self._models.routes,
             *(Route(path, self._health, methods=["GET"]) for path in _HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
@@ -235,7 +237,7 @@ class App:
         """Check host, origin and API key, count the request, and hide the details of errors."""
         if scope["type"] != "http":
             return
-        scope["path"] = path = scope["path"].removesuffix("/") or "/"
+        scope["path"] = path = self._path(scope["path"].removesuffix("/") or "/")
         status = 499  # recorded if no response was sent
         noted: list[str] = []
         NOTED.set(noted)
@@ -271,6 +273,12 @@ class App:
             label = next(labels, "other")
             self._totals.count(label, status)
             _log_request(scope, label, status)
+
+    def _path(self, path: str) -> str:
+        """Return the path of the route for a path, which may lack the version."""
+        known = [one.path_regex.match for one in self._routes]
+        lacks = not (path.startswith("/v1/") or any(match(path) for match in known))
+        return f"/v1{path}" if lacks and any(match(f"/v1{path}") for match in known) else path
 
     def _check(self, path: str, headers: Headers) -> ApiError | None:
         host, key = headers.get("host", ""), self._settings.api_key
@@ -473,7 +481,8 @@ class App:
     async def _metrics(self, _: Request) -> Response:
         worker, llms = self.worker, self._pool.loaded_llms()
         text = self._totals.text(worker.n_waiting, worker.n_running, llms)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        headers = {"Process-Start-Time-Unix": str(self._since)}
+        return PlainTextResponse(text, headers=headers, media_type="text/plain; version=0.0.4")
 
     async def _description(self, _: Request) -> Response:
         return JSONResponse(

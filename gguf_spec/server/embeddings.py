@@ -44,16 +44,30 @@ EMBEDDING = s.obj(
         "user?": s.unread({"description": "No effect. Identifies the user of the client."}),
     }
 )
+_NORMS = "must be 2 for vectors of the length 1, or -1 for vectors as they are."
+NATIVE_EMBEDDING = s.obj(
+    {
+        "model?": s.TEXT.schema,
+        **dict.fromkeys(("content?", "input?"), s.texts(TEXTS_MAX, _TEXTS_FACT)),
+        "embd_normalize?": s.one_of((-1, 2), _NORMS),
+    }
+)
 _DOCUMENT = Shape({"anyOf": [s.TEXT.schema, s.object_of({"text": s.TEXT})]}, _document)
+_WHOLE = s.unread({"description": "No effect. A document that is too long is an error."})
+_CUTS = ("truncate", "truncation_direction", "max_chunks_per_doc", "max_tokens_per_doc")
+_RAW = s.unread({"description": "No effect. Scores are those of the model."})
 RERANK = s.obj(
     {
         "model?": s.TEXT.schema,
         "query": s.TEXT,
-        "documents": s.array(
-            _DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX
+        **dict.fromkeys(
+            ("documents?", "texts?"),
+            s.array(_DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX),
         ),
-        "top_n?": DIMENSIONS,
-        "return_documents?": s.FLAG,
+        **dict.fromkeys(("top_n?", "top_k?"), DIMENSIONS),
+        **dict.fromkeys(("return_documents?", "return_text?"), s.FLAG),
+        **dict.fromkeys((f"{name}?" for name in _CUTS), _WHOLE),
+        "raw_scores?": _RAW,
     }
 )
 CHOOSE = s.obj(
@@ -90,7 +104,7 @@ class TaskRoute(NamedTuple):
     """
 
     body: Shape
-    work: Callable[[dict[str, Any], LLM, TaskRun], dict[str, Any]]
+    work: Callable[[dict[str, Any], LLM, TaskRun], Any]
     names: dict[str, str]
 
 
@@ -133,13 +147,35 @@ def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, An
     return {"object": "list", "data": data, "model": llm.name, "usage": usage}
 
 
-def _ranks(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
-    documents = request["documents"]
+def _native_embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
+    """Return the embeddings in llama-server's own form: rows for each text."""
+    texts, norm = request.get("content", request.get("input")), request.get("embd_normalize", 2)
+    if texts is None:
+        raise invalid_value("content", "is missing.")
+    if llm.pooling == "rank":
+        check_pooling(llm)
+    ids = encode_texts(llm.vocabulary, texts, special=True)
+    rows = llm.embed(ids, on_pass=run.check, normalize=norm == 2)
+    run.totals.embedded(sum(map(len, ids)))
+    found = [one.tolist() if llm.pooling == "none" else [one.tolist()] for one in rows]
+    return [{"index": i, "embedding": one} for i, one in enumerate(found)]
+
+
+def _ranks(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
+    """Return documents by their scores; `texts`, as of TEI, get an answer in its form."""
+    documents = request.get("documents", request.get("texts"))
+    if documents is None:
+        raise invalid_value("documents", "is missing.")
     tokens = llm.rank_tokens(request["query"], documents)
     scores = [float(row[0]) for row in llm.embed(tokens, on_pass=run.check)]
     n_tokens = sum(map(len, tokens))
     run.totals.embedded(n_tokens)
-    best = sorted(range(len(scores)), key=lambda i: -scores[i])[: request.get("top_n")]
+    most = request.get("top_n", request.get("top_k"))
+    best = sorted(range(len(scores)), key=lambda i: -scores[i])[:most]
+    if "documents" not in request:
+        shows = request.get("return_text")
+        texts = [{"text": documents[i]} if shows else {} for i in best]
+        return [{"index": i, "score": scores[i]} | one for i, one in zip(best, texts, strict=True)]
     results = [
         {"index": i, "relevance_score": scores[i]}
         | ({"document": {"text": documents[i]}} if request.get("return_documents") else {})
@@ -176,6 +212,10 @@ def check_pooling(llm: LLM) -> None:
 # Path -> route.
 EMBEDDING_ROUTES = {
     "/v1/embeddings": TaskRoute(EMBEDDING, _embeddings, {"texts": "input", "prompt": "input"}),
+    **dict.fromkeys(
+        ("/embedding", "/embeddings"),
+        TaskRoute(NATIVE_EMBEDDING, _native_embeddings, {"texts": "content", "prompt": "content"}),
+    ),
     "/v1/choose": TaskRoute(CHOOSE, _choose, {"options": "options"}),
     **dict.fromkeys(
         RERANK_PATHS, TaskRoute(RERANK, _ranks, {"texts": "documents", "prompt": "documents"})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..results import Chunk, Completion
+from ..options import Sampling
+from ..results import Chunk, Completion, Stats
 from ..tools.families import Family
 from .errors import ApiError
 
@@ -23,11 +24,13 @@ class Started:
         model: Name of the model.
         family: Syntax of its tool calls.
         n_prompt: Number of tokens of the prompt.
+        sampling: Sampling options, those that hold where the request has none included.
     """
 
     model: str
     family: Family
     n_prompt: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,23 @@ class TokenInfo:
         text: Text of the token.
         piece: Bytes of the token.
         logprob: Log-probability; at least -9999.
+        id: The token.
         top: Most likely tokens at this position.
     """
 
     text: str
     piece: bytes
     logprob: float
+    id: int
     top: tuple[TokenInfo, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the token and its alternatives as an object of OpenAI's and Ollama's answers."""
-        return self._alone() | {"top_logprobs": [one._alone() for one in self.top]}
+    def to_dict(self, with_id: bool = False) -> dict[str, Any]:
+        """Return the token and its alternatives as an object of answers, perhaps with the ids."""
+        return self._alone(with_id) | {"top_logprobs": [one._alone(with_id) for one in self.top]}
 
-    def _alone(self) -> dict[str, Any]:
-        return {"token": self.text, "logprob": self.logprob, "bytes": list(self.piece)}
+    def _alone(self, with_id: bool) -> dict[str, Any]:
+        found = {"token": self.text, "logprob": self.logprob, "bytes": list(self.piece)}
+        return {"id": self.id} | found if with_id else found
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,13 @@ class ChunkEvent:
         chunk: The chunk.
         logprobs: Its tokens with log-probabilities; empty unless requested.
         index: Index of the choice.
+        stats: Statistics of the choice up to here.
     """
 
     chunk: Chunk
     logprobs: tuple[TokenInfo, ...]
     index: int = 0
+    stats: Stats = field(default_factory=Stats)
 
 
 @dataclass(frozen=True)
@@ -126,4 +134,5 @@ def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
 def _name(llm: LLM, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:
     text = llm.token_text(token)
     # JSON has no infinity: log-probabilities are at least -9999.
-    return TokenInfo(text, llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top)
+    piece = llm.token_bytes(token) or text.encode()
+    return TokenInfo(text, piece, max(logprob, -9999.0), token, top)

@@ -157,7 +157,7 @@ OTHER_FIELDS: dict[str, OtherField] = {
     **_refused("There are no built-in tools.", _MESSAGES, mcp_servers=([],), container=("", {})),
     # llama-server
     **_any("The slot with the longest known prefix is taken.", "id_slot", "slot_id"),
-    **_any("`usage` and `timings` have the times.", "timings_per_token", "sse_ping_interval"),
+    **_any("`timings` has the times.", "timings_per_token", "sse_ping_interval"),
     **_any("Mirostat sampling is off.", "mirostat_tau", "mirostat_eta"),
     **_any("The temperature is constant.", "dynatemp_exponent"),
     **_noted("The temperature is constant.", dynatemp_range=(0,), dynamic_temperature=(False,)),
@@ -190,8 +190,6 @@ OTHER_FIELDS: dict[str, OtherField] = {
     **_noted("Stop strings are left out.", no_stop_trim=(False,)),
     **_refused("Stop strings are left out.", include_stop_str_in_output=(False,)),
     **_refused("An answer is a new message.", _CHAT, echo=(False,)),
-    **_refused("An answer is a new message.", _CHAT, add_generation_prompt=(True,)),
-    **_refused("An answer is a new message.", _CHAT, continue_final_message=(False,)),
     **_refused("The template of the model is used.", _CHAT, chat_template=("",), documents=([],)),
     **_refused("A prompt that is too long is an error.", truncate_prompt_tokens=(-1,)),
     **_refused("Probabilities of the prompt are not sent.", prompt_logprobs=(False,)),

@@ -1,19 +1,20 @@
-"""Route `/infill` of llama-server: the text between a prefix and a suffix."""
+"""llama-server's own routes: `/completion`, and `/infill`, the text between two others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..options import Sampling, Speculation
+from ..options import SAMPLING, Sampling, Speculation
 from ..sampling.chain import InfillSampling
 from ..sampling.infill import MOST
 from . import schema as s
 from .errors import invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started
-from .replies import DATA_EVENTS, Reply, finish_reason
-from .requests import CHOICES_MAX, SHARED, Body, CompletionRequest, LineLimits, request_of
+from .replies import DATA_EVENTS, Reply, finish_reason, timings
+from .requests import CHOICES_MAX, FORMATS, SHARED, Body, CompletionRequest, request_of, schema_in
 
 # Samplers in the order of the chain, with the values of options that switch them off.
 SAMPLERS: dict[str, dict[str, float]] = {
@@ -35,29 +36,65 @@ def _are_in_order(value: Any) -> bool:
 
 
 _FILE = s.obj({"text": s.TEXT, "filename?": s.TEXT}, ignored=("time",))
-_TIME = {"type": "integer", "description": "Milliseconds; below 1 for no limit."}
+_NATIVE = SHARED | FORMATS
+_NATIVE |= {
+    "samplers": s.checked(
+        s.array_of(s.one_of(SAMPLERS), len(SAMPLERS)),
+        _are_in_order,
+        f"must be an array of some of {', '.join(SAMPLERS)}, in this order.",
+    ),
+    "n_indent": s.whole_number(0, 1_000_000),
+    "n_cmpl": s.whole_number(1, CHOICES_MAX),
+    "t_max_prompt_ms": s.unread({"description": "No effect, as in llama-server."}),
+    "response_fields": s.array(s.TEXT, "must be an array of names."),
+    "return_tokens": s.FLAG,
+}
+_PIECE: dict[str, Any] = {"anyOf": [s.TEXT.schema, s.COUNT]}
+_OBJECT = s.object_of({"prompt_string": s.TEXT})
+_ONE: dict[str, Any] = {"anyOf": [s.TEXT.schema, _OBJECT, s.array_of(_PIECE)]}
+_PROMPT = s.given({"anyOf": [*_ONE["anyOf"], s.array_of(_ONE, CHOICES_MAX)]})
+COMPLETION = Body("text", _NATIVE | {"prompt": _PROMPT}, "prompt")
 INFILL = Body(
     "text",
-    SHARED
+    _NATIVE
     | {
         "input_prefix": s.TEXT,
         "input_suffix": s.TEXT,
         "input_extra": s.array(_FILE, "must be an array of files."),
         "prompt": s.TEXT,
-        "samplers": s.checked(
-            s.array_of(s.one_of(SAMPLERS), len(SAMPLERS)),
-            _are_in_order,
-            f"must be an array of some of {', '.join(SAMPLERS)}, in this order.",
-        ),
-        "n_indent": s.whole_number(0, 1_000_000),
-        "n_cmpl": s.whole_number(1, CHOICES_MAX),
-        "t_max_prompt_ms": s.unread({"description": "No effect, as in llama-server."}),
-        "t_max_predict_ms": s.checked(_TIME, s.is_count, "must be a whole number."),
-        "response_fields": s.array(s.TEXT, "must be an array of names."),
     },
     "input_prefix",
 )
 INFILL_EVENTS = DATA_EVENTS._replace(end=b"")
+
+
+def _prompts(value: Any) -> tuple[Any, ...]:
+    """Return the prompts of a body; an array with an id is one prompt, and may have texts, too."""
+
+    def read(one: Any, at: str) -> Any:
+        if isinstance(one, dict):
+            if one.get("multimodal_data"):
+                raise s.unsupported(f"{at}.multimodal_data", "is not supported: use chats.")
+            return s.TEXT.read(one.get("prompt_string"), f"{at}.prompt_string")
+        if isinstance(one, str) or (
+            isinstance(one, list) and all(isinstance(x, str) or s.is_count(x) for x in one)
+        ):
+            return one
+        raise invalid_value(at, "must be a text, token ids, an object, or an array of these.")
+
+    is_one = not isinstance(value, list) or any(map(s.is_count, value)) or not value
+    found = [value] if is_one else value
+    if len(found) > CHOICES_MAX:
+        raise invalid_value("prompt", f"may contain at most {CHOICES_MAX} prompts.")
+    return tuple(read(one, "prompt" if is_one else f"prompt[{i}]") for i, one in enumerate(found))
+
+
+def read_completion(
+    data: dict[str, Any], default: Speculation, most: int | None
+) -> CompletionRequest:
+    """Convert the body of a request to `/completion`, as `read_infill` does that of `/infill`."""
+    data, names = COMPLETION.read(data)
+    return _native(data, _prompts(data["prompt"]), default, most, names | {"prompt": "prompt"})
 
 
 def read_infill(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
@@ -76,25 +113,31 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
     data, names = INFILL.read(data)
     # `suffix` is what a model without the tokens for it refuses, and here that is every request.
     names |= {"prompt": "input_prefix", "suffix": "model"}
+    prefix = data["input_prefix"] + data.get("prompt", "")
+    files = [(one.get("filename", "tmp"), one["text"]) for one in data.get("input_extra", ())]
+    request = _native(data, (prefix,), default, most, names)
+    return replace(request, suffix=data.get("input_suffix", ""), files=tuple(files))
+
+
+def _native(
+    data: dict[str, Any],
+    prompts: tuple[Any, ...],
+    default: Speculation,
+    most: int | None,
+    names: dict[str, str],
+) -> CompletionRequest:
     samplers = data.get("samplers")
     data |= {"n": data["n_cmpl"]} if "n_cmpl" in data else {}
     if samplers is not None:
         for name in SAMPLERS.keys() - samplers:
             data |= SAMPLERS[name]
-    prefix = data["input_prefix"] + data.get("prompt", "")
-    files = [(one.get("filename", "tmp"), one["text"]) for one in data.get("input_extra", ())]
-    request = request_of(data, (prefix,), default, most, names)
+    names = {"json_schema": "response_format"} | names
+    data["json_schema"] = schema_in(data, names)
+    request = request_of(data, prompts, default, most, names)
     if samplers and "infill" in samplers:
         request = replace(request, sampling=_infilling(request.sampling, samplers))
-    indent, most_ms = data.get("n_indent", 0), data.get("t_max_predict_ms", 0)
-    most_s = min(most_ms, 10**9) / 1000 if most_ms > 0 else None
-    return replace(
-        request,
-        suffix=data.get("input_suffix", ""),
-        files=tuple(files),
-        lines=LineLimits(indent, most_s) if indent or most_s else None,
-        more=tuple(data.get("response_fields", ())),
-    )
+    more = tuple(data.get("response_fields", ())), data.get("return_tokens", False)
+    return replace(request, more=more)
 
 
 def _infilling(sampling: Sampling, samplers: Collection[str]) -> InfillSampling:
@@ -122,10 +165,10 @@ def _nested(answer: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 
 class InfillReply(Reply):
-    """Reply in the format of llama-server's own routes.
+    """Reply of llama-server's own routes.
 
-    `more` of the request has the paths of the fields of the last object that are sent; empty for
-    all.
+    `more` of the request has the paths of the fields of the last object that are sent, empty for
+    all, and whether a whole answer has the ids of its tokens.
     """
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
@@ -135,8 +178,10 @@ class InfillReply(Reply):
             request: The request.
             started: The first event of its job.
         """
-        self._model, self._stream, self._paths = started.model, request.stream, request.more
+        self._asked, self._started = request, started
+        self._paths, self._has_tokens = request.more
         self._texts, self._last = [""] * request.n_choices, dict[int, dict[str, Any]]()
+        self._probabilities: dict[int, list[dict[str, Any]]] = {}
 
     def complete(self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]) -> Any:
         """Return the last object of each choice: one object, or an array of several."""
@@ -152,39 +197,58 @@ class InfillReply(Reply):
         if not (event.chunk.tokens or event.chunk.text):
             return []
         self._texts[event.index] += event.chunk.text
-        return [{"index": event.index, "content": event.chunk.text, "stop": False}]
+        made: dict[str, Any] = {"index": event.index, "content": event.chunk.text}
+        made |= {"tokens": [*event.chunk.tokens], "stop": False}
+        if event.logprobs:
+            made["completion_probabilities"] = [one.to_dict(True) for one in event.logprobs]
+            some = self._probabilities.setdefault(event.index, [])
+            some += made["completion_probabilities"]
+        if "timings" in self._asked.each:
+            made["timings"] = timings(event.stats)
+        return [made]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         """Return the last object of a choice, with the counts."""
         result, stats = ended.result, ended.result.stats
         is_full = finish_reason(result.finish_reason, ended.why) == "length"
         stop_type = "limit" if is_full else "eos" if result.stop_string is None else "word"
-        n_read, n_made = stats.n_prompt - stats.n_cached, stats.n_generated
-        read_ms, made_ms = 1000 * stats.prompt_s, 1000 * (stats.total_s - stats.prompt_s)
+        is_stream, index = self._asked.stream, ended.index
+        prompt = self._asked.prompts[index // self._asked.n]
         answer = {
-            "index": ended.index,
-            "content": "" if self._stream else self._texts[ended.index],
+            "index": index,
+            "content": "" if is_stream else self._texts[index],
+            "tokens": [*result.tokens] if self._has_tokens and not is_stream else [],
             "stop": True,
             "stop_type": stop_type,
             "stopping_word": (result.stop_string if stop_type == "word" else None) or "",
-            "model": self._model,
+            "model": self._started.model,
             "seed": result.seed,
-            "tokens_predicted": n_made,
+            "tokens_predicted": stats.n_generated,
             "tokens_evaluated": stats.n_prompt,
             "tokens_cached": stats.n_cached,
+            "generation_settings": native_params(self._started.sampling)
+            | {"seed": result.seed, "stream": is_stream},
+            "prompt": prompt if isinstance(prompt, str) else "",
+            "has_new_line": "\n" in self._texts[index],
             "truncated": False,
-            "timings": {
-                "prompt_n": n_read,
-                "prompt_ms": read_ms,
-                "prompt_per_token_ms": read_ms / max(1, n_read),
-                "prompt_per_second": 1000 * n_read / read_ms if read_ms else 0.0,
-                "predicted_n": n_made,
-                "predicted_ms": made_ms,
-                "predicted_per_token_ms": made_ms / max(1, n_made),
-                "predicted_per_second": stats.tokens_per_s,
-                "draft_n": stats.n_drafted,
-                "draft_n_accepted": stats.n_accepted,
-            },
+            "timings": timings(stats),
         }
-        self._last[ended.index] = _nested(answer, self._paths) if self._paths else answer
-        return [self._last[ended.index]]
+        if not is_stream and index in self._probabilities:
+            answer["completion_probabilities"] = self._probabilities[index]
+        self._last[index] = _nested(answer, self._paths) if self._paths else answer
+        return [self._last[index]]
+
+
+def native_params(sampling: Sampling) -> dict[str, Any]:
+    """Return sampling options with llama-server's names beside those here."""
+    found = {name: getattr(sampling, name) for name in SAMPLING}
+    most, biases = -1 if sampling.max_tokens is None else sampling.max_tokens, sampling.logit_bias
+    return found | {
+        "logit_bias": [{"token": k, "bias": x} for k, x in biases.items() if math.isfinite(x)],
+        "max_tokens": most,
+        "n_predict": most,
+        "repeat_last_n": sampling.penalty_last_n,
+        "n_probs": sampling.logprobs or 0,
+        "grammar": sampling.grammar or "",
+        "samplers": [name for name in SAMPLERS if name != "infill"],
+    }

@@ -110,12 +110,14 @@ class Choice:
     Attributes:
         index: Index of the choice.
         seed: Its seed; 0 if the generation draws one.
+        sampling: Its sampling options.
         open: Starts the generation. Its argument is called after each pass that reads the prompt.
         unenforced: As in `CompletionRequest`.
     """
 
     index: int
     seed: int
+    sampling: Sampling
     open: Callable[..., Stream]
     unenforced: Unenforced | None = None
 
@@ -125,6 +127,15 @@ class Choice:
             return []
         found = self.unenforced.faults(result.text, family_of(llm.chat_template or ""))
         return [f"{name}{':' if name else ''}{fault}" for name, fault in found]
+
+
+def _joined(prompt: Any, llm: LLM) -> Any:
+    """Return a prompt of token ids and texts as token ids; others as they are."""
+    if not (isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)):
+        return prompt
+    tokenize = partial(llm.vocabulary.tokenize, special=True)
+    parts = [tokenize(x, start=i == 0) if isinstance(x, str) else [x] for i, x in enumerate(prompt)]
+    return [token for part in parts for token in part]
 
 
 def _thinks(options: Mapping[str, Any]) -> bool:
@@ -140,9 +151,7 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
     """
     request = with_grammar(request, llm)
     request = request.fit(request, llm) if request.fit else request
-    sampling, tools = request.sampling, request.tools.tools or None
-    if request.reasoning.budget is not None and llm.can_think:
-        sampling = replace(sampling, think_budget=request.reasoning.budget)
+    sampling, tools = _sampling_of(request, llm), request.tools.tools or None
     options = request.reasoning.options(llm) | {"tools": tools}
     if request.operation == "chat":
         request = replace(request, prompts=tuple(seen(one, llm) for one in request.prompts))
@@ -153,6 +162,8 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
         # The grammar allows no reasoning, and an answer that has begun could not call.
         options["think"] = None
         (options["chat_template_kwargs"] or {}).pop("enable_thinking", None)
+    if request.prefill and options["think"]:
+        options["think"] = None  # the answer has begun
     if sampling.seed is None and request.n_choices > 1:
         sampling = replace(sampling, seed=secrets.randbits(32))
     first = sampling.seed or 0
@@ -173,9 +184,22 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
     for index in range(request.n_choices):
         if sampling.seed is not None:
             sampling = replace(sampling, seed=seed_of(first, index % request.n))
-        prompt = request.prompts[index // request.n]
+        prompt = _joined(request.prompts[index // request.n], llm)
         begun = partial(begin, prompt, sampling)
-        yield Choice(index, sampling.seed or 0, begun, request.unenforced)
+        yield Choice(index, sampling.seed or 0, sampling, begun, request.unenforced)
+
+
+def _sampling_of(request: CompletionRequest, llm: LLM) -> Sampling:
+    """Return the sampling options of a request, with those of the model that it does not have."""
+    sampling, names = request.sampling, llm.sampling_sources.keys() - request.given
+    held = {name: getattr(llm.sampling, name) for name in names}
+    if request.reasoning.budget is not None and llm.can_think:
+        held["think_budget"] = request.reasoning.budget
+    if request.biases:
+        held["logit_bias"] = biases = dict(sampling.logit_bias)
+        for text, bias in request.biases:
+            biases |= dict.fromkeys(llm.vocabulary.tokenize(text, special=True, start=False), bias)
+    return replace(sampling, **held) if held else sampling
 
 
 def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:

@@ -6,12 +6,12 @@ import base64
 import contextlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from ..errors import ClosedError
@@ -21,10 +21,10 @@ from ..tools.families import ToolUse
 from ..tools.source import parse as parse_arguments
 from . import requests as chat
 from . import schema as s
-from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal, invalid_value
+from .errors import NO_THREADS, ApiError, anthropic_error, as_refusal
 from .events import ChoiceEnded, Started
 from .fields import note
-from .model_routes import COUNTED_MAX
+from .model_routes import COUNTED_MAX, piece_of
 from .replies import PartsReply, finish_reason, usage
 from .requests import Body, BodyReader, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
@@ -230,9 +230,6 @@ def read_request(
         if not one.get("defer_loading") or one["name"] in referenced
     ]
     messages = [*system, *(one for message in data["messages"] for one in _converted(message))]
-    if messages[-1]["role"] == "assistant":
-        fact = "must end with a message of the user: an answer cannot be continued."
-        raise invalid_value("messages", fact)
     config, thinking = data.get("output_config", {}), data.get("thinking", {})
     effort, kwargs = EFFORTS.get(config.get("effort")), data.get("chat_template_kwargs", {})
     think, budget = _THINK.get(thinking.get("type")), thinking.get("budget_tokens")
@@ -336,25 +333,30 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
     return read
 
 
-def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
-    """Return the route that counts the tokens of a prompt.
+def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
+    """Return the routes that count the tokens of a prompt, or show it.
 
     Args:
         models: Looks models up.
         bodies: Reads the bodies of requests.
     """
 
-    async def count(request: Request) -> Response:
+    async def answer(read: Callable[..., CompletionRequest], shows: bool, request: Request) -> Any:
         body = await bodies.receive(request)
         data = await bodies.convert(body, chat.parse, body)
-        parsed = await bodies.convert(body, read_request, data, Speculation(), None, PROMPT)
+        parsed = await bodies.convert(body, read, data, Speculation(), None)
 
         def look(llm: LLM) -> dict[str, Any]:
             options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
-            options["most"] = max(llm.n_ctx, COUNTED_MAX)
+            options |= {"most": max(llm.n_ctx, COUNTED_MAX), "prefill": parsed.prefill}
             try:
                 messages = chat.seen(parsed.prompts[0], llm)
-                return {"input_tokens": len(llm.tokenize(messages, **options))}
+                ids = llm.tokenize(messages, **options)
+                if not shows:
+                    return {"input_tokens": len(ids)}
+                starts = ids[:1] == [llm.vocabulary.vocabulary["bos"]]  # each prompt gets it
+                text = b"".join(piece_of(llm, one) for one in ids[starts:])
+                return {"prompt": text.decode("utf-8", "replace")}
             except ClosedError:
                 raise
             except Exception as error:
@@ -362,7 +364,15 @@ def count_route(models: ModelRoutes, bodies: BodyReader) -> Route:
 
         return await models.look(data.get("model"), look)
 
-    return Route("/v1/messages/count_tokens", count, methods=["POST"])
+    counted = partial(read_request, described=PROMPT)
+    return [
+        Route(path, partial(answer, read, shows), methods=["POST"])
+        for path, read, shows in (
+            ("/v1/messages/count_tokens", counted, False),
+            ("/v1/chat/completions/input_tokens", chat.read_chat, False),
+            ("/apply-template", chat.read_chat, True),
+        )
+    ]
 
 
 # ---- answers

@@ -197,7 +197,39 @@ class Metrics:
             for part in ("_bucket", "_sum", "_count"):
                 series = values.get(name + part, {}).items()
                 lines += [f"{name}{part}{label} {value}\n" for label, value in series]
-        return "".join(lines)
+        return "".join(lines) + _as_llama_server(values, n_waiting, n_running)
+
+
+def _as_llama_server(
+    values: Mapping[str, Mapping[str, float]], n_waiting: int, n_running: int
+) -> str:
+    """Return the metrics with llama-server's names, which dashboards for it read."""
+    sums = {name: sum(some.values()) for name, some in values.items()}
+    read_s = values["time_seconds_total"][_label(part="prompt")]
+    made_s = sums["time_seconds_total"] - read_s
+    n_read = sums["prompt_tokens_total"] - sums["cached_prompt_tokens_total"]
+    n_made = sums["generated_tokens_total"]
+    numbers = {
+        "prompt_tokens_total": n_read + sums["embedded_tokens_total"],
+        "prompt_tokens_cached_total": sums["cached_prompt_tokens_total"],
+        "prompt_seconds_total": read_s,
+        "tokens_predicted_total": n_made,
+        "tokens_predicted_seconds_total": made_s,
+        "n_decode_total": sums.get("target_passes_total", 0),
+        "spec_decode_num_drafts_total": sums["rounds_total"],
+        "spec_decode_num_draft_tokens_total": sums["drafted_tokens_total"],
+        "spec_decode_num_accepted_tokens_total": sums["accepted_tokens_total"],
+        "prompt_tokens_seconds": n_read / read_s if read_s else 0.0,
+        "predicted_tokens_seconds": n_made / made_s if made_s else 0.0,
+        "requests_processing": n_running,
+        "requests_deferred": n_waiting,
+    }
+    kinds = {name: "counter" if name.endswith("_total") else "gauge" for name in numbers}
+    return "".join(
+        f"# HELP llamacpp:{name} As of llama-server.\n# TYPE llamacpp:{name} {kinds[name]}\n"
+        f"llamacpp:{name} {round(value, 6)}\n"
+        for name, value in numbers.items()
+    )
 
 
 def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:

@@ -43,6 +43,7 @@ class ServedModel:
 def served_model(
     model: str | Path | DefaultModel | None = None,
     models_file: str | Path | None = None,
+    alias: str | None = None,
     **options: Any,
 ) -> ServedModel:
     """Return a model on this disk for a `ModelPool`, without loading it.
@@ -50,6 +51,7 @@ def served_model(
     Args:
         model: As for `gguf_spec.load`.
         models_file: As for `gguf_spec.load`.
+        alias: Name in responses, and others after commas; None for that of the model.
         options: Other arguments of `gguf_spec.load`.
 
     Raises:
@@ -63,7 +65,8 @@ def served_model(
         # The choice stays the same when the model is loaded again.
         model = entry.path or entry.name
     entry, file = resolve(model, models_file), local_path(model, models_file)
-    names = {str(model), *entry.aliases, *_names_of(entry.name, file)}
+    given = [one for one in map(str.strip, (alias or "").split(",")) if one]
+    names = {str(model), *entry.aliases, *_names_of(entry.name, file), *given}
     if entry.repo:
         names |= {entry.repo, f"hf:{entry.repo}"}
 
@@ -72,7 +75,9 @@ def served_model(
 
         return load_model(model, models_file=models_file, progress=progress, **options)
 
-    return ServedModel(entry.name, frozenset(name.lower() for name in names), load, file)
+    return ServedModel(
+        (*given, entry.name)[0], frozenset(name.lower() for name in names), load, file
+    )
 
 
 def loaded_model(llm: LLM) -> ServedModel:

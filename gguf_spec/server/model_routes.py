@@ -13,11 +13,10 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..errors import ClosedError, PromptTooLongError
-from ..options import SAMPLING
-from ..text.chat_template import reads_tools
-from ..tools.families import family_of
+from ..tools.families import family_of, reads_tools
 from .errors import ApiError, in_request, invalid_value, too_slow
 from .events import Done, ErrorEvent
+from .infill import native_params
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
 from .requests import BodyReader, parse
@@ -119,7 +118,7 @@ class ModelRoutes:
             "object": "model",
             "created": self._since,
             "owned_by": "gguf-spec",
-            "aliases": sorted(model.names - {model.id.lower()}),
+            "aliases": sorted(one for one in model.names - {model.id.lower()} if _is_name(one)),
         }
         loaded = self._pool.loaded(model)
         if not loaded:
@@ -128,6 +127,8 @@ class ModelRoutes:
         return about | {
             "loaded": True,
             "n_ctx": llm.n_ctx,
+            "meta": llm.facts,
+            "capabilities": _capabilities(llm),
             "max_tokens": self._settings.max_tokens,
             "draft": llm.draft_name,
             "speculation": llm.speculation.k > 0,
@@ -191,7 +192,7 @@ class ModelRoutes:
             n_vocab = llm.vocabulary.n_vocab
             if not all(0 <= token < n_vocab for token in tokens):
                 raise invalid_value("tokens", f"must be ids from 0 to {n_vocab - 1}.")
-            data = b"".join(_piece(llm, token) for token in tokens)
+            data = b"".join(piece_of(llm, token) for token in tokens)
             return {"content": data.decode("utf-8", errors="replace")}
 
         return await self.look(data.get("model"), look)
@@ -200,16 +201,16 @@ class ModelRoutes:
         return await self.look(request.query_params.get("model"), self._properties)
 
     def _properties(self, llm: LLM) -> dict[str, Any]:
-        params = {name: getattr(llm.sampling, name) for name in SAMPLING}
-        params |= {
-            "n_predict": self._settings.max_tokens or -1,
-            "speculative.n_max": llm.speculation.k,
-        }
+        params = native_params(llm.sampling) | {"speculative.n_max": llm.speculation.k}
+        if "max_tokens" not in llm.sampling_sources:
+            most = self._settings.max_tokens or -1
+            params |= {"max_tokens": most, "n_predict": most}
         special, texts = llm.vocabulary.vocabulary, {}
         for name in ("bos", "eos"):
             texts[f"{name}_token"] = llm.token_text(special[name]) if special[name] >= 0 else ""
         return {
             "default_generation_settings": {"id": 0, "n_ctx": llm.n_ctx, "params": params},
+            "sampling_sources": llm.sampling_sources,
             "total_slots": llm.parallel,
             "model_alias": llm.name,
             "model_path": llm.path.name,
@@ -296,6 +297,19 @@ class ModelRoutes:
         return response
 
 
+def _is_name(name: str) -> bool:
+    """Return whether a name of a model is no path of this machine."""
+    is_file = name.endswith(".gguf") and not name.startswith("hf:")
+    return not ("\\" in name or ("/" in name and is_file))
+
+
+def _capabilities(llm: LLM) -> list[str]:
+    """Return what a model does, with llama-server's and Ollama's words."""
+    found = {"multimodal": llm.can_see, "tools": llm.has_chat_template, "thinking": llm.can_think}
+    does = ["completion", *(name for name, is_there in found.items() if is_there)]
+    return does if llm.generates else ["embedding"]
+
+
 def template_caps(llm: LLM) -> dict[str, bool]:
     """Return what chats may have, with llama-server's names; empty without a chat template."""
     template = llm.chat_template or ""
@@ -312,14 +326,14 @@ def template_caps(llm: LLM) -> dict[str, bool]:
     }
 
 
-def _piece(llm: LLM, token: int) -> bytes:
+def piece_of(llm: LLM, token: int) -> bytes:
     """Return the bytes of a token, and the text of a special token."""
     return llm.token_bytes(token) or llm.token_text(token).encode()
 
 
 def _with_piece(llm: LLM, token: int) -> dict[str, Any]:
     """Return a token with its text, or with its bytes if they are a part of a character."""
-    data = _piece(llm, token)
+    data = piece_of(llm, token)
     try:
         return {"id": token, "piece": data.decode()}
     except UnicodeDecodeError:

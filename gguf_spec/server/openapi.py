@@ -128,7 +128,9 @@ _CHAT, _MESSAGES = "Answer messages.", "Answer messages, in the format of Anthro
 _RESPONSES = "Answer items, and store the response."
 _COUNT = "The number of tokens of such a prompt."
 _VECTORS, _ONE_VECTOR = "The embeddings of texts.", "The embedding of a text, not normalised."
-_RERANK = ("The relevance of documents for a query.", embeddings.RERANK, _list("results", _RANK))
+_RANKS = {"anyOf": [_list("results", _RANK), array_of(_only("text?", index=COUNT, score=NUMBER))]}
+_RERANK = ("The relevance of documents for a query.", embeddings.RERANK, _RANKS)
+_ROWS = _only(index=COUNT, embedding=array_of(array_of(NUMBER)))
 _CHOOSE = "The probability of each option as the continuation of a prompt."
 # Path -> description, body, answer, and media type of a stream.
 _HUNK = _only(line=COUNT, old=array_of(TEXT), new=array_of(TEXT), outside=FLAG)
@@ -144,12 +146,22 @@ _EDIT = _all(
 _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/v1/chat/completions": (_CHAT, CHAT, _CHAT_ANSWER, _EVENTS),
     "/v1/completions": ("Go on from a text.", TEXT_BODY, _TEXT_ANSWER, _EVENTS),
+    **dict.fromkeys(
+        ("/completion", "/completions"),
+        ("Go on from a text, as llama-server.", infill.COMPLETION, _ALL_FILLED, _EVENTS),
+    ),
     "/infill": ("Fill in the middle of a text.", infill.INFILL, _ALL_FILLED, _EVENTS),
     "/v1/edit": ("Change a text as an instruction says.", edit.EDIT, _EDIT, ""),
     "/v1/responses": (_RESPONSES, responses_api.BODY, _RESPONSE, _EVENTS),
     "/v1/messages": (_MESSAGES, messages_api.BODY, _MESSAGE, _EVENTS),
+    "/v1/chat/completions/input_tokens": (_COUNT, CHAT, _only(input_tokens=COUNT), ""),
+    "/apply-template": ("The prompt of such a chat.", CHAT, _only("prompt"), ""),
     "/v1/messages/count_tokens": (_COUNT, messages_api.PROMPT, _only(input_tokens=COUNT), ""),
     "/v1/embeddings": (_VECTORS, embeddings.EMBEDDING, _EMBEDDINGS, ""),
+    **dict.fromkeys(
+        ("/embedding", "/embeddings"),
+        (_VECTORS, embeddings.NATIVE_EMBEDDING, array_of(_ROWS), ""),
+    ),
     **dict.fromkeys(embeddings.RERANK_PATHS, (*_RERANK, "")),
     "/v1/choose": (_CHOOSE, embeddings.CHOOSE, _list("options", _SCORED, best=COUNT), ""),
     "/api/chat": (_CHAT, ollama.CHAT, _CHAT_OF_OLLAMA, _LINES),
@@ -248,7 +260,8 @@ def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> 
         "info": {
             "title": "gguf-spec",
             "version": __version__,
-            "description": "A server with speculative decoding and several API formats.",
+            "description": "A server with speculative decoding and several API formats. Paths that "
+            "begin with /v1 can also be written without it.",
         },
         "paths": paths,
         "components": {

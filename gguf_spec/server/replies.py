@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from .. import __version__
 from ..results import Chunk, Completion, FinishReason, Part, Stats
 from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
 from ..tools.source import Event as ToolEvent
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 # answer does not fulfil.
 UNENFORCED, UNFULFILLED = "X-Schema-Unenforced", "X-Schema-Unfulfilled"
 _MOST_OF_HEADER = 2000
+# What OpenAI's answers name as the version of the server.
+FINGERPRINT = f"build-gguf-spec-{__version__}"
 # First part of a path -> format of its errors. All other paths have that of OpenAI.
 _FORMATS = {"/v1/messages": anthropic_error, "/api": ollama_error}
 
@@ -172,8 +175,10 @@ class ResponseBuilder(Reply):
             "object": f"{kind}.chunk" if request.is_chat and request.stream else kind,
             "created": int(time.time()),
             "model": started.model,
+            "system_fingerprint": FINGERPRINT,
         }
         self._tools: dict[int, ToolDeltas | None] = {}  # of the choices that have begun
+        self._stats = Stats(n_prompt=started.n_prompt)  # up to the current chunk
         self._offsets: dict[int, _Offsets] = {}
         self._results: dict[int, Completion] = {}
 
@@ -188,7 +193,9 @@ class ResponseBuilder(Reply):
         choices = [self._complete_choice(one, named.get(one.index, [])) for one in ended]
         results = [one.result for one in ended]
         counts = usage(results, self._asked.n)
-        return self._head | {"choices": choices, "usage": counts, "seed": results[0].seed}
+        times = timings(_sum([one.stats for one in results]))
+        more = {"usage": counts, "timings": times, "seed": results[0].seed}
+        return self._head | {"choices": choices} | more
 
     def _complete_choice(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
         """Return a complete choice."""
@@ -230,6 +237,7 @@ class ResponseBuilder(Reply):
         chunk, index, pieces = event.chunk, event.index, self._begun(event.index)
         tools = self._tools[index]
         deltas: list[str | Delta] = [*tools.push(chunk.text)] if tools else [chunk.text]
+        self._stats = event.stats
         # The reasoning of a chunk is sent before its answer, in a response chunk of its own.
         if chunk.reasoning:
             pieces.append(self._piece(index, {REASONING: chunk.reasoning}))
@@ -259,15 +267,18 @@ class ResponseBuilder(Reply):
         if tools := self._tools.get(index):
             pieces += [self._piece(index, delta) for delta in tools.finish()]
             finish = "tool_calls" if tools.has_call else finish
+        self._stats = result.stats
         last = self._piece(index, {} if self._asked.is_chat else "", finish)
-        return [*pieces, last | {"seed": result.seed}]
+        return [*pieces, last | {"seed": result.seed, "timings": timings(result.stats)}]
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the chunk after all choices: the usage, if it was requested."""
         if not self._asked.usage:
             return []
         results = [self._results[index] for index in sorted(self._results)]
-        return [self._head | {"choices": [], "usage": usage(results, self._asked.n)}]
+        times = timings(_sum([one.stats for one in results]))
+        counts = usage(results, self._asked.n)
+        return [self._head | {"choices": [], "usage": counts, "timings": times}]
 
     def _piece(
         self,
@@ -282,7 +293,12 @@ class ResponseBuilder(Reply):
             choice["delta"] = {"content": delta} if isinstance(delta, str) else delta
         else:
             choice["text"] = delta
-        return self._head | {"choices": [choice]} | ({"usage": None} if self._asked.usage else {})
+        more: dict[str, Any] = {"usage": None} if self._asked.usage else {}
+        if "usage" in self._asked.each:
+            more["usage"] = usage([Completion("", (), "stop", 0, self._stats)])
+        if "timings" in self._asked.each:
+            more["timings"] = timings(self._stats)
+        return self._head | {"choices": [choice]} | more
 
     def _logprobs(self, index: int, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
         """Return the log-probabilities of some tokens; None unless requested."""
@@ -329,8 +345,8 @@ class PartsReply(Reply):
             started: The first event of its job.
         """
         use = request.tools
-        most, fenced = None if use.parallel else 1, not use.strict
-        reader = ToolReader(started.family, use.schemas, most, fenced=fenced)
+        most = None if use.parallel else 1
+        reader = ToolReader(started.family, use.schemas, most, strict=use.strict)
         self._tools = reader if use.tools else None
         self._family, self._has_logprobs = started.family, request.sampling.logprobs is not None
         self._name, self._arguments = "", ""
@@ -421,6 +437,25 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
             "other_s": s.other_s,
             "ttft_s": s.ttft_s,
         },
+    }
+
+
+def timings(stats: Stats) -> dict[str, Any]:
+    """Return the counts and times of a generation with llama-server's names."""
+    n_read, n_made = stats.n_prompt - stats.n_cached, stats.n_generated
+    read_ms, made_ms = 1000 * stats.prompt_s, 1000 * (stats.total_s - stats.prompt_s)
+    return {
+        "cache_n": stats.n_cached,
+        "prompt_n": n_read,
+        "prompt_ms": read_ms,
+        "prompt_per_token_ms": read_ms / max(1, n_read),
+        "prompt_per_second": 1000 * n_read / read_ms if read_ms else 0.0,
+        "predicted_n": n_made,
+        "predicted_ms": made_ms,
+        "predicted_per_token_ms": made_ms / max(1, n_made),
+        "predicted_per_second": stats.tokens_per_s,
+        "draft_n": stats.n_drafted,
+        "draft_n_accepted": stats.n_accepted,
     }
 
 

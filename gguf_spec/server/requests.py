@@ -57,6 +57,7 @@ SEEDED = (
     "/v1/responses",
     "/v1/messages",
     "/infill",
+    "/completion",
     "/v1/edit",
 )
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
@@ -180,6 +181,9 @@ class CompletionRequest:
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
         prefill: Beginning of the answer, as part of the prompt.
+        given: Names of the sampling options that the body has.
+        biases: Texts whose tokens get a bias.
+        each: What each chunk of a stream has: `timings`, `usage`.
         fit: Makes the prompt for a model, where that depends on the model; None if it does not.
         more: What only the reply of its API needs.
         unenforced: What the grammar does not enforce of the schemas; None if it enforces all.
@@ -201,6 +205,9 @@ class CompletionRequest:
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
     prefill: str = ""
+    given: frozenset[str] = frozenset()
+    biases: tuple[tuple[str, float], ...] = ()
+    each: frozenset[str] = frozenset()
     fit: Callable[[CompletionRequest, LLM], CompletionRequest] | None = None
     more: Any = field(default=None, compare=False)
     unenforced: Unenforced | None = field(default=None, compare=False)
@@ -444,23 +451,29 @@ STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
 _BIASES = s.checked(
     {
         "type": "object",
-        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "description": "By token ids, or by texts whose tokens get the bias.",
         "additionalProperties": SAMPLING["logit_bias"].schema,
     },
-    lambda value: (
-        isinstance(value, dict) and all(one.isdecimal() and len(one) < 10 for one in value)
-    ),
-    "must be an object from token ids to numbers.",
-).to(lambda biases: {int(token): bias for token, bias in biases.items()})
+    lambda value: isinstance(value, dict),
+    "must be an object from token ids or texts to numbers.",
+)
 
 
-def _biases(value: Any, at: str) -> dict[int, Any]:
-    """Return biases; llama-server also takes pairs, and false for a token that must not come."""
+def _biases(value: Any, at: str) -> dict[int | str, Any]:
+    """Return biases by token, or by text.
+
+    llama-server also takes pairs, texts whose tokens get the bias, and false to forbid a token.
+    """
     if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
         value = {str(token): bias for token, bias in value}
-    if isinstance(value, dict):
-        value = {token: -math.inf if bias is False else bias for token, bias in value.items()}
-    return dict(_BIASES.read(value, at))
+    if not isinstance(value, dict):
+        _BIASES.read(value, at)
+    ids = {token: int(token) for token in value if token.isdecimal() and len(token) < 10}
+    found = {ids.get(k, k): -math.inf if bias is False else bias for k, bias in value.items()}
+    accepts = SAMPLING["logit_bias"].accepts_one  # of a token, `Sampling` checks it
+    if any(isinstance(k, str) and not (accepts(x) or x == -math.inf) for k, x in found.items()):
+        raise invalid_value(at, "must be an object from token ids or texts to numbers.")
+    return found
 
 
 BIASES = Shape(_BIASES.schema, _biases)
@@ -474,6 +487,7 @@ _STOP_TOKENS = s.checked(
     lambda value: isinstance(value, list) and all(s.is_count(one) and one >= 0 for one in value),
     "must be an array of token ids.",
 ).to(tuple)
+_TIME = {"type": "integer", "description": "Milliseconds; below 1 for no limit."}
 _DRAFTING = s.object_of({f"{name}?": rule.schema for name, rule in SPECULATION.items()})
 SHARED: dict[str, Shape] = {
     "model": s.TEXT,
@@ -483,6 +497,7 @@ SHARED: dict[str, Shape] = {
     "dry_sequence_breakers": _BREAKERS,
     "stop_tokens": _STOP_TOKENS,
     "speculation": s.given({"anyOf": [{"const": "off"}, _DRAFTING]}),
+    "t_max_predict_ms": s.checked(_TIME, s.is_count, "must be a whole number."),
     **_sampling(),
 }
 
@@ -913,6 +928,14 @@ NAMED_SCHEMA = {"name?": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "de
 PLAIN_FORMAT = s.object_of({"type": {"enum": ["text", "json_object"]}})
 _SCHEMA_FORMAT = s.object_of({"type": "json_schema", "json_schema": s.object_of(NAMED_SCHEMA)})
 RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
+# Fields about the form of an answer, of the routes whose answers have probabilities.
+FORMATS = {
+    "json_schema": s.JSON_SCHEMA,
+    "guided_json": s.text_or(s.JSON_SCHEMA),
+    "response_format": RESPONSE_FORMAT,
+    "n_probs": s.whole_number(0, 100),
+    "timings_per_token": s.FLAG,
+}
 
 
 # ---- bodies
@@ -920,12 +943,13 @@ RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
 
 _N = s.whole_number(1, CHOICES_MAX)
 # Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
-_CHOICES = {
+_CHOICES = FORMATS | {
     "n": Shape(_N.schema | {"default": 1}, _N.read),
     "stream_options": s.obj(
         {
             "include_usage?": s.FLAG,
             "include_speculation?": s.FLAG,
+            "continuous_usage_stats?": s.FLAG,
             "include_obfuscation?": s.unread(s.FLAG.schema),
         },
     ),
@@ -966,14 +990,13 @@ CHAT = Body(
         "messages": MESSAGES,
         "logprobs": s.FLAG,
         "top_logprobs": s.given(LOGPROBS.schema),
-        "json_schema": s.JSON_SCHEMA,
-        "guided_json": s.text_or(s.JSON_SCHEMA),
         "tools": TOOLS,
         "tool_choice": s.given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE]}),
         "parallel_tool_calls": s.FLAG,
         "reasoning_effort": EFFORT,
         "chat_template_kwargs": TEMPLATE_KWARGS,
-        "response_format": RESPONSE_FORMAT,
+        "continue_final_message": s.FLAG,
+        "add_generation_prompt": s.FLAG,
     },
     "messages",
 )
@@ -1014,12 +1037,41 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
             effort, values, reasoning.get("think"), reasoning.get("budget")
         ),
         "logprobs": top if wants else None,
-        "json_schema": _schema(data, names),
+        "json_schema": schema_in(data, names),
+        "continues": _continues(data),
     }
     return request_of(data | chat, (data["messages"],), default, most, names)
 
 
-def _schema(data: dict[str, Any], names: dict[str, str]) -> Any:
+def _continues(data: dict[str, Any]) -> bool | None:
+    """Return whether the last message must be continued; None: if it is of the assistant."""
+    continues, begins = data.get("continue_final_message"), data.get("add_generation_prompt")
+    if continues and begins:
+        raise invalid_value("continue_final_message", "cannot be combined with a new message.")
+    return continues if continues is not None else None if begins is None else not begins
+
+
+def continued(
+    messages: Sequence[Message], continues: bool | None = None
+) -> tuple[Sequence[Message], str]:
+    """Return the messages before an answer, and its beginning: the last message of the assistant.
+
+    With `continues` it must be one, and there is an `ApiError` where it is not.
+    """
+    last = messages[-1]
+    is_text = isinstance(last.get("content"), str) and not last.get("tool_calls")
+    can = last.get("role") == "assistant" and is_text and len(messages) > 1
+    if continues and not can:
+        fact = "requires a last message of the assistant with a text, and others before it."
+        raise invalid_value("continue_final_message", fact)
+    if not can or continues is False or (last.get(REASONING) and not continues):
+        return messages, ""
+    if last.get(REASONING):
+        note(f"messages[].{REASONING}", "A message is continued after its reasoning.")
+    return messages[:-1], last["content"]
+
+
+def schema_in(data: dict[str, Any], names: dict[str, str]) -> Any:
     """Return the schema of the answer, from the fields of OpenAI, llama-server and vLLM."""
     found = data.get("response_format")
     for name in ("json_schema", "guided_json"):
@@ -1040,6 +1092,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         ApiError: A field is invalid or not supported. The error names the field.
     """
     data, names = TEXT_BODY.read(data)
+    default_length = {"max_tokens"} - data.keys()
     data.setdefault("max_tokens", min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS))
     given, echo, suffix = data["prompt"], data.get("echo", False), data.get("suffix", "")
     are_texts = all(isinstance(prompt, str) for prompt in given)
@@ -1051,10 +1104,13 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         raise invalid_value(
             "suffix", "must be a string, requires a prompt that is one, and excludes echo."
         )
-    request = request_of(data, given, default, most, names | {"prompt": "prompt"})
+    names = {"json_schema": "response_format"} | names | {"prompt": "prompt"}
+    data["json_schema"] = schema_in(data, names)
+    request = request_of(data, given, default, most, names)
     if not same(data.get("best_of", request.n), request.n):
         note("best_of", "The choices are those of n.")
-    return replace(request, echo=echo, suffix=suffix or None)
+    own = request.given - default_length
+    return replace(request, echo=echo, suffix=suffix or None, given=own)
 
 
 def request_of(
@@ -1087,8 +1143,21 @@ def request_of(
         raise invalid_value("n", f"times the number of prompts may be at most {CHOICES_MAX}.")
     more = ("json_schema", "logprobs", "dry_sequence_breakers", "stop_tokens")
     fields = {name: _meant(name, data[name]) for name in (*SAME, *more) if name in data}
-    fields |= {"stop": data.get("stop", ()), "logit_bias": data.get("logit_bias", {})}
+    given = frozenset((*fields, *(data.keys() & {"stop", "logit_bias"})))
+    biases = data.get("logit_bias", {})
+    by_id = {token: bias for token, bias in biases.items() if isinstance(token, int)}
+    fields |= {"stop": data.get("stop", ()), "logit_bias": by_id}
     fields["max_tokens"] = _max_tokens(data.get("max_tokens"), most, names)
+    if data.get("n_probs") and fields.get("logprobs") is None:
+        fields["logprobs"] = data["n_probs"]
+    begun = ""
+    if isinstance([*prompts[0][-1:], 0][0], dict):
+        messages, begun = continued(prompts[0], data.get("continues"))
+        prompts = (messages,)
+    indent, most_ms = data.get("n_indent", 0), data.get("t_max_predict_ms", 0)
+    most_s = min(most_ms, 10**9) / 1000 if most_ms > 0 else None
+    each = {"timings"} if data.get("timings_per_token") else set[str]()
+    each |= {"usage"} if options.get("continuous_usage_stats") else set()
     if names.get("repeat_penalty") == "repetition_penalty":  # it counts all tokens there
         fields.setdefault("penalty_last_n", -1)
     return CompletionRequest(
@@ -1100,8 +1169,13 @@ def request_of(
         usage=options.get("include_usage", False),
         shows_drafts=options.get("include_speculation", False),
         tools=tools,
-        names=names,
+        names=names | ({"prefill": names["prompt"]} if begun else {}),
         reasoning=data.get("reasoning", NO_REASONING_FIELDS),
+        lines=LineLimits(indent, most_s) if indent or most_s else None,
+        prefill=begun,
+        given=given,
+        biases=tuple((text, bias) for text, bias in biases.items() if isinstance(text, str)),
+        each=frozenset(each),
     )
 
 
@@ -1115,7 +1189,7 @@ def _meant(name: str, value: Any) -> Any:
         return None if value == -1 else value % SEEDS if value >= -SEEDS // 2 else value
     if name in ("top_p", "typical_p") and value == 0:  # the most likely token alone
         return _TINY
-    if name == "top_k" and value == -1:
+    if name in ("top_k", "top_n_sigma") and value == -1:
         return 0
     return 0 if name == "temperature" and -_MOST_COLD <= value < 0 else value
 

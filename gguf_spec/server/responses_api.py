@@ -32,7 +32,7 @@ from . import schema as s
 from .errors import ApiError, invalid_value
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OTHER_FIELDS, note, same
-from .replies import PartsReply, finish_reason, usage
+from .replies import FINGERPRINT, PartsReply, finish_reason, timings, usage
 from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 
@@ -809,6 +809,7 @@ class ResponseReply(PartsReply):
             "error": None,
             "incomplete_details": None,
             "model": started.model,
+            "system_fingerprint": FINGERPRINT,
             "output": [],
             "usage": None,
             **echo,
@@ -836,6 +837,7 @@ class ResponseReply(PartsReply):
         for call in self.calls:
             events += self._call(call["id"], **call["function"])
         self.response |= {"status": status, "seed": result.seed, "usage": _usage(result)}
+        self.response["timings"] = timings(result.stats)
         if status == "completed":
             self.response["completed_at"] = int(time.time())
         else:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from ..results import Stats
 from ..tools.families import family_of
 from .errors import LOG, ApiError, client_closed, shutting_down
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, named
@@ -258,7 +259,8 @@ class Worker:
                     if choice.index == 0:
                         family = family_of(llm.chat_template or "")
                         job.unenforced = choice.unenforced
-                        job.post(Started(llm.name, family, stream.stats.n_prompt))
+                        n_prompt = stream.stats.n_prompt
+                        job.post(Started(job.model.id, family, n_prompt, choice.sampling))
                         with self._changed:
                             job.has_started = True
                             self._changed.notify_all()
@@ -267,7 +269,8 @@ class Worker:
                             times_s.append(time.perf_counter())
                         self._step()
                         one = _within(lines, chunk, stream) if lines else chunk
-                        job.post(ChunkEvent(one, named(llm, one), choice.index))
+                        stats = stream.stats if job.request.each else Stats()
+                        job.post(ChunkEvent(one, named(llm, one), choice.index, stats))
             except Exception as error:
                 failed = type(error).__name__
                 raise

@@ -30,7 +30,7 @@ from ..errors import (
 )
 from ..llama.model import Model
 from ..options import check_types, well_formed
-from ..tools.families import family_of
+from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
     REASONING_FIELDS,
@@ -67,8 +67,14 @@ _TARGETS: dict[str, tuple[str, ...]] = {"set": ("=",), "for": ("in",), "macro": 
 _SWITCHES = ("enable_thinking", "thinking")
 # A template that reads the tools from the system message, as JSON text.
 _IN_SYSTEM = re.compile(r"\bmessage\s*(?:\.\s*tools\b|\[\s*['\"]tools['\"]\s*\])")
-# Variables with which templates are given tools.
-TOOL_VARIABLES = ("tools", "xml_tools")
+# What the message of the system says about tools, where a template does not.
+_TOOLS_IN_TEXT = """\
+You can use these tools, one in each line:
+{tools}
+
+To use one, answer with a call in this form, and wait for its result. Several calls may follow \
+each other.
+{call}"""
 _PLACE = "_place_of_calls"
 # Placeholders of calls: a number between two equal private-use characters.
 _PLACES = re.compile("([\U00100000-\U0010fffd])[0-9]+\\1")
@@ -248,9 +254,27 @@ def call_tokens(model: Model) -> dict[int, str]:
     return {token: name for token, name in single if not model.piece(token)}
 
 
-def reads_tools(template: str) -> bool:
-    """Return whether a template renders tools."""
-    return any(re.search(rf"\b{name}\b", template) for name in TOOL_VARIABLES)
+def with_tools_in_text(messages: Messages, tools: Tools, family: Family) -> list[dict[str, Any]]:
+    """Return the messages of a chat with tools for a template that has none.
+
+    The message of the system describes tools and calls, and calls and results become text.
+    """
+    found = []
+    for message in map(dict, messages):
+        if calls := message.pop("tool_calls", None):
+            functions = [call["function"] for call in calls]
+            written = family.write([(x["name"], object_of(x["arguments"])) for x in functions])
+            message["content"] += ("\n" if message["content"] else "") + written
+        elif message["role"] == "tool":
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            message |= {"role": "user", "content": result}
+        found.append(message)
+    shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    form = family.write([("NAME", {"ARGUMENT": "VALUE"})])
+    text = _TOOLS_IN_TEXT.format(tools=shown, call=form)
+    if found and found[0]["role"] == "system":
+        text = f"{found.pop(0)['content']}\n\n{text}"
+    return [{"role": "system", "content": text}, *found]
 
 
 @dataclass(frozen=True)
@@ -293,7 +317,7 @@ def tool_history(
         template: The chat template.
         tools: The tools of the request.
     """
-    family = family_of(template)
+    family = marked_family(template)
     fitted = [dict(message) for message in messages]
     if family.id_length:
         fitted = [_with_ids(message, family.id_length) for message in fitted]
@@ -431,8 +455,9 @@ def encode_chat(
         raise PromptTooLongError(len(messages), model.n_ctx, True)
     for message in messages:
         _check_message(message)
-    if options.tools:
-        _check_tools(model, template, options.tools)
+    if options.tools and not reads_tools(template):
+        messages = with_tools_in_text(messages, options.tools, family_of(template))
+        options = replace(options, tools=None)
     if most is not None and messages and messages[-1].get("role") == "user":
         # Before the template is rendered, which takes long. It may leave others out.
         for _, value in _texts(messages[-1]):
@@ -804,16 +829,6 @@ def _check_message(message: object) -> None:
         raise TemplateError(
             f"{message!r} is not a message with a role and a text.",
             'write messages as {"role": "user", "content": "..."}.',
-        )
-
-
-def _check_tools(model: Model, template: str, tools: Tools) -> None:
-    if not reads_tools(template):
-        raise InvalidOptionError(
-            "tools",
-            [tool.get("function", {}).get("name") for tool in tools],
-            hint=Text("omit {tools}, or use a model whose chat template supports them."),
-            message=f"the chat template of {model.path.name} does not support tools.",
         )
 
 

@@ -5,6 +5,7 @@ A family is recognised by markers in the model's chat template, never by the nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -255,9 +256,26 @@ FAMILIES: tuple[Family, ...] = (
 )  # fmt: skip
 
 
-@lru_cache(maxsize=8)
+# The form of calls for chat templates without tools, which the message of the system explains.
+GENERAL = next(family for family in FAMILIES if family.name == "hermes")
+# Variables with which templates are given tools.
+TOOL_VARIABLES = ("tools", "xml_tools")
+
+
+def reads_tools(template: str) -> bool:
+    """Return whether a template renders tools."""
+    return any(re.search(rf"\b{name}\b", template) for name in TOOL_VARIABLES)
+
+
 def family_of(template: str) -> Family:
-    """Return the family of a model with this chat template."""
+    """Return the family of the calls of a model with this chat template."""
+    family = marked_family(template)
+    return GENERAL if family is FAMILIES[-1] and not reads_tools(template) else family
+
+
+@lru_cache(maxsize=8)
+def marked_family(template: str) -> Family:
+    """Return the family whose marks a chat template contains."""
     return next(
         family
         for family in FAMILIES

@@ -95,8 +95,8 @@ class Unenforced:
         """Return what a complete answer does not fulfil of these schemas, by tool."""
         calls = list[tuple[str, str]]()
         if self.use.tools:
-            most, fenced = None if self.use.parallel else 1, not self.use.strict
-            text, calls = read_answer(text, family, self.use.schemas, most, fenced=fenced)
+            most = None if self.use.parallel else 1
+            text, calls = read_answer(text, family, self.use.schemas, most, strict=self.use.strict)
         values: list[tuple[str | None, str, Any]] = [
             (name, arguments, self.use.schemas[name]) for name, arguments in calls
         ]

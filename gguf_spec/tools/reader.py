@@ -6,9 +6,10 @@ Both work on a complete answer, or on its pieces.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from ..grammar.json_schema import faults_of
 from .families import Family, ToolUse
 from .notations import Schemas
 from .source import Event, NotACallError, Source, Steps, n_open
@@ -24,7 +25,12 @@ class ToolReader:
     """
 
     def __init__(
-        self, family: Family, schemas: Schemas, most: int | None = None, *, fenced: bool = True
+        self,
+        family: Family,
+        schemas: Schemas,
+        most: int | None = None,
+        *,
+        strict: Collection[str] = (),
     ) -> None:
         """Create a parser.
 
@@ -32,11 +38,13 @@ class ToolReader:
             family: Family of the model.
             schemas: Names of the tools, with the JSON schemas of their arguments.
             most: Maximum number of calls; further ones are dropped. None for no limit.
-            fenced: Whether calls may be in a block of code or in doubled braces. No grammar checks
-                these, so they do not count where a tool is strict.
+            strict: Names of the tools whose arguments must follow their schema. Calls in a block of
+                code or in doubled braces, which no grammar checks, are checked here; one that does
+                not fit is text.
         """
         self._family, self._schemas, self._most = family, schemas, most
-        self._fence = family.fence if fenced else ""
+        self._fence, self._strict = family.fence, strict
+        self._holds = False  # events are kept until a call is checked
         self._source = Source(family.prompted)
         self._n_calls = 0
         self._n_read = 0  # calls since the last text
@@ -56,6 +64,8 @@ class ToolReader:
     def _read(self) -> list[Event]:
         """Return the next events, without the calls after the last one that is wanted."""
         next(self._steps, None)
+        if self._holds:
+            return []
         events, self._source.events = self._source.events, []
         kept = []
         for event in events:
@@ -116,9 +126,7 @@ class ToolReader:
 
         def calls() -> Steps[None]:
             while True:
-                yield from self._family.call.read(source, self._schemas)
-                self._n_read += 1
-                source.drop()
+                yield from self._checked_call()
                 if (yield from source.optional(end)) or source.is_over:
                     source.drop()
                     return
@@ -130,9 +138,26 @@ class ToolReader:
         source = self._source
         while (yield from source.optional("{{")):
             source.at = 0
+            yield from self._checked_call()
+
+    def _checked_call(self) -> Steps[None]:
+        """Read a call that no grammar has checked.
+
+        Raises:
+            NotACallError: It is none, or the schema of a strict tool does not allow it.
+        """
+        source = self._source
+        begin, self._holds = len(source.events), bool(self._strict)
+        try:
             yield from self._family.call.read(source, self._schemas)
-            self._n_read += 1
-            source.drop()
+            name, *pieces = [one.text for one in source.events[begin:]] or [""]
+            if name in self._strict and faults_of("".join(pieces), self._schemas[name]):
+                del source.events[begin:]
+                raise NotACallError
+        finally:
+            self._holds = False
+        self._n_read += 1
+        source.drop()
 
     def _read_or_give_up(self, calls: Steps[None]) -> Steps[None]:
         source = self._source
@@ -189,7 +214,7 @@ def read_answer(
     schemas: Schemas,
     most: int | None = None,
     *,
-    fenced: bool = True,
+    strict: Collection[str] = (),
 ) -> tuple[str, list[tuple[str, str]]]:
     """Separate a complete answer into text and tool calls; a broken call is text.
 
@@ -198,12 +223,12 @@ def read_answer(
         family: Family of the model.
         schemas: Names of the tools, with the JSON schemas of their arguments.
         most: Maximum number of calls; further ones are dropped. None for no limit.
-        fenced: As in `ToolReader`.
+        strict: As in `ToolReader`.
 
     Returns:
         The text, and the names of the called tools with the arguments as JSON text.
     """
-    reader = ToolReader(family, schemas, most, fenced=fenced)
+    reader = ToolReader(family, schemas, most, strict=strict)
     answer, calls = "", list[tuple[str, str]]()
     for kind, piece, _ in [*reader.push(text), *reader.finish()]:
         if kind == "call":
@@ -227,8 +252,8 @@ def call_of(family: Family, name: str, arguments: str) -> Delta:
 
 def whole_answer(text: str, family: Family, use: ToolUse) -> tuple[str, list[Delta]]:
     """Separate a complete answer into its text and its tool calls."""
-    most, fenced = None if use.parallel else 1, not use.strict
-    answer, calls = read_answer(text, family, use.schemas, most, fenced=fenced)
+    most = None if use.parallel else 1
+    answer, calls = read_answer(text, family, use.schemas, most, strict=use.strict)
     return answer, [call_of(family, name, arguments) for name, arguments in calls]
 
 
@@ -242,8 +267,8 @@ class ToolDeltas:
     """
 
     def __init__(self, family: Family, use: ToolUse) -> None:
-        most, fenced = None if use.parallel else 1, not use.strict
-        self._reader = ToolReader(family, use.schemas, most, fenced=fenced)
+        most = None if use.parallel else 1
+        self._reader = ToolReader(family, use.schemas, most, strict=use.strict)
         self._family, self._index = family, -1
         self.has_call = False
 

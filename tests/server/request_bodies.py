@@ -266,7 +266,7 @@ def dump(body):
 
 
 # Fields of a request that are recorded under other names, or that these APIs do not have.
-NOT_RECORDED = {"sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more", "files", "lines", "unenforced"}  # fmt: skip
+NOT_RECORDED = {"sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more", "files", "lines", "unenforced", "given", "biases", "each"}  # fmt: skip
 
 
 def outcome(kind, most, body):
@@ -285,6 +285,7 @@ def outcome(kind, most, body):
     asked = {name: value for name, value in vars(request).items() if name not in NOT_RECORDED}
     if request.reasoning != NO_REASONING_FIELDS:
         asked |= {name: getattr(request.reasoning, name) for name in ("effort", "values")}
+    asked |= {name: sorted(some) for name in ("biases", "each") if (some := getattr(request, name))}
     use = vars(request.tools)
     asked |= {name: use[name] for name in use if use[name] != vars(NO_TOOLS)[name]}
     asked["tools"] = use["tools"]

@@ -136,7 +136,6 @@ def test_refused_fields(path, fields, words):
     ("path", "fields", "words"),
     [
         ("chat", {"messages": "Hello"}, "messages must be an array"),
-        ("chat", {"tools": [TOOL]}, "does not support tools"),
         ("chat", {"think": True}, "no reasoning parts"),
         ("chat", {"format": {"type": "thing"}}, "format"),
         ("generate", {"suffix": "x"}, "cannot fill in the middle"),

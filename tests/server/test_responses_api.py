@@ -519,7 +519,6 @@ WRONG = [
 # Fields that only the model can refuse.
 WRONG_FOR_THE_MODEL = [
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#/none"}}}}, "text.format"),
-    ({"tools": [FUNCTION]}, "tools"),  # this template has none
 ]  # fmt: skip
 
 

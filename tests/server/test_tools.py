@@ -8,7 +8,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from tests.server.conftest import ask_chat
+from tests.server.conftest import ask, ask_chat
 from tests.support import tiny
 
 TOOL = {
@@ -158,11 +158,23 @@ def test_tools_in_the_prompt_of_the_template(tmp_path):
 
 
 def test_a_template_without_tools(server):
-    reply = ask_chat(server, tools=[TOOL])
-    assert (reply.status, reply.param) == (400, "tools")
-    assert "does not support tools" in reply.json()["error"]["message"]
+    """The message of the system describes the tools and the form of a call, which the grammar can demand."""
+    call = {"id": "call_1", "type": "function", "function": {"name": TOOL["function"]["name"], "arguments": "{}"}}  # fmt: skip
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "warm"},
+    ]
+    prompt = ask(server, "POST", "/apply-template", {"messages": messages, "tools": [TOOL]}).json()["prompt"]  # fmt: skip
+    assert prompt.startswith("<|im_start|>system\nBe brief.\n\nYou can use these tools")
+    assert prompt.count("<tool_call>\n{") == 2 and json.dumps(TOOL["function"]) in prompt
+    assert "user\n<tool_response>\nwarm\n</tool_response><|im_end|>" in prompt
+    small = TOOL | {"function": TOOL["function"] | {"parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}  # fmt: skip
+    fields = {"tools": [small], "tool_choice": "required", "max_tokens": 60, "seed": 1}
+    called = ask_chat(server, **fields).json()["choices"][0]
+    assert called["finish_reason"] == "tool_calls" and called["message"]["tool_calls"]
     assert ask_chat(server, tools=[TOOL], tool_choice="none").status == 200
-    assert ask_chat(server, tools=[TOOL], tool_choice="required").param == "tools"
 
 
 def test_structured_outputs(client):

@@ -137,11 +137,17 @@ def test_calls_without_markers_in_pieces(case):
 
 
 @pytest.mark.parametrize("answer", [f"```json\n{CALL}\n```", f"{{{CALL}}}"])
-def test_a_call_that_no_grammar_checks_is_no_call_of_a_strict_tool(answer):
-    use = ToolUse(TOOLS, strict=frozenset({"f"}))
-    assert whole_answer(answer, BY_NAME["hermes"], use) == (answer, [])
+@pytest.mark.parametrize(("wanted", "fits"), [("string", True), ("integer", False)])
+def test_a_call_that_no_grammar_checks_is_one_of_a_strict_tool_if_it_fits(answer, wanted, fits):
+    schema = {"type": "object", "properties": {"x": {"type": wanted}}, "required": ["x"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    use = ToolUse(tools, strict=frozenset({"f"}))
+    text, calls = whole_answer(answer, BY_NAME["hermes"], use)
+    assert (text, len(calls)) == (("", 1) if fits else (answer, 0))
     deltas = ToolDeltas(BY_NAME["hermes"], use)
-    assert {"".join(part) for part in [*deltas.push(answer), *deltas.finish()]} == {"content"}
+    parts = [delta for letter in answer for delta in deltas.push(letter)] + deltas.finish()
+    assert {name for part in parts for name in part} == {"tool_calls" if fits else "content"}
+    assert "".join(part.get("content", "") for part in parts) == ("" if fits else answer)
 
 
 def test_text_is_not_held_back_without_need():

@@ -87,3 +87,9 @@ def test_one_for_what_needs_passes_of_its_own(monkeypatch):
     choice = chosen(monkeypatch, speculation=Speculation(strict=True))
     assert choice == (1, "strict needs passes without other requests")
     assert chosen(monkeypatch, room=None) == (1, "the free memory is unknown")
+
+
+def test_images_are_read_one_request_at_a_time():
+    for parallel in ("auto", 2):
+        load = LoadOptions(None, None, None, None, parallel=parallel, projector=object())
+        assert choose_parallel(load, []) == (1, "prompts with images are read one by one")

@@ -35,7 +35,7 @@ from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
-from ..options import load_models, to_sampling, to_speculation
+from ..options import load_models, to_sampling, to_speculation, with_file_values
 from ..output import (
     LateBar,
     answer_json,
@@ -191,7 +191,7 @@ class ChatLoop:
         self._place: Path | None = options["save"] or options["load"]
         sampling = to_sampling(options)
         self.llm = load_models(options, self._loaded_with)
-        self._settings = Settings(sampling, self.llm.speculation)
+        self._settings = Settings(with_file_values(sampling, self.llm), self.llm.speculation)
         self._set = self._settings.set
         try:
             self.chat = self.llm.chat(
@@ -347,7 +347,8 @@ class ChatLoop:
             GgufSpecError: The model cannot be loaded. The old one is still there.
         """
         model_path(name, self._options["models_file"])  # raises before anything is loaded
-        own = {"model": name, "mmproj": None, "lora": (), "draft_lora": ()}
+        own = {"model": name, "mmproj": None, "lora": (), "draft_lora": (), "chat_template": None}
+        own["chat_template_file"] = None
         old, options = self.llm, self._options | own
         if options["draft"] not in ("auto", "mtp", "ngram", "none"):
             options["draft"] = "auto"
@@ -367,7 +368,7 @@ class ChatLoop:
                 raise
         old.close()
         self._options = options
-        self._settings.use(sampling, self.llm.speculation)
+        self._settings.use(with_file_values(sampling, self.llm), self.llm.speculation)
 
     def _file(self, rest: str) -> str:
         if rest == "-":
