@@ -15,6 +15,7 @@ from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
+from ..options import DRAFT_WORDS
 from ..registry import hub as hub_module
 from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
@@ -212,7 +213,7 @@ class PairChecks:
         """
         if self._features is None:
             files = [(target, self._options)]
-            if draft not in (None, "none", "ngram", "auto", "mtp"):
+            if draft is not None and draft not in DRAFT_WORDS:
                 path = local(resolve(draft, self._models_file))
                 files.append((ModelFile(path, as_draft=True), self._draft_options))
             return files, None, ()
@@ -221,13 +222,14 @@ class PairChecks:
 
         planned = plan(
             LoadOptions(
-                entry,
-                target,
-                self._options,
-                self._draft_options,
-                self._models_file,
-                "ngram" if draft in (None, "none") else draft,  # which has snapshots for drafts
-                self._options.parallel,
+                entry=entry,
+                file=target,
+                target=self._options,
+                of_draft=self._draft_options,
+                models_file=self._models_file,
+                # `ngram` has snapshots for drafts
+                draft="ngram" if draft in (None, "none") else draft,
+                parallel=self._options.parallel,
             )
         )
         return planned.files, planned.head, planned.notes
@@ -258,7 +260,7 @@ class PairChecks:
         elif head and head.why_not and draft != "auto":
             status, found = "warn", f"{head.why_not}: drafts come from elsewhere"
             todo = Text("to name another draft, set {draft}.")
-        elif entry.draft in ("ngram", "none"):
+        elif entry.draft in DRAFT_WORDS:
             found = f"models.yaml names none for {entry.name}: {by_text}"
         elif self._features is None:
             status, found = "warn", "no draft was searched, because llama.cpp does not work"

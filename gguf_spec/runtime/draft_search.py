@@ -29,7 +29,7 @@ from ..gguf.heads import (
 from ..gguf.validation import ModelFile, trimmed
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
-from ..options import K_MAX, Speculation
+from ..options import DRAFT_WORDS, K_MAX, Speculation
 from ..registry import download
 from ..registry.resolve import Entry, entries, local_models
 from ..results import OnProgress
@@ -141,7 +141,7 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
     The sentence is empty if models.yaml names the chosen draft.
     """
     target = load.entry
-    if target.draft in ("ngram", "none"):
+    if target.draft in DRAFT_WORDS:
         return (
             None,
             f"models.yaml names no draft model for {target.name}: drafts come from the text only.",
@@ -301,7 +301,9 @@ def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Can
     elif kept := trimmed(file.header):
         why = f"it has {len(kept.ids):,} of the target's tokens"
     why = measured or f"{why} and has {size:.0%} of the target's size"
-    return Candidate(name, file, gain, why, declared, bool(measured), translated)
+    return Candidate(
+        name, file, gain, why, declared, measured=bool(measured), translated=translated
+    )
 
 
 def _registered(load: LoadOptions) -> Entry:

@@ -307,15 +307,15 @@ class Generation:
                 yield self._deliver(engine.Round([], 0, 0), cut="length")
                 return
             for one in engine.rounds(
-                target,
-                drafter,
-                begin,
-                chain,
-                k,
-                rule,
-                n_left,
-                lambda token: token in self._stop_tokens or is_end(token),
-                self._is_cancelled,
+                target=target,
+                drafter=drafter,
+                prompt=begin,
+                sampler=chain,
+                k=k,
+                rule=rule,
+                n_max=n_left,
+                is_end=lambda token: token in self._stop_tokens or is_end(token),
+                cancelled=self._is_cancelled,
             ):
                 chunk = self._deliver(one)
                 recorder.round_is_done(one, len(chunk.tokens), drafter)
@@ -428,15 +428,15 @@ class Generation:
         shown = tuple((part.text, accepted) for part, accepted in parts if part.kind == "text")
         self.accepted_text += shown
         return Chunk(
-            text,
-            tuple(tokens),
-            one.n_drafted,
-            min(one.n_accepted, len(tokens)),
-            cut,
-            shown,
-            logprobs,
-            reasoning,
-            whole,
+            text=text,
+            tokens=tuple(tokens),
+            n_drafted=one.n_drafted,
+            n_accepted=min(one.n_accepted, len(tokens)),
+            finish_reason=cut,
+            accepted_text=shown,
+            logprobs=logprobs,
+            reasoning=reasoning,
+            parts=whole,
         )
 
 

@@ -259,15 +259,15 @@ class LLM(OfOneProcess):
             raise no_reasoning(target, "think_budget", budget, is_chat or bool(reasoning))
         shown = (well_formed(prompt) if isinstance(prompt, str) else "") + prefill
         request = Request(
-            tokens,
-            sampling,
-            speculation or self.speculation,
-            on_token,
-            prefill,
-            shown if echo else "",
-            on_prompt,
-            separated if reasoning is not False else None,
-            call_tokens(target) if tools else {},
+            prompt=tokens,
+            sampling=sampling,
+            speculation=speculation or self.speculation,
+            on_token=on_token,
+            prefill=prefill,
+            echo=shown if echo else "",
+            on_prompt=on_prompt,
+            reasoning=separated if reasoning is not False else None,
+            shown=call_tokens(target) if tools else {},
         )
         return self._queue.open(request)
 

@@ -187,20 +187,22 @@ def load(
         entry = resolve(model, named)
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
+    placement = read_placement(
+        device, cpu_moe, n_cpu_moe, override_tensor,
+        mmap=mmap, mlock=mlock, numa=numa, kernels=kernels,
+    )  # fmt: skip
     options = ContextOptions(
-        n_ctx,
-        threads,
-        flash_attention,
-        kv_type,
-        gpu_layers,
-        extra_bufts is not False,
-        verbose,
-        _read_adapters(lora),
+        n_ctx=n_ctx,
+        threads=threads,
+        flash_attention=flash_attention,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        extra_bufts=extra_bufts is not False,
+        verbose=verbose,
+        lora=_read_adapters(lora),
         rpc=parse_workers(rpc),
         pooling=pooling,
-        placement=read_placement(
-            device, cpu_moe, n_cpu_moe, override_tensor, mmap, mlock, numa, kernels
-        ),
+        placement=placement,
     )
     of_draft = options.for_draft(
         draft_flash_attention,
@@ -212,21 +214,21 @@ def load(
     )
     options, of_draft = _on_this_machine(file.header, options, of_draft, extra_bufts)
     given = LoadOptions(
-        entry,
-        file,
-        options,
-        of_draft,
-        named,
-        draft,
-        parallel,
-        speculation,
-        choose_projector(mmproj, file, options, parallel),
-        text,
-        shared_drafts,
-        prefix_memory,
-        progress,
-        on_measure,
-        notes,
+        entry=entry,
+        file=file,
+        target=options,
+        of_draft=of_draft,
+        models_file=named,
+        draft=draft,
+        parallel=parallel,
+        speculation=speculation,
+        projector=choose_projector(mmproj, file, options, parallel),
+        text=text,
+        shared_drafts=shared_drafts,
+        prefix_memory=prefix_memory,
+        progress=progress,
+        on_measure=on_measure,
+        notes=notes,
     )
     return _open_embedder(given) if file.embeds_only else _open(plan(given))
 

@@ -420,7 +420,7 @@ class ParallelQueue(RequestQueue):
         """
         self.check_open()
         super().check_thread()
-        self._check_streams(self.pair.target.options.parallel)
+        self._check_streams(self.pair.target.parallel)
         job.thread = threading.get_ident()
         self._inbox.put(job)
 

@@ -292,13 +292,13 @@ def _table(data: Any, least: float) -> dict[int, float]:
 
 
 DEFAULT_PROFILE = Profile(
-    {1: 0.02, 33: 0.1},
-    {},
-    {1: 0.002, 33: 0.02},
-    {},
-    {},
-    ((0.0, 0.0),) * N_CONFIDENCE_BUCKETS,
-    0.0,
+    target={1: 0.02, 33: 0.1},
+    target_depth={},
+    draft={1: 0.002, 33: 0.02},
+    draft_depth={},
+    noise={},
+    right=((0.0, 0.0),) * N_CONFIDENCE_BUCKETS,
+    seconds=0.0,
     exact_width=K_MAX + 1,
 )
 """What to go by where nothing was measured."""

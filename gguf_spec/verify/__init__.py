@@ -221,7 +221,7 @@ def verify(
     reference, laws = Reference(llm, prompts[0], exact=not noise), []
     for i, way in enumerate(laws_in_use):
         until = run.started + run.limit_s * (i + 1) / (3 * len(laws_in_use))
-        laws.append(drawn(llm, reference, way, n_draws, seed, until, run.one_more))
+        laws.append(drawn(llm, reference, way, n_draws, seed, until=until, on_draw=run.one_more))
     for name, part in requests.parts.items():
         omitted = Check(name, 0, "omitted: the time limit ended it")
         checks.append(omitted if run.is_late() else part())
