@@ -364,7 +364,7 @@ class PairChecks:
 
     def _exact_passes(self, target: Model, profile: Profile | None) -> Check:
         name = "exact passes"
-        inexact = profile.exact_width == 1 if profile else not target.exact_attention
+        inexact = profile.exact_width == 1 if profile else not target.exactness.attention
         if inexact and has(self._features or {}, "LLAMAFILE"):
             found = (
                 "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "

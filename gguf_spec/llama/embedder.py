@@ -201,7 +201,8 @@ class Scorer(Embedder):
         """Use a model that generates text; no context is created yet."""
         self._model, self._native, self._capacity = model, None, 0
         self._most_at_once = max(model.reads_at_once, K_MAX + 1)
-        is_exact = model.exact_attention and not model.grid and model.can_roll_back
+        exactness = model.exactness
+        is_exact = exactness.attention and exactness.in_any_width and model.can_roll_back
         is_own = has_own_attention(model.file.header, model.options)
         is_apart = not (is_exact and is_own and model.flash_attention == "on")
         self._most = 1 if is_apart else _MOST_TEXTS
@@ -230,7 +231,7 @@ class Scorer(Embedder):
             _decode(native, [SequenceTokens(0, at, prompt[at : min(at + at_once, last)], 0)])
         _decode(native, [SequenceTokens(0, last, prompt[last:], 1)])
         yield from ((i, native.rows(0, 1, n_vocab)[0]) for i in range(len(texts)))
-        width, n_done = min(model.most_exact_rows, self._capacity - len(prompt)), 0
+        width, n_done = min(model.exactness.most_rows, self._capacity - len(prompt)), 0
         for group in _groups([ids[:-1] for ids in texts], width, self._most):
             for i in range(len(group)):
                 native.cache(C.llama_memory_seq_cp, 0, i + 1, -1, -1)

@@ -36,6 +36,7 @@ from ..system import subprogram
 from . import probe
 from .backend import library_parts
 from .bindings import C
+from .exactness import Exactness
 from .log import context_error, load_error, log
 from .memory import head_bytes as cache_bytes_of_head
 from .model import Cache, Model
@@ -72,10 +73,8 @@ class Head(Cache):
     shares_cache = needs_token = False
     context_type = CONTEXT_OF_HEAD
     n_read = 0
-    grid = 0
-    exact_attention = False
+    exactness = Exactness()
     why_untrusted = ""
-    most_exact_rows = K_MAX + 1
     depth_costs: Mapping[int, float] = MappingProxyType({})
     follows_machine = False
     can_roll_back = True

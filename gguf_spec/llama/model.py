@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -39,22 +40,16 @@ from ..options import K_MAX, require
 from ..results import PassCounts
 from ..system.files import read_json, write_json
 from . import own_kernels, probe
-from .backend import build_features, library_parts, offloads, start_backend, uses_gpu
+from .backend import library_parts, offloads, start_backend, uses_gpu
 from .bindings import C
 from .devices import start_numa
+from .exactness import Exactness, predicted
 from .log import context_error, keep_last, keep_lines, log, verbose
 from .memory import bytes_of_position, cpu_batch, fit_layers, padded
 from .native import N_BATCH, SequenceTokens
 from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
-from .own_kernels import (
-    GRID,
-    flash_on_cpu,
-    has_exact_attention,
-    has_exact_products,
-    has_own_attention,
-    most_exact_rows,
-)
+from .own_kernels import flash_on_cpu, has_own_attention
 from .recurrent_state import RecurrentState, bytes_of
 from .threads import PassKind, shared_governor
 from .weights import Weights
@@ -100,7 +95,7 @@ class Cache(Weights):
     """
 
     n_ctx: int
-    grid: int
+    exactness: Exactness
     threads: int
     index = 0
     run: Callable[[Any], Logits] | None = None
@@ -245,7 +240,7 @@ class Cache(Weights):
 
         No prompt returns to a place off the grid.
         """
-        off_grid = self.grid and self.n_past % self.grid
+        off_grid = self.exactness.beyond(self.n_past)
         if self.recurrent and not (off_grid or self.why_untrusted):
             started = time.perf_counter()
             self.settle()
@@ -343,19 +338,11 @@ class Model(Cache):
         weight_bytes: Size of the weights, adapters included.
         cached_bytes: Size of one token in the cache.
         flash_attention: `on` or `off`; `auto` on a GPU build.
-        grid: Prefill passes end at multiples of this number of tokens. 0 if the ends do not matter,
-            because rows have the same bits in passes of any width.
-        exact_attention: Whether attention gives a row the same bits in passes of all widths and at
-            all depths.
-        most_exact_rows: The largest number of tokens of a pass that can have the bits of
-            single-token passes. Wider passes do not have them, even if a few measured rows agree.
+        exactness: Which passes give a row the same bits.
         parallel: Number of sequences of the context.
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
             measurement.
         counts: Passes that returned rows, and their rows, since the model was loaded.
-        least_rows: The smallest number of tokens of a pass; above 1 on a GPU where passes from this
-            number of tokens to `most_exact_rows` give a row the same bits. Further tokens fill the
-            narrower ones, and are dropped.
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
             driver of a GPU compiles kernels for it.
         follows_machine: Whether the thread count adapts to the load of the machine. True only if
@@ -425,7 +412,7 @@ class Model(Cache):
 
     def _know_passes(self, header: Header) -> None:
         """Determine how passes run, and which have the same bits; on a GPU this is measured."""
-        options, features, on_gpu = self.options, build_features(), uses_gpu(self.options)
+        options, on_gpu = self.options, uses_gpu(self.options)
         self.flash_attention = options.flash_attention if on_gpu else flash_on_cpu(header, options)
         self.threads: int = options.threads or physical_cores()
         may_vary = options.threads is None and not (on_gpu or options.rpc)
@@ -433,13 +420,8 @@ class Model(Cache):
             options.drafts or self.flash_attention == "off" or has_own_attention(header, options)
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
-        self.slow_first_pass, self.least_rows = on_gpu, 1
-        self.exact_attention = not on_gpu and has_exact_attention(
-            header, options, self.flash_attention, features
-        )
-        self.most_exact_rows = most_exact_rows(header, options) or K_MAX + 1
-        is_exact = self.exact_attention and has_exact_products(header, options)
-        self.grid = 0 if options.drafts or is_exact else GRID
+        self.slow_first_pass = on_gpu
+        self.exactness = predicted(header, options, self.flash_attention)
 
     def _open(self, header: Header) -> None:
         """Create the context; the passes of a model that generates no text are the `Embedder`'s."""
@@ -506,12 +488,11 @@ class Model(Cache):
                 least, most = next(equal, (1, 1))
                 write_json(file, [least, most])
         if most > 1:
-            self.least_rows, self.most_exact_rows = least, most
-            self.exact_attention, self.grid = True, self.reads_at_once
+            self.exactness = Exactness(True, most, least, self.reads_at_once)
 
     def _has_equal_rows(self, least: int, most: int, began: float) -> bool:
         """Return whether passes that are filled up to `least` tokens give a row the same bits."""
-        self.least_rows = least
+        before, self.exactness = self.exactness, replace(self.exactness, least_rows=least)
         try:
             for depth in _GPU_DEPTHS:
                 text = [i * 7919 % self.n_vocab for i in range(1, depth + _N_GPU_ROWS + 1)]
@@ -532,7 +513,7 @@ class Model(Cache):
                     if found != alone:
                         return False
         finally:
-            self.least_rows = 1
+            self.exactness = before
             self.rollback(0)
         return True
 
@@ -580,7 +561,8 @@ class Model(Cache):
         Where the bits of a row depend on the width of its pass, the width is always the same.
         """
         whole = self._widest_read
-        return min(self.most_read, whole) if self.most_read and not self.grid else whole
+        narrow = self.most_read and self.exactness.in_any_width
+        return min(self.most_read, whole) if narrow else whole
 
     @reads_at_once.setter
     def reads_at_once(self, n: int) -> None:
@@ -628,7 +610,7 @@ class Model(Cache):
     def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
         if self.run:
             return self.run(Part(self, tokens, n_rows))
-        if self.least_rows > 1 and (n_rows or len(tokens) == 1):
+        if self.exactness.least_rows > 1 and (n_rows or len(tokens) == 1):
             return self._decode_filled(tokens, n_rows)
         return self._pass(tokens, n_rows)
 
@@ -639,7 +621,7 @@ class Model(Cache):
         So these begin a pass, and no pass from before them contains them. The last positions of the
         context have no room for filling tokens; their tokens are always decoded alone.
         """
-        least, found = self.least_rows, list[Logits]()
+        least, found = self.exactness.least_rows, list[Logits]()
         at, end = self.n_past, self.n_past + len(tokens)
         first, last = end - n_rows, self.n_ctx - least + 1
         self.check_room(tokens)
@@ -868,7 +850,8 @@ class Slots:
             DecodeError: llama.cpp rejected a pass; the cache is then empty.
         """
         reads_at_once = self.model.reads_at_once
-        n_read, wide = (n_read, self.widest) if slot.grid else (len(tokens), reads_at_once)
+        in_any_width = slot.exactness.in_any_width
+        n_read, wide = (len(tokens), reads_at_once) if in_any_width else (n_read, self.widest)
         for start, end, at_once in ((0, n_read, reads_at_once), (n_read, len(tokens), wide)):
             for i in range(start, end, at_once):
                 self.decode([Part(slot, tokens[i : min(i + at_once, end)], 0)])

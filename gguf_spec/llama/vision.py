@@ -618,7 +618,7 @@ class VisionModel(Model):
 
     def _read_text(self, tokens: Sequence[int]) -> None:
         """Prefill tokens; behind an image up to the grid first, as a later prompt would."""
-        head = -self.n_past % self.grid if self.grid and self._images() else 0
+        head = self.exactness.beyond(-self.n_past) if self._images() else 0
         if head:
             super().read(tokens[:head])
         if tokens[head:]:

@@ -158,17 +158,14 @@ class ModelPair:
     def use_profile(self, profile: Profile) -> None:
         """Use a profile from now on."""
         self.profile, self.experiences = profile, profile.experiences()
-        if (
-            profile is not DEFAULT_PROFILE
-            and profile.exact_width > K_MAX
-            and self.target.exact_attention
-        ):
+        exactness, is_measured = self.target.exactness, profile is not DEFAULT_PROFILE
+        if is_measured and profile.exact_width > K_MAX and exactness.attention:
             # All kernels of this machine are exact: the grid that the header suggests is not used.
-            self.target.grid = 0
+            self.target.exactness = replace(exactness, grid=0)
         if not profile.restores:
             name = self.target.path.name
             self.target.why_untrusted = f"llama.cpp did not restore the state of {name} in a test"
-        self._measure = None if profile is not DEFAULT_PROFILE else self._measure
+        self._measure = None if is_measured else self._measure
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the learned state."""
@@ -203,7 +200,7 @@ class ModelPair:
         # A model that cannot roll back is not measured.
         widest = self.profile.widest(exact=True)
         if self.target.why_plain:
-            widest = min(widest, self.target.most_exact_rows)
+            widest = min(widest, self.target.exactness.most_rows)
         targets, *drafts = self._common
         targets.widest = max(1, widest)
         target = Side(targets, known.target)

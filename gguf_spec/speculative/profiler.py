@@ -117,10 +117,11 @@ def measure(
     target_s, checked = _time(
         target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
-    exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
+    exactness = target.exactness
+    exact_width = min(rows.exact_width(), exactness.most_rows) if exactness.attention else 1
     # On a GPU the wide passes that near ties allow are not exact, even if narrow ones are.
-    deep = target.slow_first_pass and target.most_exact_rows <= K_MAX
-    is_exact = target.exact_attention and not deep
+    deep = target.slow_first_pass and exactness.most_rows <= K_MAX
+    is_exact = exactness.attention and not deep
     noise = rows.noise if is_exact else rows.with_deep_noise()
     target_s = _with_copies(target, target_s | {1: generated.single_s}, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)

@@ -25,6 +25,7 @@ from ..errors import DecodeError, NoTokenLeftError, OffGrammarError, SessionErro
 from ..llama import own_kernels
 from ..llama.backend import uses_gpu
 from ..llama.bindings import C
+from ..llama.exactness import common
 from ..llama.log import context_error, log
 from ..llama.memory import padded
 from ..llama.model import Model
@@ -38,7 +39,7 @@ from ..sampling.chain import Sampler, largest
 from ..sampling.filters import make_filters
 from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
-from ..speculative.interfaces import LanguageModel, common, decode_last, read_on, return_to
+from ..speculative.interfaces import LanguageModel, decode_last, read_on, return_to
 from ..speculative.pair import Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import TranslatedModel
@@ -128,7 +129,8 @@ def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
     text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS) + 2))
     in_use = max(min(way.k + 1, llm.profile.widest(way.exact)) for way in ways)
     with llm.models() as (target, _):
-        exact = llm.profile.exact_width if target.grid or uses_gpu(target.options) else K_MAX + 1
+        in_any_width = target.exactness.in_any_width and not uses_gpu(target.options)
+        exact = K_MAX + 1 if in_any_width else llm.profile.exact_width
         widths = sorted({*_WIDTHS, min(in_use, max(_WIDTHS))})
         passes = [one for depth in _DEPTHS for one in _passes(target, text, depth, widths)]
     faults = tuple(_faults(passes, exact, in_use, noise_in_use(llm, ways)))

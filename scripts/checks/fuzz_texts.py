@@ -201,7 +201,7 @@ class Case:
         s, (_, tokens, reason, logprobs, _) = self.requests[i]["sampling"], self.right[i]
         prompt = self.requests[i]["prompt"]
         depends = s.grammar or s.json_schema is not None or s.overflow == "shift" or s.stop
-        if depends or self.family.one._target.grid or isinstance(prompt[0], dict):
+        if depends or self.family.one._target.exactness.grid or isinstance(prompt[0], dict):
             return
         if len(tokens) > 2:
             at = self.rng.randrange(1, len(tokens))

@@ -61,7 +61,7 @@ def check_every_edit(path, grid, n, n_most):
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
     warm, cold = (Model(path, options) for _ in range(2))
     for model in (warm, cold):
-        model.reads_at_once, model.grid = 16, grid
+        model.reads_at_once, model.exactness = 16, replace(model.exactness, grid=grid)
     text = TOKENS[0][:n]
     _, first = row_after(warm, text)
     size = warm.recurrent.n_bytes
@@ -94,7 +94,8 @@ def test_checkpoints_lie_on_the_grid(folder, monkeypatch):
     """A prompt that rolls back to another position would be read from its start."""
     monkeypatch.setattr(recurrent_state, "SPACING", 4)
     model = Model(folder / "lfm2.gguf", ContextOptions(n_ctx=256, threads=1, extra_bufts=False))
-    model.reads_at_once, model.grid, model.recurrent.limit = 16, 16, 1 << 20
+    model.reads_at_once, model.recurrent.limit = 16, 1 << 20
+    model.exactness = replace(model.exactness, grid=16)
     model.read(TOKENS[0][:36])
     model.read(TOKENS[0][36:60])
     retain_prefix(model, edited(50))

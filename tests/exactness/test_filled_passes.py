@@ -97,11 +97,11 @@ def test_rows_do_not_depend_on_the_passes(monkeypatch, name):
     Device(monkeypatch, kernels)
     model = open_model()
     try:
-        assert (model.least_rows, model.most_exact_rows) == expected
+        assert (model.exactness.least_rows, model.exactness.most_rows) == expected
         tokens = [i * 7919 % model.n_vocab for i in range(1, N_CTX + 1)]
         alone, rng = walk(model, tokens, 480, lambda: 1), random.Random(name)
         for _ in range(3):
-            rows = walk(model, tokens, 480, lambda: rng.randint(1, model.most_exact_rows))
+            rows = walk(model, tokens, 480, lambda: rng.randint(1, model.exactness.most_rows))
             assert np.array_equal(rows, alone)
         model.rollback(540)
         last_alone = model.logits(tokens[540 : 540 + expected[1]], 1)
@@ -116,7 +116,7 @@ def test_a_device_without_exact_passes_is_used_as_it_is(monkeypatch):
     device = Device(monkeypatch, ALL_DIFFERENT, by_place=True)
     model = open_model()
     try:
-        assert (model.least_rows, model.exact_attention) == (1, False)
+        assert (model.exactness.least_rows, model.exactness.attention) == (1, False)
         device.passes.clear()
         model.logits([5], 1)
         assert device.passes == [(1, 1)]
@@ -129,7 +129,7 @@ def test_drafts_and_common_passes_are_not_filled(monkeypatch, options):
     Device(monkeypatch, kernel(1, 4, 8))
     monkeypatch.setattr(Model, "_has_equal_rows", None)
     model = open_model(**options)
-    assert model.least_rows == 1
+    assert model.exactness.least_rows == 1
     model.close()
 
 
@@ -138,14 +138,14 @@ def test_the_comparison_runs_once(monkeypatch):
     open_model().close()
     device.passes.clear()
     model = open_model()
-    assert (model.least_rows, model.most_exact_rows, device.passes) == (2, 4, [])
+    assert (model.exactness.least_rows, model.exactness.most_rows, device.passes) == (2, 4, [])
     model.close()
     (file,) = {
         path for path in probe.result_file("rows").parent.iterdir() if "[" in path.read_text()
     }
     file.write_text(json.dumps([7, 9]))
     model = open_model()
-    assert (model.least_rows, json.loads(file.read_text())) == (2, [2, 4])
+    assert (model.exactness.least_rows, json.loads(file.read_text())) == (2, [2, 4])
     model.close()
 
 

@@ -285,7 +285,7 @@ def test_no_slot_keeps_a_state_that_a_test_found_not_restorable(gguf_dir):
                 slot.keep_state()
             return [len(slot.recurrent.kept) for slot in slots]
 
-        model.grid = 0  # so that each length may be kept
+        model.exactness = replace(model.exactness, grid=0)  # so that each length may be kept
         assert n_kept() == [1] * 4
         pair.use_profile(replace(DEFAULT_PROFILE, restores=False))
         assert n_kept() == [0] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def test_a_prefix_ends_at_images(files, monkeypatch):
     texts = ["the an of" * n for n in (1, 3, 5, 9)]
     with load(files) as llm:
         with llm.models() as (target, _):
-            target.grid = 8
+            target.exactness = replace(target.exactness, grid=8)
         for before in texts:
             prompts = [f"{before}<__media__>the king {after}" for after in texts]
             alone = []
@@ -557,7 +558,7 @@ def test_passes_behind_an_image_return_to_the_grid(files, monkeypatch):
         behind = max(i for i, one in enumerate(ids) if one >= IMAGE_IDS) + 1
         assert behind % 8
         with llm.models() as (target, _):
-            target.grid = 8
+            target.exactness = replace(target.exactness, grid=8)
             monkeypatch.setattr(Model, "_decode", spy)
             target.read(ids)
     after = [one for one in passes if one[0] >= behind]

@@ -174,8 +174,8 @@ def test_the_exact_width_is_only_what_was_measured(files):
     """Wide passes use other kernels, so prompts are read on a grid."""
     model = Model(files / "plain.gguf", ContextOptions(n_ctx=256, threads=1))
     try:
-        assert model.grid
-        assert not model.exact_attention
+        assert model.exactness.grid
+        assert not model.exactness.attention
         tokens = [i % 200 for i in range(40)]
         rows = np.concatenate([model.logits([token], 1).copy() for token in tokens[:33]])
         model.rollback(0)
