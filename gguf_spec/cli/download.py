@@ -168,12 +168,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
 @contextlib.contextmanager
 def _bar(console: Console, labels: Mapping[str, str]) -> Iterator[Callable[[Progress], None]]:
-    """Yield a progress callback that draws a bar for each stage.
-
-    Args:
-        console: A terminal.
-        labels: Name of a stage -> its text.
-    """
+    """Yield a progress callback that draws a bar for each stage."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

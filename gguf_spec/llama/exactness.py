@@ -5,7 +5,7 @@ any depth and with any number of threads. Among those of llama.cpp on x86, produ
 and IQ types are computed in tiles from 8 rows on (`ggml-cpu/tiled`), and repacked Q4_K and Q2_K in
 blocks of four rows. Both add in another order than the product of a single row. The other types do
 not. `predicted` knows this from a file's header; the behaviour of a loaded model is measured in
-`speculative.profiler`, and on a GPU by `Model`.
+`speculative.profiler`, and on a GPU by `Context`.
 """
 
 from __future__ import annotations
@@ -68,11 +68,6 @@ class Exactness:
         Where the ends of passes matter, tokens cached by decode passes do not count. The last part
         of a prompt with another continuation does not either, because it was read in a pass of
         another width.
-
-        Args:
-            cached: The tokens in the cache.
-            n_read: Length of the prefix that prefill passes decoded, on the grid.
-            tokens: The tokens of the text.
         """
         same = common(cached, tokens)
         if self.in_any_width or same == len(tokens) == n_read:
@@ -91,13 +86,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def predicted(header: Header, options: ContextOptions, flash_attention: str) -> Exactness:
-    """Return what a header and the kernels of this process promise; nothing for a GPU.
-
-    Args:
-        header: Header of the model.
-        options: Its options.
-        flash_attention: `on` or `off`; `auto` on a GPU build.
-    """
+    """Return what the header and the kernels of this process promise; nothing for a GPU."""
     attention = not uses_gpu(options) and has_exact_attention(
         header, options, flash_attention, build_features()
     )
@@ -109,12 +98,8 @@ def predicted(header: Header, options: ContextOptions, flash_attention: str) -> 
 def has_exact_attention(
     header: Header, options: ContextOptions, flash_attention: str, features: Mapping[str, str]
 ) -> bool:
-    """Return whether attention on this CPU gives a row the same bits at all widths and depths.
-
-    This is a prediction without a measurement. With LLAMAFILE among the features of the build,
-    attention uses llamafile's products.
-    """
-    if flash_attention == "off":
+    """Return whether attention on this CPU gives a row the same bits at all widths and depths."""
+    if flash_attention == "off":  # it uses llamafile's products, if the build has them
         return features.get("LLAMAFILE", "0") == "0"
     return flash_attention == "on" and (
         options.kv_type not in ("f16", "f32") or has_own_attention(header, options)

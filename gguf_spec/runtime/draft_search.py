@@ -248,14 +248,7 @@ def _judge_head(load: LoadOptions, name: str, file: ModelFile, declared: bool) -
 def _gain(
     target: ModelKey, draft: ModelKey, size: float, quality: float = 1.0
 ) -> tuple[float, str]:
-    """Return the expected speed-up, and how it was measured; empty if it was not.
-
-    Args:
-        target: The target.
-        draft: The draft.
-        size: Size of the draft divided by the size of the target.
-        quality: Factor of the acceptance rate that the size suggests.
-    """
+    """Return the expected speed-up, and how it was measured; empty if it was not."""
     profile = read_profile(target, draft)
     if not profile:
         return _promise(size, quality), ""

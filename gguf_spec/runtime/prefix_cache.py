@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from ..errors import RollbackError
 from ..llama.exactness import Exactness, common
-from ..llama.model import Cache
 from ..llama.recurrent_state import Checkpoint, RecurrentState
+from ..llama.sequence import CachedSequence
 from ..results import PrefixMemory
 from ..speculative.interfaces import reusable
 from ..speculative.scheduler import SlotPair
@@ -333,12 +333,12 @@ def _key(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype=f">u{_ID_BYTES}").tobytes()
 
 
-def _state(cache: Cache, offset: int = 0) -> _State:
+def _state(cache: CachedSequence, offset: int = 0) -> _State:
     checkpoints = cache.recurrent.kept if cache.recurrent else []
     return _State([*cache.cached], cache.n_read, cache.state(), offset, checkpoints)
 
 
-def _put(cache: Cache, state: _State) -> bool:
+def _put(cache: CachedSequence, state: _State) -> bool:
     try:
         is_there = cache.restore(state.tokens, state.n_read, state.data)
     except MemoryError:

@@ -1,6 +1,6 @@
 """Model interface that the generation loop and the drafters require.
 
-`gguf_spec.llama.model.Model` and the fakes of the tests implement it.
+`gguf_spec.llama.sequence.CachedSequence` and the fakes of the tests implement it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import RollbackError
 
 if TYPE_CHECKING:
     from ..llama.exactness import Exactness
-    from ..llama.model import Cache
+    from ..llama.sequence import CachedSequence
 
 
 class LanguageModel(Protocol):
@@ -29,7 +29,6 @@ class LanguageModel(Protocol):
         start: A token that may begin a text.
         weight_bytes: Size of the weights, in bytes.
         cached_bytes: Size of one cached token, in bytes.
-        exactness: Which passes give a row the same bits.
         depth_costs: Pass width in tokens -> extra seconds of the pass for each cached token; empty
             where that was not measured.
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
@@ -42,8 +41,11 @@ class LanguageModel(Protocol):
     weight_bytes: int
     cached_bytes: float
     slow_first_pass: bool
-    exactness: Exactness
     depth_costs: Mapping[int, float]
+
+    @property
+    def exactness(self) -> Exactness:
+        """Which passes give a row the same bits."""
 
     @property
     def busy_s(self) -> float:
@@ -163,7 +165,7 @@ def decode_last(model: LanguageModel, tokens: Sequence[int], n_prompt: int | Non
     return np.array(model.logits(tokens[-1:], 1)[0])
 
 
-def reusable(cache: Cache, tokens: Sequence[int]) -> int:
+def reusable(cache: CachedSequence, tokens: Sequence[int]) -> int:
     """Return how many tokens of a text need not be read with this cache."""
     same = cache.exactness.same_bits(cache.cached, cache.n_read, tokens)
     if cache.recurrent:

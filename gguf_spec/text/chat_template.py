@@ -28,7 +28,7 @@ from ..errors import (
     TemplateError,
     Text,
 )
-from ..llama.model import Model
+from ..llama.weights import Weights
 from ..options import check_types, well_formed
 from ..tools.families import family_of
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
@@ -166,7 +166,7 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
     return InvalidOptionError(option, value, "", hint, message=message)
 
 
-def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
+def check_values(model: Weights, options: PromptOptions) -> dict[str, Any]:
     """Return the variables of a template, the switches for reasoning included.
 
     Raises:
@@ -194,7 +194,7 @@ def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
 
 
 def no_reasoning(
-    model: Model, option: str, value: object, is_chat: bool = True
+    model: Weights, option: str, value: object, is_chat: bool = True
 ) -> InvalidOptionError:
     """Return the error for an option of reasoning where no reasoning is separated."""
     if not is_chat:
@@ -204,7 +204,7 @@ def no_reasoning(
     return InvalidOptionError(option, value, "", hint, message=message)
 
 
-def ending(model: Model, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
+def ending(model: Weights, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
     """Return the text after a rendered prompt with which an answer without reasoning begins.
 
     It is empty unless the request forbids reasoning or has a prefill. Reasoning that the template
@@ -240,7 +240,7 @@ def with_reasoning(
 # ---- calls and results of earlier messages
 
 
-def call_tokens(model: Model) -> dict[int, str]:
+def call_tokens(model: Weights) -> dict[int, str]:
     """Return the special tokens of the model's tool calls that have no text, with their names."""
     family = family_of(model.chat_template or "")
     ids = {name: model.tokenize(name, special=True, start=False) for name in family.tokens}
@@ -398,7 +398,7 @@ def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
 
 
 def encode_chat(
-    model: Model,
+    model: Weights,
     messages: Messages,
     options: PromptOptions | None = None,
     most: int | None = None,
@@ -499,7 +499,7 @@ class _Encoder:
     written as JSON or compared: in them a word of digits stands for the name of a special token.
     """
 
-    def __init__(self, model: Model, options: PromptOptions, most: int | None = None) -> None:
+    def __init__(self, model: Weights, options: PromptOptions, most: int | None = None) -> None:
         """Create an encoder for a model with a chat template, prefill and tools.
 
         A prompt with many more than `most` tokens is refused; None takes each.
@@ -807,7 +807,7 @@ def _check_message(message: object) -> None:
         )
 
 
-def _check_tools(model: Model, template: str, tools: Tools) -> None:
+def _check_tools(model: Weights, template: str, tools: Tools) -> None:
     if not reads_tools(template):
         raise InvalidOptionError(
             "tools",
@@ -842,7 +842,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _render(
-    model: Model,
+    model: Weights,
     template: str,
     messages: Messages,
     tools: Tools | None,

@@ -314,13 +314,6 @@ def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run:
     No further text starts after the time limit, except for the first prompt alone and as many texts
     as run at once.
 
-    Args:
-        llm: Models, loaded with `parallel` above 1. A draft is not needed.
-        prompts: Texts to continue; they fit into the context.
-        n_tokens: Maximum number of tokens of a text.
-        seed: Seed of the first text; each further prompt uses the next seed.
-        run: Time limit and progress.
-
     Raises:
         InvalidOptionError: The models run one request at a time.
     """

@@ -12,7 +12,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.llama.backend import build_features
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
 from gguf_spec.sampling.near_ties import SingleTokenReference
@@ -93,9 +93,9 @@ def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(
     options, n_deepest, kernels, capsys
 ):
     """The bundled target: with llama.cpp's kernels it fails where these are built with llamafile's products."""
-    model = Model(
+    model = Context(
         TALES / "tales-target-Q8_0.gguf", ContextOptions(n_ctx=4352, threads=THREADS, **options)
-    )
+    ).sequences[0]
     try:
         of_width, of_chunk = worst(model, n_deepest)
     finally:

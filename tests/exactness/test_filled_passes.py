@@ -12,9 +12,9 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.llama import model as model_module
+from gguf_spec.llama import context as context_module
 from gguf_spec.llama import probe
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.native import Native
 from gguf_spec.llama.options import ContextOptions
 from tests.gguf.test_near_ties import TALES
@@ -42,20 +42,20 @@ class Device:
 
     def __init__(self, monkeypatch, kernel_of, by_place=False):
         self.kernel_of, self.by_place, self.passes = kernel_of, by_place, []
-        decode, rows = Model.decode_sequences, Native.rows
-        monkeypatch.setattr(model_module, "uses_gpu", lambda options: not options.drafts)
+        decode, rows = Context.decode_sequences, Native.rows
+        monkeypatch.setattr(context_module, "uses_gpu", lambda options: not options.drafts)
         monkeypatch.setattr(
-            Model, "decode_sequences", lambda model, parts: self.decode(decode, model, parts)
+            Context, "decode_sequences", lambda context, parts: self.decode(decode, context, parts)
         )
         monkeypatch.setattr(Native, "rows", lambda native, *a: self.noisy(rows(native, *a), *a))
 
-    def decode(self, decode, model, parts):
+    def decode(self, decode, context, parts):
         (part,) = parts
         self.passes.append((len(part.tokens), part.n_rows))
         reach = -(-(part.n_past + len(part.tokens)) // 256)
         kernels = self.kernel_of(len(part.tokens)), self.kernel_of(part.n_rows), reach
-        self.now = None if model.options.drafts else kernels
-        return decode(model, parts)
+        self.now = None if context.weights.options.drafts else kernels
+        return decode(context, parts)
 
     def noisy(self, rows, first, n_rows, n_vocab):
         if self.now is None or not n_rows:
@@ -73,7 +73,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def open_model(**options):
-    return Model(TARGET, ContextOptions(n_ctx=N_CTX, threads=1, **options))
+    return Context(TARGET, ContextOptions(n_ctx=N_CTX, threads=1, **options)).sequences[0]
 
 
 def walk(model, tokens, depth, width):
@@ -127,7 +127,7 @@ def test_a_device_without_exact_passes_is_used_as_it_is(monkeypatch):
 @pytest.mark.parametrize("options", [{"drafts": True}, {"parallel": 2}])
 def test_drafts_and_common_passes_are_not_filled(monkeypatch, options):
     Device(monkeypatch, kernel(1, 4, 8))
-    monkeypatch.setattr(Model, "_has_equal_rows", None)
+    monkeypatch.setattr(Context, "_has_equal_rows", None)
     model = open_model(**options)
     assert model.exactness.least_rows == 1
     model.close()

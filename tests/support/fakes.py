@@ -80,7 +80,7 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
-    parallel, index = 1, 0
+    index, threads = 0, 1
     free_rollback, why_plain = 10**6, ""
     exactness, depth_costs = Exactness(attention=True), {}
     slow_first_pass = False
@@ -105,12 +105,24 @@ class FakeModel:
         return len(self.cached)
 
     @property
+    def context(self):
+        return self
+
+    @property
+    def weights(self):
+        return self
+
+    @property
+    def sequences(self):
+        return [self]
+
+    @property
     def label(self):
         return self.path.name
 
     @property
     def memory_bytes(self):
-        return round(self.weight_bytes + self.parallel * self.cached_bytes * self.n_ctx)
+        return round(self.weight_bytes + self.cached_bytes * self.n_ctx)
 
     def read(self, tokens):
         if tokens:
