@@ -318,8 +318,10 @@ class Context:
         Raises:
             DecodeError: llama.cpp rejected the batch; the caches of these sequences are then empty.
         """
+        n_rows = 0
         for part in parts:
             part.sequence.check_room(part.tokens)
+            n_rows += part.n_rows
         filled, moved = self._filled(parts, n_sequences, least)
         native, self.n_decoded, started = self.weights.native, len(filled), time.perf_counter()
         own = {part.sequence.index: part.tokens for part in parts}
@@ -351,7 +353,7 @@ class Context:
             for part in parts:
                 part.sequence.forget(data=True)
             raise DecodeError(code, max(map(len, caches)), sum(map(len, own.values())), log.last)
-        self.counts = self.counts.plus(sum(part.n_rows for part in parts))
+        self.counts = self.counts.plus(n_rows)
         return [
             native.rows(ends[part.sequence.index] - part.n_rows, part.n_rows, self.weights.n_vocab)
             for part in parts
@@ -516,8 +518,10 @@ class Context:
 
     def _tokens(self, part: Part, width: int) -> SequenceTokens:
         """Return the tokens of a part, filled up to `width` where the context has room."""
-        sequence, n_past = part.sequence, part.sequence.n_past
-        n_more = max(0, min(width, self.n_ctx - n_past) - len(part.tokens))
-        tokens = [*part.tokens, *[self.weights.start] * n_more]
+        sequence, tokens, n_rows = part
+        n_past, n_more = sequence.n_past, 0
+        if width > len(tokens):
+            n_more = max(0, min(width, self.n_ctx - n_past) - len(tokens))
+            tokens = [*tokens, *[self.weights.start] * n_more]
         position = sequence.position(n_past)
-        return SequenceTokens(sequence.index, position, tokens, part.n_rows, n_more)
+        return SequenceTokens(sequence.index, position, tokens, n_rows, n_more)

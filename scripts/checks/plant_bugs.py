@@ -152,7 +152,7 @@ BUGS = (
         "sequence, free\n        free.forget()", "sequence, free",
         ("gguf/test_slots.py", "gguf/test_scheduler.py")),
     Bug("a part is made longer than its context", "llama/context.py",
-        "max(0, min(width, self.n_ctx - n_past) - len(part.tokens))", "max(0, width - len(part.tokens))",
+        "max(0, min(width, self.n_ctx - n_past) - len(tokens))", "max(0, width - len(tokens))",
         ("gguf/test_slots.py",)),
     Bug("an interrupted pass keeps what its caches list", "llama/sequence.py",
         "cached, self._cached = self.cached, None", "cached = self.cached",
