@@ -23,6 +23,13 @@ ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
 # drafters that are prediction heads
 HEADS = ("mtp", "eagle3")
 DRAFTERS = ("auto", "model", *HEADS, "ngram", "hybrid")
+# values of `draft` that name no model, and what they mean
+DRAFT_WORDS = {
+    "auto": "the best draft on this disk",
+    "mtp": "the prediction head in the target's file",
+    "ngram": "the text only",
+    "none": "plain decoding",
+}
 LOGPROBS_MAX = 100  # maximum number of reported alternatives per token
 # Largest magnitude of options that are combined with logits, so that logits stay finite.
 _MODERATE = 1_000_000

@@ -149,8 +149,9 @@ def trim(
     covered = sum(n for token, n in counts.items() if token in kept)
     share = covered / n_text if n_text else None
     return Trimmed(
-        source, target, header.file_bytes, made.file_bytes, n_vocab, len(ids), n_text, share,
-        time.monotonic() - started,
+        source, target, source_bytes=header.file_bytes, target_bytes=made.file_bytes,
+        n_vocab=n_vocab, n_kept=len(ids), n_text=n_text, coverage=share,
+        seconds=time.monotonic() - started,
     )  # fmt: skip
 
 

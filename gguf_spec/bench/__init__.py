@@ -446,14 +446,17 @@ def bench(
     few = quick or any(isinstance(workload, LongWorkload) for workload in chosen)
     until = math.inf if limit_s is None else started + limit_s
     with _as_loaded(llm) as forget:
-        race = _Race(llm, _contenders(llm, few, useless), work, n_rounds, until, forget, progress)
+        race = _Race(
+            llm, _contenders(llm, few, useless), work, n_rounds,
+            until=until, forget=forget, progress=progress,
+        )  # fmt: skip
         race.run()
     machine = Machine(_cpu(), physical_cores(), threads)
     total_s = time.perf_counter() - started
     cases, disturbed = tuple(race.cases()), llm.profile.disturbed
     return Report(
-        llm.name, llm.draft_name, machine, n_rounds, cases, race.is_complete, total_s,
-        disturbed=disturbed,
+        llm.name, llm.draft_name, machine, n_rounds, cases, is_complete=race.is_complete,
+        total_s=total_s, disturbed=disturbed,
     )  # fmt: skip
 
 
@@ -552,17 +555,17 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
         return sum(getattr(one, name) for one in stats)
 
     return Run(
-        round_,
-        total("n_generated"),
-        total("total_s") - total("prompt_s"),
-        total("total_s"),
-        statistics.mean(one.ttft_s for one in stats),
-        total("n_drafted"),
-        total("n_accepted"),
-        total("forecast_s"),
-        total("plain_s"),
-        len(texts),
-        sum(a == b for a, b in zip(texts, plain, strict=True)),
+        round=round_,
+        n_tokens=total("n_generated"),
+        decode_s=total("total_s") - total("prompt_s"),
+        total_s=total("total_s"),
+        ttft_s=statistics.mean(one.ttft_s for one in stats),
+        n_drafted=total("n_drafted"),
+        n_accepted=total("n_accepted"),
+        forecast_s=total("forecast_s"),
+        plain_s=total("plain_s"),
+        n_texts=len(texts),
+        n_same=sum(a == b for a, b in zip(texts, plain, strict=True)),
     )
 
 

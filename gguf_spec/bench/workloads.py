@@ -214,7 +214,7 @@ WORKLOADS = (
         "long", "A prompt of 3,500 tokens, or what the context holds.", 128, (0.0, 0.8),
         (("And when all of them had come home, the old king said",),),
         (("Go on with this tale.",),),
-        3500,
+        n_before=3500,
     ),
     Workload(
         "short", "Answers of 16 tokens to prompts of about a hundred.", 16, (0.0, 0.8),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..options import DRAFT_WORDS
 from .command import Command
 
 if TYPE_CHECKING:
@@ -47,12 +48,7 @@ def model_names(
 
     found = {name: entry.note for name, entry in _models().items()}
     if param.name == "draft":
-        found |= {
-            "auto": "the best draft on this disk",
-            "mtp": "the prediction head in the target's file",
-            "ngram": "the text only",
-            "none": "plain decoding",
-        }
+        found |= DRAFT_WORDS
     items = [
         CompletionItem(name, help=text)
         for name, text in found.items()

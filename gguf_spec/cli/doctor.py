@@ -50,14 +50,14 @@ def doctor(**options: Any) -> int:
     from ..doctor import doctor as run
 
     how = ContextOptions(
-        options["ctx"],
-        options["threads"],
-        options["flash_attention"],
-        options["kv_type"],
-        options["gpu_layers"],
-        options["extra_bufts"] is not False,
-        options["verbose"] > 0,
-        adapters(options["lora"]),
+        n_ctx=options["ctx"],
+        threads=options["threads"],
+        flash_attention=options["flash_attention"],
+        kv_type=options["kv_type"],
+        gpu_layers=options["gpu_layers"],
+        extra_bufts=options["extra_bufts"] is not False,
+        verbose=options["verbose"] > 0,
+        lora=adapters(options["lora"]),
         rpc=options["rpc"],
         placement=read_placement(**{name: options[name] for name in PLACEMENT}),
     )

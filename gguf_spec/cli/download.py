@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..options import DRAFT_WORDS
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .. import Progress
     from ..models import DefaultModel, Entry, Pulled
 
-_NO_MODEL = ("mtp", "ngram", "none")  # values of `draft` that are not models
 _KEY = "gguf_spec.default_model"
 # End of a file name: its quantisation and its type.
 _ENDING = re.compile(r"(?i)[-._](?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*)\.gguf$|\.gguf$")
@@ -97,7 +98,7 @@ def with_drafts(names: Sequence[str | Entry], draft: bool, models_file: Path | N
     for name in names:
         entry = resolve(name, models_file)
         found[entry.name] = entry
-        if draft and entry.draft and entry.draft not in _NO_MODEL:
+        if draft and entry.draft and entry.draft not in DRAFT_WORDS:
             entry = resolve(entry.draft, models_file)
             found[entry.name] = entry
     return list(found.values())
@@ -167,12 +168,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
 @contextlib.contextmanager
 def _bar(console: Console, labels: Mapping[str, str]) -> Iterator[Callable[[Progress], None]]:
-    """Yield a progress callback that draws a bar for each stage.
-
-    Args:
-        console: A terminal.
-        labels: Name of a stage -> its text.
-    """
+    """Yield a progress callback that draws a bar for each stage."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -269,6 +265,6 @@ def _missing(model: str | None, draft: str, options: Mapping[str, Any]) -> list[
         is_here = target.path is not None or find(target) is not None
     with_draft = draft == "auto" and not is_here
     entries = with_drafts([target], with_draft, models_file)
-    if draft not in ("auto", "mtp", "ngram", "none"):
+    if draft not in DRAFT_WORDS:
         entries.append(resolve(draft, models_file))
     return [entry for entry in entries if entry.path is None and not find(entry)]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConflictError
-from ..options import PARAMETERS
+from ..options import DRAFT_WORDS, PARAMETERS
 from . import signals
 from .command import CONTROL, Command, flag, option
 from .download import default_model, offer_download
@@ -175,7 +175,7 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     """
     draft = options["draft"] if speculation.k else "none"
     names, file = _names(options), options["models_file"]
-    is_file = {"draft": draft not in ("auto", "mtp", "ngram", "none")}
+    is_file = {"draft": draft not in DRAFT_WORDS}
     for name in ("mmproj", "lora", "draft_lora", "draft") if len(names) > 1 else ():
         if is_file.get(name, options[name]):
             hint = "start one server for each model, or give one model."

@@ -15,10 +15,11 @@ from ..arrays import Logits
 from ..errors import ClosedError
 from ..gguf.validation import ModelFile, read_header
 from ..gguf.vocabulary import FileVocabulary
+from ..llama.context import Context
 from ..llama.memory import check_room
-from ..llama.model import Model
 from ..llama.options import ContextOptions
 from ..llama.own_kernels import extra_bufts_work
+from ..llama.sequence import CachedSequence
 from ..options import Speculation
 from ..speculative.drafters import (
     N_CONFIDENCE_BUCKETS,
@@ -108,7 +109,7 @@ class DraftModel(OfOneProcess, LlamaDraftModel):  # type: ignore[misc]  # llama-
         self.k, self.n_drafted, self.n_accepted = Speculation(k).k, 0, 0
         priors = {NgramDrafter.name: NgramDrafter.priors, ModelDrafter.name: _BELIEFS}
         self._chances = AcceptanceRates(priors)
-        self._model: Model | None = None
+        self._model: CachedSequence | None = None
         self._drafter: ModelDrafter | None = None
         self._text = NgramDrafter()
         self._failed = False  # whether the small model failed in the current text
@@ -120,12 +121,12 @@ class DraftModel(OfOneProcess, LlamaDraftModel):  # type: ignore[misc]  # llama-
         options = replace(options, extra_bufts=extra_bufts_work())
         file = ModelFile(Path(model_path))
         check_room([(file.header, options)])
-        self._model = Model(file, options)
+        self._model = Context(file, options).sequences[0]
         n_vocab = self._model.n_vocab
         try:
             if target_path is not None:
                 target = FileVocabulary(read_header(Path(target_path)))
-                check_vocabulary(target, self._model)
+                check_vocabulary(target, self._model.weights)
                 n_vocab = target.n_vocab
         except BaseException:
             self.close()

@@ -17,7 +17,7 @@ from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
-from ..options import default_sampling
+from ..options import DRAFT_WORDS, default_sampling
 from ..registry import hub as hub_module
 from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
@@ -26,8 +26,7 @@ from ..system.machine import format_bytes
 from .installation import COMPILED, READY_MADE, REBUILD, Check, Status, file_sizes, has, origin
 
 if TYPE_CHECKING:
-    from ..llama.head import Head
-    from ..llama.model import Model
+    from ..llama.sequence import CachedSequence
     from ..runtime.plan import HeadChoice
     from ..speculative.profile import Profile
     from ..tune import Tuning
@@ -226,7 +225,7 @@ class PairChecks:
         self.tuning: Tuning | None = None
         self._options, self._draft_options = options, draft_options
         self._features, self._models_file = features, models_file
-        self._loaded: list[Model | Head] = []
+        self._loaded: list[CachedSequence] = []
         self._loads = loads and features is not None
 
     def close(self) -> None:
@@ -287,7 +286,7 @@ class PairChecks:
         """
         if self._features is None:
             files = [(target, self._options)]
-            if draft not in (None, "none", "ngram", "auto", "mtp"):
+            if draft is not None and draft not in DRAFT_WORDS:
                 path = local(resolve(draft, self._models_file))
                 files.append((ModelFile(path, as_draft=True), self._draft_options))
             return files, None, ()
@@ -296,13 +295,14 @@ class PairChecks:
 
         planned = plan(
             LoadOptions(
-                entry,
-                target,
-                self._options,
-                self._draft_options,
-                self._models_file,
-                "ngram" if draft in (None, "none") else draft,  # which has snapshots for drafts
-                self._options.parallel,
+                entry=entry,
+                file=target,
+                target=self._options,
+                of_draft=self._draft_options,
+                models_file=self._models_file,
+                # `ngram` has snapshots for drafts
+                draft="ngram" if draft in (None, "none") else draft,
+                parallel=self._options.parallel,
             )
         )
         return planned.files, planned.head, planned.notes
@@ -333,7 +333,7 @@ class PairChecks:
         elif head and head.why_not and draft != "auto":
             status, found = "warn", f"{head.why_not}: drafts come from elsewhere"
             todo = Text("to name another draft, set {draft}.")
-        elif entry.draft in ("ngram", "none"):
+        elif entry.draft in DRAFT_WORDS:
             found = f"models.yaml names none for {entry.name}: {by_text}"
         elif self._features is None:
             status, found = "warn", "no draft was searched, because llama.cpp does not work"
@@ -345,9 +345,9 @@ class PairChecks:
 
     def _embeds(self, file: ModelFile) -> Iterator[Check]:
         """Yield the checks of a model that only computes embeddings."""
+        from ..llama.context import Context
         from ..llama.embedder import Embedder
         from ..llama.memory import embedding_needs
-        from ..llama.model import Model
 
         wanted = embedding_needs(file.header, self._options, self._features or {})
         room = self._fits(wanted, format_bytes(wanted.added))
@@ -355,7 +355,7 @@ class PairChecks:
         if not self._loads or room.status == "fail":
             return
         try:
-            model = Model(file, self._options)
+            model = Context(file, self._options).sequences[0]
             self._loaded.append(model)
             pooling = Embedder(model).pooling
         except GgufSpecError as error:
@@ -365,14 +365,7 @@ class PairChecks:
         yield Check("loading", "ok", found)
 
     def _fits(self, wanted: MemoryEstimate, found: str, longest: int = 0, kept: str = "") -> Check:
-        """Return the check whether there is enough memory.
-
-        Args:
-            wanted: The required memory.
-            found: Description of the required memory.
-            longest: The longest context that fits; 0 if none does.
-            kept: Description of the memory for texts of earlier requests.
-        """
+        """Return the check whether there is enough memory."""
         free = wanted.free
         found += f"; {format_bytes(free)} are free" if free is not None else ""
         found += f", {kept}" if kept else ""
@@ -390,28 +383,28 @@ class PairChecks:
 
     def _inside(self, name: str, files: Files, head: HeadChoice | None) -> Iterator[Check]:
         """Yield the checks of the loaded models."""
+        from ..llama.context import Context
         from ..llama.head import open_head
-        from ..llama.model import Model
         from ..speculative.profile import read_profile
         from ..speculative.vocabularies import translation_of
         from ..tune import Tuning
 
         try:
-            target = Model(*files[0])
+            target = Context(*files[0]).sequences[0]
             self._loaded.append(target)
             if head and head.kind:
                 of_head = replace(self._draft_options, n_ctx=target.n_ctx, head="self")
                 self._loaded.insert(0, open_head(target, of_head, head.file))
             elif len(files) > 1:
-                self._loaded.insert(0, Model(*files[1]))
+                self._loaded.insert(0, Context(*files[1]).sequences[0])
         except GgufSpecError as error:
             yield Check("loading", "fail", error.message, error.hint)
             return
         draft = self._loaded[0] if len(self._loaded) > 1 else None
         yield Check("loading", "ok", f"llama.cpp loads {'both' if draft else 'it'}")
-        if isinstance(draft, Model):
+        if draft and not (head and head.kind):
             try:
-                translation = translation_of(target, draft)
+                translation = translation_of(target.weights, draft.weights)
                 same = f"the draft has that of the target, {target.n_vocab:,} tokens"
                 yield Check("vocabulary", "ok", translation.note if translation else same)
             except GgufSpecError as error:
@@ -435,9 +428,9 @@ class PairChecks:
         if profile and not profile.disturbed:
             yield _other_build(target, profile)
 
-    def _exact_passes(self, target: Model, profile: Profile | None) -> Check:
+    def _exact_passes(self, target: CachedSequence, profile: Profile | None) -> Check:
         name = "exact passes"
-        inexact = profile.exact_width == 1 if profile else not target.exact_attention
+        inexact = profile.exact_width == 1 if profile else not target.exactness.attention
         if inexact and has(self._features or {}, "LLAMAFILE"):
             found = (
                 "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
@@ -450,7 +443,7 @@ class PairChecks:
         return Check(name, "ok", profile.exact_passes)
 
 
-def _other_build(target: Model, profile: Profile) -> Check:
+def _other_build(target: CachedSequence, profile: Profile) -> Check:
     """Compare the costs with those that were measured with the other build of llama.cpp here."""
     from ..llama import own_kernels
 
@@ -475,7 +468,9 @@ def _other_build(target: Model, profile: Profile) -> Check:
     return Check(name, "ok", f"{other}, measured on this machine: {shown}")
 
 
-def _rollback(target: Model, draft: Model | Head | None, profile: Profile | None) -> Check:
+def _rollback(
+    target: CachedSequence, draft: CachedSequence | None, profile: Profile | None
+) -> Check:
     """Return the check of how the models drop rejected tokens."""
     models = [target, *([draft] if draft else [])]
     why = [model.why_plain for model in models if model.why_plain]
@@ -493,7 +488,7 @@ def _rollback(target: Model, draft: Model | Head | None, profile: Profile | None
     return Check("rollback", "ok", "; ".join(ways))
 
 
-def _way(model: Model | Head) -> str:
+def _way(model: CachedSequence) -> str:
     """Return how a model drops rejected tokens."""
     name = model.path.name
     if model.can_roll_back:

@@ -247,14 +247,14 @@ class EditPlan:
             key=lambda one: one.start,
         )
         return Edit(
-            text,
-            tuple(hunks),
-            way,
-            tuple(one.label for one in self.reading.scope),
-            tuple(refused) if inside else (),
-            counted(inside, text, self._name),
-            completion.stats if completion else None,
-            completion.seed if completion else None,
+            text=text,
+            hunks=tuple(hunks),
+            way=way,
+            scope=tuple(one.label for one in self.reading.scope),
+            refused=tuple(refused) if inside else (),
+            summary=counted(inside, text, self._name),
+            stats=completion.stats if completion else None,
+            seed=completion.seed if completion else None,
         )
 
     @property

@@ -455,6 +455,7 @@ class _Reader:
             raise NotAModelError(self.path, what, hint)
         self.check_places(tensors, alignment)
         return Header(
-            self.path, metadata, n_tensors, self.file_bytes, kinds, self.places, tuple(tensors),
-            self.tokens_at, data_at, (self.path,), (data_at,),
+            self.path, metadata, n_tensors, self.file_bytes, kinds, self.places,
+            tensors=tuple(tensors), tokens_at=self.tokens_at, data_at=data_at, parts=(self.path,),
+            parts_at=(data_at,),
         )  # fmt: skip

@@ -423,11 +423,6 @@ def _put_together(key: str, a: Any, b: Any, path: Sequence[str]) -> Any:
 def _merged(a: Any, b: Any, path: Sequence[str]) -> Any:
     """Return one schema that is equivalent to two schemas together.
 
-    Args:
-        a: A schema.
-        b: A part of it, or what it refers to.
-        path: Steps to them.
-
     Raises:
         ValueError: They cannot be merged.
     """
@@ -1086,13 +1081,7 @@ class Disjointness:
         return any(_differ([self._of(one.named[tag]) for one in facts]) for tag in sorted(tags))
 
     def _two(self, a: _Facts | bool, b: _Facts | bool, depth: int) -> bool:
-        """Return whether no value of one grammar is valid for the other schema.
-
-        Args:
-            a: A schema.
-            b: Another one.
-            depth: Current depth of nested properties.
-        """
+        """Return whether no value of one grammar is valid for the other schema."""
         spend(5)
         if isinstance(a, bool) or isinstance(b, bool):
             return a is False or b is False

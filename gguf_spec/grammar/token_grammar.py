@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidOptionError, OffGrammarError
-from ..llama.model import Model
+from ..llama.weights import Weights
 from ..options import K_MAX
 from .automaton import Automaton, State
 
@@ -31,10 +31,10 @@ class _Pieces(NamedTuple):
 
 
 # pieces of the loaded models
-_pieces: WeakKeyDictionary[Model, _Pieces] = WeakKeyDictionary()
+_pieces: WeakKeyDictionary[Weights, _Pieces] = WeakKeyDictionary()
 
 
-def _pieces_of(model: Model) -> _Pieces:
+def _pieces_of(model: Weights) -> _Pieces:
     """Return the pieces of a model; the first call takes some time."""
     pieces, _ = _pieces.get(model), model.native
     if pieces is None:
@@ -49,7 +49,7 @@ def _pieces_of(model: Model) -> _Pieces:
     return pieces
 
 
-def _read_token(model: Model, word: str) -> int:
+def _read_token(model: Weights, word: str) -> int:
     """Return the id of a token in GBNF notation, such as `<[17]>` or `<|im_end|>`."""
     number = re.fullmatch(r"<\[(\d{1,9})\]>", word, re.ASCII)
     ids = [int(number[1])] if number else model.tokenize(word, special=True, start=False)
@@ -64,7 +64,7 @@ class Grammar:
     A state depends only on the history, so drafted tokens can be checked and rolled back.
     """
 
-    def __init__(self, model: Model, gbnf: str, n_prompt: int, prefill: str = "") -> None:
+    def __init__(self, model: Weights, gbnf: str, n_prompt: int, prefill: str = "") -> None:
         """Parse a grammar.
 
         Args:

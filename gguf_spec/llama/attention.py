@@ -23,9 +23,10 @@ from ..gguf.validation import Header
 from ..system.files import cache_file, read_json, this_machine, write_json
 from ..system.machine import cores_are_shared
 from .backend import library_parts, uses_gpu
-from .model import Model
+from .context import Context
 from .options import ContextOptions, Placement, physical_cores
 from .own_kernels import flash_on_cpu
+from .sequence import CachedSequence
 
 # part of the cache key; changes with the format of the measurements
 _VERSION = 2
@@ -129,7 +130,7 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> dict[int, float]
         write_probe_model(path, shape, n_ctx)
         placement = Placement(options.placement.devices)
         measured = replace(options, n_ctx=n_ctx, lora=(), verbose=False)
-        model = Model(path, replace(measured, placement=placement))
+        model = Context(path, replace(measured, placement=placement)).sequences[0]
     try:
         text = [3 + i * 7 % (N_VOCAB - 3) for i in range(n_ctx)]
         if model.slow_first_pass:  # a driver compiles its kernels before the measurement
@@ -150,7 +151,7 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> dict[int, float]
     }
 
 
-def _passes(model: Model, text: list[int]) -> dict[int, float]:
+def _passes(model: CachedSequence, text: list[int]) -> dict[int, float]:
     """Return the shortest time of a pass of each width, after the tokens in the cache."""
     n_past, best = model.n_past, dict.fromkeys(_WIDTHS, float("inf"))
     for i in range(_TIMES):

@@ -36,10 +36,10 @@ from .memory import (
     flash_attention,
     padded,
 )
-from .model import Model
 from .native import Native, SequenceTokens
 from .options import FLASH_ATTENTION, KV_TYPES, physical_cores
 from .own_kernels import has_own_attention
+from .sequence import CachedSequence
 
 Rows = NDArray[np.float32]
 
@@ -56,7 +56,7 @@ class Embedder(OfOneProcess):
 
     _most_at_once = 1 << 30  # tokens of a pass
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: CachedSequence) -> None:
         """Use a model; no context is created yet.
 
         Raises:
@@ -105,7 +105,7 @@ class Embedder(OfOneProcess):
             if not ids:
                 raise EmptyPromptError(f"the text {index} is empty.", "leave it out.")
             if len(ids) > model.n_ctx:
-                raise TextTooLongError(index, len(ids), model.n_ctx, model.n_ctx_train)
+                raise TextTooLongError(index, len(ids), model.n_ctx, model.weights.n_ctx_train)
             for token in ids:
                 if not (isinstance(token, (int, np.integer)) and 0 <= token < model.n_vocab):
                     allowed = f"ids from 0 to {model.n_vocab - 1}"
@@ -197,11 +197,12 @@ class Scorer(Embedder):
     score never depends on the other texts.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: CachedSequence) -> None:
         """Use a model that generates text; no context is created yet."""
         self._model, self._native, self._capacity = model, None, 0
         self._most_at_once = max(model.reads_at_once, K_MAX + 1)
-        is_exact = model.exact_attention and not model.grid and model.can_roll_back
+        exactness = model.exactness
+        is_exact = exactness.attention and exactness.in_any_width and model.can_roll_back
         is_own = has_own_attention(model.file.header, model.options)
         is_apart = not (is_exact and is_own and model.flash_attention == "on")
         self._most = 1 if is_apart else _MOST_TEXTS
@@ -230,7 +231,7 @@ class Scorer(Embedder):
             _decode(native, [SequenceTokens(0, at, prompt[at : min(at + at_once, last)], 0)])
         _decode(native, [SequenceTokens(0, last, prompt[last:], 1)])
         yield from ((i, native.rows(0, 1, n_vocab)[0]) for i in range(len(texts)))
-        width, n_done = min(model.most_exact_rows, self._capacity - len(prompt)), 0
+        width, n_done = min(model.exactness.most_rows, self._capacity - len(prompt)), 0
         for group in _groups([ids[:-1] for ids in texts], width, self._most):
             for i in range(len(group)):
                 native.cache(C.llama_memory_seq_cp, 0, i + 1, -1, -1)

@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Logits
-from ..errors import DecodeError, InvalidOptionError
+from ..errors import ClosedError, DecodeError, InvalidOptionError
 from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
 from ..gguf.validation import ModelFile
 from ..options import K_MAX
@@ -36,13 +35,14 @@ from ..system import subprogram
 from . import probe
 from .backend import library_parts
 from .bindings import C
+from .exactness import Exactness
 from .log import context_error, load_error, log
 from .memory import head_bytes as cache_bytes_of_head
-from .model import Cache, Model
 from .native import N_BATCH
 from .native_head import CONTEXT_OF_HEAD, MOST_ENCODED, NativeHead
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions
 from .own_kernels import flash_on_cpu
+from .sequence import CachedSequence
 
 # Tokens of a draft that are decoded one by one, each with the row of the one before it, if the head
 # did not propose them. More are decoded together, without rows.
@@ -55,7 +55,7 @@ class TextPosition(Protocol):
     offset: int
 
 
-class Head(Cache):
+class Head(CachedSequence):
     """A prediction head with a cache of its own, in the place of a draft model.
 
     Attributes:
@@ -71,16 +71,13 @@ class Head(Cache):
     drafter = "mtp"
     shares_cache = needs_token = False
     context_type = CONTEXT_OF_HEAD
-    n_read = 0
-    grid = 0
-    exact_attention = False
-    why_untrusted = ""
-    most_exact_rows = K_MAX + 1
-    depth_costs: Mapping[int, float] = MappingProxyType({})
-    follows_machine = False
-    can_roll_back = True
+    exactness, why_plain = Exactness(), ""
+    reads_at_once = 0
+    _native: NativeHead | None = None
 
-    def __init__(self, target: Model, options: ContextOptions, file: ModelFile | None) -> None:
+    def __init__(
+        self, target: CachedSequence, options: ContextOptions, file: ModelFile | None
+    ) -> None:
         """Open the head of a loaded target.
 
         Args:
@@ -92,16 +89,14 @@ class Head(Cache):
             GgufSpecError: llama.cpp cannot load or use the head.
         """
         self.file = file or target.file
-        self.path, self.options, self._native = self.file.path, options, None
-        self._pieces: dict[int, bytes] = {}
+        self.path, self.options, self.can_roll_back = self.file.path, options, True
+        self.context, self.weights, self.is_end = target.context, target.weights, target.is_end
         self._target, self._rows_of_target = target, target.hidden
         self.text: TextPosition | None = None
-        self.skipped, self.busy_s = 0, 0.0
+        self.skipped = 0
         self.n_heads = n_heads(self.file.header)
         self._open(file)
-        self.n_vocab, self.start = target.n_vocab, target.start
-        self.vocabulary = target.vocabulary
-        self.n_ctx, self.n_ctx_train = target.n_ctx, target.n_ctx_train
+        self.n_vocab, self.start, self.n_ctx = target.n_vocab, target.start, target.n_ctx
         self.reads_at_once, self.slow_first_pass = target.reads_at_once, target.slow_first_pass
         self.weight_bytes = head_bytes(self.file.header)
         self.cached_bytes = cache_bytes_of_head(self.file.header, options, self.n_ctx) / self.n_ctx
@@ -132,7 +127,7 @@ class Head(Cache):
         params.n_batch, params.n_ubatch = N_BATCH, target.reads_at_once
         params.n_seq_max, params.kv_unified = 1, True
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
-        params.n_threads = params.n_threads_batch = self.threads = target.threads
+        params.n_threads = params.n_threads_batch = self.threads = target.context.threads
         # that of the target, unless the options of drafts need another
         is_free = options.flash_attention == "auto" and not options.needs_flash_attention
         self.flash_attention = (
@@ -146,8 +141,19 @@ class Head(Cache):
         opened = target.native.open_head(params)
         if not opened:
             raise context_error(options, target.n_ctx, log)
-        head = NativeHead(target.native, opened, self._width())
-        self._native = cast("Any", head)  # it has the functions that a cache calls
+        self._native = NativeHead(target.native, opened, self._width())
+
+    @property
+    def native(self) -> Any:
+        """The native objects, with the functions that a sequence calls; an error if closed."""
+        _ = self.weights.native
+        if self._native is None:
+            raise ClosedError
+        return self._native
+
+    def close(self) -> None:
+        """Release the context, unless a pass uses it; further calls have no effect."""
+        self._native = None
 
     def _width(self) -> int:
         """Return the length of the rows that the head takes."""
@@ -168,13 +174,13 @@ class Head(Cache):
     def memory_bytes(self) -> int:
         """Approximate memory beside that of the target: its own file, cache and rows."""
         own = 0 if self.file is self._target.file else self.file.header.file_bytes
-        rows = self._rows_of_target.width * 4 * self.n_ctx if self._rows_of_target else 0
+        rows: int = self._rows_of_target.width * 4 * self.n_ctx if self._rows_of_target else 0
         return own + rows + round(self.cached_bytes * self.n_ctx)
 
     # ---- interface of a draft model
 
     def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
-        """Restore the cache, as `Cache`; the rows of the target are not restored."""
+        """Restore the cache, as `CachedSequence`; the rows of the target are not restored."""
         done = super().restore(tokens, n_read, state)
         self._n_true = self.n_past
         return done
@@ -286,14 +292,14 @@ class Head(Cache):
         layer: int,
     ) -> None:
         """Decode tokens with their rows at position `first`, with one of the heads."""
-        native = cast("NativeHead", self.native)
+        native = self.native
         if first + len(tokens) > self.n_ctx:
             raise DecodeError(1, first, len(tokens), f"the context holds {self.n_ctx}")
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.n_vocab:
             raise InvalidOptionError("tokens", list(tokens), f"ids from 0 to {self.n_vocab - 1}")
-        cached, started = self._in_doubt(), time.perf_counter()
-        if self.threads != self._target.threads:
-            self.threads = self._target.threads
+        cached, started = self.take_cached(), time.perf_counter()
+        if self.threads != self._target.context.threads:
+            self.threads = self._target.context.threads
             native.context(C.llama_set_n_threads, self.threads, self.threads)
         if first < len(cached):
             native.cache(C.llama_memory_seq_rm, 0, first, -1)
@@ -310,9 +316,9 @@ class Head(Cache):
         if not n_rows:
             self._own = None
             return np.empty((0, self.n_vocab), np.float32)
-        native = cast("NativeHead", self.native)
-        self._own = native.last_row()
-        return native.logits(n - n_rows, n_rows, self.n_vocab)
+        self._own = self.native.last_row()
+        logits: Logits = self.native.logits(n - n_rows, n_rows, self.n_vocab)
+        return logits
 
 
 class SharedHead(Head):
@@ -382,7 +388,7 @@ class EagleHead(Head):
         return self.file.header.whole("embedding_length")
 
     def _rows_before(self, start: int, n: int) -> NDArray[np.float32]:
-        rows, native = super()._rows_before(start, n), cast("NativeHead", self.native)
+        rows, native = super()._rows_before(start, n), self.native
         parts, started = [], time.perf_counter()
         for i in range(0, n, MOST_ENCODED):
             code, encoded = native.encode(rows[i : i + MOST_ENCODED])
@@ -410,8 +416,8 @@ class EagleHead(Head):
         self._pass(n_past, tokens, self._rows_before(position, n), n if n_rows else 0, 0)
         if position == 0:
             # no row comes before the first token; it stays counted, as positions are the text's
-            cached = self._in_doubt()
-            cast("NativeHead", self.native).cache(C.llama_memory_seq_rm, 0, 0, 1)
+            cached = self.take_cached()
+            self.native.cache(C.llama_memory_seq_rm, 0, 0, 1)
             self._cached = cached
         if is_true:
             self._n_true = self.n_past
@@ -419,7 +425,7 @@ class EagleHead(Head):
         return results[n - n_rows :] if n_rows else results
 
 
-def open_head(target: Model, options: ContextOptions, file: ModelFile | None) -> Head:
+def open_head(target: CachedSequence, options: ContextOptions, file: ModelFile | None) -> Head:
     """Open the head of a loaded target; the arguments are those of `Head`.
 
     Raises:

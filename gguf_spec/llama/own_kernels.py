@@ -1,4 +1,4 @@
-"""Kernels on a CPU: which ones this process uses, and which are exact.
+"""Kernels on a CPU: which ones this process uses.
 
 The own kernels are a library of `gguf_spec/kernels`. It enters itself into a list of llama.cpp,
 which then asks it first for each matrix product with weights and for flash attention on the CPU.
@@ -8,13 +8,6 @@ a process decides whether it is used.
 Some builds of llama.cpp crash, or could compute wrong results, in the kernels that repack weights
 for a CPU (AMX above all). If a probe fails, models are loaded with `use_extra_bufts=False`, which
 is slower but correct.
-
-A kernel is exact if it gives a row the same bits in passes of every width. The own kernels are, at
-any depth and with any number of threads. Among those of llama.cpp on x86, products with K-quants
-and IQ types are computed in tiles from 8 rows on (`ggml-cpu/tiled`), and repacked Q4_K and Q2_K in
-blocks of four rows. Both add in another order than the product of a single row. The other types do
-not. The functions here predict that from a file's header; the behaviour of a loaded model is
-measured in `speculative.profiler`.
 """
 
 from __future__ import annotations
@@ -22,17 +15,16 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError
-from ..gguf.validation import Header, Tensor
+from ..gguf.validation import Header
 from ..options import checked
 from ..system import subprogram
 from ..system.files import this_machine
@@ -87,18 +79,6 @@ _TOLERANCE = 0.5
 # Time limit of a self-test in seconds.
 _PATIENCE_S = 300
 
-# tokens; passes of at least this width use the same kernels for all their rows
-GRID = 64
-# ggml types whose products in llama.cpp do not depend on the number of rows: F32, F16, Q4_0, Q4_1,
-# Q5_0, Q5_1, Q8_0, IQ4_NL, BF16, MXFP4
-_SAME_IN_ANY_WIDTH = frozenset({0, 1, 2, 3, 6, 7, 8, 20, 30, 39})
-# ggml types with repacked kernels for blocks of rows: Q2_K, Q4_K
-_REPACKED = {10, 12}
-# rows of a repacked block, and of a tile
-_ROWS_OF_A_BLOCK, _ROWS_OF_A_TILE = 4, 8
-# matrices that are multiplied only for rows of logits; their products are not cached
-_ONLY_FOR_LOGITS = re.compile(r"^(output|token_embd)\.weight$")
-
 _lock = renewed(threading.Lock())
 # the decision of this process; empty before it
 _decided: list[Kernels] = []
@@ -146,7 +126,7 @@ def path_of_library() -> Path:
 
 def _start(wanted: str) -> Kernels:
     stock = Kernels("", "switched off")
-    if not _is_x86() or sys.platform != "linux":
+    if not is_x86() or sys.platform != "linux":
         return (
             stock if wanted == "stock" else Kernels("", "they are for Linux on x86-64 processors")
         )
@@ -340,60 +320,6 @@ def flash_on_cpu(header: Header, options: ContextOptions) -> str:
     return "on" if needed else "off"
 
 
-def has_exact_attention(
-    header: Header, options: ContextOptions, flash_attention: str, features: Mapping[str, str]
-) -> bool:
-    """Return whether attention on this CPU gives a row the same bits at all widths and depths.
-
-    This is a prediction without a measurement.
-
-    Args:
-        header: Header of the model.
-        options: Its options.
-        flash_attention: `on` or `off`; `auto` stands for a build with a GPU, where this is unknown.
-        features: Features of the llama.cpp build. With LLAMAFILE, attention uses llamafile's
-            products.
-    """
-    if flash_attention == "off":
-        return features.get("LLAMAFILE", "0") == "0"
-    return flash_attention == "on" and (
-        options.kv_type not in ("f16", "f32") or has_own_attention(header, options)
-    )
-
-
-def has_exact_products(header: Header, options: ContextOptions) -> bool:
-    """Return whether cached values of a prompt have the same bits in passes of all widths.
-
-    This is a prediction without a measurement.
-    """
-    cached = [one for one in header.tensors if not _ONLY_FOR_LOGITS.match(one.name)]
-    return _is_x86() and not _inexact_types(cached, options)
-
-
-def most_exact_rows(header: Header, options: ContextOptions) -> int | None:
-    """Return the most rows of a pass that can each have the bits of a single-row pass.
-
-    A measurement alone does not show it: sums that differ in the last bit are often equal after
-    quantisation for the next product.
-
-    Returns:
-        The number of rows; None if no limit is known.
-    """
-    types = _inexact_types(header.tensors, options)
-    if not _is_x86() or not types:
-        return None
-    return (_ROWS_OF_A_BLOCK if options.repacks and types & _REPACKED else _ROWS_OF_A_TILE) - 1
-
-
-def _inexact_types(tensors: Iterable[Tensor], options: ContextOptions) -> set[int]:
-    """Return the ggml types of matrices whose products are not exact on this CPU.
-
-    Workers keep llama.cpp's products.
-    """
-    is_own = in_use().name and not options.rpc
-    types = {tensor.type for tensor in tensors if len(tensor.shape) > 1}
-    return types - (TYPES if is_own else _SAME_IN_ANY_WIDTH)
-
-
-def _is_x86() -> bool:
+def is_x86() -> bool:
+    """Return whether this is an x86-64 processor."""
     return platform.machine().lower() in ("x86_64", "amd64")

@@ -20,7 +20,7 @@ from ..options import K_MAX, Sampling
 from .bindings import C
 
 if TYPE_CHECKING:
-    from .model import Model
+    from .weights import Weights
 
 # layout of llama_token_data
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -153,12 +153,12 @@ class _Fed:
 
 
 # model -> the options and the empty form of its last DRY sampler
-_blanks: weakref.WeakKeyDictionary[Model, tuple[tuple[Any, ...], _Fed]] = (
+_blanks: weakref.WeakKeyDictionary[Weights, tuple[tuple[Any, ...], _Fed]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _blank(model: Model, *options: Any) -> _Fed:
+def _blank(model: Weights, *options: Any) -> _Fed:
     """Return an empty DRY sampler to clone.
 
     The last one of a model is cached, because llama.cpp searches every token of the vocabulary for
@@ -183,7 +183,7 @@ class Dry:
 
     def __init__(
         self,
-        model: Model,
+        model: Weights,
         multiplier: float,
         base: float,
         allowed_length: int,

@@ -29,9 +29,9 @@ from ..registry.resolve import resolve
 from . import own_kernels
 from .backend import start_backend
 from .bindings import C, Tensors, attention, call
+from .context import Context
 from .head import open_head
 from .image_file import check_image
-from .model import Model
 from .native import Native
 from .options import NONE, ContextOptions, Placement
 from .vision import Chunk, Projector
@@ -239,7 +239,7 @@ def repacking() -> float:
             # layers on a GPU would not use the kernels
             placement = Placement((NONE,), kernels="stock")
             options = ContextOptions(64, 1, extra_bufts=extra_bufts, placement=placement)
-            model = Model(path, options)
+            model = Context(path, options).sequences[0]
             tokens = list(range(100, 109))
             one = [model.logits([token], 1).copy() for token in tokens[:8]]
             model.rollback(0)
@@ -261,7 +261,7 @@ def head(target: str, path: str = "") -> bool:
     file = ModelFile(Path(path)) if path else None
     layers = target_layers(file.header) if file else ()
     with_head = replace(options, head="file" if path else "own", head_layers=layers)
-    model = Model(Path(target), with_head)
+    model = Context(Path(target), with_head).sequences[0]
     one = open_head(model, options.for_draft(), file)
     tokens = [model.start % model.n_vocab] * 4
     model.read(tokens)

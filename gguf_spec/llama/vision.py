@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,6 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..gguf.header import Header
-from ..gguf.validation import ModelFile
 from ..options import IMAGE_IDS
 from ..system.files import content_id
 from ..system.machine import available_bytes
@@ -48,11 +47,11 @@ from ..system.process import OfOneProcess
 from . import probe
 from .backend import apart, library_parts, uses_gpu
 from .bindings import C
+from .context import Context
 from .image_file import Image
 from .log import callback_of, log
-from .model import Model
 from .native import Native
-from .options import ContextOptions
+from .sequence import CachedSequence
 
 # A folder that cannot exist: libmtmd must not start ffmpeg with a file that is no image.
 _NO_FFMPEG = os.fsencode(os.devnull) + b"/none"
@@ -484,8 +483,8 @@ class Pictures:
         return tuple(found)
 
 
-class VisionModel(Model):
-    """A model whose cached tokens may be ids of images.
+class VisionSequence(CachedSequence):
+    """The sequence of a model whose cached tokens may be ids of images.
 
     A target sees them. Its draft model reads the texts as if no image were there.
 
@@ -493,42 +492,37 @@ class VisionModel(Model):
         sees: Whether it sees the images.
     """
 
-    def __init__(
-        self,
-        file: ModelFile,
-        options: ContextOptions,
-        images: Header | Pictures,
-        progress: Callable[[float], object] | None = None,
-    ) -> None:
-        """Load a model, and its projector if it sees.
+    def __init__(self, context: Context, images: Header | Pictures) -> None:
+        """Take the place of a context's sequence, and load the projector of one that sees.
+
+        If this fails, the context is closed.
 
         Args:
-            file: The model.
-            options: Load and context options.
+            context: The context, with one sequence.
             images: Checked header of the projector; or for a draft model the images of the target.
-            progress: As for `Model`.
 
         Raises:
             UnsupportedModelError: The projector does not fit, or the model is recurrent.
-            ModelError, InvalidOptionError, NotEnoughMemoryError: As for `Model`.
+            InvalidOptionError, NotEnoughMemoryError: As for `Projector`.
         """
+        super().__init__(context)
+        self.recurrent, context.sequences[0] = context.sequences[0].recurrent, self
         self._pictures = images if isinstance(images, Pictures) else None
         self.sees = self._pictures is None
         # number of cached ids before an image -> its ids
         self._placed: dict[int, Span] = {}
-        super().__init__(file, options, progress)
         if isinstance(images, Pictures):
             return
         try:
             if self.recurrent:
                 raise UnsupportedModelError(
-                    file.path,
-                    f"{file.path.name} is recurrent or hybrid: images are not supported for such "
+                    self.path,
+                    f"{self.path.name} is recurrent or hybrid: images are not supported for such "
                     "models yet.",
                     "load it without a projector, for text only.",
                 )
-            gpu = uses_gpu(options) and options.gpu_layers != 0
-            projector = Projector(images, self.native, self.threads, gpu)
+            gpu = uses_gpu(self.options) and self.options.gpu_layers != 0
+            projector = Projector(images, self.native, context.threads, gpu)
             self._pictures = Pictures(projector, self.reads_at_once)
             self.weight_bytes += images.file_bytes
         except BaseException:
@@ -586,7 +580,7 @@ class VisionModel(Model):
             reason = f"the context holds {self.n_ctx}"
             raise DecodeError(1, n_past, span.n_tokens, reason)
         self._placed = {**self._images(), n_past: span}
-        cached = self._in_doubt()
+        cached = self.take_cached()
         if chunk is not None:
             started = time.perf_counter()
             log.clear()
@@ -618,7 +612,7 @@ class VisionModel(Model):
 
     def _read_text(self, tokens: Sequence[int]) -> None:
         """Prefill tokens; behind an image up to the grid first, as a later prompt would."""
-        head = -self.n_past % self.grid if self.grid and self._images() else 0
+        head = self.exactness.beyond(-self.n_past) if self._images() else 0
         if head:
             super().read(tokens[:head])
         if tokens[head:]:
@@ -658,18 +652,6 @@ class VisionModel(Model):
     def _placed_in(self, tokens: Sequence[int]) -> dict[int, Span]:
         spans = self.pictures.spans
         return {at: spans[token] for at, token in enumerate(tokens) if token in spans}
-
-    def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; empty for control tokens and images."""
-        return b"" if token >= IMAGE_IDS else super().piece(token)
-
-    def token_text(self, token: int) -> str:
-        """Return the text of a token in the vocabulary; empty for images."""
-        return "" if token >= IMAGE_IDS else super().token_text(token)
-
-    def is_end(self, token: int) -> bool:
-        """Return whether a token ends a generation."""
-        return token < IMAGE_IDS and super().is_end(token)
 
 
 def check_images_possible(rpc: Sequence[str]) -> None:

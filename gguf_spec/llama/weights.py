@@ -19,7 +19,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..gguf.validation import Header, ModelFile, check_version
-from ..options import well_formed
+from ..options import IMAGE_IDS, well_formed
 from ..system.files import version
 from ..system.process import OfOneProcess
 from .backend import apart, run_with_large_stack, start_backend
@@ -41,6 +41,7 @@ class Weights(OfOneProcess):
         file: The file.
         path: Its path.
         options: Load and context options.
+        n_ctx: Capacity of the context, in positions; 0 without one.
         n_vocab: V, the length of a row of logits.
         start: The BOS token; token 0 if the vocabulary has none.
         infill_marks: Tokens before prefix, suffix and middle of a text that is filled in; None if
@@ -53,12 +54,8 @@ class Weights(OfOneProcess):
             models.
     """
 
+    n_ctx = 0
     _error: type[ClosedError] = ClosedError
-
-    @property
-    def label(self) -> str:
-        """Name for users."""
-        return self.path.name
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:
         self.file, self.path, self.options = file, file.path, options
@@ -102,9 +99,9 @@ class Weights(OfOneProcess):
 
     # ---- loading
 
-    def _load(self, header: Header, progress: Callable[[float], object] | None = None) -> None:
+    def load(self, header: Header, progress: Callable[[float], object] | None = None) -> None:
         """Load weights, vocabulary and adapters, or the vocabulary alone for a `Tokenizer`."""
-        options, raised = self.options, list[BaseException]()
+        native, options, raised = self.native, self.options, list[BaseException]()
         params = C.llama_model_default_params()
         params.vocab_only = isinstance(self, Tokenizer)
         params.n_gpu_layers = options.gpu_layers if isinstance(options.gpu_layers, int) else -1
@@ -124,7 +121,7 @@ class Weights(OfOneProcess):
         _ = [adapter.content_id for adapter in options.lora]
         log.clear()
         names = [tensor.name for tensor in header.tensors]
-        loaded = self.native.load(os.fsencode(self.path), params, options.placement, names)
+        loaded = native.load(os.fsencode(self.path), params, options.placement, names)
         del callback  # llama.cpp kept only its address
         if raised:
             raise raised.pop()
@@ -133,7 +130,7 @@ class Weights(OfOneProcess):
         if options.placement.mlock and (lines := [line for line in log if "mlock" in line]):
             raise not_locked(header, lines)
         self._know_vocabulary()
-        ask = self.native.model
+        ask = native.model
         is_diffusion = not params.vocab_only and ask(C.llama_model_is_diffusion)
         if not params.vocab_only and (
             ask(C.llama_model_has_encoder) or not ask(C.llama_model_has_decoder) or is_diffusion
@@ -144,7 +141,7 @@ class Weights(OfOneProcess):
         # before the context, which reserves memory for their part of a pass
         for adapter in options.lora:
             log.clear()
-            if not self.native.adapt(os.fsencode(adapter.path)):
+            if not native.adapt(os.fsencode(adapter.path)):
                 raise adapter_error(adapter, log)
         self.file.check_unchanged()
         for adapter, before in zip(options.lora, versions, strict=True):
@@ -211,7 +208,7 @@ class Weights(OfOneProcess):
         ids, n_read = self._beginning(text, special, False, most)
         if ids:
             estimate = len(ids) * len(text) // n_read
-            raise PromptTooLongError(estimate, getattr(self, "n_ctx", most + 1), True)
+            raise PromptTooLongError(estimate, self.n_ctx or most + 1, True)
 
     def first_tokens(self, text: str, n: int, *, special: bool) -> list[int]:
         """Return the first `n` token ids of a text, or all if there are fewer."""
@@ -284,8 +281,8 @@ class Weights(OfOneProcess):
             n = -n
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; empty for control tokens."""
-        piece = self._pieces.get(token)
+        """Return the bytes of a token; empty for control tokens and images."""
+        piece = b"" if token >= IMAGE_IDS else self._pieces.get(token)
         if piece is None:
             size, n = 0, -256
             while n < -size:
@@ -297,7 +294,7 @@ class Weights(OfOneProcess):
 
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""
-        return bool(self.native.vocab(C.llama_vocab_is_eog, token))
+        return token < IMAGE_IDS and bool(self.native.vocab(C.llama_vocab_is_eog, token))
 
     @cached_property
     def ends(self) -> list[int]:
@@ -305,7 +302,9 @@ class Weights(OfOneProcess):
         return [token for token in range(self.n_vocab) if self.is_end(token)]
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token in the vocabulary."""
+        """Return the text of a token in the vocabulary; empty for images."""
+        if token >= IMAGE_IDS:
+            return ""
         return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode(
             "utf-8", errors="replace"
         )
@@ -323,7 +322,7 @@ class Tokenizer(Weights):
         super().__init__(file, ContextOptions())
         start_backend()
         try:
-            self._load(file.header)
+            self.load(file.header)
         except BaseException:
             self.close()
             raise

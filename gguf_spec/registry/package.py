@@ -280,8 +280,9 @@ def read_member(name: str, archive: Path, piece: Piece, most_bytes: int) -> Iter
                 if size > most_bytes or n_bytes > most_bytes:
                     found = max(size, n_bytes)
                     raise not_declared(
-                        name, piece.file, archive.name, "size", most_bytes, found, check_index
-                    )
+                        name, piece.file, archive.name, "size",
+                        expected=most_bytes, found=found, hint=check_index,
+                    )  # fmt: skip
                 yield chunk
     except KeyError:
         message = f"{archive.name} does not contain {piece.file}."

@@ -29,7 +29,7 @@ from ..gguf.heads import (
 from ..gguf.validation import ModelFile, trimmed
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
-from ..options import K_MAX, Speculation
+from ..options import DRAFT_WORDS, K_MAX, Speculation
 from ..registry import download
 from ..registry.resolve import Entry, entries, local_models
 from ..results import OnProgress
@@ -145,7 +145,7 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
     The sentence is empty if models.yaml names the chosen draft.
     """
     target = load.entry
-    if target.draft in ("ngram", "none"):
+    if target.draft in DRAFT_WORDS:
         return (
             None,
             f"models.yaml names no draft model for {target.name}: drafts come from the text only.",
@@ -252,14 +252,7 @@ def _judge_head(load: LoadOptions, name: str, file: ModelFile, declared: bool) -
 def _gain(
     target: ModelKey, draft: ModelKey, size: float, quality: float = 1.0
 ) -> tuple[float, str]:
-    """Return the expected speed-up, and how it was measured; empty if it was not.
-
-    Args:
-        target: The target.
-        draft: The draft.
-        size: Size of the draft divided by the size of the target.
-        quality: Factor of the acceptance rate that the size suggests.
-    """
+    """Return the expected speed-up, and how it was measured; empty if it was not."""
     profile = read_profile(target, draft)
     if not profile:
         return _promise(size, quality), ""
@@ -305,7 +298,9 @@ def _judge(load: LoadOptions, name: str, file: ModelFile, declared: bool) -> Can
     elif kept := trimmed(file.header):
         why = f"it has {len(kept.ids):,} of the target's tokens"
     why = measured or f"{why} and has {size:.0%} of the target's size"
-    return Candidate(name, file, gain, why, declared, bool(measured), translated)
+    return Candidate(
+        name, file, gain, why, declared, measured=bool(measured), translated=translated
+    )
 
 
 def _registered(load: LoadOptions) -> Entry:

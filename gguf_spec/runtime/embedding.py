@@ -21,7 +21,7 @@ from ..errors import (
 )
 from ..llama.bindings import C
 from ..llama.embedder import Embedder, Scorer
-from ..llama.model import Model
+from ..llama.weights import Weights
 from ..options import wrong_type
 from ..results import OnProgress, Progress, ScoredOption
 from ..sampling.chain import logprob
@@ -30,7 +30,7 @@ Texts = str | Sequence[int] | Sequence[str | Sequence[int]]
 Embeddings = NDArray[np.float32] | list[NDArray[np.float32]]
 
 
-def encode_texts(model: Model, texts: Texts, special: bool) -> list[list[int]]:
+def encode_texts(model: Weights, texts: Texts, special: bool) -> list[list[int]]:
     """Return the token ids of texts, which may be token ids already.
 
     Raises:
@@ -58,7 +58,7 @@ def _decoded(value: object) -> str:
 
 
 @contextmanager
-def _of_text(model: Model, index: int) -> Iterator[None]:
+def _of_text(model: Weights, index: int) -> Iterator[None]:
     """Name a text that is too long."""
     try:
         yield
@@ -148,7 +148,7 @@ def choose(
 
 
 def rank_prompts(
-    model: Model, pooling: str, query: str, documents: Sequence[str]
+    model: Weights, pooling: str, query: str, documents: Sequence[str]
 ) -> list[list[int]]:
     """Return the token ids of a query with each document, as llama-server puts them together.
 
@@ -168,7 +168,7 @@ def rank_prompts(
     return found
 
 
-def _pair(model: Model, query: str, document: str) -> list[int]:
+def _pair(model: Weights, query: str, document: str) -> list[int]:
     """Return the token ids of a pair with the special tokens of the vocabulary."""
     of_vocab = model.native.vocab
     most, texts = model.n_ctx, (query, document)
@@ -180,7 +180,7 @@ def _pair(model: Model, query: str, document: str) -> list[int]:
     return [*start, *words[0], *end, *between, *words[1], *end]
 
 
-def _in_template(template: str, model: Model, query: str, document: str) -> list[int]:
+def _in_template(template: str, model: Weights, query: str, document: str) -> list[int]:
     """Return the token ids of a pair in a template; only the template can write special tokens."""
     texts = {"{query}": query, "{document}": document}
     parts = re.split(r"(\{query\}|\{document\})", template)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
-from ..llama.model import Model
+from ..llama.sequence import CachedSequence
+from ..llama.weights import Weights
 from ..options import Sampling, Speculation
 from ..results import Chunk, FinishReason, OnProgress, Part, Progress, Stats, TokenLogprob
 from ..sampling.chain import CompatSampling, Filters, Sampler, WholeGrammarSampling
@@ -67,7 +68,7 @@ class Request:
     shown: Mapping[int, str] = field(default_factory=dict)
 
 
-def check_request(request: Request, target: Model) -> None:
+def check_request(request: Request, target: CachedSequence) -> None:
     """Reject a request that cannot run, before any pass runs.
 
     Raises:
@@ -242,11 +243,11 @@ class Generation:
         self._request, self._pair, self._target = request, pair, pair.target
         self._kept = kept
         self._called_back: float | None = None
-        reasoning = request.reasoning
-        state = reasoning.begin(pair.target, request.prompt, request.prefill) if reasoning else None
+        reasoning, weights = request.reasoning, pair.target.weights
+        state = reasoning.begin(weights, request.prompt, request.prefill) if reasoning else None
         is_compat = isinstance(request.sampling, CompatSampling)
         self._visible = PartStream(
-            pair.target,
+            weights,
             request.sampling.stop,
             "ignore" if is_compat else "replace",
             reasoning,
@@ -259,9 +260,9 @@ class Generation:
         noise = pair.logit_noise(speculation) if speculation.accept == "coupled" else 0.0
         self._rule = engine.Rule(RULES[speculation.accept], noise, speculation.strict)
         self._filters = make_filters(
-            pair.target, request.sampling, len(request.prompt), request.prefill
+            weights, request.sampling, len(request.prompt), request.prefill
         )
-        self._thinking = _thinking(request, pair.target, self._filters, state)
+        self._thinking = _thinking(request, weights, self._filters, state)
         self._n_kept = (
             (pair.target.n_ctx - len(request.prompt)) // 2
             if request.sampling.overflow == "shift"
@@ -291,9 +292,9 @@ class Generation:
         Args:
             slots: The caches that the request uses.
         """
-        request, target, is_end = self._request, slots.target, self._target.is_end
+        request, target, is_end = self._request, slots.target, self._target.weights.is_end
         # Other requests make passes of any width.
-        rule = self._rule._replace(wide_past=self._target.parallel > 1)
+        rule = self._rule._replace(wide_past=self._target.options.parallel > 1)
         k, recorder = self._pair.most_drafted(request.speculation), self._recorder
         recorder.start(target, slots.draft)
         drafter: DraftController | NoDrafter | None = None
@@ -307,15 +308,15 @@ class Generation:
                 yield self._deliver(engine.Round([], 0, 0), cut="length")
                 return
             for one in engine.rounds(
-                target,
-                drafter,
-                begin,
-                chain,
-                k,
-                rule,
-                n_left,
-                lambda token: token in self._stop_tokens or is_end(token),
-                self._is_cancelled,
+                target=target,
+                drafter=drafter,
+                prompt=begin,
+                sampler=chain,
+                k=k,
+                rule=rule,
+                n_max=n_left,
+                is_end=lambda token: token in self._stop_tokens or is_end(token),
+                cancelled=self._is_cancelled,
             ):
                 chunk = self._deliver(one)
                 recorder.round_is_done(one, len(chunk.tokens), drafter)
@@ -343,7 +344,7 @@ class Generation:
     ) -> int:
         """Read the prompt, or the text that follows a context shift; return how much was cached."""
         target, tokens = slots.target, begin[:-1]
-        if target.parallel == 1:  # several were prepared with the choice of the slots
+        if target.options.parallel == 1:  # several were prepared with the choice of the slots
             self._kept.use(slots, tokens)
         retain_prefix(target, tokens)
         n_cached, busy_s = target.n_past, target.busy_s
@@ -428,20 +429,20 @@ class Generation:
         shown = tuple((part.text, accepted) for part, accepted in parts if part.kind == "text")
         self.accepted_text += shown
         return Chunk(
-            text,
-            tuple(tokens),
-            one.n_drafted,
-            min(one.n_accepted, len(tokens)),
-            cut,
-            shown,
-            logprobs,
-            reasoning,
-            whole,
+            text=text,
+            tokens=tuple(tokens),
+            n_drafted=one.n_drafted,
+            n_accepted=min(one.n_accepted, len(tokens)),
+            finish_reason=cut,
+            accepted_text=shown,
+            logprobs=logprobs,
+            reasoning=reasoning,
+            parts=whole,
         )
 
 
 def _thinking(
-    request: Request, target: Model, filters: Filters, state: State | None
+    request: Request, weights: Weights, filters: Filters, state: State | None
 ) -> Thinking | None:
     """Return the reasoning that the rows of a request depend on; None if they do not."""
     budget = request.sampling.think_budget
@@ -449,4 +450,4 @@ def _thinking(
         return None
     if isinstance(request.sampling, WholeGrammarSampling):
         return None
-    return Thinking(target, request.reasoning, len(request.prompt), state, budget)
+    return Thinking(weights, request.reasoning, len(request.prompt), state, budget)

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..errors import ImageError, InvalidOptionError, NoVisionError, TemplateError
 from ..llama.image_file import BYTES_MAX, Image, check_image, read_image
-from ..llama.model import Model
+from ..llama.sequence import CachedSequence
 from ..llama.vision import Pictures, PromptTokens
+from ..llama.weights import Weights
 from ..options import ARGUMENTS, IMAGE_IDS, wrong_type
 from ..text.chat_template import Message, PromptOptions, check_text, encode_chat
 
 if TYPE_CHECKING:
-    from ..llama.vision import VisionModel
+    from ..llama.vision import VisionSequence
 
 # Mark of an image in a text, in all programs of llama.cpp.
 MARKER = "<__media__>"
@@ -39,15 +40,19 @@ GivenImage: TypeAlias = "str | Path | bytes | Image"
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-class Seeing:
-    """A model for the tokens of one prompt: marks in a text become the ids of their images."""
+class _Marked:
+    """A vocabulary for the tokens of one prompt: marks in a text become the ids of their images."""
 
-    def __init__(self, model: Model, ids: Mapping[str, PromptTokens]) -> None:
-        self._model, self._ids = model, ids
+    def __init__(self, weights: Weights, ids: Mapping[str, PromptTokens]) -> None:
+        self._weights, self._ids = weights, ids
         self._split = re.compile(f"([{''.join(ids)}])")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        self.path, self.n_ctx, self.chat_template = (
+            weights.path,
+            weights.n_ctx,
+            weights.chat_template,
+        )
+        self.vocabulary, self.token_text = weights.vocabulary, weights.token_text
+        self.check_length = weights.check_length
 
     def tokenize(
         self, text: str, *, special: bool, start: bool = True, most: int | None = None
@@ -59,12 +64,12 @@ class Seeing:
                 found += self._ids[part]
             elif part or (i == 0 and start):
                 begins = start and i == 0
-                found += self._model.tokenize(part, special=special, start=begins, most=most)
+                found += self._weights.tokenize(part, special=special, start=begins, most=most)
         return found
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of a token; an image has some, as it is no control token."""
-        return b"\xff" if token >= IMAGE_IDS else self._model.piece(token)
+        return b"\xff" if token >= IMAGE_IDS else self._weights.piece(token)
 
 
 def read_prompt(prompt: Any, takes_ids: bool = True) -> str | Sequence[Message] | list[int]:
@@ -110,7 +115,7 @@ def _read_ids(items: Sequence[Any]) -> list[int]:
 
 
 def encode(
-    target: Model,
+    target: CachedSequence,
     prompt: str | Sequence[Message],
     options: PromptOptions,
     *,
@@ -155,14 +160,15 @@ def encode(
             if part["type"] == "image_url"
         ]
     if not found:
-        return _encode(target, prompt, options, special, [], most)
+        return _encode(target.weights, prompt, options, special, [], most)
     if len(found) > IMAGES_MAX:
         raise ImageError(
             f"there are {len(found)} images: at most {IMAGES_MAX} are allowed.", "send fewer."
         )
     pictures, marks = pictures_of(target), _unused(prompt, len(found))
     ids = {mark: pictures.ids(image) for mark, image in zip(marks, found, strict=True)}
-    tokens = _encode(cast("Model", Seeing(target, ids)), prompt, options, special, marks, most)
+    marked = cast("Weights", _Marked(target.weights, ids))
+    tokens = _encode(marked, prompt, options, special, marks, most)
     firsts = {next(one for one in some if one >= IMAGE_IDS) for some in ids.values()}
     if not firsts <= {*tokens}:
         raise TemplateError(
@@ -173,7 +179,7 @@ def encode(
 
 
 def _encode(
-    target: Model,
+    weights: Weights,
     prompt: str | Sequence[Message],
     options: PromptOptions,
     special: bool,
@@ -186,7 +192,7 @@ def _encode(
         check_text(options)
         text = re.sub(re.escape(MARKER), lambda _: next(left), prompt) if marks else prompt
         text += options.prefill
-        return target.tokenize(text, special=special, most=most) if text else []
+        return weights.tokenize(text, special=special, most=most) if text else []
 
     def marked(message: Message) -> Message:
         if not (isinstance(message, Mapping) and isinstance(message.get("content"), list)):
@@ -194,10 +200,10 @@ def _encode(
         texts = (part["text"] if part["type"] == "text" else next(left) for part in _parts(message))
         return {**message, "content": "".join(texts)}
 
-    return encode_chat(target, [*map(marked, prompt)], options, most) if prompt else []
+    return encode_chat(weights, [*map(marked, prompt)], options, most) if prompt else []
 
 
-def with_images(tokens: Sequence[int], target: Model) -> list[int]:
+def with_images(tokens: Sequence[int], target: CachedSequence) -> list[int]:
     """Return the ids of a prompt, which keep its images in memory.
 
     Raises:
@@ -221,7 +227,7 @@ def check_ids(tokens: Sequence[int]) -> list[int]:
     return [token for token in tokens if token < IMAGE_IDS]
 
 
-def pictures_of(target: Model) -> Pictures:
+def pictures_of(target: CachedSequence) -> Pictures:
     """Return the images of a target.
 
     Raises:
@@ -229,7 +235,7 @@ def pictures_of(target: Model) -> Pictures:
     """
     if not getattr(target, "sees", False):
         raise NoVisionError(target.path.name)
-    return cast("VisionModel", target).pictures
+    return cast("VisionSequence", target).pictures
 
 
 def as_image(given: GivenImage, name: str) -> Image:

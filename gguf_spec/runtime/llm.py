@@ -28,8 +28,8 @@ from ..errors import (
 )
 from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder, Scorer
-from ..llama.head import Head
-from ..llama.model import Model
+from ..llama.sequence import CachedSequence
+from ..llama.weights import Weights
 from ..options import (
     ARGUMENTS,
     Sampling,
@@ -260,35 +260,35 @@ class LLM(OfOneProcess):
         sampling, speculation = with_options(
             sampling or self.sampling, speculation or self.speculation, options, ARGUMENTS
         )
-        target, form = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
+        weights, form = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
         prompt, prefill = read_prompt(prompt), form.prefill
         # an empty sequence is token ids
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         if is_chat or isinstance(prompt, str):
-            given, most = cast("str | Sequence[Message]", prompt), target.n_ctx - 1
-            tokens = encode(target, given, form, images=images, most=most)
+            given, most = cast("str | Sequence[Message]", prompt), weights.n_ctx - 1
+            tokens = encode(self._target, given, form, images=images, most=most)
         elif images:
             check_text(form)
             raise InvalidOptionError("images", len(images), "given with a text or with messages")
         else:
             check_text(form)
-            tokens = with_images(cast("Sequence[int]", prompt), target)
+            tokens = with_images(cast("Sequence[int]", prompt), self._target)
         if more := tuple(stop_tokens):
             sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
-        separated = reasoning_format(target) if is_chat or reasoning else None
+        separated = reasoning_format(weights) if is_chat or reasoning else None
         if (budget := sampling.think_budget) is not None and separated is None:
-            raise no_reasoning(target, "think_budget", budget, is_chat or bool(reasoning))
+            raise no_reasoning(weights, "think_budget", budget, is_chat or bool(reasoning))
         shown = (well_formed(prompt) if isinstance(prompt, str) else "") + prefill
         request = Request(
-            tokens,
-            sampling,
-            speculation,
-            on_token,
-            prefill,
-            shown if echo else "",
-            on_prompt,
-            separated if reasoning is not False else None,
-            call_tokens(target) if tools else {},
+            prompt=tokens,
+            sampling=sampling,
+            speculation=speculation,
+            on_token=on_token,
+            prefill=prefill,
+            echo=shown if echo else "",
+            on_prompt=on_prompt,
+            reasoning=separated if reasoning is not False else None,
+            shown=call_tokens(weights) if tools else {},
         )
         return self._queue.open(request)
 
@@ -452,7 +452,7 @@ class LLM(OfOneProcess):
             raise NoGenerationError(self.path, self._target.file.header.architecture)
         check_types(think=think)
         if think and not self.can_think:
-            raise no_reasoning(self._target, "think", think)
+            raise no_reasoning(self._target.weights, "think", think)
         return Chat(
             self, system, sampling=sampling or self.sampling, overflow=overflow, think=think
         )
@@ -467,12 +467,12 @@ class LLM(OfOneProcess):
     @property
     def parallel(self) -> int:
         """Number of requests that can share passes; more wait."""
-        return self._target.parallel
+        return self._target.options.parallel
 
     @property
     def pass_counts(self) -> PassCounts:
         """Passes and rows of the target since it was loaded, those of measurements included."""
-        return self._target.counts
+        return self._target.context.counts
 
     @property
     def translation(self) -> Translation | None:
@@ -494,9 +494,9 @@ class LLM(OfOneProcess):
     def facts(self) -> dict[str, int]:
         """Numbers of the target's file, with llama-server's names."""
         names = ("n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params")
-        found: dict[str, int] = {name: getattr(self._target, name) for name in names}
-        kind = self._target.vocabulary["type"]
-        return found | {"vocab_type": kind, "size": self._target.weight_bytes}
+        weights = self._target.weights
+        found: dict[str, int] = {name: getattr(weights, name) for name in names}
+        return found | {"vocab_type": weights.vocabulary["type"], "size": self._target.weight_bytes}
 
     @property
     def generates(self) -> bool:
@@ -506,12 +506,12 @@ class LLM(OfOneProcess):
     @property
     def chat_template(self) -> str | None:
         """The file's Jinja template, which formats messages as a prompt, or None."""
-        return self._target.chat_template
+        return self._target.weights.chat_template
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the target has a chat template."""
-        return self._target.chat_template is not None
+        return self._target.weights.chat_template is not None
 
     @property
     def can_see(self) -> bool:
@@ -561,7 +561,8 @@ class LLM(OfOneProcess):
         check_types(images=images, special=special, most=most)
         options = read_options(prefill, tools, think, chat_template_kwargs)
         text = cast("str | Sequence[Message]", read_prompt(prompt, takes_ids=False))
-        ids = encode(self.vocabulary, text, options, special=special, images=images, most=most)
+        _ = self.vocabulary  # a closed LLM raises
+        ids = encode(self._target, text, options, special=special, images=images, most=most)
         if most is not None and len(ids) > most:
             raise PromptTooLongError(len(ids), self.n_ctx)
         return ids
@@ -622,14 +623,14 @@ class LLM(OfOneProcess):
     def token_text(self, token: int) -> str:
         """Return the text of one token, with replacement characters for incomplete characters."""
         check_types(token=token)
-        target = self.vocabulary
-        return target.piece(token).decode("utf-8", errors="replace") or target.token_text(token)
+        weights = self.vocabulary
+        return weights.piece(token).decode("utf-8", errors="replace") or weights.token_text(token)
 
     @property
-    def vocabulary(self) -> Model:
-        """The target, for vocabulary lookups only: they are possible while a request runs."""
+    def vocabulary(self) -> Weights:
+        """The vocabulary of the target; lookups are possible while a request runs."""
         self._queue.check_open()
-        return self._target
+        return self._target.weights
 
     # ---- embeddings
 
@@ -784,7 +785,7 @@ class LLM(OfOneProcess):
         return self._kept.memory()
 
     @contextmanager
-    def models(self) -> Iterator[tuple[Model, Model | Head | None]]:
+    def models(self) -> Iterator[tuple[CachedSequence, CachedSequence | None]]:
         """Reserve the LLM and yield `(target, draft)` for checks of the models' internals.
 
         The second item is a prediction head if one drafts, and None without a draft model.

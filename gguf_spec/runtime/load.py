@@ -21,14 +21,15 @@ from ..gguf.validation import Header, ModelFile, read_header
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
 from ..llama.backend import start_backend
+from ..llama.context import Context
 from ..llama.devices import check_placement
 from ..llama.embedder import Embedder
-from ..llama.head import Head, open_head
+from ..llama.head import open_head
 from ..llama.memory import check_room, check_room_to_embed, prefix_memory_in_room
-from ..llama.model import Model
 from ..llama.options import Adapter, AdapterFile, ContextOptions, adapters, read_placement
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
+from ..llama.sequence import CachedSequence
 from ..options import (
     ARGUMENTS,
     K_MAX,
@@ -210,20 +211,22 @@ def load(
         raise InvalidOptionError("chat_template", chat_template[:60], "a template in Jinja")
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
+    placement = read_placement(
+        device, cpu_moe, n_cpu_moe, override_tensor,
+        mmap=mmap, mlock=mlock, numa=numa, kernels=kernels,
+    )  # fmt: skip
     options = ContextOptions(
-        n_ctx,
-        threads,
-        flash_attention,
-        kv_type,
-        gpu_layers,
-        extra_bufts is not False,
-        verbose,
-        _read_adapters(lora),
+        n_ctx=n_ctx,
+        threads=threads,
+        flash_attention=flash_attention,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        extra_bufts=extra_bufts is not False,
+        verbose=verbose,
+        lora=_read_adapters(lora),
         rpc=parse_workers(rpc),
         pooling=pooling,
-        placement=read_placement(
-            device, cpu_moe, n_cpu_moe, override_tensor, mmap, mlock, numa, kernels
-        ),
+        placement=placement,
     )
     of_draft = options.for_draft(
         draft_flash_attention,
@@ -235,23 +238,23 @@ def load(
     )
     options, of_draft = _on_this_machine(file.header, options, of_draft, extra_bufts)
     given = LoadOptions(
-        entry,
-        file,
-        options,
-        of_draft,
-        named,
-        draft,
-        parallel,
-        speculation,
-        choose_projector(mmproj, file, options),
-        text,
-        shared_drafts,
-        prefix_memory,
-        progress,
-        on_measure,
-        notes,
-        {name: checked(name, value) for name, value in (sampling or {}).items()},
-        chat_template,
+        entry=entry,
+        file=file,
+        target=options,
+        of_draft=of_draft,
+        models_file=named,
+        draft=draft,
+        parallel=parallel,
+        speculation=speculation,
+        projector=choose_projector(mmproj, file, options),
+        text=text,
+        shared_drafts=shared_drafts,
+        prefix_memory=prefix_memory,
+        progress=progress,
+        on_measure=on_measure,
+        notes=notes,
+        sampling={name: checked(name, value) for name, value in (sampling or {}).items()},
+        chat_template=chat_template,
     )
     return _open_embedder(given) if file.embeds_only else _open(plan(given))
 
@@ -274,14 +277,7 @@ def _read_adapters(
 def _on_this_machine(
     header: Header, options: ContextOptions, of_draft: ContextOptions, extra_bufts: bool | None
 ) -> tuple[ContextOptions, ContextOptions]:
-    """Check devices and patterns, start the kernels, and return the options that work here.
-
-    Args:
-        header: The target's header.
-        options: Options of the target.
-        of_draft: Options of a draft.
-        extra_bufts: As for `load`.
-    """
+    """Check devices and patterns, start the kernels, and return the options that work here."""
     check_placement(options.placement)
     check_placement(of_draft.placement, "draft_device")
     options.placement.check_header(header)
@@ -336,8 +332,9 @@ def _open(plan: Plan) -> LLM:
         target = _load_model(given.file, plan.target, next(shares), given.projector)
         opened.callback(target.close)
         target.depth_costs = costs
-        target.chat_template = given.chat_template or target.chat_template
-        drafter: Model | Head | None = None
+        if given.chat_template:
+            target.weights.chat_template = given.chat_template
+        drafter: CachedSequence | None = None
         translation: Translation | None = None
         if target.why_plain and not given.is_plain:
             notes, draft_notes = [_plainly(target)], list[str]()
@@ -347,9 +344,10 @@ def _open(plan: Plan) -> LLM:
                 opened.callback(drafter.close)
             notes = [*plan.notes, *about]
             draft_notes = plan.draft_notes(notes)
-        if target.n_ctx > target.n_ctx_train > 0:
+        n_trained = target.weights.n_ctx_train
+        if target.n_ctx > n_trained > 0:
             notes.append(
-                f"{given.entry.name} was trained for {target.n_ctx_train:,} tokens: after these, "
+                f"{given.entry.name} was trained for {n_trained:,} tokens: after these, "
                 f"the text gets worse. The context holds {target.n_ctx:,}."
             )
         pair = ModelPair(
@@ -363,7 +361,7 @@ def _open(plan: Plan) -> LLM:
         llm = LLM(
             given.entry.name,
             pair,
-            prompt=given.entry.prompt or ("chat" if target.chat_template else "text"),
+            prompt=given.entry.prompt or ("chat" if target.weights.chat_template else "text"),
             speculation=given.speculation or Speculation(k=0 if given.is_plain else K_MAX),
             **_sampling(given),
             notes=notes,
@@ -400,7 +398,8 @@ def _open_embedder(given: LoadOptions) -> LLM:
     file, options = given.file, given.target
     if not options.rpc:  # the memory of workers is not known
         check_room_to_embed(file.header, options)
-    target = Model(file, options, next(_shares(given.progress, [file.header.file_bytes])))
+    context = Context(file, options, next(_shares(given.progress, [file.header.file_bytes])))
+    target = context.sequences[0]
     with ExitStack() as opened:
         opened.callback(target.close)
         Embedder(target)  # checks the pooling
@@ -424,29 +423,20 @@ def _load_model(
     options: ContextOptions,
     progress: OnShare,
     projector: Header | None = None,
-    target: Model | None = None,
-) -> Model:
-    """Load a model.
+    target: CachedSequence | None = None,
+) -> CachedSequence:
+    """Load a model; with a projector, or a target that sees, it takes ids of images."""
+    context = Context(file, options, progress)
+    if not (projector or getattr(target, "sees", False)):
+        return context.sequences[0]
+    from ..llama.vision import VisionSequence
 
-    Args:
-        file: Its file.
-        options: Its options.
-        progress: Called with the loaded share.
-        projector: The projector of a target, or None.
-        target: The target of a draft model, which may see images.
-    """
-    sees = getattr(target, "sees", False)
-    if not (projector or sees):
-        return Model(file, options, progress)
-    from ..llama.vision import VisionModel
-
-    images = projector or cast(VisionModel, target).pictures
-    return VisionModel(file, options, images, progress)
+    return VisionSequence(context, projector or cast(VisionSequence, target).pictures)
 
 
 def _load_drafter(
-    plan: Plan, target: Model, shares: Iterator[OnShare]
-) -> tuple[Model | Head | None, Translation | None, list[str]]:
+    plan: Plan, target: CachedSequence, shares: Iterator[OnShare]
+) -> tuple[CachedSequence | None, Translation | None, list[str]]:
     """Load what drafts; return it with its translation, and notes on it.
 
     Raises:
@@ -457,7 +447,7 @@ def _load_drafter(
             options = replace(plan.load.of_draft, n_ctx=target.n_ctx, head="self")
             return open_head(target, options, plan.head.file), None, []
         except GgufSpecError as error:
-            target.without_head()
+            target.context.without_head()
             why = str(error).rstrip(".")
             return (
                 None,
@@ -473,7 +463,7 @@ def _load_drafter(
     with ExitStack() as opened:
         opened.callback(draft.close)
         draft.depth_costs = costs
-        translation = translation_of(target, draft)
+        translation = translation_of(target.weights, draft.weights)
         if not (draft.why_plain or (translation and not draft.can_roll_back)):
             opened.pop_all()
             return draft, translation, [f"{translation.note}."] if translation else []
@@ -483,7 +473,7 @@ def _load_drafter(
         return None, None, [f"the draft {why}: drafts come from the text only."]
 
 
-def _plainly(target: Model) -> str:
+def _plainly(target: CachedSequence) -> str:
     note, options = f"{target.why_plain}: plain decoding is used.", target.options
     if options.parallel == 1 or options.rpc or target.can_roll_back:
         return note
@@ -518,9 +508,9 @@ def _shares(progress: OnProgress | None, sizes: Sequence[int]) -> Iterator[OnSha
         start += size
 
 
-def _suffixes(target: Model, text: str) -> SuffixAutomaton:
+def _suffixes(target: CachedSequence, text: str) -> SuffixAutomaton:
     suffixes = SuffixAutomaton()
-    suffixes.extend(target.tokenize(text, special=False, start=False))
+    suffixes.extend(target.weights.tokenize(text, special=False, start=False))
     return suffixes
 
 

@@ -20,7 +20,7 @@ from ..llama.head import why_head_fails
 from ..llama.memory import fit_layers, has_room, parallel_in_room, read_files, with_snapshots
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
-from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
+from ..options import AUTO_PARALLEL_MAX, DRAFT_WORDS, HEADS, K_MAX, Speculation
 from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.cost_model import BatchCosts, CostModel, Pace
@@ -133,7 +133,7 @@ def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]
     head, notes = NO_HEAD, list[str]()
     given: ModelFile | None = None
     if load.draft not in (None, "none", "ngram"):
-        if load.draft not in ("auto", "mtp"):
+        if load.draft not in DRAFT_WORDS:
             path = local(resolve(load.draft, load.models_file))
             given = ModelFile(path, as_draft=True)
         head = _head(load, given)

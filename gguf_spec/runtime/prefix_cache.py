@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RollbackError
-from ..llama.model import Cache
+from ..llama.exactness import Exactness, common
 from ..llama.recurrent_state import Checkpoint, RecurrentState
+from ..llama.sequence import CachedSequence
 from ..results import PrefixMemory
-from ..speculative.interfaces import common, reusable, same_bits
+from ..speculative.interfaces import reusable
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 
@@ -73,14 +74,14 @@ class Kept:
     Attributes:
         target: State of the target.
         draft: State of the draft model, or None.
-        grid: Grid of the target's prefill passes.
+        exactness: That of the target's passes.
         is_whole: Whether the state is of use only for texts that begin with all of its tokens, or
             with all before a checkpoint.
     """
 
     target: _State
     draft: _State | None
-    grid: int
+    exactness: Exactness
     is_whole: bool
 
     @property
@@ -91,7 +92,7 @@ class Kept:
     def reusable(self, tokens: Sequence[int]) -> int:
         """Return how many tokens of a text need not be read with these states."""
         mine = self.target.tokens
-        same = same_bits(mine, self.target.n_read, self.grid, tokens)
+        same = self.exactness.same_bits(mine, self.target.n_read, tokens)
         if not self.is_whole or same == len(mine):
             return same
         return max((one.n for one in self.target.checkpoints if one.n <= same), default=0)
@@ -212,7 +213,7 @@ class PrefixStore:
     def _save_before(self, caches: SlotPair, n_same: int) -> None:
         """Save caches of which only the first `n_same` tokens stay."""
         target = caches.target
-        n_useful = target.n_read if target.grid else len(target.cached)
+        n_useful = len(target.cached) if target.exactness.in_any_width else target.n_read
         if n_useful - n_same < LEAST_COPIED:
             return
         # A kept text may begin with all of its tokens.
@@ -242,7 +243,7 @@ class PrefixStore:
         kept = Kept(
             _state(target),
             _state(draft, caches.first.offset) if draft else None,
-            target.grid,
+            target.exactness,
             not target.can_roll_back or target.least_cut_of_state(len(target.cached)) > 0,
         )
         self._save.learn(n_bytes, self._now() - started)
@@ -332,12 +333,12 @@ def _key(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype=f">u{_ID_BYTES}").tobytes()
 
 
-def _state(cache: Cache, offset: int = 0) -> _State:
+def _state(cache: CachedSequence, offset: int = 0) -> _State:
     checkpoints = cache.recurrent.kept if cache.recurrent else []
     return _State([*cache.cached], cache.n_read, cache.state(), offset, checkpoints)
 
 
-def _put(cache: Cache, state: _State) -> bool:
+def _put(cache: CachedSequence, state: _State) -> bool:
     try:
         is_there = cache.restore(state.tokens, state.n_read, state.data)
     except MemoryError:

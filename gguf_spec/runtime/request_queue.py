@@ -406,7 +406,7 @@ class ParallelQueue(RequestQueue):
                 are slots.
         """
         self._check(request)
-        self._check_streams(self.pair.target.parallel)
+        self._check_streams(self.pair.target.options.parallel)
         job = Job(request, Generation(request, self.pair, self._kept))
         stream = Stream(job.generation, job.chunks(self._submit), lambda: None)
         job.stream = ref(stream)

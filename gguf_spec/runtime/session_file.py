@@ -24,8 +24,7 @@ from typing import Any, BinaryIO
 
 from ..errors import RollbackError, SessionError
 from ..llama.backend import library_parts
-from ..llama.head import Head
-from ..llama.model import Cache, Model
+from ..llama.sequence import CachedSequence
 from ..options import IMAGE_IDS
 from ..system.files import atomic_write, cache_folder, this_machine
 from ..system.machine import format_bytes
@@ -37,7 +36,9 @@ _PIECE = 1 << 22  # block size of hashing, in bytes
 _LENGTHS = struct.Struct("<QQQ")  # sizes of data, target cache and draft cache, in bytes
 
 
-def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head | None) -> None:
+def save(
+    path: Path, data: Mapping[str, Any], target: CachedSequence, draft: CachedSequence | None
+) -> None:
     """Write data and caches to a file, completely or not at all.
 
     Raises:
@@ -96,7 +97,7 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head
         ) from error
 
 
-def _cut_before_images(model: Cache) -> None:
+def _cut_before_images(model: CachedSequence) -> None:
     """Drop the first image of the cache and all after it: ids of images belong to this process."""
     first = next((i for i, token in enumerate(model.cached) if token >= IMAGE_IDS), None)
     if first is None:
@@ -107,7 +108,9 @@ def _cut_before_images(model: Cache) -> None:
         model.rollback(0)
 
 
-def restore(path: Path, target: Model, draft: Model | Head | None) -> tuple[dict[str, Any], str]:
+def restore(
+    path: Path, target: CachedSequence, draft: CachedSequence | None
+) -> tuple[dict[str, Any], str]:
     """Return the data of a session file, and restore the caches of both models.
 
     Returns:
@@ -125,7 +128,9 @@ def restore(path: Path, target: Model, draft: Model | Head | None) -> tuple[dict
         raise SessionError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _read(path: Path, file: BinaryIO, models: Sequence[Model | Head]) -> tuple[dict[str, Any], str]:
+def _read(
+    path: Path, file: BinaryIO, models: Sequence[CachedSequence]
+) -> tuple[dict[str, Any], str]:
     n_bytes = os.fstat(file.fileno()).st_size
     head = file.read(len(_FORMAT) + _LENGTHS.size + hashlib.sha256().digest_size)
     if not head.startswith(_FORMAT) or len(head) < len(_FORMAT) + _LENGTHS.size + 32:
@@ -170,7 +175,7 @@ def _data(path: Path, text: bytes, digest: bytes) -> dict[str, Any]:
     return data
 
 
-def _about(model: Model | Head) -> dict[str, Any]:
+def _about(model: CachedSequence) -> dict[str, Any]:
     """Return a fingerprint of everything the cache depends on, and the cached tokens."""
     o = model.options
     parts: list[object] = [*this_machine(), *library_parts(), model.file.content_id]

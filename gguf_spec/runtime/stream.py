@@ -61,15 +61,15 @@ class Stream(OfOneProcess):
         """The result so far; its finish reason is `cancelled` until the generation has ended."""
         g = self._generation
         return Completion(
-            "".join(g.text),
-            tuple(g.tokens),
-            g.finish,
-            g.seed,
-            g.stats,
-            tuple(g.logprobs),
-            "".join(g.reasoning),
-            g.stop_string,
-            tuple(g.accepted_text),
+            text="".join(g.text),
+            tokens=tuple(g.tokens),
+            finish_reason=g.finish,
+            seed=g.seed,
+            stats=g.stats,
+            logprobs=tuple(g.logprobs),
+            reasoning="".join(g.reasoning),
+            stop_string=g.stop_string,
+            accepted_text=tuple(g.accepted_text),
         )
 
     def cancel(self) -> None:

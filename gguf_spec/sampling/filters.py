@@ -6,14 +6,14 @@ import numpy as np
 
 from ..grammar.json_schema import to_gbnf
 from ..grammar.token_grammar import Grammar
-from ..llama.model import Model
 from ..llama.samplers import Dry
+from ..llama.weights import Weights
 from ..options import Sampling
 from .chain import NO_FILTERS, CompatSampling, Filters, InfillSampling
 from .infill import Infill
 
 
-def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") -> Filters:
+def make_filters(model: Weights, s: Sampling, n_prompt: int, prefill: str = "") -> Filters:
     """Make the filters that the options of a request require.
 
     Args:

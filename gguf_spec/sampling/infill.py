@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Ids
 from ..llama.bindings import C
-from ..llama.model import Model
+from ..llama.weights import Weights
 
 MOST = 100  # candidates: each is compared with each
 _LEAST = 0.2  # probability of a text token that is kept at all
@@ -16,7 +16,7 @@ _LEAST = 0.2  # probability of a text token that is kept at all
 class Infill:
     """The sampler as a function of the candidates, without a limit for the length of a token."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Weights) -> None:
         """Prepare for one model.
 
         Args:

@@ -230,7 +230,9 @@ def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
 
     try:
         thinks = _thinks(request.reasoning.options(llm))
-        gbnf = tool_grammar(use, family, control_token, schema, thinks, dropped, is_strict)
+        gbnf = tool_grammar(
+            use, family, control_token, schema, thinks=thinks, dropped=dropped, strict=is_strict
+        )
     except ToolSchemaError as error:
         if error.tool is None:
             param, reason = "response_format", f"cannot be used: {error.reason}"

@@ -606,11 +606,12 @@ class DraftController(DraftTeam):
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, MODELS)
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
-        self._use = (
-            DraftModelUse(model, known.draft, known, self._chances, n_left, fixed, widest, batches)
-            if model and known.draft
-            else None
-        )
+        self._use: DraftModelUse | None = None
+        if model and known.draft:
+            self._use = DraftModelUse(
+                model, known.draft, known, self._chances, n_left,
+                fixed=fixed, widest=widest, batches=batches,
+            )  # fmt: skip
         self._exploration, self._budget = Exploration(known), SearchBudget()
         # Rounds to come that look for no draft, and their tokens that are not counted yet.
         self._n_plain = self._n_uncounted = 0

@@ -183,7 +183,9 @@ def rounds(
         rule = rule._replace(wide_past=True)
     n_left = min(n_max or target.n_ctx, target.n_ctx - len(prompt))
     while n_left > 0 and not cancelled():
-        one = run_round(target, drafter, tokens, sampler, min(k, n_left - 1), rule, is_end)
+        one = run_round(
+            target, drafter, tokens, sampler, k=min(k, n_left - 1), rule=rule, is_end=is_end
+        )
         tokens += one.tokens
         n_left -= len(one.tokens)
         if one.wide:

@@ -1,6 +1,6 @@
 """Model interface that the generation loop and the drafters require.
 
-`gguf_spec.llama.model.Model` and the fakes of the tests implement it.
+`gguf_spec.llama.sequence.CachedSequence` and the fakes of the tests implement it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ..arrays import Logits
 from ..errors import RollbackError
 
 if TYPE_CHECKING:
-    from ..llama.model import Cache
+    from ..llama.exactness import Exactness
+    from ..llama.sequence import CachedSequence
 
 
 class LanguageModel(Protocol):
@@ -28,12 +29,6 @@ class LanguageModel(Protocol):
         start: A token that may begin a text.
         weight_bytes: Size of the weights, in bytes.
         cached_bytes: Size of one cached token, in bytes.
-        grid: Prefill passes end at multiples of this, in tokens; 0 where the end of a pass does not
-            change the bits.
-        exact_attention: Attention gives a row the same bits in passes of all widths and at all
-            depths.
-        most_exact_rows: Upper bound of the exact pass width, in tokens. Wider passes do not have
-            the bits of single-token passes, even where a few measured rows agree.
         depth_costs: Pass width in tokens -> extra seconds of the pass for each cached token; empty
             where that was not measured.
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
@@ -46,10 +41,11 @@ class LanguageModel(Protocol):
     weight_bytes: int
     cached_bytes: float
     slow_first_pass: bool
-    grid: int
-    exact_attention: bool
-    most_exact_rows: int
     depth_costs: Mapping[int, float]
+
+    @property
+    def exactness(self) -> Exactness:
+        """Which passes give a row the same bits."""
 
     @property
     def busy_s(self) -> float:
@@ -111,12 +107,12 @@ def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
 
     A model that cannot roll back that far is emptied.
     """
-    same = same_bits(model.cached, model.n_read, model.grid, tokens)
+    same = model.exactness.same_bits(model.cached, model.n_read, tokens)
     try:
         model.rollback(same)
     except RollbackError:
         model.rollback(0)
-    if model.grid and model.n_past < same and model.n_past % model.grid:
+    if model.n_past < same and model.exactness.beyond(model.n_past):
         model.rollback(0)
 
 
@@ -143,7 +139,7 @@ def read_on(
     while model.n_past < len(tokens) and not cancelled():
         end = min(model.n_past + model.reads_at_once, len(tokens))
         # A pass ends at a multiple of the grid, except for the last one.
-        on_grid = end - end % model.grid if model.grid else end
+        on_grid = end - model.exactness.beyond(end)
         model.read(tokens[model.n_past : on_grid if on_grid > model.n_past else end])
         if on_pass:
             on_pass(model.n_past, len(tokens))
@@ -169,32 +165,9 @@ def decode_last(model: LanguageModel, tokens: Sequence[int], n_prompt: int | Non
     return np.array(model.logits(tokens[-1:], 1)[0])
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # comparing slices is faster than comparing items
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
-
-
-def same_bits(cached: Sequence[int], n_read: int, grid: int, tokens: Sequence[int]) -> int:
-    """Return the length of the longest prefix of `tokens` whose cache equals that of a new prefill.
-
-    Where the bits of a row depend on the width of its pass (`grid` is not 0), tokens cached by
-    decode passes do not count. The last part of a prompt with another continuation does not either,
-    because it was read in a pass of another width.
-    """
-    same = common(cached, tokens)
-    if grid and not same == len(tokens) == n_read:
-        same = min(same, n_read)
-        same -= same % grid
-    return same
-
-
-def reusable(cache: Cache, tokens: Sequence[int]) -> int:
+def reusable(cache: CachedSequence, tokens: Sequence[int]) -> int:
     """Return how many tokens of a text need not be read with this cache."""
-    same = same_bits(cache.cached, cache.n_read, cache.grid, tokens)
+    same = cache.exactness.same_bits(cache.cached, cache.n_read, tokens)
     if cache.recurrent:
         return cache.recurrent.nearest(same) or 0
     can_cut = cache.can_roll_back and same >= cache.least_cut

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from ..errors import ClosedError, InvalidOptionError, NoSpeculationError, Text
 from ..llama.head import Head
-from ..llama.model import Model, Slots
+from ..llama.sequence import CachedSequence
 from ..options import HEADS, K_MAX, Speculation
 from ..sampling.chain import Sampler
 from .controller import DraftController
@@ -74,9 +75,9 @@ class ModelPair:
 
     def __init__(
         self,
-        target: Model,
-        draft: Model | Head | None,
-        measure: Callable[[Model, Model | Head | None], Profile] | None = None,
+        target: CachedSequence,
+        draft: CachedSequence | None,
+        measure: Callable[[CachedSequence, CachedSequence | None], Profile] | None = None,
         reference: SuffixAutomaton | None = None,
         shared: SharedTexts | None = None,
         translation: Translation | None = None,
@@ -95,12 +96,11 @@ class ModelPair:
         self.target, self.draft, self.reference = target, draft, reference
         self.shared, self.translation = shared, translation
         self.calibration = DraftCorrection(target.n_vocab)
-        several = [target, draft] if target.parallel > 1 else []
-        self._common = [Slots(one) for one in several if isinstance(one, Model)]
-        targets, *drafts = [one.all for one in self._common] or [[target]]
-        self.slots = [SlotPair(one, None) for one in targets]
-        for pair, one in zip(self.slots, drafts[0] if drafts else [draft], strict=False):
-            pair.draft = one
+        drafts: Iterable[CachedSequence | None] = itertools.repeat(None)
+        if draft:
+            drafts = [draft] if isinstance(draft, Head) else draft.context.sequences
+        pairs = zip(target.context.sequences, drafts, strict=False)
+        self.slots = [SlotPair(*one) for one in pairs]
         self._measure = measure
         self.use_profile(DEFAULT_PROFILE)
 
@@ -115,7 +115,9 @@ class ModelPair:
         """The prediction head of the target, if it drafts."""
         return self.draft if isinstance(self.draft, Head) else None
 
-    def _measured(self, measure: Callable[[Model, Model | Head | None], Profile]) -> Profile:
+    def _measured(
+        self, measure: Callable[[CachedSequence, CachedSequence | None], Profile]
+    ) -> Profile:
         """Return the profile of the pair; if the draft model fails, that of the target.
 
         The costs of a failed draft model are estimated by its size. Each request tries the draft
@@ -158,17 +160,16 @@ class ModelPair:
     def use_profile(self, profile: Profile) -> None:
         """Use a profile from now on."""
         self.profile, self.experiences = profile, profile.experiences()
-        if (
-            profile is not DEFAULT_PROFILE
-            and profile.exact_width > K_MAX
-            and self.target.exact_attention
-        ):
+        exactness, is_measured = self.target.exactness, profile is not DEFAULT_PROFILE
+        if is_measured and profile.exact_width > K_MAX and exactness.attention:
             # All kernels of this machine are exact: the grid that the header suggests is not used.
-            self.target.grid = 0
+            self.target.context.exactness = replace(exactness, grid=0)
         if not profile.restores:
             name = self.target.path.name
-            self.target.why_untrusted = f"llama.cpp did not restore the state of {name} in a test"
-        self._measure = None if profile is not DEFAULT_PROFILE else self._measure
+            self.target.context.why_untrusted = (
+                f"llama.cpp did not restore the state of {name} in a test"
+            )
+        self._measure = None if is_measured else self._measure
 
     def snapshot(self) -> Snapshot:
         """Return a copy of the learned state."""
@@ -186,7 +187,7 @@ class ModelPair:
         The noise is the shift of logits against those of single-row passes.
         """
         # A common pass may have the largest width, for any draft of one request.
-        shares = self.target.parallel > 1
+        shares = self.target.options.parallel > 1
         widest = self.profile.widest(speculation.exact) - 1
         return self.profile.logit_noise(widest if shares else self.most_drafted(speculation))
 
@@ -203,11 +204,10 @@ class ModelPair:
         # A model that cannot roll back is not measured.
         widest = self.profile.widest(exact=True)
         if self.target.why_plain:
-            widest = min(widest, self.target.most_exact_rows)
-        targets, *drafts = self._common
-        targets.widest = max(1, widest)
-        target = Side(targets, known.target)
-        draft = Side(drafts[0], known.draft) if drafts and known.draft else None
+            widest = min(widest, self.target.exactness.most_rows)
+        self.target.context.widest = max(1, widest)
+        target = Side(self.target.context, known.target)
+        draft = Side(self.draft.context, known.draft) if self.draft and known.draft else None
         for pair in self.slots[1:]:
             for slot in pair.slots:
                 slot.forget()
@@ -228,7 +228,7 @@ class ModelPair:
             InvalidOptionError: The options need passes that this request has to itself, and
                 requests share passes.
         """
-        shares = self.target.parallel > 1
+        shares = self.target.options.parallel > 1
         if shares and speculation.strict and self.logit_noise(speculation):
             allowed = "False with parallel requests: on this machine their passes are not exact"
             raise InvalidOptionError("strict", True, allowed)
@@ -321,7 +321,7 @@ class ModelPair:
             fixed=not speculation.adaptive,
             widest=min(
                 self.profile.widest(speculation.exact),
-                slots.target.free_rollback + 1 if self.target.parallel > 1 else K_MAX + 1,
+                slots.target.free_rollback + 1 if self.target.options.parallel > 1 else K_MAX + 1,
             ),
             batches=slots.batches,
         )

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from ..errors import Text
 from ..gguf.validation import ModelFile
 from ..llama.backend import has_llamafile, library_parts, uses_gpu
-from ..llama.head import Head
-from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
+from ..llama.sequence import CachedSequence
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
 from ..system.files import CacheFolder, cache_file, read_json, this_machine, write_json
@@ -292,13 +291,13 @@ def _table(data: Any, least: float) -> dict[int, float]:
 
 
 DEFAULT_PROFILE = Profile(
-    {1: 0.02, 33: 0.1},
-    {},
-    {1: 0.002, 33: 0.02},
-    {},
-    {},
-    ((0.0, 0.0),) * N_CONFIDENCE_BUCKETS,
-    0.0,
+    target={1: 0.02, 33: 0.1},
+    target_depth={},
+    draft={1: 0.002, 33: 0.02},
+    draft_depth={},
+    noise={},
+    right=((0.0, 0.0),) * N_CONFIDENCE_BUCKETS,
+    seconds=0.0,
     exact_width=K_MAX + 1,
 )
 """What to go by where nothing was measured."""
@@ -311,7 +310,9 @@ class ModelKey(NamedTuple):
     options: ContextOptions
 
 
-def read_profile(target: Model | ModelKey, draft: Model | Head | ModelKey | None) -> Profile | None:
+def read_profile(
+    target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None
+) -> Profile | None:
     """Return the stored profile of these models, or None."""
     data = read_json(_file(target, draft))
     try:
@@ -321,14 +322,14 @@ def read_profile(target: Model | ModelKey, draft: Model | Head | ModelKey | None
 
 
 def write_profile(
-    target: Model | ModelKey, draft: Model | Head | ModelKey | None, profile: Profile
+    target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None, profile: Profile
 ) -> bool:
     """Store a profile in place of an earlier one; return whether it could be written."""
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
 
 def read_statistics(
-    target: Model, draft: Model | Head | None, experiences: Mapping[str, PairStatistics]
+    target: CachedSequence, draft: CachedSequence | None, experiences: Mapping[str, PairStatistics]
 ) -> None:
     """Restore acceptance statistics of earlier runs.
 
@@ -349,7 +350,7 @@ def read_statistics(
 
 
 def write_statistics(
-    target: Model, draft: Model | Head | None, experiences: Mapping[str, PairStatistics]
+    target: CachedSequence, draft: CachedSequence | None, experiences: Mapping[str, PairStatistics]
 ) -> None:
     """Store the acceptance statistics if any token was emitted."""
     if any(one.n_emitted for one in experiences.values()):
@@ -361,7 +362,9 @@ def write_statistics(
 
 
 def _file(
-    target: Model | ModelKey, draft: Model | Head | ModelKey | None, kind: CacheFolder = "profiles"
+    target: CachedSequence | ModelKey,
+    draft: CachedSequence | ModelKey | None,
+    kind: CacheFolder = "profiles",
 ) -> Path:
     parts: list[object] = [VERSION, *this_machine(timed=True), *library_parts()]
     for model in [target, draft] if draft else [target]:

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays import Logits
-from ..llama.head import Head
-from ..llama.model import Model
+from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Sampling
 from ..sampling.chain import Filters, Sampler
 from ..sampling.near_ties import NOISE_MARGIN, SingleTokenReference
@@ -117,10 +116,11 @@ def measure(
     target_s, checked = _time(
         target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
-    exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
+    exactness = target.exactness
+    exact_width = min(rows.exact_width(), exactness.most_rows) if exactness.attention else 1
     # On a GPU the wide passes that near ties allow are not exact, even if narrow ones are.
-    deep = target.slow_first_pass and target.most_exact_rows <= K_MAX
-    is_exact = target.exact_attention and not deep
+    deep = target.slow_first_pass and exactness.most_rows <= K_MAX
+    is_exact = exactness.attention and not deep
     noise = rows.noise if is_exact else rows.with_deep_noise()
     target_s = _with_copies(target, target_s | {1: generated.single_s}, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)
@@ -534,8 +534,8 @@ _OLD_S, _DISTURBED_OLD_S = 30 * 24 * 3600.0, 24 * 3600.0
 
 
 def profile_of(
-    target: Model,
-    draft: Model | Head | None,
+    target: CachedSequence,
+    draft: CachedSequence | None,
     on_measure: Callable[[], object] | None = None,
     translation: Translation | None = None,
 ) -> Profile:
@@ -558,7 +558,7 @@ def profile_of(
     if on_measure:
         on_measure()
     view = draft and in_target_ids(draft, target, translation)
-    if cores_are_shared(target.threads):
+    if cores_are_shared(target.context.threads):
         profile = replace(
             measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now
         )
@@ -580,7 +580,7 @@ def _less_disturbed(first: Profile, second: Profile) -> Profile:
     return first if sum(a for a, _ in common) <= sum(b for _, b in common) else second
 
 
-def _with_depth(kept: Profile, target: Model, draft: Model | Head | None) -> Profile:
+def _with_depth(kept: Profile, target: CachedSequence, draft: CachedSequence | None) -> Profile:
     """Return a profile with the known depth costs in place of estimates."""
     guess, draft_guess = kept.guesses_depth
     if guess and target.depth_costs:

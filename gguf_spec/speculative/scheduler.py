@@ -11,7 +11,7 @@ between two passes. They rest again and again, and all together get a share of t
 passes, so that they delay the others by that share only.
 
 The text of a request does not depend on its neighbours: the seed and the position decide each
-random number, and a row has the same bits in any pass (`llama.model`). Where the machine has no
+random number, and a row has the same bits in any pass (`llama.context`). Where the machine has no
 exact passes, near ties are counted, as for a request alone.
 
 llama.cpp decodes sequences with consecutive ids in one pass, and others in several. Requests end in
@@ -32,8 +32,8 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import DecodeError
-from ..llama.head import Head
-from ..llama.model import Model, Part, Slots
+from ..llama.context import Context
+from ..llama.sequence import CachedSequence, Part
 from .cost_model import (
     ALONE,
     Batch,
@@ -68,15 +68,15 @@ class SlotPair:
         used_at: Number of the last task that used them.
     """
 
-    target: Model
-    draft: Model | Head | None
+    target: CachedSequence
+    draft: CachedSequence | None
     batches: Batches = field(default_factory=Batches)
     first: FirstRead = field(default_factory=FirstRead)
     task: Task | None = None
     used_at: int = 0
 
     @property
-    def slots(self) -> list[Model | Head]:
+    def slots(self) -> list[CachedSequence]:
         """Both slots, the target's first."""
         return [self.target, *([self.draft] if self.draft else [])]
 
@@ -132,7 +132,7 @@ class Task:
     def reads(self) -> bool:
         """Whether it waits for a pass of the target over a piece of its prompt."""
         part = self.waits_for
-        return isinstance(part, Part) and part.n_rows == 0 and part.slot is self.pair.target
+        return isinstance(part, Part) and part.n_rows == 0 and part.sequence is self.pair.target
 
     def suspend(self) -> Any:
         """Switch from its body to the scheduler; return the answer, or raise the error."""
@@ -161,18 +161,18 @@ def mean_depth(tasks: Sequence[Task]) -> int:
 
 
 class Side:
-    """One of the two models: its slots, the costs of its passes, and the passes of several tasks.
+    """One of the two models: its context, the costs of its passes, and the passes of several tasks.
 
     Attributes:
-        slots: The slots.
+        context: The context, whose sequences are the slots.
         base: Cost model of one sequence.
         costs: Costs of common passes.
     """
 
-    def __init__(self, slots: Slots, base: CostModel) -> None:
-        self.slots, self.base = slots, base
-        most = len(slots.all) if slots.model.can_roll_back else 0
-        self.costs = BatchCosts(slots.widest, most)
+    def __init__(self, context: Context, base: CostModel) -> None:
+        self.context, self.base = context, base
+        most = len(context.sequences) if context.weights.can_roll_back else 0
+        self.costs = BatchCosts(context.widest, most)
 
     def n_sequences(self, tasks: Sequence[Task]) -> int:
         """Return the number of sequences with which a pass of these tasks is fastest."""
@@ -188,7 +188,7 @@ class Side:
 
         Copying reads and writes; a pass over one token reads the weights.
         """
-        model = self.slots.model
+        model = self.context
         share: float = 2 * model.cached_bytes * model.n_ctx / model.weight_bytes
         return share * self.base.seconds(1, 0)
 
@@ -224,11 +224,11 @@ class Side:
             holds: Others have passes before the tasks go on.
         """
         parts = [task.part for task in tasks]
-        lost = [([*part.slot.cached], part.slot.n_read) for part in parts]
+        lost = [([*part.sequence.cached], part.sequence.n_read) for part in parts]
         started = time.perf_counter()
         try:
             n_sequences = self.n_sequences(tasks) if len(tasks) > 1 else 0
-            answers = self.slots.decode(parts, n_sequences, holds)
+            answers = self.context.decode(parts, n_sequences, holds)
         except DecodeError as error:
             for task, cache in zip(tasks, lost, strict=True):
                 holds_too = holds or task is not tasks[-1]
@@ -237,7 +237,7 @@ class Side:
         seconds = time.perf_counter() - started
         if any(part.n_rows for part in parts):
             widest = max(len(part.tokens) for part in parts)
-            n = self.slots.n_decoded
+            n = self.context.n_decoded
             self.costs.learn(self.base, n, widest, mean_depth(tasks), seconds)
         for task, rows in zip(tasks, answers, strict=True):
             task.set_answer(rows)
@@ -251,8 +251,8 @@ class Side:
             task.set_answer(error=error)
             return
         try:
-            self.slots.refill(part.slot, lost, n_read)
-            rows = self.slots.decode([part], 0, holds)[0]
+            self.context.refill(part.sequence, lost, n_read)
+            rows = self.context.decode([part], 0, holds)[0]
             task.set_answer(np.array(rows))
         except DecodeError as alone:
             task.set_answer(error=alone)
@@ -397,11 +397,8 @@ class Scheduler:
         """Return the rows of a part of a pass; called by the slots of the running task."""
         task = self._running
         if task is None:  # not in a task: the caller has the turn
-            model = part.slot.model
-            side = self._target if model is self._target.slots.model else self._draft
-            assert side
-            return side.slots.decode_one(part)
-        part.slot.check_room(part.tokens)
+            return part.sequence.context.decode_one(part)
+        part.sequence.check_room(part.tokens)
         task.waits_for = part
         rows: Logits = task.suspend()
         return rows
@@ -500,7 +497,7 @@ class Scheduler:
         """Make the slots of the active tasks neighbours, if that pays."""
         active = [task for task in self.tasks if not task.is_parked]
         used = [task.pair.target.index for task in active]
-        if len(runs(used)) < 2 or not self._target.slots.model.can_roll_back:
+        if len(runs(used)) < 2 or not self._target.context.weights.can_roll_back:
             return
         moved = moves(used, [pair.target.index for pair in self.free])
         depth = mean_depth(active)
@@ -512,9 +509,9 @@ class Scheduler:
 
     def _move(self, pair: SlotPair, free: SlotPair) -> None:
         self.on_lost(free)
-        self._target.slots.move(pair.target, free.target)
-        if self._draft and isinstance(pair.draft, Model) and isinstance(free.draft, Model):
-            self._draft.slots.move(pair.draft, free.draft)
+        self._target.context.move(pair.target, free.target)
+        if self._draft and pair.draft and free.draft:
+            self._draft.context.move(pair.draft, free.draft)
         self.pairs = sorted(self.pairs, key=lambda one: one.target.index)
 
     def _waiting(self, side: Side | None, rows: bool) -> list[Task]:
@@ -524,7 +521,7 @@ class Scheduler:
             for task in self.tasks
             if side
             and isinstance(task.waits_for, Part)
-            and task.waits_for.slot.model is side.slots.model
+            and task.waits_for.sequence.context is side.context
             and bool(task.waits_for.n_rows) == rows
         ]
 

@@ -9,7 +9,7 @@ vocabulary: the draft's distribution is limited to the tokens that both have.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -189,9 +189,6 @@ class TranslatedModel:
     the cached tokens of the draft model.
     """
 
-    # Rows of a draft need no exact bits.
-    grid = 0
-
     def __init__(
         self, model: LanguageModel, target: LanguageModel, translation: Translation
     ) -> None:
@@ -209,7 +206,8 @@ class TranslatedModel:
         self._rows = np.empty((0, 0), np.float32)
         self.n_vocab, self.n_ctx, self.start = target.n_vocab, model.n_ctx, target.start
         self.weight_bytes, self.cached_bytes = model.weight_bytes, model.cached_bytes
-        self.exact_attention, self.most_exact_rows = model.exact_attention, model.most_exact_rows
+        # rows of a draft need no exact bits
+        self.exactness = replace(model.exactness, grid=0)
         self.depth_costs, self.slow_first_pass = model.depth_costs, model.slow_first_pass
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import VocabularyMismatchError
 from ..gguf.vocabulary import FileVocabulary
-from ..llama.model import Model
+from ..llama.weights import Weights
 from .translation import Translation, by_words, longest_pieces
 
 # Largest difference of the vocabulary sizes, in tokens; llama.cpp's limit.
@@ -23,7 +23,7 @@ _WITH_TEXTS = (1, 2)
 _MARK = b","
 
 
-def translation_of(target: Model, draft: Model) -> Translation | None:
+def translation_of(target: Weights, draft: Weights) -> Translation | None:
     """Return how to translate between two models; None if their ids are the same.
 
     Raises:
@@ -64,7 +64,7 @@ def common_share(
     return n / min(sizes)
 
 
-def _by_ids(target: Model, draft: Model, vocabulary: FileVocabulary) -> Translation:
+def _by_ids(target: Weights, draft: Weights, vocabulary: FileVocabulary) -> Translation:
     """Return the translation for a draft with a part of the target's vocabulary.
 
     A token without a row stands in the draft's context as the longest kept pieces of its text.
@@ -82,7 +82,7 @@ def _by_ids(target: Model, draft: Model, vocabulary: FileVocabulary) -> Translat
 
 
 def _by_texts(
-    target: Model, draft: Model, a: FileVocabulary, b: FileVocabulary, share: float
+    target: Weights, draft: Weights, a: FileVocabulary, b: FileVocabulary, share: float
 ) -> Translation:
     """Return the translation for a draft with another tokenizer."""
     rows = _rows_of(b)
@@ -124,7 +124,7 @@ def _spelled_with_rows(vocabulary: FileVocabulary) -> Callable[[bytes], tuple[in
     return longest_pieces({text: rows[token] for text, token in vocabulary.by_bytes.items()})
 
 
-def _tokenizer(draft: Model) -> Callable[[bytes], list[int]]:
+def _tokenizer(draft: Weights) -> Callable[[bytes], list[int]]:
     """Return a function that tokenises a word of a text, without a space in front of it."""
 
     def tokenize(text: bytes) -> list[int]:
@@ -149,8 +149,8 @@ def check_vocabulary(target: Any, draft: Any) -> None:
     128, and the text of every token from id 5 on. Of a trimmed vocabulary the kept tokens count.
 
     Args:
-        target: A `Model` or a `FileVocabulary`.
-        draft: A `Model` or a `FileVocabulary`; of a trimmed draft the `FileVocabulary`.
+        target: A `Weights` or a `FileVocabulary`.
+        draft: A `Weights` or a `FileVocabulary`; of a trimmed draft the `FileVocabulary`.
 
     Raises:
         VocabularyMismatchError: They differ; the error names the difference, with both values.

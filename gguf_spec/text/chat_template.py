@@ -28,7 +28,7 @@ from ..errors import (
     TemplateError,
     Text,
 )
-from ..llama.model import Model
+from ..llama.weights import Weights
 from ..options import check_types, well_formed
 from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
@@ -172,7 +172,7 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
     return InvalidOptionError(option, value, "", hint, message=message)
 
 
-def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
+def check_values(model: Weights, options: PromptOptions) -> dict[str, Any]:
     """Return the variables of a template, the switches for reasoning included.
 
     Raises:
@@ -200,7 +200,7 @@ def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
 
 
 def no_reasoning(
-    model: Model, option: str, value: object, is_chat: bool = True
+    model: Weights, option: str, value: object, is_chat: bool = True
 ) -> InvalidOptionError:
     """Return the error for an option of reasoning where no reasoning is separated."""
     if not is_chat:
@@ -210,7 +210,7 @@ def no_reasoning(
     return InvalidOptionError(option, value, "", hint, message=message)
 
 
-def ending(model: Model, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
+def ending(model: Weights, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
     """Return the text after a rendered prompt with which an answer without reasoning begins.
 
     It is empty unless the request forbids reasoning or has a prefill. Reasoning that the template
@@ -246,7 +246,7 @@ def with_reasoning(
 # ---- calls and results of earlier messages
 
 
-def call_tokens(model: Model) -> dict[int, str]:
+def call_tokens(model: Weights) -> dict[int, str]:
     """Return the special tokens of the model's tool calls that have no text, with their names."""
     family = family_of(model.chat_template or "")
     ids = {name: model.tokenize(name, special=True, start=False) for name in family.tokens}
@@ -422,7 +422,7 @@ def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
 
 
 def encode_chat(
-    model: Model,
+    model: Weights,
     messages: Messages,
     options: PromptOptions | None = None,
     most: int | None = None,
@@ -524,7 +524,7 @@ class _Encoder:
     written as JSON or compared: in them a word of digits stands for the name of a special token.
     """
 
-    def __init__(self, model: Model, options: PromptOptions, most: int | None = None) -> None:
+    def __init__(self, model: Weights, options: PromptOptions, most: int | None = None) -> None:
         """Create an encoder for a model with a chat template, prefill and tools.
 
         A prompt with many more than `most` tokens is refused; None takes each.
@@ -857,7 +857,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _render(
-    model: Model,
+    model: Weights,
     template: str,
     messages: Messages,
     tools: Tools | None,

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ..llama.model import Model
+from ..llama.weights import Weights
 from ..results import Part
 from ..tools.source import n_open
 from .reasoning import ReasoningFormat, State
@@ -80,7 +80,7 @@ class PartStream:
 
     def __init__(
         self,
-        model: Model,
+        model: Weights,
         stop: Sequence[str],
         errors: Literal["replace", "ignore"],
         reasoning: ReasoningFormat | None,

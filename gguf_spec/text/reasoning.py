@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..llama.model import Model
+from ..llama.weights import Weights
 from ..results import Part
 from ..tools.source import n_open
 
@@ -267,7 +267,7 @@ class ReasoningFormat:
     shown: Mapping[int, str]
     field: str | None
 
-    def begin(self, model: Model, prompt: Sequence[int], prefill: str = "") -> State:
+    def begin(self, model: Weights, prompt: Sequence[int], prefill: str = "") -> State:
         """Return the state of the parser after a prompt that ends with `prefill`."""
         tail, n_most = b"", len(prefill.encode("utf-8", "replace")) + _TAIL
         for token in reversed(prompt):
@@ -277,13 +277,13 @@ class ReasoningFormat:
                 break
         return self.syntax.begin(tail.decode("utf-8", "replace"), prefill)
 
-    def end(self, model: Model) -> list[int]:
+    def end(self, model: Weights) -> list[int]:
         """Return the tokens that end an open reasoning part."""
         text = self.syntax.end.replace(MARK, "")
         return model.tokenize(text, special=True, start=False)
 
 
-def reasoning_format(model: Model) -> ReasoningFormat | None:
+def reasoning_format(model: Weights) -> ReasoningFormat | None:
     """Return the reasoning parts of a model; None if its template has none.
 
     The template must contain a tag of a known syntax. For the channels of gpt-oss the vocabulary
@@ -310,7 +310,7 @@ def reasoning_format(model: Model) -> ReasoningFormat | None:
     return None
 
 
-def spells_special(model: Model, reasoning: ReasoningFormat | None, text: str) -> bool:
+def spells_special(model: Weights, reasoning: ReasoningFormat | None, text: str) -> bool:
     """Return whether a text contains the name of a special token.
 
     llama.cpp reads the names of the channel tokens of gpt-oss in every text.
@@ -322,7 +322,7 @@ def spells_special(model: Model, reasoning: ReasoningFormat | None, text: str) -
 
 
 def plain_tokens(
-    model: Model, reasoning: ReasoningFormat | None, text: str, start: bool
+    model: Weights, reasoning: ReasoningFormat | None, text: str, start: bool
 ) -> list[int]:
     """Return the tokens of a text in which no name is a special token."""
     names = [name.removeprefix(MARK) for name in reasoning.shown.values()] if reasoning else []
@@ -335,7 +335,7 @@ def plain_tokens(
     return ids
 
 
-def _special(model: Model, names: Iterable[str]) -> dict[int, str]:
+def _special(model: Weights, names: Iterable[str]) -> dict[int, str]:
     """Return the names that are one token of the vocabulary, marked, by their token."""
     ids = {name: model.tokenize(name, special=True, start=False) for name in names}
     return {found[0]: MARK + name for name, found in ids.items() if len(found) == 1}
@@ -364,7 +364,7 @@ class Thinking:
 
     def __init__(
         self,
-        model: Model,
+        model: Weights,
         reasoning: ReasoningFormat,
         n_prompt: int,
         state: State,

@@ -201,11 +201,6 @@ def _unsupported(schema: Any, reason: str) -> InvalidGrammarError:
 def _check_keywords(schema: Mapping[str, Any], path: Sequence[str], *allowed: str) -> None:
     """Drop the keywords of a schema but for some, and notes.
 
-    Args:
-        schema: The schema.
-        path: Steps to it.
-        allowed: The keywords that are followed.
-
     Raises:
         InvalidOptionError: It has another one, and keywords are not dropped here.
     """

@@ -221,7 +221,7 @@ def verify(
     reference, laws = Reference(llm, prompts[0], exact=not noise), []
     for i, way in enumerate(laws_in_use):
         until = run.started + run.limit_s * (i + 1) / (3 * len(laws_in_use))
-        laws.append(drawn(llm, reference, way, n_draws, seed, until, run.one_more))
+        laws.append(drawn(llm, reference, way, n_draws, seed, until=until, on_draw=run.one_more))
     for name, part in requests.parts.items():
         omitted = Check(name, 0, "omitted: the time limit ended it")
         checks.append(omitted if run.is_late() else part())
@@ -313,13 +313,6 @@ def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run:
 
     No further text starts after the time limit, except for the first prompt alone and as many texts
     as run at once.
-
-    Args:
-        llm: Models, loaded with `parallel` above 1. A draft is not needed.
-        prompts: Texts to continue; they fit into the context.
-        n_tokens: Maximum number of tokens of a text.
-        seed: Seed of the first text; each further prompt uses the next seed.
-        run: Time limit and progress.
 
     Raises:
         InvalidOptionError: The models run one request at a time.

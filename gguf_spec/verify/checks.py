@@ -25,12 +25,13 @@ from ..errors import DecodeError, NoTokenLeftError, OffGrammarError, SessionErro
 from ..llama import own_kernels
 from ..llama.backend import uses_gpu
 from ..llama.bindings import C
+from ..llama.exactness import common
 from ..llama.log import context_error, log
 from ..llama.memory import padded
-from ..llama.model import Model
 from ..llama.native import N_BATCH, SequenceTokens
 from ..llama.options import FLASH_ATTENTION, KV_TYPES
 from ..llama.samplers import distribution
+from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Sampling, Speculation
 from ..results import Completion
 from ..runtime.llm import LLM
@@ -38,7 +39,7 @@ from ..sampling.chain import Sampler, largest
 from ..sampling.filters import make_filters
 from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
-from ..speculative.interfaces import LanguageModel, common, decode_last, read_on, return_to
+from ..speculative.interfaces import LanguageModel, decode_last, read_on, return_to
 from ..speculative.pair import Snapshot
 from ..speculative.profile import Profile
 from ..speculative.translation import TranslatedModel
@@ -128,7 +129,8 @@ def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
     text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS) + 2))
     in_use = max(min(way.k + 1, llm.profile.widest(way.exact)) for way in ways)
     with llm.models() as (target, _):
-        exact = llm.profile.exact_width if target.grid or uses_gpu(target.options) else K_MAX + 1
+        in_any_width = target.exactness.in_any_width and not uses_gpu(target.options)
+        exact = K_MAX + 1 if in_any_width else llm.profile.exact_width
         widths = sorted({*_WIDTHS, min(in_use, max(_WIDTHS))})
         passes = [one for depth in _DEPTHS for one in _passes(target, text, depth, widths)]
     faults = tuple(_faults(passes, exact, in_use, noise_in_use(llm, ways)))
@@ -181,7 +183,7 @@ class _Experts:
     # offsets in a tensor of ggml: sizes, strides, memory, and its name
     _SHAPE, _DATA, _NAME = 16, 248, 256
 
-    def __init__(self, target: Model) -> None:
+    def __init__(self, target: CachedSequence) -> None:
         self._native = native = target.native.share()
         self._n_vocab, self._n_ctx = target.n_vocab, target.n_ctx
         self._first: list[NDArray[np.int32]] = []
@@ -189,7 +191,7 @@ class _Experts:
         params = C.llama_context_default_params()
         params.n_ctx = min(padded(max(_DEPTHS) + max(_WIDTHS)), self._n_ctx)
         params.n_batch = params.n_ubatch = N_BATCH
-        params.n_threads = params.n_threads_batch = target.threads
+        params.n_threads = params.n_threads_batch = target.context.threads
         params.flash_attn_type = FLASH_ATTENTION[target.flash_attention]
         params.type_k = params.type_v = KV_TYPES[target.options.kv_type][0]
         # kept, as llama.cpp calls it
@@ -247,7 +249,7 @@ class _Experts:
         return True
 
 
-def _rows(target: Model, text: Sequence[int]) -> list[Logits]:
+def _rows(target: CachedSequence, text: Sequence[int]) -> list[Logits]:
     """Return the rows of one pass after few tokens, and after many if the context has room."""
     found: list[Logits] = []
     for depth in _DEPTHS:
@@ -261,7 +263,7 @@ def _rows(target: Model, text: Sequence[int]) -> list[Logits]:
 
 
 def _passes(
-    target: Model, text: Sequence[int], depth: int, widths: Sequence[int]
+    target: CachedSequence, text: Sequence[int], depth: int, widths: Sequence[int]
 ) -> Iterator[_Moved]:
     """Yield the comparisons of passes after `depth` tokens; none if the context has no room."""
     n_rows = min(max(widths) + 1, target.n_ctx - depth, len(text) - depth)
@@ -573,7 +575,9 @@ class TextChecks:
         history = [*ids, *plain[:at]]
         with self.llm.models() as (target, _):
             sampler = Sampler(
-                sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids))
+                sampling,
+                SeededRng(sampling.seed or 0),
+                make_filters(target.weights, sampling, len(ids)),
             )
             row = decode_last(target, history, len(ids) - 1)
             # The cache of the texts had other passes, so a near tie may be decided either way.
@@ -1018,7 +1022,7 @@ class Reference:
         """
         ids = llm.tokenize(prompt)
         with llm.models() as (target, _):
-            row, ends = decode_last(target, ids), target.ends
+            row, ends = decode_last(target, ids), target.weights.ends
             best = [
                 token
                 for token in np.argsort(-row)[: _RAISED + len(ends)].tolist()
@@ -1045,7 +1049,7 @@ class Reference:
                         continue
                     history = [*self.ids, *(token for token in tokens if token is not None)]
                     row = decode_last(target, history, len(self.ids) - 1)
-                    one = distribution(row, history, self.sampling, target.ends)
+                    one = distribution(row, history, self.sampling, target.weights.ends)
                     longer |= {
                         (*tokens, token): weight * p for token, p in _told_apart(one).items()
                     }

@@ -80,7 +80,7 @@ def main():
         for seed, (kind, text) in enumerate(prompts()):
             for temperature in TEMPERATURES if kind != "repetitive" else (0.0,):
                 calibration = calibration or DraftCorrection(target.n_vocab)
-                prompt = target.tokenize(text, special=False)
+                prompt = target.weights.tokenize(text, special=False)
                 traces.append(
                     {
                         "kind": kind,

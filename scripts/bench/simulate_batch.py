@@ -57,14 +57,19 @@ class RecordedSlots:
     """The slots of one model. A pass costs the table's time for all rows, fillers included; reading is free if `reads_free`."""
 
     def __init__(self, slots, cost, clock, reads_free):
-        self.all, self.model, self.widest = slots, slots[0], K_MAX + 1
+        self.sequences, self.weights, self.widest = slots, slots[0], K_MAX + 1
+        self.n_ctx, self.weight_bytes, self.cached_bytes = (
+            slots[0].n_ctx,
+            slots[0].weight_bytes,
+            slots[0].cached_bytes,
+        )
         self.cost, self.clock, self.reads_free, self.rows = cost, clock, reads_free, []
         for i, slot in enumerate(slots):
-            slot.index, slot.model = i, slots[0]
+            slot.index, slot.context = i, self
 
     def move(self, slot, free):
         slot.index, free.index = free.index, slot.index
-        self.all[slot.index], self.all[free.index] = slot, free
+        self.sequences[slot.index], self.sequences[free.index] = slot, free
 
     def decode(self, parts, n_sequences=0, holds=False):
         del holds
@@ -76,7 +81,7 @@ class RecordedSlots:
         if not reads:
             self.rows.append((n, width))
         for part in parts:
-            slot = part.slot
+            slot = part.sequence
             slot.cached.extend(part.tokens)
             slot.busy_s += seconds
             rows = np.zeros((part.n_rows, V), dtype=np.float32)
@@ -98,9 +103,12 @@ class Batch:
         for table, base in zip(COSTS[costs], (known.target, known.draft), strict=True):
             slots = [RecordedSlot(trace, None, clock) for trace in traces]
             sides.append(Side(RecordedSlots(slots, costing(table), clock, base is known.target), base))  # fmt: skip
-        pairs = [SlotPair(*both) for both in zip(*(side.slots.all for side in sides), strict=True)]
+        pairs = [
+            SlotPair(*both)
+            for both in zip(*(side.context.sequences for side in sides), strict=True)
+        ]
         self.scheduler = Scheduler(pairs, *sides)
-        self.target, self.drafted, self.accepted = sides[0].slots, 0, 0
+        self.target, self.drafted, self.accepted = sides[0].context, 0, 0
         for pair, trace in zip(self.scheduler.pairs, traces, strict=True):
             self.scheduler.start(pair, lambda p=pair, t=trace: self.body(p, t, known, n, who, k, setting))  # fmt: skip
         while self.scheduler.step():

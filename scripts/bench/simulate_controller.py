@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from gguf_spec import Sampling
+from gguf_spec.llama.exactness import Exactness
 from gguf_spec.options import K_MAX
 from gguf_spec.sampling.chain import Sampler
 from gguf_spec.sampling.rng import SeededRng
@@ -109,7 +110,7 @@ class RecordedModel:
         1.0,
         512,
     )
-    grid, n_read, exact_attention, depth_costs, free_rollback = 0, 0, True, {}, 10**6
+    n_read, exactness, depth_costs, free_rollback = 0, Exactness(attention=True), {}, 10**6
 
     def __init__(self, trace, cost, clock):
         self.said = [*trace.prompt, *trace.tokens]

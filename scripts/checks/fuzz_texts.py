@@ -66,7 +66,7 @@ class Family:
             target, None if self.has_head else draft, parallel=N_SLOTS, **options
         )
         for llm in (self.one, self.many):
-            llm._target.chat_template = THINKS
+            llm._target.weights.chat_template = THINKS
 
     def _files(self, file):
         """Target and draft."""
@@ -201,7 +201,7 @@ class Case:
         s, (_, tokens, reason, logprobs, _) = self.requests[i]["sampling"], self.right[i]
         prompt = self.requests[i]["prompt"]
         depends = s.grammar or s.json_schema is not None or s.overflow == "shift" or s.stop
-        if depends or self.family.one._target.grid or isinstance(prompt[0], dict):
+        if depends or self.family.one._target.exactness.grid or isinstance(prompt[0], dict):
             return
         if len(tokens) > 2:
             at = self.rng.randrange(1, len(tokens))

@@ -453,24 +453,24 @@ def load(path: Path) -> str:
     """Load a file and run it a little; return what came of it."""
     from gguf_spec.errors import GgufSpecError
     from gguf_spec.gguf.validation import ModelFile
+    from gguf_spec.llama.context import Context
     from gguf_spec.llama.memory import check_room
-    from gguf_spec.llama.model import Model
     from gguf_spec.llama.options import ContextOptions
 
     file, options = ModelFile(path), ContextOptions(n_ctx=64, threads=1, extra_bufts=False)
     try:
         check_room([(file.header, options)])
-        model = Model(file, options)
+        model = Context(file, options).sequences[0]
         try:
-            ids = model.tokenize("The cat <|im_end|>\n42é", special=True) or [0]
+            ids = model.weights.tokenize("The cat <|im_end|>\n42é", special=True) or [0]
             model.logits(ids[:20], 1)
             model.logits([model.start % model.n_vocab], 1)
             model.rollback(1) if model.can_roll_back else None
             _ = (
-                [model.piece(token) for token in range(min(model.n_vocab, 300))],
-                model.ends,
-                model.vocabulary,
-                model.chat_template,
+                [model.weights.piece(token) for token in range(min(model.n_vocab, 300))],
+                model.weights.ends,
+                model.weights.vocabulary,
+                model.weights.chat_template,
             )
         finally:
             model.close()
@@ -510,7 +510,9 @@ def deaths(
 ) -> tuple[dict[str, int], list[tuple[str, str, str]]]:
     """Load damaged files one after another; return how often what came of it, and each that ended its process: its name, how and where."""
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    importlib.import_module("gguf_spec.llama.model")  # once, and not in every copy of this process
+    importlib.import_module(
+        "gguf_spec.llama.context"
+    )  # once, and not in every copy of this process
 
     outcomes, dead = collections.Counter[str](), []
     with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:

@@ -10,7 +10,7 @@ import torch
 
 import gguf_spec
 from gguf_spec import Completion, Sampling, models
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import K_MAX
 
@@ -72,7 +72,7 @@ def write_states(
         path, block = folder / f"{first:06}.npz", texts[first : first + 64]
         if path.exists() and len(np.load(path)["ends"]) == len(block):
             continue
-        target = target or Model(models.path(model), options)
+        target = target or Context(models.path(model), options).sequences[0]
         rows, ids, logits = [], [], []
         for text in block:
             target.rollback(0)

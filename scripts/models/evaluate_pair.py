@@ -23,7 +23,7 @@ def loss(model, texts, n_tokens=1024, most=24):
     """Mean loss in nats a token, and bits a byte, over windows of the held-out texts; computed by llama.cpp from the quantised file."""
     nats, n, n_bytes = 0.0, 0, 0
     for text in texts[:most]:
-        ids = model.tokenize(text, special=False, start=False)[:n_tokens]
+        ids = model.weights.tokenize(text, special=False, start=False)[:n_tokens]
         model.rollback(0)
         for at in range(0, len(ids) - 1, 32):
             part = ids[at : at + 32]
@@ -39,7 +39,7 @@ def loss(model, texts, n_tokens=1024, most=24):
                 ).sum()
             )
             n += len(labels)
-            n_bytes += sum(len(model.piece(t)) for t in labels)
+            n_bytes += sum(len(model.weights.piece(t)) for t in labels)
     return nats / n, nats / np.log(2) / n_bytes
 
 

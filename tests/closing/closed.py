@@ -16,6 +16,7 @@ from gguf_spec import Sampling
 from gguf_spec.compat import DraftModel, Llama
 from gguf_spec.compat.llama import NOT_HERE
 from gguf_spec.errors import ClosedError, SessionError, UnsupportedError
+from gguf_spec.llama.sequence import Part
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 SHORT = Sampling(max_tokens=6, seed=1)
@@ -152,8 +153,11 @@ def closed_things(folder):
     GIVEN["llm"] = [llm]
     GIVEN["input_ids"] = [np.array([1, 2], dtype=np.intc)]
     model = llm._target
+    part = Part(model, [1], 1)
+    GIVEN["part"], GIVEN["parts"], GIVEN["header"] = [part], [[part]], [model.file.header]
+    GIVEN["sequence"] = GIVEN["free"] = [model]
     llm.close()
-    yield from (llm, chat, model)
+    yield from (llm, chat, model, model.weights, model.context)
     for load in (pair, partial(gguf_spec.load, "tales", None, threads=1, n_ctx=256)):
         llm = load()
         chat = llm.chat(sampling=SHORT)

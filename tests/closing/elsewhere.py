@@ -12,7 +12,7 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.compat import Llama
 from gguf_spec.errors import ClosedError
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from tests.closing.children import default_signals
 
@@ -76,10 +76,10 @@ OF_A_MODEL = {  # nothing protects a bare model but the mechanism itself
         model.rollback(0),
     ),
     "vocabulary": lambda model: (
-        model.tokenize(LONG, special=True),
-        [model.token_text(i) for i in range(200)],
+        model.weights.tokenize(LONG, special=True),
+        [model.weights.token_text(i) for i in range(200)],
         model.is_end(3),
-        model.chat_template,
+        model.weights.chat_template,
     ),
 }
 
@@ -152,9 +152,9 @@ def main(folder, n_times):
     makers += [
         (
             f"Model: {name}",
-            lambda: Model(
+            lambda: Context(
                 folder / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False)
-            ),
+            ).sequences[0],
             call,
             1,
         )

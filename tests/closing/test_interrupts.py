@@ -119,7 +119,8 @@ def test_a_close_that_is_interrupted_can_be_repeated(gguf_dir, stream_open):
             "runtime/llm.py",
             "runtime/request_queue.py",
             "speculative/pair.py",
-            "llama/model.py",
+            "llama/context.py",
+            "llama/sequence.py",
             "llama/weights.py",
             "runtime/stream.py",
             "runtime/generation.py",
@@ -204,7 +205,8 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(gguf_dir, monkeypat
     way = Bytecodes(
         [
             "llama/native.py",
-            "llama/model.py",
+            "llama/context.py",
+            "llama/sequence.py",
             "llama/weights.py",
             "runtime/load.py",
         ]

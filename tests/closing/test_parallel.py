@@ -14,7 +14,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import BusyError, ClosedError, DecodeError
-from gguf_spec.llama.model import Slots
+from gguf_spec.llama.context import Context
 from gguf_spec.runtime import request_queue
 from gguf_spec.speculative.scheduler import Scheduler
 from tests.closing.interrupted import in_another_thread
@@ -386,19 +386,19 @@ def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch,
 
 
 def test_a_failed_pass_is_an_error_of_its_request(llm, right, monkeypatch):
-    decode = Slots.decode
+    decode = Context.decode
     bad = llm.tokenize(PROMPTS[2])
 
     def failing(self, parts, *more):
-        if self.model is llm._target and any(
-            part.n_rows and part.slot.cached[: len(bad) - 1] == bad[:-1] for part in parts
+        if self is llm._target.context and any(
+            part.n_rows and part.sequence.cached[: len(bad) - 1] == bad[:-1] for part in parts
         ):
             for part in parts:
-                part.slot.forget()
+                part.sequence.forget()
             raise DecodeError(-3, 1, 1, "planted")
         return decode(self, parts, *more)
 
-    monkeypatch.setattr(Slots, "decode", failing)
+    monkeypatch.setattr(Context, "decode", failing)
     results = llm.generate_many(PROMPTS, SHORT)
     for prompt, one in zip(PROMPTS, results, strict=True):
         if prompt == PROMPTS[2]:
@@ -463,13 +463,13 @@ def test_another_profile_is_that_of_the_next_requests(llm, right):
     llm.use_profile(replace(profile, exact_width=2))
     assert texts(llm) == right
     side = llm._queue._scheduler._target
-    assert side.slots.widest == side.costs.widest == 2
+    assert side.context.widest == side.costs.widest == 2
     llm.restore(llm.snapshot())
     texts(llm)
     assert llm._queue._scheduler._target.base is llm._pair.experiences["sampled"].target
     llm.use_profile(profile)
     texts(llm)
-    assert llm._queue._scheduler._target.slots.widest == profile.widest(exact=True)
+    assert llm._queue._scheduler._target.context.widest == profile.widest(exact=True)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from gguf_spec import verify
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.sequence import CachedSequence
 from gguf_spec.runtime import generation
 from gguf_spec.sampling import chain
 from gguf_spec.sampling.chain import Candidates, Sampler
@@ -117,7 +117,7 @@ def prefixes_compared_over_64_tokens_only(monkeypatch):
 
 def session_of_another_text(monkeypatch):
     """The list of cached tokens of a restored cache is right, but llama.cpp's cache has others."""
-    restore = Model.restore
+    restore = CachedSequence.restore
 
     def wrong(self, tokens, n_read, state):
         done = restore(self, tokens, n_read, state)
@@ -126,7 +126,7 @@ def session_of_another_text(monkeypatch):
         self.cached[:] = tokens
         return done
 
-    monkeypatch.setattr(Model, "restore", wrong)
+    monkeypatch.setattr(CachedSequence, "restore", wrong)
 
 
 def grammar_forgotten_in_drafts(monkeypatch):
@@ -163,13 +163,13 @@ def stop_strings_at_the_end_of_a_round(monkeypatch):
 
 def rows_scaled(monkeypatch):
     """Makes the rows of all passes over several tokens a tenth too small."""
-    logits = Model.logits
+    logits = CachedSequence.logits
 
     def scaled(self, tokens, n_rows):
         rows = logits(self, tokens, n_rows)
         return rows * np.float32(0.9) if len(tokens) > 1 else rows
 
-    monkeypatch.setattr(Model, "logits", scaled)
+    monkeypatch.setattr(CachedSequence, "logits", scaled)
 
 
 BUGS = {

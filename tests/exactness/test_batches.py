@@ -6,7 +6,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.quantize import quantize
 from tests.gguf.test_near_ties import TALES
 from tests.support.batch_requests import (
@@ -100,14 +100,14 @@ def test_no_common_pass_is_wider_than_the_exact_ones(quantized, monkeypatch, n_d
             one.forget()
             expected.append(outcome(one, request))
     widths = {}
-    decode = Model.decode_sequences
+    decode = Context.decode_sequences
 
     def counting(self, parts, *more):
         if any(part.n_rows for part in parts):
             widths.setdefault(self.path, []).append(sum(len(part.tokens) for part in parts))
         return decode(self, parts, *more)
 
-    monkeypatch.setattr(Model, "decode_sequences", counting)
+    monkeypatch.setattr(Context, "decode_sequences", counting)
     with gguf_spec.load(quantized, draft, parallel=8, **options) as llm:
         assert together(llm, requests[:2])
         llm.use_profile(replace(llm.profile, exact_width=3))
@@ -131,7 +131,7 @@ def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, 
     with gguf_spec.load(quantized, draft, threads=1, n_ctx=N_CTX, parallel=4) as llm:
         assert llm.profile.exact_width == width < 65
         assert llm.generate_many(["a", "b"], Sampling(max_tokens=2, seed=1))
-        assert llm._queue._scheduler._target.slots.widest == width
+        assert llm._queue._scheduler._target.context.widest == width
 
 
 @pytest.mark.parametrize("animal", ["mamba", "lfm2"])

@@ -12,8 +12,8 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama import recurrent_state
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.memory import needs, state_bytes
-from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import SPACING, least_needed
 from gguf_spec.speculative.interfaces import read_on, retain_prefix, reusable
@@ -59,9 +59,9 @@ def row_after(model, tokens):
 def check_every_edit(path, grid, n, n_most):
     """Check edits at all positions of a text, with memory for `n_most` checkpoints."""
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
-    warm, cold = (Model(path, options) for _ in range(2))
+    warm, cold = (Context(path, options).sequences[0] for _ in range(2))
     for model in (warm, cold):
-        model.reads_at_once, model.grid = 16, grid
+        model.reads_at_once, model.context.exactness = 16, replace(model.exactness, grid=grid)
     text = TOKENS[0][:n]
     _, first = row_after(warm, text)
     size = warm.recurrent.n_bytes
@@ -93,8 +93,11 @@ def test_every_position_of_an_edit(folder, name, grid, monkeypatch):
 def test_checkpoints_lie_on_the_grid(folder, monkeypatch):
     """A prompt that rolls back to another position would be read from its start."""
     monkeypatch.setattr(recurrent_state, "SPACING", 4)
-    model = Model(folder / "lfm2.gguf", ContextOptions(n_ctx=256, threads=1, extra_bufts=False))
-    model.reads_at_once, model.grid, model.recurrent.limit = 16, 16, 1 << 20
+    model = Context(
+        folder / "lfm2.gguf", ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
+    ).sequences[0]
+    model.reads_at_once, model.recurrent.limit = 16, 1 << 20
+    model.context.exactness = replace(model.exactness, grid=16)
     model.read(TOKENS[0][:36])
     model.read(TOKENS[0][36:60])
     retain_prefix(model, edited(50))
@@ -214,7 +217,7 @@ def test_little_is_read_again_relative_to_what_must_be(n_most, n_passes):
 
 def test_the_last_states_of_several_requests_are_counted(folder):
     """Each slot keeps the state after its last prompt."""
-    model = Model(folder / "qwen35.gguf", ContextOptions(n_ctx=256, threads=1))
+    model = Context(folder / "qwen35.gguf", ContextOptions(n_ctx=256, threads=1)).sequences[0]
     header, options = model.file.header, model.options
     model.close()
     one, four = (needs([(header, replace(options, parallel=n))]).caches for n in (1, 4))

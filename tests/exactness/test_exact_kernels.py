@@ -1,5 +1,6 @@
 """The exact width by the types of the matrices, where a few rows would give a larger one by chance."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,13 +8,10 @@ import pytest
 
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import own_kernels
+from gguf_spec.llama.exactness import has_exact_attention, has_exact_products, most_exact_rows
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.own_kernels import (
-    flash_on_cpu,
-    has_exact_attention,
-    has_exact_products,
-    most_exact_rows,
-)
+from gguf_spec.llama.own_kernels import flash_on_cpu
+from gguf_spec.options import K_MAX
 from gguf_spec.speculative.profiler import measure
 from tests.support import tiny
 from tests.support.fakes import FakeModel, random_table
@@ -59,10 +57,10 @@ def test_the_types_of_the_matrices_decide(use, monkeypatch, types, options, stoc
     options = ContextOptions(**options)
     for name, most in (("", stock), ("avx2", own)):
         use(name)
-        assert most_exact_rows(header(*types), options) == most
+        assert most_exact_rows(header(*types), options) == (most or K_MAX + 1)
         assert has_exact_products(header(*types), options) is (most is None)
     monkeypatch.setattr(own_kernels.platform, "machine", lambda: "aarch64")
-    assert most_exact_rows(header(*types), options) is None
+    assert most_exact_rows(header(*types), options) == K_MAX + 1
 
 
 def test_an_output_matrix_limits_rows_but_changes_no_cache(use):
@@ -108,5 +106,5 @@ def test_a_profile_has_no_larger_exact_width():
     """The rows that were measured had the same bits by chance."""
     model = FakeModel(random_table(np.random.default_rng(1), 6), n_ctx=512)
     assert measure(model, None).exact_width == 65
-    model.most_exact_rows = 3
+    model.exactness = replace(model.exactness, most_rows=3)
     assert measure(model, None).exact_width == 3

@@ -12,7 +12,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.llama.backend import build_features
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
 from gguf_spec.sampling.near_ties import SingleTokenReference
@@ -93,9 +93,9 @@ def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(
     options, n_deepest, kernels, capsys
 ):
     """The bundled target: with llama.cpp's kernels it fails where these are built with llamafile's products."""
-    model = Model(
+    model = Context(
         TALES / "tales-target-Q8_0.gguf", ContextOptions(n_ctx=4352, threads=THREADS, **options)
-    )
+    ).sequences[0]
     try:
         of_width, of_chunk = worst(model, n_deepest)
     finally:
@@ -108,8 +108,8 @@ def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(
         "build llama.cpp with -DGGML_LLAMAFILE=OFF, as scripts/run does"
     )
     assert set(of_width.values()) == set(of_chunk.values()) == {0.0}
-    assert model.exact_attention
-    assert model.grid == 0
+    assert model.exactness.attention
+    assert model.exactness.grid == 0
 
 
 @pytest.mark.full
@@ -118,7 +118,7 @@ def test_flash_attention_on_f16_is_not_taken_for_exact(stock_kernels):
     with gguf_spec.load("tales", threads=THREADS, n_ctx=2048, flash_attention="on") as llm:
         with llm.models() as (target, _):
             moved = most_moved(target, 8)
-            assert target.grid
+            assert target.exactness.grid
         assert 0 < moved <= llm.logit_noise(8), "a few rows were measured, and doubled"
         assert llm.profile.exact_width == 1
 
@@ -132,7 +132,7 @@ def test_the_passes_that_verify_are_exact(files, name, kernels, capsys):
         widest = llm.profile.exact_width
         with llm.models() as (target, _):
             of_width, of_chunk = worst(target, 300)
-            grid = target.grid
+            grid = target.exactness.grid
     with capsys.disabled():
         print(
             f"\n{name}: passes of up to {widest} tokens are exact; prompts are read on a grid of {grid}; {of_width}"

@@ -9,7 +9,7 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.architectures import architecture
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.sequence import CachedSequence
 from gguf_spec.speculative import profiler
 from tests.support import families
 
@@ -140,9 +140,9 @@ def test_conversations(folder, name):
 def test_what_a_conversation_reads_again(folder, name, monkeypatch):
     """The next turn reads its own tokens only, and a repeated question none."""
     question, read = [40 + i % 50 for i in range(120)], []
-    original = Model.read
+    original = CachedSequence.read
     monkeypatch.setattr(
-        Model, "read", lambda self, ids: read.append(len(ids)) or original(self, ids)
+        CachedSequence, "read", lambda self, ids: read.append(len(ids)) or original(self, ids)
     )
     with loaded(folder, name) as llm:
         counts = []

@@ -12,9 +12,9 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.llama import model as model_module
+from gguf_spec.llama import context as context_module
 from gguf_spec.llama import probe
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.native import Native
 from gguf_spec.llama.options import ContextOptions
 from tests.gguf.test_near_ties import TALES
@@ -42,20 +42,20 @@ class Device:
 
     def __init__(self, monkeypatch, kernel_of, by_place=False):
         self.kernel_of, self.by_place, self.passes = kernel_of, by_place, []
-        decode, rows = Model.decode_sequences, Native.rows
-        monkeypatch.setattr(model_module, "uses_gpu", lambda options: not options.drafts)
+        decode, rows = Context.decode_sequences, Native.rows
+        monkeypatch.setattr(context_module, "uses_gpu", lambda options: not options.drafts)
         monkeypatch.setattr(
-            Model, "decode_sequences", lambda model, parts: self.decode(decode, model, parts)
+            Context, "decode_sequences", lambda context, parts: self.decode(decode, context, parts)
         )
         monkeypatch.setattr(Native, "rows", lambda native, *a: self.noisy(rows(native, *a), *a))
 
-    def decode(self, decode, model, parts):
+    def decode(self, decode, context, parts):
         (part,) = parts
         self.passes.append((len(part.tokens), part.n_rows))
         reach = -(-(part.n_past + len(part.tokens)) // 256)
         kernels = self.kernel_of(len(part.tokens)), self.kernel_of(part.n_rows), reach
-        self.now = None if model.options.drafts else kernels
-        return decode(model, parts)
+        self.now = None if context.weights.options.drafts else kernels
+        return decode(context, parts)
 
     def noisy(self, rows, first, n_rows, n_vocab):
         if self.now is None or not n_rows:
@@ -73,7 +73,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def open_model(**options):
-    return Model(TARGET, ContextOptions(n_ctx=N_CTX, threads=1, **options))
+    return Context(TARGET, ContextOptions(n_ctx=N_CTX, threads=1, **options)).sequences[0]
 
 
 def walk(model, tokens, depth, width):
@@ -97,11 +97,11 @@ def test_rows_do_not_depend_on_the_passes(monkeypatch, name):
     Device(monkeypatch, kernels)
     model = open_model()
     try:
-        assert (model.least_rows, model.most_exact_rows) == expected
+        assert (model.exactness.least_rows, model.exactness.most_rows) == expected
         tokens = [i * 7919 % model.n_vocab for i in range(1, N_CTX + 1)]
         alone, rng = walk(model, tokens, 480, lambda: 1), random.Random(name)
         for _ in range(3):
-            rows = walk(model, tokens, 480, lambda: rng.randint(1, model.most_exact_rows))
+            rows = walk(model, tokens, 480, lambda: rng.randint(1, model.exactness.most_rows))
             assert np.array_equal(rows, alone)
         model.rollback(540)
         last_alone = model.logits(tokens[540 : 540 + expected[1]], 1)
@@ -116,7 +116,7 @@ def test_a_device_without_exact_passes_is_used_as_it_is(monkeypatch):
     device = Device(monkeypatch, ALL_DIFFERENT, by_place=True)
     model = open_model()
     try:
-        assert (model.least_rows, model.exact_attention) == (1, False)
+        assert (model.exactness.least_rows, model.exactness.attention) == (1, False)
         device.passes.clear()
         model.logits([5], 1)
         assert device.passes == [(1, 1)]
@@ -127,9 +127,9 @@ def test_a_device_without_exact_passes_is_used_as_it_is(monkeypatch):
 @pytest.mark.parametrize("options", [{"drafts": True}, {"parallel": 2}])
 def test_drafts_and_common_passes_are_not_filled(monkeypatch, options):
     Device(monkeypatch, kernel(1, 4, 8))
-    monkeypatch.setattr(Model, "_has_equal_rows", None)
+    monkeypatch.setattr(Context, "_has_equal_rows", None)
     model = open_model(**options)
-    assert model.least_rows == 1
+    assert model.exactness.least_rows == 1
     model.close()
 
 
@@ -138,14 +138,14 @@ def test_the_comparison_runs_once(monkeypatch):
     open_model().close()
     device.passes.clear()
     model = open_model()
-    assert (model.least_rows, model.most_exact_rows, device.passes) == (2, 4, [])
+    assert (model.exactness.least_rows, model.exactness.most_rows, device.passes) == (2, 4, [])
     model.close()
     (file,) = {
         path for path in probe.result_file("rows").parent.iterdir() if "[" in path.read_text()
     }
     file.write_text(json.dumps([7, 9]))
     model = open_model()
-    assert (model.least_rows, json.loads(file.read_text())) == (2, [2, 4])
+    assert (model.exactness.least_rows, json.loads(file.read_text())) == (2, [2, 4])
     model.close()
 
 

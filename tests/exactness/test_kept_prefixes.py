@@ -9,7 +9,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.quantize import quantize
 from gguf_spec.runtime.request_queue import ParallelQueue
 from tests.gguf.test_near_ties import TALES
@@ -106,11 +106,11 @@ def test_requests_that_share_passes(files, kind):
 def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files, monkeypatch):
     """The copy waits for a pass, and rows of the last pass wait for the request that decodes."""
     waiting, hold, admit = [], [], ParallelQueue._admit
-    finish = Model.finish_copies
+    finish = Context.finish_copies
     monkeypatch.setattr(
-        Model,
+        Context,
         "finish_copies",
-        lambda model: waiting.append(model.native.has_copies) or finish(model),
+        lambda self: waiting.append(self.weights.native.has_copies) or finish(self),
     )
     monkeypatch.setattr(
         ParallelQueue,

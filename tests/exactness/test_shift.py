@@ -136,7 +136,7 @@ def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, 
     options = {"threads": 1, "n_ctx": N_CTX + 64, "kv_type": "f32"}  # f16 hides last bits
     with gguf_spec.load(*pair_of(tmp_path, kind), **options) as llm:
         target, pieces = llm._target, [64, 128, llm._target.reads_at_once]
-        if not target.grid:
+        if not target.exactness.grid:
             pieces += [1, 7, 50]
         text = llm.tokenize(" ".join(bundled_prompts())) * 2
         ways = st.builds(
@@ -167,7 +167,7 @@ def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, 
                 assert (one.tokens, one.logprobs) == (plain.tokens, plain.logprobs)
 
         check()
-    assert bool(target.grid) == (kind == "grid" and kernels == "stock")
+    assert bool(target.exactness.grid) == (kind == "grid" and kernels == "stock")
 
 
 @pytest.mark.slow

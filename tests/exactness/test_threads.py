@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec.llama import model as model_module
+from gguf_spec.llama import context as context_module
 from gguf_spec.llama import own_kernels
 from gguf_spec.llama.backend import offloads
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.threads import ThreadGovernor
 
@@ -55,7 +55,11 @@ def assert_equal(some, others):
 @pytest.mark.parametrize("file", FILES)
 def test_one_and_two_threads_give_the_same_bits(file):
     one, two = (
-        rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=n)))
+        rows_of(
+            Context(
+                FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=n)
+            ).sequences[0]
+        )
         for n in (1, 2)
     )
     assert_equal(one, two)
@@ -69,15 +73,15 @@ def test_the_count_may_change_between_passes(file, flash_attention, monkeypatch)
         pytest.skip(own_kernels.start().reason)
     options = ContextOptions(n_ctx=512, flash_attention=flash_attention)
     governor = Alternating(2)
-    monkeypatch.setattr(model_module, "shared_governor", lambda most: governor)
-    followed = Model(FOLDER / file, options)
-    assert followed.follows_machine
+    monkeypatch.setattr(context_module, "shared_governor", lambda most: governor)
+    followed = Context(FOLDER / file, options).sequences[0]
+    assert followed.context.follows_machine
     rows = rows_of(followed)
     assert set(governor.used) == {1, 2}
     assert governor._best == {}, "a closed model is forgotten"
     assert_equal(
         rows,
-        rows_of(Model(FOLDER / file, replace(options, threads=1))),
+        rows_of(Context(FOLDER / file, replace(options, threads=1)).sequences[0]),
     )
 
 
@@ -86,15 +90,17 @@ def test_the_count_may_change_between_passes(file, flash_attention, monkeypatch)
     [ContextOptions(threads=1, flash_attention="off"), ContextOptions(flash_attention="on")],
 )
 def test_a_count_of_the_user_and_flash_attention_switch_it_off(options, monkeypatch, stock_kernels):
-    monkeypatch.setattr(model_module, "shared_governor", lambda most: pytest.fail("not to be used"))
-    model = Model(FOLDER / FILES[0], options)
-    assert not model.follows_machine
+    monkeypatch.setattr(
+        context_module, "shared_governor", lambda most: pytest.fail("not to be used")
+    )
+    model = Context(FOLDER / FILES[0], options).sequences[0]
+    assert not model.context.follows_machine
     model.read(TEXT[:40])
     model.close()
 
 
 def test_models_share_one_governor():
-    target, draft = (Model(FOLDER / file, OFF) for file in FILES)
-    assert target._governor is draft._governor
+    target, draft = (Context(FOLDER / file, OFF).sequences[0] for file in FILES)
+    assert target.context._governor is draft.context._governor
     for model in (target, draft):
         model.close()

@@ -10,7 +10,8 @@ import gguf_spec
 from gguf_spec.cli import cli
 from gguf_spec.cli import verify as command
 from gguf_spec.errors import DecodeError, InvalidOptionError, NotEnoughMemoryError
-from gguf_spec.llama.model import Cache, Slots
+from gguf_spec.llama.context import Context
+from gguf_spec.llama.sequence import CachedSequence
 from gguf_spec.verify import verify
 
 SAID = "Running requests together changes this model's output: "
@@ -43,19 +44,19 @@ def test_it_passes_on_the_bundled_pair(llm, prompts):
 
 def rows_of_the_neighbour(monkeypatch):
     """Each part of a common pass has the rows of another, where these are as many."""
-    decode = Slots.decode
+    decode = Context.decode
 
     def wrong(self, parts, *more):
         rows = decode(self, parts, *more)
         turned = [*rows[1:], rows[0]]
         return [b if len(a) == len(b) else a for a, b in zip(rows, turned, strict=True)]
 
-    monkeypatch.setattr(Slots, "decode", wrong)
+    monkeypatch.setattr(Context, "decode", wrong)
 
 
 def noise_of_common_passes(monkeypatch):
     """Changes rows of common passes by more than rounding where passes are exact."""
-    decode, rng = Slots.decode, np.random.default_rng(1)
+    decode, rng = Context.decode, np.random.default_rng(1)
 
     def wrong(self, parts, *more):
         rows = decode(self, parts, *more)
@@ -63,7 +64,7 @@ def noise_of_common_passes(monkeypatch):
             return rows
         return [one + rng.normal(0, 0.5, one.shape).astype(np.float32) for one in rows]
 
-    monkeypatch.setattr(Slots, "decode", wrong)
+    monkeypatch.setattr(Context, "decode", wrong)
 
 
 def copies_of_another_text(monkeypatch):
@@ -74,7 +75,7 @@ def copies_of_another_text(monkeypatch):
         # nothing is copied
         self.adopt(other.cached, other.n_read, 0)
 
-    monkeypatch.setattr(Cache, "copy_from", copy)
+    monkeypatch.setattr(CachedSequence, "copy_from", copy)
 
 
 BUGS = {
@@ -102,14 +103,14 @@ def test_a_planted_bug_is_caught(llm, prompts, monkeypatch, bug):
 
 @pytest.mark.failing_drafts
 def test_requests_that_fail_only_in_a_batch_are_reported(llm, prompts, monkeypatch):
-    decode = Slots.decode
+    decode = Context.decode
 
     def failing(self, parts, *more):
         if sum(one.task is not None for one in llm._queue._scheduler.pairs) > 2:
             raise DecodeError(-3, 1, 1, "planted")
         return decode(self, parts, *more)
 
-    monkeypatch.setattr(Slots, "decode", failing)
+    monkeypatch.setattr(Context, "decode", failing)
     report = verify(llm, prompts[:2], n_tokens=8, under_load=True)
     monkeypatch.undo()
     llm.forget()

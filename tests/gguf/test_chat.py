@@ -7,7 +7,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError, PromptTooLongError, SessionError
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.sequence import CachedSequence
 from gguf_spec.runtime import session_file
 from tests.support import tiny
 
@@ -39,11 +39,11 @@ def reads(monkeypatch):
     """Tokens given to each model, by file name, since the list was last cleared."""
     given = {}
 
-    def decode(self, tokens, n_rows, _decode=Model._decode):
+    def decode(self, tokens, n_rows, _decode=CachedSequence._decode):
         given.setdefault(self.path.name, []).extend(tokens)
         return _decode(self, tokens, n_rows)
 
-    monkeypatch.setattr(Model, "_decode", decode)
+    monkeypatch.setattr(CachedSequence, "_decode", decode)
     return given
 
 
@@ -187,7 +187,7 @@ def test_a_model_without_a_template(tmp_path):
         chat.send("a<|im_end|>b")
         asked = "Be brief.\nUser: a<|im_end|>b\nAssistant:"
         with llm.models() as (target, _):
-            tokens = target.tokenize(asked, special=False)
+            tokens = target.weights.tokenize(asked, special=False)
             assert target.cached[: len(tokens)] == tokens
             assert tiny.IM_END not in tokens
     with gguf_spec.load("tales", threads=1) as llm:
@@ -239,7 +239,7 @@ def test_damaged_caches_are_not_given_to_llama_cpp(saved, fresh, tmp_path, monke
     damaged = tmp_path / "damaged"
     damaged.write_bytes(data)
     monkeypatch.setattr(
-        Model, "restore", lambda *_: pytest.fail("llama.cpp was given damaged caches")
+        CachedSequence, "restore", lambda *_: pytest.fail("llama.cpp was given damaged caches")
     )
     chat = fresh.chat(sampling=SAID)
     assert "damaged" in chat.restore(damaged)

@@ -138,7 +138,7 @@ def test_options_share_passes_behind_one_prompt(tales, monkeypatch):
         tales.tokenize(PROMPT * 20)
     )
     with tales.models() as (target, _):
-        is_own = target.flash_attention == "on" and not target.grid
+        is_own = target.flash_attention == "on" and not target.exactness.grid
     assert len(own) <= 2 if is_own else len(own) == 30
     passes.clear()
     tales.choose(PROMPT, [" cat", " dog", " little"])

@@ -8,7 +8,7 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ContextFailedError, InvalidOptionError
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import KV_TYPES, ContextOptions
 from tests.support import tiny
 
@@ -16,7 +16,9 @@ TOKENS = [40, 100, 7, 260, 33, 90, 12, 80]
 
 
 def logits(path, **options):
-    model = Model(path, ContextOptions(n_ctx=64, threads=1, extra_bufts=False, **options))
+    model = Context(
+        path, ContextOptions(n_ctx=64, threads=1, extra_bufts=False, **options)
+    ).sequences[0]
     try:
         model.read(TOKENS[:-1])
         return model.logits(TOKENS[-1:], 1).copy()
@@ -82,7 +84,7 @@ def test_blocks_must_divide_heads(narrow, kind):
         InvalidOptionError,
         match=r"heads of narrow\.gguf have 16 values, which is not a multiple of 32",
     ):
-        Model(narrow, options)
+        Context(narrow, options).sequences[0]
     with (
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(
@@ -91,7 +93,7 @@ def test_blocks_must_divide_heads(narrow, kind):
         ),
     ):
         patch.setattr(ContextOptions, "check_heads", lambda *_: None)
-        Model(narrow, options)
+        Context(narrow, options).sequences[0]
 
 
 @pytest.mark.parametrize(

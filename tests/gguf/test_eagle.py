@@ -10,9 +10,9 @@ from gguf_spec.gguf.heads import head_bytes, head_kind, is_head_alone, why_misfi
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import head as llama_head
 from gguf_spec.llama import native_head
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.head import EagleHead, open_head
 from gguf_spec.llama.memory import needs
-from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
 from tests.support import eagle, families, tiny
@@ -26,9 +26,9 @@ def options(layers=(0, 1, 1)):
 
 
 def opened(tmp_path, head, target="llama"):
-    model = Model(
+    model = Context(
         families.write_family(tmp_path, target), options(tuple(head[0]["eagle3.target_layers"]))
-    )
+    ).sequences[0]
     file = ModelFile(tiny.write(tmp_path / "head.gguf", head))
     return model, open_head(model, options().for_draft(), file)
 
@@ -52,7 +52,7 @@ def test_fields_of_the_header(tmp_path):
     incomplete = header(tmp_path, eagle.head(), tensors={"fc.weight": None})
     assert why_no_head(incomplete) == "head.gguf has no prediction head"
     with pytest.raises(UnsupportedModelError, match="without the layers of its model"):
-        Model(tmp_path / "head.gguf", ContextOptions(256, 1))
+        Context(tmp_path / "head.gguf", ContextOptions(256, 1)).sequences[0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gguf_spec.grammar import automaton as automaton_module
 from gguf_spec.grammar import token_grammar
 from gguf_spec.grammar.json_schema import to_gbnf
 from gguf_spec.grammar.token_grammar import Grammar
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from tests.support import tiny
 from tests.support.pace import limit_s
@@ -28,7 +28,7 @@ TALES = Path(gguf_spec.__file__).parent / "data" / "tales" / "tales-target-Q8_0.
 
 @pytest.fixture(scope="module")
 def model():
-    model = Model(TALES, ContextOptions(64, 1))
+    model = Context(TALES, ContextOptions(64, 1)).weights
     yield model
     model.close()
 
@@ -320,7 +320,7 @@ def test_an_answer_outside_the_grammar(model):
 
 
 def test_a_closed_model(gguf_dir):
-    model = Model(gguf_dir / "llama.gguf", ContextOptions(64, 1))
+    model = Context(gguf_dir / "llama.gguf", ContextOptions(64, 1)).weights
     model.close()
     with pytest.raises(ClosedError):
         Grammar(model, 'root ::= "a"', 0)
@@ -997,7 +997,7 @@ def test_many_properties(model):
 
 
 def test_another_vocabulary(gguf_dir):
-    model = Model(gguf_dir / "llama.gguf", ContextOptions(64, 1))
+    model = Context(gguf_dir / "llama.gguf", ContextOptions(64, 1)).weights
     grammar = Grammar(model, 'root ::= "the" [^a]* <|im_end|> "x"', 0)
     the = tiny.TOKENS.index("the")
     assert grammar.allowed([], np.array([the, tiny.IM_START, tiny.END])).tolist() == [

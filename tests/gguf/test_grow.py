@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from tests.support import tiny
 
@@ -28,9 +28,9 @@ TEXT = (
 
 def rows(path: Path) -> tuple[list[int], np.ndarray]:
     """Return the ids of TEXT and the logits after each of them."""
-    model = Model(path, ContextOptions(n_ctx=256, threads=1, extra_bufts=False))
+    model = Context(path, ContextOptions(n_ctx=256, threads=1, extra_bufts=False)).sequences[0]
     try:
-        ids = model.tokenize(TEXT, special=True)
+        ids = model.weights.tokenize(TEXT, special=True)
         return ids, np.concatenate(
             [
                 model.logits(ids[i : i + 16], len(ids[i : i + 16])).copy()

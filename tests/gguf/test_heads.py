@@ -7,9 +7,9 @@ from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.gguf.heads import head_bytes, is_head_alone, n_heads, why_no_head
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import head as llama_head
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.head import Head, open_head
 from gguf_spec.llama.memory import needs
-from gguf_spec.llama.model import Model
 from gguf_spec.llama.native_head import HiddenRows
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Sampling
@@ -47,7 +47,7 @@ def header(folder, name):
 
 @pytest.fixture
 def pair(folder):
-    model = Model(folder / "one.gguf", OPTIONS)
+    model = Context(folder / "one.gguf", OPTIONS).sequences[0]
     head = Head(model, OPTIONS.for_draft(), None)
     yield model, head
     head.close()
@@ -162,7 +162,7 @@ def test_a_head_predicts_from_a_token_and_the_row_before_it(folder):
     metadata, tensors = families.with_head(families.family("qwen35"))
     for part in ("attn_output", "ffn_down"):
         tensors[f"blk.2.{part}.weight"] *= 0
-    model = Model(tiny.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS)
+    model = Context(tiny.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS).sequences[0]
     head = Head(model, OPTIONS.for_draft(), None)
 
     def normalised(rows):
@@ -192,7 +192,7 @@ def test_a_head_takes_the_rows_of_the_place_in_the_text(folder, offset):
     metadata, tensors = families.with_head(families.family("qwen35"))
     for part in ("attn_output", "ffn_down"):
         tensors[f"blk.2.{part}.weight"] *= 0
-    model = Model(tiny.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS)
+    model = Context(tiny.write(folder / "linear.gguf", (metadata, tensors)), OPTIONS).sequences[0]
     head = Head(model, OPTIONS.for_draft(), None)
     text = [40 + i * i % 50 for i in range(100)]
     model.read(text[:-1])
@@ -258,7 +258,7 @@ def test_the_state_of_a_head_is_restored(pair):
 
 def test_a_chain_runs_each_head_over_the_draft(folder):
     """Head i reads the tokens of the draft and the rows of the heads before it."""
-    model = Model(folder / "chain.gguf", OPTIONS)
+    model = Context(folder / "chain.gguf", OPTIONS).sequences[0]
     head = Head(model, OPTIONS.for_draft(), None)
     assert head.n_heads == 3
     model.read(TEXT)
@@ -298,7 +298,7 @@ def test_a_head_without_a_cache_decodes_behind_the_target(folder):
     target = tiny.write(folder / "gemma4.gguf", families.family("gemma4"))
     file = ModelFile(tiny.write(folder / "assistant.gguf", families.assistant()))
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="file")
-    model = Model(target, options)
+    model = Context(target, options).sequences[0]
     head = open_head(model, options.for_draft(), file)
     assert head.shares_cache
     results = []

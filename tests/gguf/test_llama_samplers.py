@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as C
 
 from gguf_spec.errors import ClosedError
 from gguf_spec.llama import samplers
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.samplers import Dry, typical, xtc
 from gguf_spec.options import K_MAX
@@ -166,7 +166,9 @@ BREAKERS = ("\n", ":", '"', "*")
 
 @pytest.fixture(scope="module")
 def model(gguf_dir):
-    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False))
+    model = Context(
+        gguf_dir / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False)
+    ).weights
     yield model
     model.close()
 
@@ -358,7 +360,9 @@ def test_an_interrupted_feed_leaves_no_trace(model, monkeypatch):
 
 
 def test_closing(gguf_dir):
-    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
+    model = Context(
+        gguf_dir / "llama.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False)
+    ).weights
     dry, other = Dry(model, 0.8, 1.75, 2, -1, ("\n",)), Dry(model, 0.8, 1.75, 2, -1, ("\n",))
     dry.close()
     dry.close()

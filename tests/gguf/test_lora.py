@@ -16,7 +16,7 @@ from gguf_spec.errors import (
     UnsupportedModelError,
 )
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import Adapter, ContextOptions, adapters
 from gguf_spec.speculative.profile import ModelKey, read_profile, write_profile
 from tests.support import children, tiny
@@ -88,9 +88,9 @@ TOKENS = [40, 100, 7, 260, 33, 90]
 
 
 def logits(path, *lora, **options):
-    model = Model(
+    model = Context(
         path, ContextOptions(n_ctx=64, threads=1, extra_bufts=False, lora=adapters(lora), **options)
-    )
+    ).sequences[0]
     try:
         return model.logits(TOKENS, len(TOKENS)).copy()
     finally:
@@ -246,9 +246,9 @@ def test_memory_is_given_back(folder):
     """Loaded and closed many times: adapters go with their model."""
     code = (
         "import sys, resource\nfrom pathlib import Path\nfrom gguf_spec.llama.options import ContextOptions, Adapter\n"
-        "from gguf_spec.llama.model import Model\n"
+        "from gguf_spec.llama.context import Context\n"
         "options = ContextOptions(n_ctx=64, threads=1, extra_bufts=False, lora=(Adapter(Path(sys.argv[2])), Adapter(Path(sys.argv[2]), 0.5)))\n"
-        "def once():\n    model = Model(Path(sys.argv[1]), options)\n    model.logits([1, 2], 1)\n    model.close()\n    model.close()\n"
+        "def once():\n    model = Context(Path(sys.argv[1]), options).sequences[0]\n    model.logits([1, 2], 1)\n    model.close()\n    model.close()\n"
         "for _ in range(20): once()\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for _ in range(100): once()\n"
@@ -404,9 +404,9 @@ def test_an_adapter_for_no_draft(folder):
 
 # What our checks keep from llama.cpp: loaded there without them, in a child.
 DIES = (
-    "import sys\nfrom pathlib import Path\nfrom gguf_spec.llama import model as _model\nfrom gguf_spec.errors import UnsupportedModelError\nfrom gguf_spec.llama.options import ContextOptions, Adapter\n"
-    "if sys.argv[3] == 'unchecked': _model.check_adapter = lambda *_: None\n"
-    "try:\n    model = _model.Model(Path(sys.argv[1]), ContextOptions(n_ctx=64, threads=1, extra_bufts=False, lora=(Adapter(Path(sys.argv[2])),)))\n"
+    "import sys\nfrom pathlib import Path\nfrom gguf_spec.llama import context as _context\nfrom gguf_spec.errors import UnsupportedModelError\nfrom gguf_spec.llama.options import ContextOptions, Adapter\n"
+    "if sys.argv[3] == 'unchecked': _context.check_adapter = lambda *_: None\n"
+    "try:\n    model = _context.Context(Path(sys.argv[1]), ContextOptions(n_ctx=64, threads=1, extra_bufts=False, lora=(Adapter(Path(sys.argv[2])),))).sequences[0]\n"
     "except UnsupportedModelError as error:\n    print(error)\nelse:\n    print(model.logits([1, 2, 3], 1).shape)\n"
 )
 FATAL = {

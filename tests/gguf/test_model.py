@@ -14,7 +14,7 @@ from gguf_spec.errors import (
     PromptTooLongError,
     RollbackError,
 )
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import K_MAX
 from tests.support import children, tiny
@@ -37,7 +37,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def model(gguf_dir):
-    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=2000, threads=1, extra_bufts=False))
+    model = Context(
+        gguf_dir / "llama.gguf", ContextOptions(n_ctx=2000, threads=1, extra_bufts=False)
+    ).sequences[0]
     yield model
     model.close()
 
@@ -47,7 +49,7 @@ def empty_cache(model):
     model.rollback(0)
 
 
-def rows(model: Model, tokens, n_rows=1):
+def rows(model, tokens, n_rows=1):
     return model.logits(tokens, n_rows).copy()
 
 
@@ -58,7 +60,7 @@ def close(a, b):
 
 
 def test_rows_are_those_of_one_token_at_a_time(model):
-    tokens = model.tokenize("Once upon the time and on", special=False)[:8]
+    tokens = model.weights.tokenize("Once upon the time and on", special=False)[:8]
     alone = np.concatenate([rows(model, [t]) for t in tokens])
     model.rollback(0)
     together = rows(model, tokens, len(tokens))
@@ -143,59 +145,66 @@ def test_the_maximum_number_of_rows(model):
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 @pytest.mark.parametrize("special", [True, False])
 def test_joined_pieces_are_the_text(model, text, special):
-    ids = model.tokenize(text, special=special)
-    assert b"".join(model.piece(t) for t in ids) == text.encode()
+    ids = model.weights.tokenize(text, special=special)
+    assert b"".join(model.weights.piece(t) for t in ids) == text.encode()
 
 
 def test_merges_are_used(model):
-    assert model.tokenize("the", special=False) == [tiny.TOKENS.index("the")]
+    assert model.weights.tokenize("the", special=False) == [tiny.TOKENS.index("the")]
 
 
 def test_half_a_character_becomes_the_replacement_character(model):
     """As in JavaScript: two halves are one character."""
     for text, whole in (("a\ud800b\udfff", "a\ufffdb\ufffd"), ("\ud83e\udd14", "\U0001f914")):
-        assert model.tokenize(text, special=True) == model.tokenize(whole, special=True)
+        assert model.weights.tokenize(text, special=True) == model.weights.tokenize(
+            whole, special=True
+        )
 
 
 def test_special_tokens_are_parsed_only_on_request(model):
-    assert model.tokenize("<|im_start|>x", special=True) == [tiny.IM_START, tiny.TOKENS.index("x")]
-    plain = model.tokenize("<|im_start|>x", special=False)
+    assert model.weights.tokenize("<|im_start|>x", special=True) == [
+        tiny.IM_START,
+        tiny.TOKENS.index("x"),
+    ]
+    plain = model.weights.tokenize("<|im_start|>x", special=False)
     assert tiny.IM_START not in plain
-    assert b"".join(map(model.piece, plain)) == b"<|im_start|>x"
-    assert model.piece(tiny.IM_START) == b""
-    assert model.token_text(tiny.IM_START) == "<|im_start|>"
+    assert b"".join(map(model.weights.piece, plain)) == b"<|im_start|>x"
+    assert model.weights.piece(tiny.IM_START) == b""
+    assert model.weights.token_text(tiny.IM_START) == "<|im_start|>"
     assert [t for t in range(model.n_vocab) if model.is_end(t)] == [tiny.END, tiny.IM_END]
 
 
 def test_every_token_has_its_bytes(model):
-    assert {model.piece(t) for t in range(256)} == {bytes([b]) for b in range(256)}
+    assert {model.weights.piece(t) for t in range(256)} == {bytes([b]) for b in range(256)}
 
 
 def test_a_token_longer_than_the_buffer(tmp_path):
     tokens = [*tiny.TOKENS]
     tokens[20] = "x" * 5000
-    model = Model(
+    model = Context(
         tiny.write(tmp_path / "long.gguf", tokens=tokens),
         ContextOptions(n_ctx=32, threads=1, extra_bufts=False),
-    )
-    assert model.piece(20) == b"x" * 5000
-    assert model.token_text(20) == "x" * 5000
+    ).sequences[0]
+    assert model.weights.piece(20) == b"x" * 5000
+    assert model.weights.token_text(20) == "x" * 5000
     model.close()
 
 
 def test_the_header_decides_on_the_start_token(tmp_path):
-    model = Model(
+    model = Context(
         tiny.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}),
         ContextOptions(n_ctx=32, threads=1, extra_bufts=False),
-    )
-    assert model.tokenize("", special=True) == [tiny.END]
-    assert model.tokenize("x", special=True)[0] == tiny.END
-    assert model.tokenize("x", special=True, start=False) == [tiny.TOKENS.index("x")]
+    ).sequences[0]
+    assert model.weights.tokenize("", special=True) == [tiny.END]
+    assert model.weights.tokenize("x", special=True)[0] == tiny.END
+    assert model.weights.tokenize("x", special=True, start=False) == [tiny.TOKENS.index("x")]
     model.close()
 
 
 def test_closed(gguf_dir):
-    model = Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
+    model = Context(
+        gguf_dir / "llama.gguf", ContextOptions(n_ctx=32, threads=1, extra_bufts=False)
+    ).sequences[0]
     model.close()
     model.close()
     with pytest.raises(ClosedError):
@@ -204,7 +213,9 @@ def test_closed(gguf_dir):
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
 def test_a_model_that_cannot_roll_back_gives_the_reason(gguf_dir, kind):
-    model = Model(gguf_dir / f"{kind}.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
+    model = Context(
+        gguf_dir / f"{kind}.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False)
+    ).sequences[0]
     assert not model.can_roll_back
     model.read([1, 2, 3])
     with pytest.raises(
@@ -256,11 +267,11 @@ CHILD = """
 import sys
 from pathlib import Path
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 for path in sys.argv[1:]:
-    model = Model(Path(path), ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
+    model = Context(Path(path), ContextOptions(n_ctx=32, threads=1, extra_bufts=False)).sequences[0]
     for text in ("a" * 60_000, " " * 60_000, "!" * 60_000, "7" * 60_000):
-        assert b"".join(map(model.piece, model.tokenize(text, special=True))) == text.encode()
+        assert b"".join(map(model.weights.piece, model.weights.tokenize(text, special=True))) == text.encode()
 """
 
 
@@ -279,7 +290,7 @@ def test_long_runs_of_one_letter(tmp_path):
 WIDE = """
 import numpy as np
 import gguf_spec
-from gguf_spec.llama import model as module
+from gguf_spec.llama import context as module
 module.cpu_batch = lambda *_: 64
 with gguf_spec.load("tales", None, threads=1, n_ctx=256) as llm, llm.models() as (target, _):
     rows, tokens = [], list(range(300, 365))

@@ -11,8 +11,8 @@ import pytest
 
 from gguf_spec.doctor.installation import build_features
 from gguf_spec.gguf.validation import ModelFile, read_header
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.memory import cache_bytes, needs
-from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.download import path as local
 from gguf_spec.registry.resolve import resolve
@@ -36,7 +36,7 @@ def written(monkeypatch):
 def said(capfd, path, **options):
     """Load a model and return the sizes of its buffers from llama.cpp's log, in MiB by kind."""
     capfd.readouterr()
-    Model(path, ContextOptions(threads=1, verbose=True, **options)).close()
+    Context(path, ContextOptions(threads=1, verbose=True, **options)).sequences[0].close()
     found = {"KV": 0.0, "RS": 0.0, "compute": 0.0, "model": {}}
     for name, kind, n in re.findall(
         r"(\S+) (KV|RS|compute|model) buffer size = +([\d.]+) MiB", capfd.readouterr().err

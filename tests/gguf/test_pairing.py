@@ -11,9 +11,9 @@ import gguf_spec
 from gguf_spec.gguf import validation
 from gguf_spec.gguf.validation import ModelFile, read_header
 from gguf_spec.gguf.vocabulary import FileVocabulary
+from gguf_spec.llama import context as context_module
 from gguf_spec.llama import memory
-from gguf_spec.llama import model as model_module
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.native import Native
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry import download
@@ -86,7 +86,7 @@ def test_the_header_gives_the_vocabulary_of_llama_cpp(tmp_path, metadata):
         tmp_path / "a.gguf", tiny.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata
     )
     model, of_file = (
-        Model(path, replace(OPTIONS, extra_bufts=False)),
+        Context(path, replace(OPTIONS, extra_bufts=False)).weights,
         FileVocabulary(read_header(path)),
     )
     assert of_file.vocabulary == model.vocabulary
@@ -99,7 +99,7 @@ def test_the_header_gives_the_vocabulary_of_llama_cpp(tmp_path, metadata):
 def test_so_it_does_for_the_bundled_pair():
     for name in ("tales", "tales-draft"):
         path = download.path(resolve(name))
-        model, of_file = Model(path, OPTIONS), FileVocabulary(read_header(path))
+        model, of_file = Context(path, OPTIONS).weights, FileVocabulary(read_header(path))
         assert of_file.vocabulary == model.vocabulary
         assert all(of_file.token_text(i) == model.token_text(i) for i in range(model.n_vocab))
         model.close()
@@ -129,7 +129,9 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     (ollama / "sha256-0123").write_bytes(b"not a model")
     (home / ".cache/llama.cpp/empty.gguf").touch()
     monkeypatch.setattr(
-        model_module.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded")
+        context_module.C,
+        "llama_model_load_from_file",
+        lambda *_: pytest.fail("weights were loaded"),
     )
     found, why = choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
     assert (found.path, found.name) == (right, "right.gguf")

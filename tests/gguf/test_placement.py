@@ -92,7 +92,7 @@ def test_the_draft_has_threads_of_its_own(gguf_dir):
         llm.models() as (target, draft),
     ):
         threads = [one.native.context(C.llama_n_threads) for one in (target, draft)]
-        assert threads == [1, 2] == [target.threads, draft.threads]
+        assert threads == [1, 2] == [target.context.threads, draft.context.threads]
     with (
         load(gguf_dir / "llama.gguf", gguf_dir / "twin.gguf") as llm,
         llm.models() as (target, draft),

@@ -9,9 +9,10 @@ import pytest
 
 from gguf_spec.errors import DecodeError, RollbackError
 from gguf_spec.gguf.architectures import architecture
-from gguf_spec.llama.model import Model, Part, Slots
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import RecurrentState
+from gguf_spec.llama.sequence import Part
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support import families
@@ -30,9 +31,9 @@ def files(tmp_path_factory):
 
 
 def opened(path, n_snapshots=0, n_ctx=256):
-    return Model(
+    return Context(
         path, ContextOptions(n_ctx=n_ctx, threads=1, extra_bufts=False, n_snapshots=n_snapshots)
-    )
+    ).sequences[0]
 
 
 def single_rows(model):
@@ -165,8 +166,8 @@ def test_several_sequences_have_checkpoints_of_their_own(files, name):
     rows = single_rows(model)
     model.close()
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, parallel=2)
-    slots = Slots(Model(files[name], options))
-    one, other = slots.all
+    slots = Context(files[name], options)
+    one, other = slots.sequences
     for slot, n in ((one, 50), (other, 30)):
         slot.read(TEXT[:n])
         slot.hold(lasting=True)
@@ -180,7 +181,7 @@ def test_several_sequences_have_checkpoints_of_their_own(files, name):
     assert np.array_equal(found[1][0], rows[37])
     other.rollback(30)
     assert np.array_equal(other.logits(TEXT[30:33], 1)[0], rows[32])
-    one.model.close()
+    one.close()
 
 
 def in_company(path, n, order, n_snapshots=4, widest=65):
@@ -188,20 +189,21 @@ def in_company(path, n, order, n_snapshots=4, widest=65):
     options = ContextOptions(
         n_ctx=256, threads=1, extra_bufts=False, parallel=n, n_snapshots=n_snapshots
     )
-    slots = Slots(Model(path, options), widest)
+    slots = Context(path, options)
+    slots.widest = widest
     for i in order:
-        slots.all[i].read(TEXT[: 20 + 10 * i])
-        slots.all[i].hold(lasting=True)
+        slots.sequences[i].read(TEXT[: 20 + 10 * i])
+        slots.sequences[i].hold(lasting=True)
     return slots
 
 
 def pass_with_junk(slots, ids, n_right, n_wrong, **options):
     """Decode right tokens of the text and then wrong ones in a common pass, and drop the wrong ones."""
     parts = [
-        Part(slots.all[i], [*TEXT[(n := slots.all[i].n_past) : n + n_right[i]], *[JUNK] * n_wrong[i]], 1 + n_wrong[i])
+        Part(slots.sequences[i], [*TEXT[(n := slots.sequences[i].n_past) : n + n_right[i]], *[JUNK] * n_wrong[i]], 1 + n_wrong[i])
         for i in ids
     ]  # fmt: skip
-    ends = [part.slot.n_past + n_right[i] for i, part in zip(ids, parts, strict=True)]
+    ends = [part.sequence.n_past + n_right[i] for i, part in zip(ids, parts, strict=True)]
     rows = [np.array(one) for one in slots.decode(parts, **options)]
     return parts, ends, rows
 
@@ -229,14 +231,14 @@ def test_llama_cpp_moves_no_state_without_its_snapshots(files, name, n, order, i
         parts, ends, found = pass_with_junk(slots, ids, n_right, n_wrong)
         for part, end, row, i in zip(parts, ends, found, ids, strict=True):
             assert np.array_equal(row[0], rows[end - 1])
-            part.slot.rollback(end)
+            part.sequence.rollback(end)
             if n_wrong[i] == 0:
-                assert part.slot.n_past == end
-            part.slot.rollback(end)
-            n_past = part.slot.n_past
+                assert part.sequence.n_past == end
+            part.sequence.rollback(end)
+            n_past = part.sequence.n_past
             if n_past < end:  # read again with the next tokens
-                part.slot.read(TEXT[n_past:end])
-    slots.model.close()
+                part.sequence.read(TEXT[n_past:end])
+    slots.close()
 
 
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS)
@@ -246,13 +248,13 @@ def test_others_have_passes_before_a_rollback(files, name):
     rows = single_rows(model)
     model.close()
     slots = in_company(files[name], 4, (2, 0, 1, 3))
-    one, *_, last = slots.all
+    one, *_, last = slots.sequences
     slots.decode([Part(one, [*TEXT[20:22], JUNK, JUNK], 3)], holds=True)
     slots.decode([Part(last, TEXT[50:52], 2)])
     one.rollback(22)
     assert one.n_past == 20
     assert np.array_equal(one.logits(TEXT[20:23], 1)[0], rows[22])
-    slots.model.close()
+    slots.close()
 
 
 def test_a_state_that_cannot_be_restored_affects_only_its_sequence(files, monkeypatch):
@@ -261,7 +263,7 @@ def test_a_state_that_cannot_be_restored_affects_only_its_sequence(files, monkey
     rows = single_rows(model)
     model.close()
     slots, settle = in_company(files["qwen35"], 2, (0, 1)), RecurrentState.settle
-    one, other = slots.all
+    one, other = slots.sequences
     one.logits([*TEXT[20:22], JUNK], 2)
     one.rollback(22)
 
@@ -276,7 +278,7 @@ def test_a_state_that_cannot_be_restored_affects_only_its_sequence(files, monkey
     for slot in (other, one):
         assert slot.n_past == 0
         assert np.array_equal(slot.logits(TEXT[:31], 1)[0], rows[30])
-    slots.model.close()
+    slots.close()
 
 
 class Drafting:
@@ -312,7 +314,7 @@ def test_drafts_of_recurrent_models_in_a_batch(files, name, widest, failing, mon
     model = opened(files[name])
     rows = single_rows(model)
     model.close()
-    n_passes, decode = [0], Model.decode_sequences
+    n_passes, decode = [0], Context.decode_sequences
 
     def decode_sequences(self, parts, *more):
         code = decode(self, parts, *more)
@@ -321,9 +323,9 @@ def test_drafts_of_recurrent_models_in_a_batch(files, name, widest, failing, mon
             return 1 if n_passes[0] in failing else code
         return code
 
-    monkeypatch.setattr(Model, "decode_sequences", decode_sequences)
+    monkeypatch.setattr(Context, "decode_sequences", decode_sequences)
     slots = in_company(files[name], 4, (), widest=widest)
-    pairs = [SlotPair(slot, None) for slot in slots.all]
+    pairs = [SlotPair(slot, None) for slot in slots.sequences]
     profile = CostModel({1: 0.01, 8: 0.012, 65: 0.03}, {}, 65, Pace())
     scheduler = Scheduler(pairs, Side(slots, profile), None)
     tasks = [Drafting(scheduler, i, n_wrong) for i, n_wrong in enumerate((2, 1, 0, 2))]
@@ -334,12 +336,14 @@ def test_drafts_of_recurrent_models_in_a_batch(files, name, widest, failing, mon
         assert len(one.rows) == 29
         assert all(np.array_equal(row, rows[n]) for n, row in one.rows.items())
     assert n_passes[0] >= max(failing, default=2)
-    slots.model.close()
+    slots.close()
 
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_several_sequences_cannot_roll_back_without_snapshots(files, name):
-    model = Model(files[name], ContextOptions(n_ctx=64, threads=1, extra_bufts=False, parallel=2))
+    model = Context(
+        files[name], ContextOptions(n_ctx=64, threads=1, extra_bufts=False, parallel=2)
+    ).sequences[0]
     assert "with parallel requests" in model.why_plain
     model.close()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_spec.errors import DecodeError
-from gguf_spec.llama.model import Model, Slots
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative import scheduler as scheduler_module
@@ -22,7 +22,9 @@ PROMPT = [7 + i % 200 for i in range(150)]
 @pytest.fixture(scope="module")
 def models(gguf_dir):
     made = [
-        Model(gguf_dir / "llama.gguf", ContextOptions(n_ctx=N_CTX, threads=1, parallel=n))
+        Context(
+            gguf_dir / "llama.gguf", ContextOptions(n_ctx=N_CTX, threads=1, parallel=n)
+        ).sequences[0]
         for n in (N_SLOTS, 1)
     ]
     yield made
@@ -41,9 +43,10 @@ class Costs:
 
 
 def scheduler_of(model, widest=65, costs=None):
-    slots = Slots(model, widest)
-    pairs = [SlotPair(slot, None) for slot in slots.all]
-    scheduler = Scheduler(pairs, Side(slots, costs or Costs()), None)
+    context = model.context
+    context.widest = widest
+    pairs = [SlotPair(slot, None) for slot in context.sequences]
+    scheduler = Scheduler(pairs, Side(context, costs or Costs()), None)
     scheduler.forget()
     return scheduler
 
@@ -100,28 +103,28 @@ def run(scheduler):
 @pytest.fixture
 def passes(monkeypatch):
     """Parts of each pass with rows that llama.cpp decodes, and those that fail: code by number of the pass."""
-    seen, failing, decode = [], {}, Model.decode_sequences
+    seen, failing, decode = [], {}, Context.decode_sequences
 
     def decode_some(self, parts, *more):
-        if self.options.parallel > 1 and any(part.n_rows for part in parts):
+        if len(self.sequences) > 1 and any(part.n_rows for part in parts):
             seen.append(Counter({part.sequence: len(part.tokens) for part in parts}))
             if len(seen) in failing:
                 decode(self, parts, *more)
                 return failing[len(seen)]
         return decode(self, parts, *more)
 
-    monkeypatch.setattr(Model, "decode_sequences", decode_some)
+    monkeypatch.setattr(Context, "decode_sequences", decode_some)
     return seen, failing
 
 
 def test_passes_are_joined(models, passes):
-    scheduler, before = scheduler_of(models[0]), models[0].counts.n_rows
+    scheduler, before = scheduler_of(models[0]), models[0].context.counts.n_rows
     tasks = [Task(scheduler, i, [1 + i, 2, 3], 10) for i in range(4)]
     run(scheduler)
     assert all(task.is_right(models[1]) for task in tasks)
     assert sum(len(one) == 4 for one in passes[0]) >= 7, "one prompt is read in each step"
     assert len(passes[0]) <= 13, "40 passes of one"
-    assert models[0].counts.n_rows - before == 40
+    assert models[0].context.counts.n_rows - before == 40
 
 
 def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes):
@@ -221,9 +224,9 @@ def test_a_failed_pass_does_not_affect_a_task_between_passes(models, passes, mon
 
 def test_an_error_of_one_task_ends_only_that_task(models, passes, monkeypatch):
     """Its passes fail in a batch and by themselves."""
-    decode = Model.decode_sequences
+    decode = Context.decode_sequences
     monkeypatch.setattr(
-        Model,
+        Context,
         "decode_sequences",
         lambda self, parts, *more: (
             -1
@@ -294,13 +297,13 @@ def test_a_parked_task_does_not_block_others(models):
 @pytest.fixture
 def clock(monkeypatch):
     """The scheduler's clock: a pass takes 10 ms, and nothing else takes time."""
-    clock, decode = Clock(), Model.decode_sequences
+    clock, decode = Clock(), Context.decode_sequences
 
-    def decode_sequences(model, parts, *more):
+    def decode_sequences(context, parts, *more):
         clock.now += 0.01
-        return decode(model, parts, *more)
+        return decode(context, parts, *more)
 
-    monkeypatch.setattr(Model, "decode_sequences", decode_sequences)
+    monkeypatch.setattr(Context, "decode_sequences", decode_sequences)
     monkeypatch.setattr(scheduler_module, "time", clock)
     return clock
 
@@ -380,7 +383,7 @@ def test_rows_that_wait_are_held_before_another_pass(models):
     assert not task.answer.flags.owndata
     wanted = np.array(task.answer)
     scheduler.hold_rows()
-    scheduler.pairs[1].target.model.decode_sequences([SequenceTokens(1, 0, [9], 1)])
+    scheduler.pairs[1].target.context.decode_sequences([SequenceTokens(1, 0, [9], 1)])
     run(scheduler)
     assert np.array_equal(rows[0], wanted)
 
@@ -388,7 +391,7 @@ def test_rows_that_wait_are_held_before_another_pass(models):
 @pytest.fixture
 def rows_of_one_pass(monkeypatch):
     """Each pass overwrites the rows of the one before, as llama.cpp may do."""
-    decode, last = Slots.decode, []
+    decode, last = Context.decode, []
 
     def decode_over(self, *args):
         for rows in last:
@@ -396,7 +399,7 @@ def rows_of_one_pass(monkeypatch):
         last[:] = decode(self, *args)
         return [*last]
 
-    monkeypatch.setattr(Slots, "decode", decode_over)
+    monkeypatch.setattr(Context, "decode", decode_over)
 
 
 def test_a_piece_of_a_prompt_overwrites_no_rows(models, rows_of_one_pass):
@@ -412,8 +415,7 @@ def test_a_piece_of_a_prompt_overwrites_no_rows(models, rows_of_one_pass):
 def test_a_draft_model_without_costs_is_left_to_other_code(models):
     """A profile without a draft model may be in use; checks then still use both models."""
     target, draft = models
-    slots = Slots(target)
-    Scheduler([SlotPair(slots.all[0], draft)], Side(slots, Costs()), None)
+    Scheduler([SlotPair(target, draft)], Side(target.context, Costs()), None)
     draft.rollback(0)
     assert draft.logits([1], 1).shape == (1, draft.n_vocab)
 
@@ -459,7 +461,7 @@ def test_sequences_get_consecutive_ids_when_others_end(models, passes, parked):
     run(scheduler)
     assert all(task.is_right(models[1]) for task in tasks)
     assert [pair.target.index for pair in scheduler.pairs] == [0, 1, 2, 3]
-    assert [slot.index for slot in scheduler._target.slots.all] == [0, 1, 2, 3]
+    assert [slot.index for slot in scheduler._target.context.sequences] == [0, 1, 2, 3]
 
 
 def test_sequences_stay_where_moves_do_not_pay(models, monkeypatch):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from gguf_spec.errors import RollbackError
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.head import SharedHead
-from gguf_spec.llama.model import Model, Part, Slots
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.sequence import Part
 from tests.support import tiny
 
 N_CTX, WINDOW = 256, 32
@@ -45,7 +46,7 @@ def files(gguf_dir, tmp_path_factory):
 
 
 def opened(file, parallel):
-    return Model(file, ContextOptions(n_ctx=N_CTX, threads=1, parallel=parallel))
+    return Context(file, ContextOptions(n_ctx=N_CTX, threads=1, parallel=parallel)).sequences[0]
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +59,8 @@ def several(files):
 
 @pytest.fixture
 def slots(several, request):
-    made = Slots(several[getattr(request, "param", "llama")])
-    for slot in made.all:
+    made = several[getattr(request, "param", "llama")].context
+    for slot in made.sequences:
         slot.forget()
     return made
 
@@ -70,7 +71,7 @@ def row(slot, token=5):
 
 @pytest.mark.parametrize("slots", ["llama", "gemma2", "mamba", "lfm2"], indirect=True)
 def test_a_state_in_another_slot_gives_the_bits_of_the_first(slots):
-    a, b, c, _ = slots.all
+    a, b, c, _ = slots.sequences
     b.read(PAST[:20])
     a.read(PAST)
     a.logits([9], 1)
@@ -87,7 +88,7 @@ def test_a_state_in_another_slot_gives_the_bits_of_the_first(slots):
 
 
 def test_a_state_that_was_cut_gives_the_bits_of_a_shorter_text(slots):
-    a, b, *_ = slots.all
+    a, b, *_ = slots.sequences
     a.read(PAST)
     b.restore(PAST, len(PAST), a.state())
     b.rollback(70)
@@ -100,8 +101,7 @@ def test_a_state_that_was_cut_gives_the_bits_of_a_shorter_text(slots):
 def test_a_state_with_a_window_is_not_cut_into(files, parallel):
     """It lacks the tokens before the window, which a shorter text would need in its own window."""
     with_window = opened(files["gemma2"], parallel)
-    sequences = [with_window] if parallel == 1 else [with_window, Slots(with_window).all[1]]
-    for one in sequences:
+    for one in with_window.context.sequences:
         one.rollback(0)
         one.read(PAST[:80])
         wanted = row(one)
@@ -141,7 +141,7 @@ def test_what_a_window_lacks_matters(files):
 
 def test_a_copy_that_waits_for_a_pass_is_in_the_state(slots):
     """llama.cpp copies with the next pass; before it the data of the slot are the old ones."""
-    a, b, c, _ = slots.all
+    a, b, c, _ = slots.sequences
     a.read(PAST)
     b.read(OTHER)
     b.copy_from(a)
@@ -160,7 +160,7 @@ def test_a_copy_that_waits_for_a_pass_is_in_the_state(slots):
 
 @pytest.mark.parametrize("order", ["into the copy", "into its source"])
 def test_a_state_is_not_overwritten_by_a_copy_that_waits(slots, order):
-    a, b, c, _ = slots.all
+    a, b, c, _ = slots.sequences
     a.read(PAST)
     c.read(OTHER)
     other = c.state()
@@ -176,14 +176,14 @@ def test_a_state_is_not_overwritten_by_a_copy_that_waits(slots, order):
 def test_full_slots_leave_no_room_for_the_pass_of_a_copy(slots):
     """The state is refused, and nothing is damaged."""
     text = (PAST * 2)[:N_CTX]
-    for slot in slots.all:
+    for slot in slots.sequences:
         slot.read(text)
-    state = slots.all[0].state()
-    slots.all[1].copy_from(slots.all[0])
-    assert (slots.all[1].state_bytes(), len(slots.all[1].state())) == (0, 0)
-    for slot in slots.all:
+    state = slots.sequences[0].state()
+    slots.sequences[1].copy_from(slots.sequences[0])
+    assert (slots.sequences[1].state_bytes(), len(slots.sequences[1].state())) == (0, 0)
+    for slot in slots.sequences:
         slot.rollback(N_CTX - 1)
-    assert len(slots.all[1].state()) == pytest.approx(len(state), rel=0.02)
+    assert len(slots.sequences[1].state()) == pytest.approx(len(state), rel=0.02)
 
 
 def test_a_head_in_the_cache_of_its_target_has_an_empty_state():
@@ -194,7 +194,7 @@ def test_a_head_in_the_cache_of_its_target_has_an_empty_state():
 
 
 def test_a_damaged_state_leaves_an_empty_slot(slots):
-    a, b, *_ = slots.all
+    a, b, *_ = slots.sequences
     a.read(PAST)
     state = a.state()
     b.read(PAST[:9])

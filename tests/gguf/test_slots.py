@@ -1,7 +1,5 @@
 """Slots on a small real file: rows and caches of a slot do not depend on the other slots."""
 
-import functools
-import inspect
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,9 +9,11 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 from gguf_spec.errors import DecodeError, InvalidOptionError
-from gguf_spec.llama.model import Model, Part, Slot, Slots
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import SPACING
+from gguf_spec.llama.sequence import Part
+from gguf_spec.options import K_MAX
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support import tiny
@@ -22,7 +22,7 @@ N_CTX, N_SLOTS = 256, 6
 
 
 def opened(file, parallel):
-    return Model(file, ContextOptions(n_ctx=N_CTX, threads=1, parallel=parallel))
+    return Context(file, ContextOptions(n_ctx=N_CTX, threads=1, parallel=parallel)).sequences[0]
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,11 @@ def pair(gguf_dir):
 
 @pytest.fixture
 def slots(pair):
-    made = Slots(pair[0])
-    for slot in made.all:
+    made = pair[0].context
+    made.widest = K_MAX + 1
+    for slot in made.sequences:
         slot.forget()
+        slot.most_read = 0
     return made
 
 
@@ -52,14 +54,14 @@ def alone(pair, past, tokens, n_rows):
 
 def n_cells(slot):
     """Return the number of tokens in llama.cpp's cache of a slot; -1 for a gap or a different list."""
-    native = slot.model.native
+    native = slot.native
     first = native.cache(C.llama_memory_seq_pos_min, slot.index)
     last = native.cache(C.llama_memory_seq_pos_max, slot.index)
     return last + 1 if first == (0 if last >= 0 else -1) else -1
 
 
 def check_books(slots):
-    assert [n_cells(slot) for slot in slots.all] == [slot.n_past for slot in slots.all]
+    assert [n_cells(slot) for slot in slots.sequences] == [slot.n_past for slot in slots.sequences]
 
 
 def some_tokens(rng, n):
@@ -70,21 +72,21 @@ def some_tokens(rng, n):
 def test_rows_of_ragged_parts_with_gaps_are_those_of_a_single_sequence(pair, slots, seed):
     """Random parts of random slots, cut back at random, for many passes."""
     rng = random.Random(seed)
-    for slot in slots.all:
+    for slot in slots.sequences:
         slot.read(some_tokens(rng, rng.randrange(1, 40)))
     for _ in range(25):
-        chosen = rng.sample(slots.all, rng.randrange(1, N_SLOTS + 1))
+        chosen = rng.sample(slots.sequences, rng.randrange(1, N_SLOTS + 1))
         parts = []
         for slot in chosen:
             tokens = some_tokens(rng, rng.randrange(1, 7))
             parts.append(Part(slot, tokens, rng.randrange(1, len(tokens) + 1)))
-        pasts = [list(part.slot.cached) for part in parts]
+        pasts = [list(part.sequence.cached) for part in parts]
         rows = [np.array(one) for one in slots.decode(parts)]
         for part, past, found in zip(parts, pasts, rows, strict=True):
-            assert part.slot.cached == [*past, *part.tokens]
+            assert part.sequence.cached == [*past, *part.tokens]
             assert np.array_equal(found, alone(pair, past, part.tokens, part.n_rows))
         check_books(slots)
-        for slot in slots.all:
+        for slot in slots.sequences:
             if slot.n_past > 40 or rng.random() < 0.3:
                 slot.rollback(rng.randrange(slot.n_past + 1))
         check_books(slots)
@@ -93,37 +95,35 @@ def test_rows_of_ragged_parts_with_gaps_are_those_of_a_single_sequence(pair, slo
 def test_equal_parts_of_all_slots_are_one_pass(slots, monkeypatch):
     """Shorter parts and gaps are filled, so that llama.cpp gets equal numbers of rows."""
     seen = []
-    decode = Model.decode_sequences
+    decode = Context.decode_sequences
     monkeypatch.setattr(
-        Model,
+        Context,
         "decode_sequences",
         lambda self, parts: (
             seen.append([(p.sequence, len(p.tokens)) for p in parts]) or decode(self, parts)
         ),
     )
-    a, b, c, d, *_ = slots.all
+    a, b, c, d, *_ = slots.sequences
     slots.decode([Part(d, [1], 1), Part(a, [1, 2, 3], 1), Part(b, [1, 2], 2)])
     assert seen == [[(0, 3), (1, 3), (2, 3), (3, 3)]]
-    assert [slot.n_past for slot in slots.all] == [3, 2, 0, 1, 0, 0]
+    assert [slot.n_past for slot in slots.sequences] == [3, 2, 0, 1, 0, 0]
     check_books(slots)
-    slots.decode([Part(slots.all[5], [1], 1), Part(c, [1], 1)])
+    slots.decode([Part(slots.sequences[5], [1], 1), Part(c, [1], 1)])
     assert seen[1] == [(2, 1), (5, 1)], "too many gaps to fill"
     slots.decode([Part(a, [1], 1)])
     assert seen[2] == [(0, 1)]
 
 
 @pytest.mark.parametrize("widest", [3, 4])
-def test_fillers_make_no_pass_wider_than_the_widest(pair, monkeypatch, widest):
-    slots, seen = Slots(pair[0], widest), []
-    for slot in slots.all:
-        slot.forget()
-    decode = Model.decode_sequences
+def test_fillers_make_no_pass_wider_than_the_widest(slots, monkeypatch, widest):
+    slots.widest, seen = widest, []
+    decode = Context.decode_sequences
     monkeypatch.setattr(
-        Model,
+        Context,
         "decode_sequences",
         lambda self, parts: seen.append(sum(len(p.tokens) for p in parts)) or decode(self, parts),
     )
-    slots.decode([Part(slots.all[i], [1], 1) for i in (0, 2, 3)])
+    slots.decode([Part(slots.sequences[i], [1], 1) for i in (0, 2, 3)])
     assert seen == [widest]
 
 
@@ -131,7 +131,7 @@ def test_fillers_make_no_pass_wider_than_the_widest(pair, monkeypatch, widest):
 def test_a_slot_at_the_end_of_its_context(pair, slots, left):
     """There is no room for fillers: neither the rows of the others nor its own change."""
     rng = random.Random(left)
-    full, other, gap, last = slots.all[:4]
+    full, other, gap, last = slots.sequences[:4]
     full_past, gap_past = some_tokens(rng, N_CTX - 1 - left), some_tokens(rng, N_CTX - 1)
     full.read(full_past)
     gap.read(gap_past)
@@ -150,7 +150,7 @@ def test_a_slot_at_the_end_of_its_context(pair, slots, left):
 
 
 def test_copies_and_rollbacks(pair, slots):
-    a, b, c, *_ = slots.all
+    a, b, c, *_ = slots.sequences
     rng = random.Random(1)
     past = some_tokens(rng, 90)
     a.read(past[:80])
@@ -174,30 +174,30 @@ def test_copies_and_rollbacks(pair, slots):
 
 def test_long_inputs_are_read_before_their_rows(pair, slots):
     tokens = some_tokens(random.Random(2), 150)
-    rows = np.array(slots.all[3].logits(tokens, 3))
+    rows = np.array(slots.sequences[3].logits(tokens, 3))
     assert np.array_equal(rows, alone(pair, tokens[:-3], tokens[-3:], 3))
-    slots.all[2].most_read = 64
-    assert slots.all[2].reads_at_once == 64
-    slots.all[2].read(tokens)
-    assert slots.all[2].cached == tokens
+    slots.sequences[2].most_read = 64
+    assert slots.sequences[2].reads_at_once == 64
+    slots.sequences[2].read(tokens)
+    assert slots.sequences[2].cached == tokens
     check_books(slots)
 
 
 @pytest.mark.parametrize(("tokens", "n_rows"), [([1], 2), ([1], 0), ([10**6], 1), ([-1], 1)])
 def test_what_llama_cpp_would_abort_on_is_refused(slots, tokens, n_rows):
     with pytest.raises(InvalidOptionError):
-        slots.all[1].logits(tokens, n_rows)
+        slots.sequences[1].logits(tokens, n_rows)
     check_books(slots)
 
 
 @pytest.mark.parametrize("code", [1, -3])
 def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeypatch, code):
     """Those of gaps, which only have fillers in the pass, are kept."""
-    a, gap, b, other = slots.all[:4]
+    a, gap, b, other = slots.sequences[:4]
     for slot in (a, gap, b, other):
         slot.read([1, 2, 3])
-    decode = Model.decode_sequences
-    monkeypatch.setattr(Model, "decode_sequences", lambda *args: (decode(*args) and 0) or code)
+    decode = Context.decode_sequences
+    monkeypatch.setattr(Context, "decode_sequences", lambda *args: (decode(*args) and 0) or code)
     with pytest.raises(DecodeError) as caught:
         slots.decode([Part(a, [4, 5], 1), Part(b, [4], 1)])
     monkeypatch.undo()
@@ -215,22 +215,22 @@ def test_an_interrupted_pass_leaves_no_tokens_that_are_not_counted(gguf_dir, mon
     """Ctrl-C after llama.cpp's pass; a recurrent state cannot drop its last tokens."""
     model = opened(gguf_dir / f"{kind}.gguf", 2)
     try:
-        slots = Slots(model)
-        for slot in slots.all:
+        slots = model.context
+        for slot in slots.sequences:
             slot.read([1, 2, 3])
-        decode = Model.decode_sequences
+        decode = Context.decode_sequences
 
         def interrupted(*args):
             decode(*args)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Model, "decode_sequences", interrupted)
+        monkeypatch.setattr(Context, "decode_sequences", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            slots.all[0].logits([4, 5], 1)
+            slots.sequences[0].logits([4, 5], 1)
         monkeypatch.undo()
-        last = [model.native.cache(C.llama_memory_seq_pos_max, i) for i in range(2)]
-        assert last == [slot.n_past - 1 for slot in slots.all]
-        assert slots.all[1].cached == [1, 2, 3]
+        ends = [slot.n_past - 1 for slot in slots.sequences]
+        assert ends == [model.native.cache(C.llama_memory_seq_pos_max, i) for i in range(2)]
+        assert slots.sequences[1].cached == [1, 2, 3]
     finally:
         model.close()
 
@@ -239,14 +239,14 @@ def test_a_pass_for_the_copies_of_a_slot_sets_the_threads_of_the_model(gguf_dir)
     """The context has one number of threads, which the model knows."""
     model = opened(gguf_dir / "llama.gguf", 2)
     try:
-        first, other = Slots(model).all
+        first, other = model.context.sequences
         first.read([1, 2, 3])
         other.copy_from(first)
-        model._governor = SimpleNamespace(
+        model.context._governor = SimpleNamespace(
             choose=lambda _: 2, observe=lambda *_: None, forget=lambda *_: None
         )
         assert other.state_bytes() > 0
-        assert (model.threads, "threads" in vars(other)) == (2, False)
+        assert model.context.threads == 2
     finally:
         model.close()
 
@@ -255,14 +255,14 @@ def test_a_moved_sequence_continues_with_the_same_bits(pair, slots):
     """The sequence has another slot, its old slot is empty, and no other slot changes."""
     rng = random.Random(8)
     texts = [some_tokens(rng, 30 + 5 * i) for i in range(3)]
-    for slot, text in zip(slots.all, texts, strict=False):
+    for slot, text in zip(slots.sequences, texts, strict=False):
         slot.read(text)
-    moved, free = slots.all[0], slots.all[4]
+    moved, free = slots.sequences[0], slots.sequences[4]
     free.read([7, 8, 9])
     slots.move(moved, free)
     assert (moved.index, free.index, free.cached) == (4, 0, [])
-    assert [slot.index for slot in slots.all] == list(range(N_SLOTS))
-    for i, slot in enumerate((moved, slots.all[1], slots.all[2], free)):
+    assert [slot.index for slot in slots.sequences] == list(range(N_SLOTS))
+    for i, slot in enumerate((moved, slots.sequences[1], slots.sequences[2], free)):
         past = texts[i] if i < 3 else []
         rows = slots.decode([Part(slot, [5, 6], 2)])[0]
         assert np.array_equal(rows, alone(pair, past, [5, 6], 2))
@@ -285,26 +285,13 @@ def test_no_slot_keeps_a_state_that_a_test_found_not_restorable(gguf_dir):
                 slot.keep_state()
             return [len(slot.recurrent.kept) for slot in slots]
 
-        model.grid = 0  # so that each length may be kept
+        model.context.exactness = replace(
+            model.exactness, grid=0
+        )  # so that each length may be kept
         assert n_kept() == [1] * 4
         pair.use_profile(replace(DEFAULT_PROFILE, restores=False))
         assert n_kept() == [0] * 4
         said = "llama.cpp did not restore the state of mamba.gguf in a test"
-        assert {slot.why_untrusted for slot in slots} == {said}
+        assert {slot.context.why_untrusted for slot in slots} == {said}
     finally:
         model.close()
-
-
-def test_a_slot_has_what_the_class_gives_and_else_what_its_model_has():
-    """A value in the class hides the one that the model was given: each is meant for one sequence."""
-    of_sequence = {"index", "run", "most_read", "n_read", "least_cut", "busy_s", "recurrent"}
-    of_sequence |= {"_cached", "_error"}
-    not_with_slots = {"hidden", "_rows"}  # of a prediction head, which parallel requests do not use
-    kinds = (property, functools.cached_property, staticmethod, classmethod)
-    values = {
-        name
-        for cls in Slot.__mro__[:-1]
-        for name, value in vars(cls).items()
-        if not (name.startswith("__") or inspect.isfunction(value) or isinstance(value, kinds))
-    }
-    assert values == of_sequence | not_with_slots

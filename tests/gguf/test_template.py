@@ -23,7 +23,9 @@ def with_template(path, template, **metadata):
 
 def written(ids, llm):
     """Return ids as text, special tokens by name."""
-    return "".join(tiny.TOKENS[i] if i >= tiny.END else llm._target.piece(i).decode() for i in ids)
+    return "".join(
+        tiny.TOKENS[i] if i >= tiny.END else llm._target.weights.piece(i).decode() for i in ids
+    )
 
 
 def test_the_template_is_followed(llm):

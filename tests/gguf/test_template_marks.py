@@ -81,10 +81,10 @@ class Templated:
 
 @pytest.fixture(scope="module")
 def model(gguf_dir):
-    from gguf_spec.llama.model import Model
+    from gguf_spec.llama.context import Context
     from gguf_spec.llama.options import ContextOptions
 
-    model = Model(gguf_dir / "llama.gguf", ContextOptions(64, 1))
+    model = Context(gguf_dir / "llama.gguf", ContextOptions(64, 1)).weights
     yield model
     model.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,11 @@ def of_llama_cpp(
     from llama_cpp import mtmd_cpp as M
 
     from gguf_spec.llama.bindings import C
-    from gguf_spec.llama.model import Model
+    from gguf_spec.llama.context import Context
     from gguf_spec.llama.native import SequenceTokens
     from gguf_spec.llama.options import ContextOptions
 
-    model = Model(files / f"{model}.gguf", ContextOptions(threads=1))
+    model = Context(files / f"{model}.gguf", ContextOptions(threads=1)).sequences[0]
     native = model.native
     params = M.mtmd_context_params_default()
     params.n_threads = 1
@@ -233,7 +234,7 @@ def test_a_prefix_ends_at_images(files, monkeypatch):
     texts = ["the an of" * n for n in (1, 3, 5, 9)]
     with load(files) as llm:
         with llm.models() as (target, _):
-            target.grid = 8
+            target.context.exactness = replace(target.exactness, grid=8)
         for before in texts:
             prompts = [f"{before}<__media__>the king {after}" for after in texts]
             alone = []
@@ -543,9 +544,9 @@ def test_a_recurrent_draft_is_left_out(files):
 
 def test_passes_behind_an_image_return_to_the_grid(files, monkeypatch):
     """So that a prefix cut at a multiple of the grid has the bits of a new prompt."""
-    from gguf_spec.llama.model import Model
+    from gguf_spec.llama.sequence import CachedSequence
 
-    passes, decode = [], Model._decode
+    passes, decode = [], CachedSequence._decode
 
     def spy(self, tokens, n_rows):
         passes.append((self.n_past, self.n_past + len(tokens)))
@@ -556,8 +557,8 @@ def test_passes_behind_an_image_return_to_the_grid(files, monkeypatch):
         behind = max(i for i, one in enumerate(ids) if one >= IMAGE_IDS) + 1
         assert behind % 8
         with llm.models() as (target, _):
-            target.grid = 8
-            monkeypatch.setattr(Model, "_decode", spy)
+            target.context.exactness = replace(target.exactness, grid=8)
+            monkeypatch.setattr(CachedSequence, "_decode", spy)
             target.read(ids)
     after = [one for one in passes if one[0] >= behind]
     assert after[0] == (behind, behind + -behind % 8)

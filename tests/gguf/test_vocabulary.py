@@ -7,7 +7,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import VocabularyMismatchError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.gguf.vocabulary import FileVocabulary
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.vocabularies import check_vocabulary
 from tests.gguf.conftest import check_translated_draft
@@ -132,8 +132,10 @@ def test_the_first_five_tokens_may_differ(gguf_dir, tmp_path, token):
 def test_the_check_is_the_same_both_ways(gguf_dir, tmp_path):
     options = ContextOptions(n_ctx=32, threads=1, extra_bufts=False)
     a, b = (
-        Model(gguf_dir / "llama.gguf", options),
-        Model(draft(tmp_path / "b.gguf", **{"tokenizer.ggml.add_bos_token": True}), options),
+        Context(gguf_dir / "llama.gguf", options).weights,
+        Context(
+            draft(tmp_path / "b.gguf", **{"tokenizer.ggml.add_bos_token": True}), options
+        ).weights,
     )
     for pair in ((a, b), (b, a)):
         with pytest.raises(VocabularyMismatchError):

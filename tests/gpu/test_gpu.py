@@ -16,9 +16,9 @@ from gguf_spec.doctor import ContextOptions, doctor
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import memory
 from gguf_spec.llama.backend import offloads
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.devices import devices
 from gguf_spec.llama.memory import cache_bytes, offloaded
-from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import LAYERS_MAX, Placement
 from tests.support import tiny
 
@@ -45,7 +45,7 @@ def buffers(capfd, path, **options):
     """Load a model and return the sizes of its buffers from llama.cpp's log: kind -> device -> MiB."""
     capfd.readouterr()
     how = {"n_ctx": 256, "threads": 1, "extra_bufts": False, "flash_attention": "off"}
-    Model(path, ContextOptions(**how, **options, verbose=True)).close()
+    Context(path, ContextOptions(**how, **options, verbose=True)).sequences[0].close()
     found = {"model": {}, "KV": {}, "compute": {}}
     for name, kind, n in re.findall(
         r"(\S+) (model|KV|compute) buffer size = +([\d.]+) MiB", capfd.readouterr().err
@@ -172,10 +172,10 @@ def test_draft_and_target_are_on_different_devices(files, gpu, capfd):
 
 def test_the_exact_width_is_only_what_was_measured(files):
     """Wide passes use other kernels, so prompts are read on a grid."""
-    model = Model(files / "plain.gguf", ContextOptions(n_ctx=256, threads=1))
+    model = Context(files / "plain.gguf", ContextOptions(n_ctx=256, threads=1)).sequences[0]
     try:
-        assert model.grid
-        assert not model.exact_attention
+        assert model.exactness.grid
+        assert not model.exactness.attention
         tokens = [i % 200 for i in range(40)]
         rows = np.concatenate([model.logits([token], 1).copy() for token in tokens[:33]])
         model.rollback(0)
@@ -188,7 +188,7 @@ def test_the_clock_of_a_pass_has_the_work_of_the_device(files):
     """A pass ends after the device has computed the rows: reading them takes no more time."""
     import time
 
-    model = Model(files / "mixture.gguf", ContextOptions(n_ctx=256, threads=1))
+    model = Context(files / "mixture.gguf", ContextOptions(n_ctx=256, threads=1)).sequences[0]
     try:
         for _ in range(2):
             model.rollback(0)

@@ -162,14 +162,13 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 from gguf_spec.llama import own_kernels
-from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.verify import checks
 own_kernels._decided.append(own_kernels.enter("auto"))
 checks.long_text = lambda llm, n: n
 found = []
 for seed, path in enumerate(sys.argv[1:]):
-    model = Model(Path(path), ContextOptions(n_ctx=256, threads=1))
+    model = Context(Path(path), ContextOptions(n_ctx=256, threads=1)).sequences[0]
     tokens = np.random.default_rng(seed).integers(0, 250, 256).tolist()
     models = contextmanager(lambda: iter([(model, None)]))
     (check,) = checks.check_kernels(SimpleNamespace(tokenize=lambda n: tokens, models=models))

@@ -11,7 +11,7 @@ import numpy as np
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import GgufSpecError, NoTokenLeftError
-from gguf_spec.llama.model import Slots
+from gguf_spec.llama.context import Context
 
 STARTS = (
     "Once upon a time there was a fox who met a king, and the king said",
@@ -196,16 +196,18 @@ class Neighbours:
 
 def rows_of_nan(monkeypatch, llm):
     """Make the rows of the prompt `NAN` no numbers, also in passes with others."""
-    beginning, decode = llm.tokenize(NAN), Slots.decode
+    beginning, decode = llm.tokenize(NAN), Context.decode
 
     def decode_some(self, parts, *more):
         rows = decode(self, parts, *more)
         return [
-            np.full_like(one, np.nan) if part.slot.cached[: len(beginning)] == beginning else one
+            np.full_like(one, np.nan)
+            if part.sequence.cached[: len(beginning)] == beginning
+            else one
             for part, one in zip(parts, rows, strict=True)
         ]
 
-    monkeypatch.setattr(Slots, "decode", decode_some)
+    monkeypatch.setattr(Context, "decode", decode_some)
 
 
 def counted(llm):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from gguf_spec.llama.exactness import Exactness
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Sampling
 from gguf_spec.results import PassCounts
@@ -79,9 +80,9 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
-    parallel, index = 1, 0
+    index, threads = 0, 1
     free_rollback, why_plain = 10**6, ""
-    grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
+    exactness, depth_costs = Exactness(attention=True), {}
     slow_first_pass = False
     options, counts, n_cached = ContextOptions(), PassCounts(), 0
 
@@ -104,12 +105,24 @@ class FakeModel:
         return len(self.cached)
 
     @property
+    def context(self):
+        return self
+
+    @property
+    def weights(self):
+        return self
+
+    @property
+    def sequences(self):
+        return [self]
+
+    @property
     def label(self):
         return self.path.name
 
     @property
     def memory_bytes(self):
-        return round(self.weight_bytes + self.parallel * self.cached_bytes * self.n_ctx)
+        return round(self.weight_bytes + self.cached_bytes * self.n_ctx)
 
     def read(self, tokens):
         if tokens:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gguf_spec.llama.model import Model
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from tests.support import families, tiny
 from tests.support.tiny import N_EMBD
@@ -37,7 +37,9 @@ def trained(
 
 def _said(path: Path, n_texts: int) -> tuple[np.ndarray, np.ndarray]:
     """Return pairs of a token with the row before it, normalised, and the target's next token."""
-    model = Model(path, ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="own"))
+    model = Context(
+        path, ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="own")
+    ).sequences[0]
     embedding = families.family("qwen35")[1]["token_embd.weight"]
     inputs, said = [], []
     rng = np.random.default_rng(11)

@@ -167,7 +167,7 @@ def test_a_gpu_build(monkeypatch):
 def test_a_build_with_llamafile_names_the_flag_and_what_to_do(monkeypatch):
     features = installation.build_features() | {"LLAMAFILE": "1"}
     monkeypatch.setattr(installation, "build_features", lambda: features)
-    monkeypatch.setattr("gguf_spec.llama.model.build_features", lambda: features)
+    monkeypatch.setattr("gguf_spec.llama.exactness.build_features", lambda: features)
     assert check("exact passes").status == "ok", "own kernels are exact in any build"
     monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
     monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: False)
@@ -581,7 +581,7 @@ def test_no_request_without_the_option(served):
 @pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="told by Linux")
 def test_every_check_of_this_machine_passes(monkeypatch, tmp_path, capfd):
-    from gguf_spec.llama.model import Model
+    from gguf_spec.llama.context import Context
 
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -628,7 +628,9 @@ def test_every_check_of_this_machine_passes(monkeypatch, tmp_path, capfd):
         n_bytes = int(run("wc", "-c", str(folder / name)).split()[0])
         assert said(role).startswith(f"{name}: llama, {n_bytes / 2**20:.1f} MiB, ")
     capfd.readouterr()
-    Model(folder / "tales-draft-Q4_0.gguf", ContextOptions(n_ctx=64, verbose=True)).close()
+    Context(folder / "tales-draft-Q4_0.gguf", ContextOptions(n_ctx=64, verbose=True)).sequences[
+        0
+    ].close()
     log = capfd.readouterr().err
     assert said("fast kernels").startswith("weights are repacked") is (
         "CPU_REPACK model buffer size" in log or "AMX model buffer size" in log

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_spec.errors import RollbackError
+from gguf_spec.llama.exactness import Exactness, common
 from gguf_spec.runtime import prefix_cache
 from gguf_spec.runtime.prefix_cache import LEAST_COPIED, PrefixStore
 from gguf_spec.speculative.drafters import FirstRead
-from gguf_spec.speculative.interfaces import common
 from gguf_spec.speculative.scheduler import SlotPair
 from gguf_spec.system.machine import parse_bytes
 
@@ -25,7 +25,8 @@ class Cache:
     index, least_cut, recurrent = 0, 0, None
 
     def __init__(self, tokens=(), grid=0, can_roll_back=True, clock=None):
-        self.cached, self.grid, self.can_roll_back = [*tokens], grid, can_roll_back
+        self.cached, self.can_roll_back = [*tokens], can_roll_back
+        self.exactness = Exactness(grid=grid)
         self.n_read, self.fails, self.clock, self.window = len(self.cached), False, clock, 0
 
     def least_cut_of_state(self, n_tokens):

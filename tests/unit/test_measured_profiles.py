@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gguf_spec.llama.exactness import Exactness
 from gguf_spec.speculative import profiler
 from gguf_spec.speculative.interfaces import read_on, retain_prefix
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -168,7 +169,7 @@ def test_wider_passes_bound_a_delayed_single_token_pass():
 def test_a_prompt_is_read_on_the_grid_after_any_other_text(grid):
     """Each token is read in the pass of a new prefill."""
     model = FakeModel(random_table(np.random.default_rng(1), 4), n_ctx=4000)
-    model.grid, model.reads_at_once = grid, 256
+    model.exactness, model.reads_at_once = Exactness(attention=True, grid=grid), 256
     first, second = [i % 3 for i in range(700)], [i % 3 for i in range(690)] + [3] * 100
 
     def read(tokens):

@@ -64,9 +64,9 @@ with _openmp.spin_count_set():
 @pytest.mark.parametrize(
     "first",
     [
-        "import gguf_spec.llama.backend", "import gguf_spec.llama.model", "from gguf_spec import LLM", "import gguf_spec.quantize.worker",
+        "import gguf_spec.llama.backend", "import gguf_spec.llama.context", "from gguf_spec import LLM", "import gguf_spec.quantize.worker",
         "import gguf_spec.llama.samplers", "from gguf_spec.compat import Llama", "from gguf_spec.compat import LlamaGrammar",
-        "from gguf_spec.doctor import installation; installation.library(); import gguf_spec.llama.model",
+        "from gguf_spec.doctor import installation; installation.library(); import gguf_spec.llama.context",
     ],
 )  # fmt: skip
 def test_it_is_set_for_any_order_of_imports_and_then_removed(first):

@@ -1,5 +1,7 @@
 """All 64 bits of a seed and all of a position count: no two seeds share a text, and noise does not come again further on."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -61,7 +63,7 @@ def test_tokens_behind_long_histories_have_noise_of_their_own(period):
 @pytest.mark.parametrize("grid", [0, 64])
 def test_a_cache_is_kept_up_to_the_first_token_that_differs(at, grid):
     model = FakeModel(random_table(np.random.default_rng(1), 4), n_ctx=2000)
-    model.grid = grid
+    model.exactness = replace(model.exactness, grid=grid)
     before = [i % 3 for i in range(1001)]
     model.read(before)
     retain_prefix(model, [*before[:at], 3, *before[at + 1 :]])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gguf_spec.llama.exactness import common
 from gguf_spec.runtime import prefix_cache
 from gguf_spec.runtime.prefix_cache import PrefixStore
-from gguf_spec.speculative.interfaces import common
 from gguf_spec.speculative.scheduler import SlotPair
 
 TEXT = list(range(100, 400))

@@ -30,7 +30,7 @@ from ...errors import (
 from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
-from ...options import FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
+from ...options import DRAFT_WORDS, FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
 from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
@@ -350,7 +350,7 @@ class ChatLoop:
         own = {"model": name, "mmproj": None, "lora": (), "draft_lora": (), "chat_template": None}
         own["chat_template_file"] = None
         old, options = self.llm, self._options | own
-        if options["draft"] not in ("auto", "mtp", "ngram", "none"):
+        if options["draft"] not in DRAFT_WORDS:
             options["draft"] = "auto"
         sampling = to_sampling(options)
 
