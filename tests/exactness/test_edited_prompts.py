@@ -61,7 +61,7 @@ def check_every_edit(path, grid, n, n_most):
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
     warm, cold = (Context(path, options).sequences[0] for _ in range(2))
     for model in (warm, cold):
-        model.reads_at_once, model.context.exactness = 16, replace(model.exactness, grid=grid)
+        model.context.reads_at_once, model.context.exactness = 16, replace(model.exactness, grid=grid)
     text = TOKENS[0][:n]
     _, first = row_after(warm, text)
     size = warm.recurrent.n_bytes
@@ -96,7 +96,7 @@ def test_checkpoints_lie_on_the_grid(folder, monkeypatch):
     model = Context(
         folder / "lfm2.gguf", ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
     ).sequences[0]
-    model.reads_at_once, model.recurrent.limit = 16, 1 << 20
+    model.context.reads_at_once, model.recurrent.limit = 16, 1 << 20
     model.context.exactness = replace(model.exactness, grid=16)
     model.read(TOKENS[0][:36])
     model.read(TOKENS[0][36:60])

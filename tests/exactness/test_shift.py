@@ -157,11 +157,11 @@ def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, 
         def check(start, n_prompt, n_more, temperature, some):
             prompt, most = text[start : start + n_prompt], llm.n_ctx - n_prompt + n_more
             request = prompt, sampling(most, temperature=temperature, logprobs=0)
-            target.reads_at_once = pieces[2]
+            target.context.reads_at_once = pieces[2]
             llm.forget()
             plain = llm.generate(*request, speculation=PLAIN)
             assert len(plain.tokens) == most
-            for way, target.reads_at_once in some:
+            for way, target.context.reads_at_once in some:
                 llm.generate(prompt[: n_prompt - 5 * n_more], sampling(2), speculation=way)
                 one = llm.generate(*request, speculation=way)
                 assert (one.tokens, one.logprobs) == (plain.tokens, plain.logprobs)

@@ -140,7 +140,7 @@ def test_words_are_spelled_as_in_a_text(pair):
     spell = pair.translation.spell
     with pair.models() as (_, draft):
         pieces = {
-            word: [draft.piece(token) for token in spell(word)]
+            word: [draft.weights.piece(token) for token in spell(word)]
             for word in (b"upon", b" upon", b"\n\nThe", b"  two")
         }
     assert all(b"".join(found) == word for word, found in pieces.items())

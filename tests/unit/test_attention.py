@@ -72,7 +72,10 @@ def probe(monkeypatch, tmp_path):
         def close(self):
             pass
 
-    monkeypatch.setattr(attention, "Model", Probe)
+    def context(path, options):
+        return SimpleNamespace(sequences=[Probe(path, options)])
+
+    monkeypatch.setattr(attention, "Context", context)
     return SimpleNamespace(calls=calls, model=Probe, folder=tmp_path / "gguf-spec" / "attention")
 
 

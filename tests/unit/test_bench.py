@@ -475,6 +475,6 @@ def test_nonsense(tales, names, options, said):
 
 def test_a_model_that_cannot_go_back(tales, monkeypatch):
     with tales.models() as (target, _):
-        monkeypatch.setattr(target, "why_untrusted", "it cannot")
+        monkeypatch.setattr(target.context, "why_untrusted", "it cannot")
     with pytest.raises(InvalidOptionError, match="it cannot"):
         bench(tales)

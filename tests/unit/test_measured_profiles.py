@@ -14,7 +14,7 @@ from gguf_spec.speculative.profiler import plausible, profile_of
 from tests.support.fakes import FakeModel, random_table
 
 NOW = 1.8e9
-TARGET = SimpleNamespace(threads=2, depth_costs={})
+TARGET = SimpleNamespace(context=SimpleNamespace(threads=2), depth_costs={})
 GOOD = replace(DEFAULT_PROFILE, steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
 
@@ -48,7 +48,7 @@ def test_a_good_profile_is_not_measured_again(store):
 def test_known_depth_costs_replace_estimates(store):
     """Attention may be measured later than the pair: it is not beside another program."""
     draft = SimpleNamespace(depth_costs={1: 3e-6})
-    target = SimpleNamespace(threads=2, depth_costs={1: 1e-5, 8: 5e-5})
+    target = SimpleNamespace(context=TARGET.context, depth_costs={1: 1e-5, 8: 5e-5})
     estimate = replace(GOOD, target_depth={1: 1e-4}, draft_depth={1: 2e-4})
     store.kept = estimate
     assert profile_of(target, draft) == estimate, "a measurement stays"
@@ -122,7 +122,7 @@ def test_what_the_user_measured_beside_other_programs_stays_for_a_day(store):
 
 def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):
     store.kept = None
-    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: threads == TARGET.threads)
+    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: threads == TARGET.context.threads)
     assert not profile_of(TARGET, None).steady
     monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: False)
     assert profile_of(TARGET, None).steady

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.llama.exactness import common
+from gguf_spec.llama.exactness import Exactness, common
 from gguf_spec.runtime import prefix_cache
 from gguf_spec.runtime.prefix_cache import PrefixStore
 from gguf_spec.speculative.scheduler import SlotPair
@@ -17,7 +17,7 @@ TEXT = list(range(100, 400))
 class Books:
     """A slot without a model."""
 
-    grid = least_cut = 0
+    exactness, least_cut = Exactness(), 0
     recurrent = None
 
     def __init__(self, index, cached, can_roll_back):
