@@ -383,6 +383,7 @@ class Answerer:
         """Return the body of a response as over HTTP, without what differs from run to run."""
         started = Started(self.llm.name, family_of(self.llm.chat_template or ""))
         body = ResponseBuilder(request, started).complete(chunks, ended)
+        del body["timings"]  # the same request has the same line
         random = key.rpartition("_")[2]
         body["id"] = f"{body['id'].partition('-')[0]}-{random}"
         body["created"] = self.created

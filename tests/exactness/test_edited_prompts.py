@@ -61,7 +61,10 @@ def check_every_edit(path, grid, n, n_most):
     options = ContextOptions(n_ctx=256, threads=1, extra_bufts=False)
     warm, cold = (Context(path, options).sequences[0] for _ in range(2))
     for model in (warm, cold):
-        model.context.reads_at_once, model.context.exactness = 16, replace(model.exactness, grid=grid)
+        model.context.reads_at_once, model.context.exactness = (
+            16,
+            replace(model.exactness, grid=grid),
+        )
     text = TOKENS[0][:n]
     _, first = row_after(warm, text)
     size = warm.recurrent.n_bytes

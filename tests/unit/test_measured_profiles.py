@@ -122,7 +122,9 @@ def test_what_the_user_measured_beside_other_programs_stays_for_a_day(store):
 
 def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):
     store.kept = None
-    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: threads == TARGET.context.threads)
+    monkeypatch.setattr(
+        profiler, "cores_are_shared", lambda threads: threads == TARGET.context.threads
+    )
     assert not profile_of(TARGET, None).steady
     monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: False)
     assert profile_of(TARGET, None).steady
