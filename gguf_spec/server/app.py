@@ -144,7 +144,6 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
         ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/completion", read_completion, InfillReply, INFILL_EVENTS),
-        ApiFormat("/completions", read_completion, InfillReply, INFILL_EVENTS),
         ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
         ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS, at_once=answer_at_once),
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),

@@ -146,10 +146,7 @@ _EDIT = _all(
 _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/v1/chat/completions": (_CHAT, CHAT, _CHAT_ANSWER, _EVENTS),
     "/v1/completions": ("Go on from a text.", TEXT_BODY, _TEXT_ANSWER, _EVENTS),
-    **dict.fromkeys(
-        ("/completion", "/completions"),
-        ("Go on from a text, as llama-server.", infill.COMPLETION, _ALL_FILLED, _EVENTS),
-    ),
+    "/completion": ("Go on from a text, as llama-server.", infill.COMPLETION, _ALL_FILLED, _EVENTS),
     "/infill": ("Fill in the middle of a text.", infill.INFILL, _ALL_FILLED, _EVENTS),
     "/v1/edit": ("Change a text as an instruction says.", edit.EDIT, _EDIT, ""),
     "/v1/responses": (_RESPONSES, responses_api.BODY, _RESPONSE, _EVENTS),

@@ -63,7 +63,7 @@ def test_other_routes_without_the_version(server):
     assert 'requests_total{path="/v1/models",status="200"}' in ask(server, path="/metrics").body.decode()  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["/completion", "/completions"])
+@pytest.mark.parametrize("path", ["/completion"])
 def test_native_completions(server, path):
     plain = ask_text(server, prompt="Once", max_tokens=6, seed=1).json()["choices"][0]["text"]
     fields = {"prompt": "Once", "n_predict": 6, "seed": 1}

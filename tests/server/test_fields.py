@@ -25,6 +25,7 @@ READ = {
 }
 # Fields that change something on these routes.
 KNOWN = {"metadata": {"responses"}, "prompt": {"text"}, "cache_control": set(), "echo": {"text"}}
+KNOWN |= {key: set(READ) for key in ("n_probs", "timings_per_token")}
 ANY = [True, 0, -1.5, "x", [], ["x"], {}, {"a": 1}]
 
 
