@@ -418,7 +418,7 @@ def history() -> Check:
     n_bytes = sum(file_sizes([folder / "chats"]))
     n_bytes += typed.stat().st_size if typed.is_file() else 0
     found = f"{n:,} chat{'' if n == 1 else 's'} and typed lines in {folder}, {n_bytes:,} bytes"
-    more = "; `gguf-spec chat --forget` removes them, --no-history keeps none"
+    more = "; `gguf-spec chat --forget` removes them"
     return Check("history", "ok", found + more if n_bytes else "nothing of a chat is kept")
 
 

@@ -202,7 +202,7 @@ def test_every_option_of_python_that_a_command_takes_has_a_name():
             *(one.name for one in fields(Sampling)),
             *(one.name for one in fields(Speculation)),
             *set(inspect.signature(gguf_spec.load).parameters)
-            - {"speculation", "progress", "on_measure", "parallel", "prefix_memory", "shared_drafts", "pooling"},
+            - {"others", "sampling", "speculation", "progress", "on_measure", "parallel", "prefix_memory", "shared_drafts", "pooling"},
         ],
         "quantize": ["target", "type", "threads", "force"],
         "pull": ["force", "offline", "models_file"],
@@ -352,6 +352,7 @@ def test_no_flag_in_texts_of_the_library():
         "scripts/run --version",
         "scripts/run --native",
         "gguf-spec serve --cors-origin",
+        "gguf-spec chat --forget",
     )
     tables = package / "options.py"
     for file in package.rglob("*.py"):

@@ -347,5 +347,14 @@ def test_the_command_line_has_the_table(command, table):
 
 def test_the_tables_have_every_argument_of_load():
     """Beside the models, the callbacks and the draft options, which have a table of their own."""
-    others = {"model", "draft", "models_file", "speculation", "progress", "on_measure", "verbose"}
+    others = {
+        "others",
+        "model",
+        "draft",
+        "models_file",
+        "speculation",
+        "progress",
+        "on_measure",
+        "verbose",
+    }
     assert {*LOADING, *REQUESTS} == {*inspect.signature(gguf_spec.load).parameters} - others
