@@ -350,6 +350,7 @@ def test_the_tables_have_every_argument_of_load():
     others = {
         "others",
         "model",
+        "sampling",
         "draft",
         "models_file",
         "speculation",
