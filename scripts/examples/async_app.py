@@ -47,8 +47,9 @@ async def stream(llm: LLM, prompt: str, sampling: Sampling) -> AsyncIterator[str
 
 async def show(llm: LLM, name: str, prompt: str, max_tokens: int) -> None:
     n = 0
+    sampling = Sampling(seed=1, max_tokens=max_tokens, ignore_eos=True)
     try:
-        async for piece in stream(llm, prompt, Sampling(seed=1, max_tokens=max_tokens)):
+        async for piece in stream(llm, prompt, sampling):
             n += 1
             print(f"{name}: {piece!r}", flush=True)
     finally:
