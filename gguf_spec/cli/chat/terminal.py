@@ -26,6 +26,7 @@ from ...system.files import state_folder
 from ..command import CONTROL
 from ..completion import names_from
 from ..output import LateBar, Thoughts, logprob_lines, speed, styled
+from .kept import HISTORY
 from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block
 from .markdown import Markdown, Piece, Wrap
 
@@ -53,7 +54,7 @@ class TerminalUI(PipeUI):
         self._session: PromptSession[str] | None = None
         if not self._dumb:
             if keep_history:
-                self._history = _KeptHistory(state_folder() / "chat-history")
+                self._history = _KeptHistory(state_folder() / HISTORY)
             self._session = _session(self._status, self._history or InMemoryHistory())
         self._has_told = False
         self._error: BaseException | None = None
