@@ -17,7 +17,11 @@ from ...system.files import atomic_write, state_folder
 _FORMAT = "gguf-spec-conversations"
 _MOST = 200  # chats that are kept
 _SHOWN = 20  # chats in the list
-HISTORY = "chat-history"  # file of the typed lines
+
+
+def history_file() -> Path:
+    """Return the file of the typed lines."""
+    return state_folder() / "chat-history"
 
 
 class KeptChat(NamedTuple):
@@ -157,7 +161,7 @@ def forget() -> tuple[int, int]:
         OSError: One of them cannot be removed.
     """
     n_chats = n_bytes = 0
-    for path in [*(state_folder() / "chats").glob("*"), state_folder() / HISTORY]:
+    for path in [*(state_folder() / "chats").glob("*"), history_file()]:
         if path.is_file():
             n_chats += path.suffix == ".json"
             n_bytes += path.stat().st_size
