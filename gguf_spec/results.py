@@ -311,7 +311,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     stop_string: str | None = None
-    accepted_text: tuple[tuple[str, bool], ...] = field(default=(), compare=False, repr=False)
+    accepted_text: tuple[tuple[str, bool], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         """Return the text."""

@@ -112,6 +112,8 @@ def edit(words: tuple[str, ...], **options: Any) -> int:
     _check_usage(files, instruction, options)
     places = [_place_of(one, words) for one in files]
     sources = [TextFile(path) for path, _ in places]
+    if len({source.path for source in sources}) < len(sources):
+        raise click.UsageError("a file is named twice.")
     is_asked = at_terminal() and not options["diff_only"]
     if (options["output"] or options["yes"] or is_asked) and str(options["output"]) != "-":
         for source in sources:

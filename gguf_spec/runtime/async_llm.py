@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
-from ..options import Sampling, Speculation, check_types
+from ..options import Sampling, Speculation, check_types, with_options
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from ..system.process import OfOneProcess, before_end_of_threads
 from .images import Prompt
@@ -90,8 +90,7 @@ class AsyncLLM(OfOneProcess):
         **options: Any,
     ) -> Completion:
         """Answer one question, as `LLM.ask`; it raises what `generate` raises."""
-        if sampling is None and self.llm.sampling.max_tokens == Sampling.max_tokens:
-            options = {"max_tokens": None} | options
+        sampling = sampling or self.llm.sampling_to_the_end
         return await self.chat(system, think=think).send(question, sampling, **options)
 
     async def edit(
@@ -99,6 +98,8 @@ class AsyncLLM(OfOneProcess):
         text: str,
         instruction: str,
         *,
+        name: str = "",
+        scope: Sequence[str] = (),
         others: Mapping[str, str] | None = None,
         sampling: Sampling | None = None,
         speculation: Speculation | None = None,
@@ -112,13 +113,16 @@ class AsyncLLM(OfOneProcess):
         """
         from ..edit import EditPlan
 
-        plan = await asyncio.to_thread(EditPlan, text, instruction, **options)
+        sampling, speculation = with_options(
+            sampling or Sampling(temperature=0), speculation or self.llm.speculation, options
+        )
+        plan = await asyncio.to_thread(EditPlan, text, instruction, name=name, scope=scope)
         if not plan.needs_model:
             return plan.result_by_code()
         prompt = await asyncio.to_thread(plan.prompt, self.llm, others)
         completion = await self.generate(
             prompt.request,
-            prompt.limited(sampling or Sampling(temperature=0), max_tokens),
+            prompt.limited(sampling, max_tokens),
             prefill=prompt.prefill,
             speculation=speculation,
         )

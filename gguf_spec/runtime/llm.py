@@ -332,16 +332,18 @@ class LLM(OfOneProcess):
         """
         from ..edit import EditPlan
 
+        sampling, speculation = with_options(
+            sampling or Sampling(temperature=0), speculation or self.speculation, options
+        )
         plan = EditPlan(text, instruction, name=name, scope=scope)
         if not plan.needs_model:
             return plan.result_by_code()
         prompt = plan.prompt(self, others)
         completion = self.generate(
             prompt.request,
-            prompt.limited(sampling or Sampling(temperature=0), max_tokens),
+            prompt.limited(sampling, max_tokens),
             prefill=prompt.prefill,
             speculation=speculation,
-            **options,
         )
         return plan.result(prompt.text_of(completion), completion)
 
@@ -414,10 +416,16 @@ class LLM(OfOneProcess):
         Raises:
             PromptTooLongError: The question does not fit into the context.
         """
-        if sampling is None and self.sampling.max_tokens == Sampling.max_tokens:
-            options = {"max_tokens": None} | options
+        sampling = sampling or self.sampling_to_the_end
         chat = self.chat(system, think=think)
         return chat.send(question, sampling, images=images, speculation=speculation, **options)
+
+    @property
+    def sampling_to_the_end(self) -> Sampling:
+        """`sampling` without the limit of the package, for answers that end by themselves."""
+        if self.sampling.max_tokens != Sampling.max_tokens:
+            return self.sampling
+        return replace(self.sampling, max_tokens=None)
 
     def generate_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any

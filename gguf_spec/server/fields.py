@@ -35,7 +35,8 @@ def note(at: str, reason: str = "") -> None:
     """
     name = re.sub(r"\[\d+\]", "[]", at)
     if not _NAME.fullmatch(name):
-        name = re.sub(r"\.?[^.]*$", "", name) or "a field with an odd name"
+        name = re.sub(r"\.?[^.]*$", "", name)
+        name = name if _NAME.fullmatch(name) else "a field with an odd name"
     noted = NOTED.get()
     if noted is not None and name not in noted and len(noted) < 20:
         noted.append(name)

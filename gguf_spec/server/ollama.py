@@ -183,7 +183,7 @@ _CALL = s.checked(
 _MESSAGE_FIELDS = s.obj(
     {
         "role": {"enum": ["system", "user", "assistant", "tool"]},
-        "content": s.TEXT.schema,
+        "content?": s.TEXT.schema,
         "thinking?": s.TEXT.schema,
         "images?": _IMAGES,
         "tool_calls?": s.array(_CALL, "must be an array of calls."),

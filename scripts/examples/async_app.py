@@ -45,11 +45,13 @@ async def stream(llm: LLM, prompt: str, sampling: Sampling) -> AsyncIterator[str
         await asyncio.wait([reader])
 
 
-async def show(llm: LLM, name: str, prompt: str, max_tokens: int) -> None:
+async def show(llm: LLM, name: str, prompt: str, max_tokens: int, began: asyncio.Event) -> None:
     n = 0
+    sampling = Sampling(seed=1, max_tokens=max_tokens, ignore_eos=True)
     try:
-        async for piece in stream(llm, prompt, Sampling(seed=1, max_tokens=max_tokens)):
+        async for piece in stream(llm, prompt, sampling):
             n += 1
+            began.set()
             print(f"{name}: {piece!r}", flush=True)
     finally:
         print(f"{name}: {n} pieces", flush=True)
@@ -57,9 +59,12 @@ async def show(llm: LLM, name: str, prompt: str, max_tokens: int) -> None:
 
 async def main() -> None:
     with gguf_spec.load("tales") as llm:
-        first = asyncio.create_task(show(llm, "fox", "The fox said", 40))
-        second = asyncio.create_task(show(llm, "king", "The king said", 2000))
+        fox, king = asyncio.Event(), asyncio.Event()
+        first = asyncio.create_task(show(llm, "fox", "The fox said", 40, fox))
+        await fox.wait()
+        second = asyncio.create_task(show(llm, "king", "The king said", 2000, king))
         await first
+        await king.wait()
         await asyncio.sleep(0.3)
         second.cancel()
         await asyncio.wait([second])

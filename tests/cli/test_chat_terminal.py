@@ -533,7 +533,17 @@ def test_no_history_keeps_nothing_and_forget_removes_all(terminal, home, here):
     assert terminal.end() == 0
     assert not home.exists() or not [one for one in home.rglob("*") if "chat" in one.name]
     terminal.begin()
+    terminal.ask("taken back")
+    terminal.ask("/undo")
+    assert not [*(home / "gguf-spec" / "chats").iterdir()]
     terminal.ask("not a secret")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+    (file,) = (home / "gguf-spec" / "chats").iterdir()
+    before = file.read_bytes()
+    terminal.begin("-c", "--no-history")
+    terminal.ask("a secret")
+    assert file.read_bytes() == before
     terminal.type("C-d")
     assert terminal.end() == 0
     result = here("chat", "--forget", env={"XDG_STATE_HOME": str(home)})

@@ -377,6 +377,7 @@ def test_wrong_usage(edit, file, tmp_path):
     check(edit(file, "x", "-t", -1), 2, "--temperature is -1")
     check(edit(file, "d to X", "-o", tmp_path), 2, "is a directory")
     check(edit(file, file, "d to X", "-o", "new.txt"), 2, "--output takes one file")
+    check(edit(file, file, "d to X"), 2, "a file is named twice")
     check(edit(file), 2, "INSTRUCTION is missing")
     check(edit(file, file), 2, "is a file")
     check(edit(file, "d", "to", "X"), 2, "File 'd' does not exist", "in quotes")

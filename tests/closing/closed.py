@@ -30,7 +30,7 @@ GIVEN = {
     "seed": [3], "input": ["a"], "cache": [None], "a": [[1]], "b": [[1]], "n_rows": [1], "to": [0], "special": [True], "n_read": [0], "state": [b"x"],
     "kind": [None], "error": [None], "trace": [None], "input_ids": [], "profile": [DEFAULT_PROFILE], "snapshot": [None],
     "prompts": [["ab"]], "cached": [[1]], "parts": [[]], "prefix": ["a"], "suffix": ["b"], "llm": [],
-    "texts": ["ab", [[1, 2]]], "query": ["a"], "documents": [["b"]], "options": [["b"]], "least_cut": [0], "why": ["planted"], "n": [0], "n_tokens": [2], "most": [8], "instruction": ["shorten it"],
+    "texts": ["ab", [[1, 2]]], "query": ["a"], "documents": [["b"]], "options": [["b"]], "least_cut": [0], "why": ["planted"], "n": [0], "n_tokens": [2], "most": [8], "instruction": ["shorten it"], "question": ["a"],
     "other": [SimpleNamespace(index=0, cached=[1], n_read=0, least_cut=0)],
 }  # fmt: skip
 PASSED_ON = {"create_chat_completion_openai_v1": (MESSAGES,)}  # as they are, to another member

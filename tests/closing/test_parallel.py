@@ -157,6 +157,7 @@ atexit.register(lambda: print(llm._queue.n_running, "left"))  # called after tho
 import gguf_spec
 from gguf_spec import Sampling
 llm = gguf_spec.load(sys.argv[1], None, threads=1, n_ctx=128, extra_bufts=False, parallel=4)
+llm.prompt = "text"  # or generate() warns
 endless = Sampling(max_tokens=None, ignore_eos=True, overflow="shift", seed=1)
 {LEFT_OPEN[what]}
 print("done")

@@ -356,3 +356,9 @@ def test_a_server_answers_random_valid_bodies(server):
             reply = ask(server, "POST", path, body | {"ignore_eos": False})
             allowed = (200, 400) if path == "/infill" else (200,)
             assert reply.status in allowed, (path, body, reply.body[:300])
+
+
+@pytest.mark.parametrize("name", ["\r.", "\n.a", "a\r\nx: y.", ".", "\x00.b", "ä.", "a.\r"])
+def test_odd_names_do_not_get_into_the_header(name, noted):
+    read("chat", **{name: 1})
+    assert all(one.isascii() and one.isprintable() for one in noted), noted

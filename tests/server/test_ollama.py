@@ -441,3 +441,17 @@ def test_the_tools_of_the_official_client(caller, ollama, stack, stream):
         return "".join(piece.content or "" for piece in pieces), calls
 
     assert conversation(call, stream) == EXPECTED
+
+
+def test_a_message_with_calls_needs_no_content():
+    from gguf_spec import Speculation
+    from gguf_spec.server.ollama import read_ollama_chat
+
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    messages = [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "warm"},
+    ]
+    asked = read_ollama_chat({"model": "m", "messages": messages}, Speculation(), None)
+    assert [one["role"] for one in asked.prompts[0]] == ["user", "assistant", "tool"]

@@ -38,7 +38,7 @@ def test_the_folders_are_those_of_earlier_versions(monkeypatch, tmp_path, given)
     assert files.state_folder() == before("STATE")
     assert user_file() == before("CONFIG") / "models.yaml"
     assert (
-        Path(terminal._KeptHistory(terminal.state_folder() / "chat-history").filename)
+        Path(terminal._KeptHistory(terminal.history_file()).filename)
         == before("STATE") / "chat-history"
     )
 

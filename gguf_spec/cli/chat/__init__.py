@@ -83,8 +83,6 @@ def chat(**options: Any) -> int:
     check_images(options["image"], options)
     with contextlib.closing(ChatLoop(options)) as loop:
         loaded = loop.load(options["load"]) if options["load"] else ""
-        if options["continued"]:
-            loaded = loop.resume()
         if options["system"]:  # replaces the system message of the loaded conversation
             loop.chat.system = options["system"]
         if loop.chat.note:
@@ -92,14 +90,16 @@ def chat(**options: Any) -> int:
         streams = (sys.stdin, sys.stdout)
         at_terminal = all(stream is not None and stream.isatty() for stream in streams)
         in_pipe = options["as_json"] or not at_terminal
+        if options["history"] and not in_pipe:
+            loop.kept = KeptChats()
+        if options["continued"]:
+            loaded = loop.resume()
         ui = PipeUI(loop.llm, loop.chat, options["show_draft"], as_json=options["as_json"])
         if not in_pipe:
             from .terminal import TerminalUI  # imported late: prompt_toolkit is slow to import
 
             ui = TerminalUI(loop.llm, loop.chat, options["show_draft"], options["history"])
             ui.show_thinking = not options["hide_thinking"]
-            if options["history"]:
-                loop.kept = loop.kept or KeptChats()
         with Signals(keep_on=not in_pipe) as signals:
             try:
                 ui.begin(loaded)

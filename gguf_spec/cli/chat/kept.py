@@ -17,7 +17,11 @@ from ...system.files import atomic_write, state_folder
 _FORMAT = "gguf-spec-conversations"
 _MOST = 200  # chats that are kept
 _SHOWN = 20  # chats in the list
-_HISTORY = "chat-history"
+
+
+def history_file() -> Path:
+    """Return the file of the typed lines."""
+    return state_folder() / "chat-history"
 
 
 class KeptChat(NamedTuple):
@@ -94,7 +98,10 @@ class KeptChats:
     def write(
         self, messages: Sequence[Mapping[str, Any]], model: str, settings: Mapping[str, Any]
     ) -> None:
-        """Write the chat that goes on; where that is not possible, `problem` says so once."""
+        """Write the chat that goes on; where that is not possible, `problem` says so once.
+
+        One without an answer has no file.
+        """
         title = next((_text(one) for one in messages if one["role"] == "user"), "")
         now = time.time()
         self._path = self._path or self.folder / f"{time.time_ns():020}.json"
@@ -108,6 +115,9 @@ class KeptChats:
         }
         data = {"format": _FORMAT, "version": 1, "conversations": [chat]}
         try:
+            if all(one["role"] != "assistant" for one in messages):
+                self._path.unlink(missing_ok=True)
+                return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with atomic_write(self._path) as part:
                 part.write_text(json.dumps(data, ensure_ascii=False), "utf-8", "replace")
@@ -151,7 +161,7 @@ def forget() -> tuple[int, int]:
         OSError: One of them cannot be removed.
     """
     n_chats = n_bytes = 0
-    for path in [*(state_folder() / "chats").glob("*"), state_folder() / _HISTORY]:
+    for path in [*(state_folder() / "chats").glob("*"), history_file()]:
         if path.is_file():
             n_chats += path.suffix == ".json"
             n_bytes += path.stat().st_size

@@ -289,7 +289,7 @@ class ChatLoop:
         self._keep()
 
     def _keep(self) -> None:
-        if self.kept and any(one["role"] == "assistant" for one in self.chat.messages):
+        if self.kept:
             self.kept.write(self.chat.messages, self.llm.name, self._settings.to_dict())
             if self.kept.problem:
                 self._ui.say(self.kept.problem)
@@ -301,8 +301,7 @@ class ChatLoop:
         Raises:
             SessionError: There is no such chat.
         """
-        self.kept = self.kept or KeptChats()
-        one = self.kept.number(n)
+        one = (self.kept or KeptChats()).number(n)
         self.chat.messages[:] = one.messages
         self.chat.last = None
         self._settings.restore(one.settings)
@@ -415,6 +414,7 @@ class ChatLoop:
         if not self.chat.undo():
             return None
         self._n_retries = 0
+        self._keep()
         return f"Removed: {_short(question)}"
 
     def _retry(self, _rest: str) -> None:

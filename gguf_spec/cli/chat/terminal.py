@@ -22,10 +22,10 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 
 from ...options import well_formed
-from ...system.files import state_folder
 from ..command import CONTROL
 from ..completion import names_from
 from ..output import LateBar, Thoughts, logprob_lines, speed, styled
+from .kept import history_file
 from .loop import COMMANDS, RULES, SWITCHES, PipeUI, is_open_block
 from .markdown import Markdown, Piece, Wrap
 
@@ -53,7 +53,7 @@ class TerminalUI(PipeUI):
         self._session: PromptSession[str] | None = None
         if not self._dumb:
             if keep_history:
-                self._history = _KeptHistory(state_folder() / "chat-history")
+                self._history = _KeptHistory(history_file())
             self._session = _session(self._status, self._history or InMemoryHistory())
         self._has_told = False
         self._error: BaseException | None = None
