@@ -560,6 +560,7 @@ def _arguments() -> dict[str, Argument]:
             _many(SupportsIndex), "token ids", hint="write one id as a list of one."
         ),
         "chat_template_kwargs": mapping,
+        "chat_template": _TEXT._replace(allowed="a template in Jinja or None", optional=True),
         "data": mapping._replace(allowed="a mapping of names to values", optional=False),
         "token": Argument(_of(SupportsIndex), "a token id"),
         "most": Argument(_of(SupportsIndex), "a number of tokens or None", True),

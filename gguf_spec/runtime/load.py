@@ -41,6 +41,7 @@ from ..options import (
     checked,
     default_sampling,
     no_such_option,
+    wrong_type,
 )
 from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
@@ -194,6 +195,7 @@ def load(
     for name, value in others.items():
         raise no_such_option(name, value, {*LOADING, *REQUESTS, *ARGUMENTS})
     check_types(
+        chat_template=chat_template,
         draft=None if isinstance(draft, Entry) else draft, speculation=speculation,
         flash_attention=flash_attention, kv_type=kv_type,
         draft_flash_attention=draft_flash_attention, draft_kv_type=draft_kv_type, mmproj=mmproj,
@@ -201,6 +203,8 @@ def load(
         shared_drafts=shared_drafts, models_file=models_file, progress=progress,
         on_measure=on_measure, verbose=verbose,
     )  # fmt: skip
+    if not (sampling is None or isinstance(sampling, Mapping)):
+        raise wrong_type("sampling", sampling, "a mapping of option names to values, or None")
     named, notes = Path(models_file) if models_file is not None else None, list[str]()
     if model is None or isinstance(model, DefaultModel):
         chosen = chosen_model(named, model)

@@ -564,7 +564,7 @@ def test_hints_never_remove_anything(chat, typed, hint):
 
 def test_models_are_closed_if_the_chat_cannot_begin(monkeypatch):
     class LLM:
-        speculation, closed = Speculation(), False
+        speculation, closed, sampling_sources = Speculation(), False, {}
 
         def chat(self, **_):
             raise GgufSpecError("no chat template.", "use another model.")

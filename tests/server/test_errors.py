@@ -43,7 +43,7 @@ CHAT = [
     ({"temperature": "hot"}, "temperature"), ({"temperature": 10**400}, None), ({"top_k": 1.5}, "top_k"),
     ({"seed": 2**64}, "seed"), ({"max_tokens": -2}, "max_tokens"),
     ({"max_completion_tokens": -2, "max_tokens": None}, "max_completion_tokens"), ({"repetition_penalty": 0, "repeat_penalty": 1}, "repeat_penalty"), ({"stop": ["a"] * 17}, "stop"),
-    ({"stop": {"a": 1}}, "stop"), ({"stop": "a" * 257}, "stop"), ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"stop": {"a": 1}}, "stop"), ({"stop": "a" * 257}, "stop"), ({"logit_bias": {"a": "x"}}, "logit_bias"), ({"logit_bias": {"1": "x"}}, "logit_bias"),
     ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"stream": "yes"}, "stream"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"), ({"model": 5}, "model"),

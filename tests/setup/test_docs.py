@@ -28,6 +28,13 @@ OTHER_OPTIONS |= {"--contenders", "--long", "--runs", "--users", "--widths"}  # 
 OTHER_OPTIONS |= {"--onefile", "--find-links", "--no-index"}  # of PyInstaller, pip
 OTHER_OPTIONS |= {"--half", "--out", "--try", "--variant", "--with-dependencies"}  # of scripts
 OTHER_OPTIONS |= {"--native", "--ready-made"}  # of scripts/run
+OTHER_OPTIONS |= {
+    "--context-shift",
+    "--metrics",
+    "--models-dir",
+    "--no-slots",
+    "--no-ui",
+}  # of llama-server
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
 ]
