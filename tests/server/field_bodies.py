@@ -2,7 +2,7 @@
 
 from gguf_spec.options import Speculation
 from gguf_spec.server.fields import BUDGETS, OLLAMA_OPTIONS, OTHER_FIELDS
-from gguf_spec.server.infill import read_infill
+from gguf_spec.server.infill import INFILL, read_infill
 from gguf_spec.server.messages_api import read_request
 from gguf_spec.server.ollama import read_ollama_chat, read_ollama_generate
 from gguf_spec.server.requests import read_chat, read_text
@@ -159,9 +159,10 @@ def body(rng, path):
         if {"repeat_penalty", "repetition_penalty"} <= fields.keys():
             del fields["repetition_penalty"]
         route = _ROUTES[path]
+        done = INFILL.fields if path == "/infill" else ()  # of llama-server, not on other routes
         known = [name for name, one in OTHER_FIELDS.items() if route in one.routes]
         for name in rng.sample(known, rng.randrange(6)):
-            if name in MORE[path] or name in ("prompt", "echo"):
+            if name in MORE[path] or name in done or name in ("prompt", "echo"):
                 continue
             one = OTHER_FIELDS[name]
             values = [*(one.neutral or ()), None]
