@@ -290,7 +290,8 @@ LOADING: dict[str, Rule] = {
         "string", "Text file as an additional source of drafts.", flags=("--draft-text",)
     ),
     "n_ctx": Rule(
-        "integer", f"Context length in tokens.  [default: as trained, at most {DEFAULT_CTX}]",
+        "integer", f"Context length in tokens.  [default: as trained, at most {DEFAULT_CTX}, or "
+        "16384 where a tenth of the free memory holds it]",
         2, optional=True, flags=("--ctx",),
     ),
     "threads": Rule(

@@ -17,7 +17,7 @@ from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
-from ..options import DRAFT_WORDS, default_sampling
+from ..options import DEFAULT_CTX, DRAFT_WORDS, default_sampling
 from ..registry import hub as hub_module
 from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
@@ -258,7 +258,7 @@ class PairChecks:
         except GgufSpecError as error:
             yield Check(role, "fail", error.message, error.hint)
             return
-        n_ctx = max(2, self._options.positions(_trained(target.header)))
+        n_ctx = max(2, files[0][1].positions(_trained(target.header)))
         files = [(file, replace(options, n_ctx=n_ctx)) for file, options in files]
         features = self._features or {}
         headers = [(file.header, options) for file, options in files]
@@ -266,6 +266,7 @@ class PairChecks:
         found = (
             f"{format_bytes(wanted.added)}, "
             f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+            + self._why_ctx(wanted.n_ctx, _trained(target.header))
         )
         longest = 0 if wanted.fits else largest_ctx(headers, features)
         kept = prefix_memory_in_room(headers, features)
@@ -276,6 +277,14 @@ class PairChecks:
         yield room
         if self._loads and room.status != "fail":
             yield from self._inside(entry.name, files, head)
+
+    def _why_ctx(self, n_ctx: int, trained: int) -> str:
+        if self._options.n_ctx or has(self._features or {}, "GPU"):
+            return ""
+        if n_ctx == trained:
+            return " (as trained)"
+        why = "fits into" if n_ctx > DEFAULT_CTX else "more would take over"
+        return f" ({why} a tenth of the free memory; trained for {trained:,})"
 
     def _plan(
         self, entry: Entry, target: ModelFile, draft: str | Path | None

@@ -24,7 +24,7 @@ from ..errors import NotEnoughMemoryError, Text
 from ..gguf.header import TOKENS
 from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header, embeds_only
-from ..options import K_MAX
+from ..options import DEFAULT_CTX, K_MAX
 from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
 from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
@@ -41,6 +41,8 @@ _BATCH, _LEAST_BATCH = 256, 64
 _MOST_SCORES = 256 << 20
 # Share of the free memory that the caches of requests may take if the user gives no number.
 _CACHES_SHARE = 0.25
+# Contexts that are taken without being asked for, and the share of the free memory for them.
+_LONG_CONTEXTS, _CTX_SHARE = (16_384, 8_192), 0.1
 # Share of the memory that stays free which kept prefixes may take, and bounds of that memory.
 _KEPT_SHARE, _LEAST_KEPT, _MOST_KEPT = 1 / 8, 64 << 20, 8 << 30
 # largest number of rows of logits of a pass
@@ -264,6 +266,23 @@ def _most(
 
 def _with(models: Models, **changes: Any) -> list[tuple[Header, ContextOptions]]:
     return [(header, replace(options, **changes)) for header, options in models]
+
+
+def ctx_in_room(models: Models, features: Mapping[str, str] | None = None) -> int | None:
+    """Return the context length to load; None for `ContextOptions.positions`.
+
+    Where the user gives none, it is the trained one, at most 16,384 or 8,192, if the caches take at
+    most a tenth of the free memory. Models that may use a GPU are not checked.
+    """
+    header, options = models[0]
+    if options.n_ctx or any(uses_gpu(one) for _, one in models):
+        return options.n_ctx
+    for n_ctx in (min(header.whole("context_length"), most) for most in _LONG_CONTEXTS):
+        if n_ctx > DEFAULT_CTX:
+            longer = needs(_with(models, n_ctx=n_ctx), features)
+            if longer.fits and longer.caches <= _CTX_SHARE * (longer.free or 0):
+                return n_ctx
+    return None
 
 
 def parallel_in_room(

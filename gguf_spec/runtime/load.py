@@ -120,7 +120,7 @@ def load(
         speculation: Draft options; None selects `Speculation()`, or plain decoding if `draft` is
             None or `none`.
         n_ctx: Number of tokens that the context holds; None selects the training context, at most
-            4,096.
+            4,096, or 16,384 where its caches take at most a tenth of the free memory.
         threads: Number of threads; None selects the number of physical cores.
         flash_attention: `auto`, `on` or `off`.
         kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.

@@ -17,7 +17,14 @@ from ..errors import NoSpeculationError, Option, Text
 from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
 from ..gguf.validation import Header, ModelFile
 from ..llama.head import why_head_fails
-from ..llama.memory import fit_layers, has_room, parallel_in_room, read_files, with_snapshots
+from ..llama.memory import (
+    ctx_in_room,
+    fit_layers,
+    has_room,
+    parallel_in_room,
+    read_files,
+    with_snapshots,
+)
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, DRAFT_WORDS, HEADS, K_MAX, Speculation
@@ -217,6 +224,8 @@ def _files(load: LoadOptions, head: HeadChoice, draft: ModelFile | None) -> tupl
     files += [(head.file, replace(load.of_draft, head="self"))] if head.file else []
     n_slots, reason = choose_parallel(load, files)
     files = [(file, replace(options, parallel=n_slots)) for file, options in files]
+    n_ctx = ctx_in_room([(file.header, options) for file, options in files])
+    files = [(file, replace(options, n_ctx=n_ctx)) for file, options in files]
     k = 0 if load.is_plain else (load.speculation or Speculation()).k
     (_, options), *_ = with_snapshots([(file.header, options) for file, options in files], k)
     return [(load.file, options), *files[1:]], reason

@@ -277,6 +277,7 @@ def without_what_differs(body):
     return kept | {name: body["usage"][name] for name in names}
 
 
+@pytest.mark.full
 def test_bodies_mean_the_same_as_over_http(tales, tmp_path):
     bodies = [
         (CHAT, {"messages": HI, "max_tokens": 6, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 2}),

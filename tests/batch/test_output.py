@@ -37,6 +37,7 @@ def go_on(llm, tmp_path, defaults=DEFAULTS, **options):
         return batch.run(llm, defaults, **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [1, 4])
 def test_results_are_in_order_with_any_number_at_once(llm, tmp_path, right, n):
     state = go_on(llm, tmp_path, max_parallel=n)
@@ -106,6 +107,7 @@ def test_results_that_ended_early_are_kept_for_the_next_run(llm, tmp_path, right
     assert not (tmp_path / "out.jsonl.ahead").exists()
 
 
+@pytest.mark.full
 def test_results_of_an_earlier_run_stay_until_they_are_in_the_file(llm, tmp_path, right):
     """Also where all results of this run are written before them."""
     out, ahead = tmp_path / "out.jsonl", tmp_path / "out.jsonl.ahead"

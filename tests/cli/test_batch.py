@@ -66,6 +66,7 @@ def test_given_options_apply_to_lines_of_openai(batch, work, tmp_path):
     assert texts == ["bcde", "bc"]
 
 
+@pytest.mark.full
 def test_standard_input_and_output(cli, work, tmp_path):
     stdin = b'{"prompt": "a"}\n{"prompt": "b"}'
     args = ("-", "-", "-m", work / "abc.gguf", "-t", "0", "--raw", "-n", "2", "-q")
@@ -116,6 +117,7 @@ def test_many_bad_lines_are_not_all_named(batch, tmp_path):
     assert b"100 lines have a result, 100 failed: 0 tokens" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
 def test_a_terminal_shows_progress_and_ctrl_c_ends_it(work, environment, tmp_path):
     lines = [{"prompt": "a", "max_tokens": 3}, {"prompt": "b", "max_tokens": 3}, {"prompt": "c"}]

@@ -20,6 +20,7 @@ def invoke(*args):
     return CliRunner().invoke(group, [*QUICK, *map(str, args)], standalone_mode=False)
 
 
+@pytest.mark.full
 def test_json(here):
     result = here(*QUICK, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
@@ -40,6 +41,7 @@ def test_json(here):
     )
 
 
+@pytest.mark.full
 def test_the_table_and_the_useless_draft():
 
     run = invoke("--useless", "tales-draft")  # not useless, but another file is not at hand

@@ -43,6 +43,7 @@ def test_a_turn_a_line_and_nothing_else_on_stdout(chat):
     assert seen(chat(["hello", "", "  ", "again"])) == (0, f"{SAYS}\n{SAYS}\n", "")
 
 
+@pytest.mark.full
 def test_a_last_line_without_a_newline_counts(chat, cli):
     assert seen(chat(b"hello\r\nagain", run=cli)) == (0, f"{SAYS}\n{SAYS}\n", "")
 
@@ -471,6 +472,29 @@ def test_set_refuses_and_keeps_the_rest(chat, line, said):
     if "must be" in said:
         field = line.split()[1]
         assert f"Hint: use such a value, or /set {field} default." in err
+
+
+def test_set_ctx_loads_the_model_with_another_context(chat):
+    lines = [
+        "/set ctx",
+        "hello",
+        "/set max_tokens 2",
+        "/set --ctx-size 300",
+        "/undo",
+        "/set ctx 5k",
+        "/set",
+    ]
+    code, out, err = seen(chat(lines))
+    said = err.splitlines()
+    assert code == 1 and "The context holds 300 tokens. The conversation is read again." in said
+    assert "Removed: hello" in said  # the conversation is still there
+    assert "Error: --ctx is '5k' but must be a whole number, 2 or more." in said
+    assert f"{'max_tokens':<22}2 (changed)" in said and said[-1] == f"{'ctx':<22}300"
+
+
+def test_a_message_that_is_too_long_names_the_command_for_a_larger_context(chat):
+    code, out, err = seen(chat(["/set ctx 64", "a" * 200]))
+    assert code == 1 and "Hint: /set ctx 256 goes on with a larger context; or send less." in err
 
 
 def test_model_keeps_the_conversation_and_what_was_set(chat, work):

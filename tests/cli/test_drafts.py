@@ -33,6 +33,7 @@ def run(here, home):
     return lambda *args, **more: here(*args, env=env | more, cwd=home)
 
 
+@pytest.mark.full
 def test_a_table_of_what_fits_and_what_does_not(run, home):
     result = run("models", "drafts", "./big.gguf")
     lines = result.stdout.decode().splitlines()

@@ -474,6 +474,7 @@ def test_accepted_draft_tokens_are_green_on_request(work, environment, tmp_path,
     assert bool(green) == show, seen
 
 
+@pytest.mark.full
 def test_ctrl_c_writes_nothing(work, environment, file):
     tiny.write(work / "long.gguf", tiny.one_text("\nabcdefgh", for_ever=True), metadata={"llama.context_length": 100_000})  # fmt: skip
     line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "x", "-m", "long.gguf", "--yes", "-n", "90000", "--ctx", "99000", "-d", "none", "--threads", "1"]  # fmt: skip

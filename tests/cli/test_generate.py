@@ -329,6 +329,7 @@ def test_a_full_disk(generate, flags):
     assert re.fullmatch(r"Error: .*No space left on device.*\nHint: .+\n", result.stderr.decode())
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_cleanly_with_what_was_written(endless):
     child = endless(
         bufsize=0
@@ -342,6 +343,7 @@ def test_ctrl_c_ends_cleanly_with_what_was_written(endless):
     assert ("bcdefghijkla" * len(text)).startswith(text.rstrip("\n"))
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_one_json_object(endless):
     for patience in (
         0.3,

@@ -106,10 +106,12 @@ def test_run_with_a_prompt_answers_it(here, words):
     assert (given.stdout, given.stderr, given.returncode) == (b"bcdefghijkl\n", b"", 0)
 
 
+@pytest.mark.full
 def test_run_in_a_pipe_answers_it(cli):
     assert cli("run", "abc.gguf", "--raw", *RUN, stdin=b"xa").stdout == b"bcdefghijkl\n"
 
 
+@pytest.mark.full
 def test_run_at_a_terminal_is_a_chat(work, environment):
     import sys
 
@@ -156,6 +158,7 @@ def test_an_empty_prompt_is_refused_before_the_model_is_loaded(here, work, words
     check(here("generate", *words, "-m", "gone.gguf"), 1, "the prompt is empty")
 
 
+@pytest.mark.full
 def test_a_pipe_that_is_never_closed_is_named(work, environment):
     import subprocess
     import sys

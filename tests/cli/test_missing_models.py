@@ -83,6 +83,7 @@ def test_at_a_terminal_it_is_asked_once(terminal, tmp_path):
     assert (code, "Download" in seen) == (0, False)
 
 
+@pytest.mark.full
 def test_refused(terminal, tmp_path):
     code, seen = terminal(*ASK, typed=b"n\n")
     assert code == 1
@@ -118,6 +119,7 @@ def test_a_pair_by_its_name(terminal, run):
     assert code == 0
 
 
+@pytest.mark.full
 def test_a_download_that_fails(terminal, tmp_path):
     code, seen = terminal(*ASK, "-m", "gone", typed=b"y\n")
     assert code == 1

@@ -190,6 +190,7 @@ def test_a_token_is_sent_only_to_the_hub(run, hub):
     assert sent == {("someone", "Bearer hf_x"), ("cdn", None)}
 
 
+@pytest.mark.full
 def test_at_a_terminal(terminal, hub):
     code, seen = terminal("pull", "one")
     assert code == 0

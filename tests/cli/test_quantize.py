@@ -136,6 +136,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
     assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
 def test_a_bar_at_a_terminal(tmp_path, work, environment):
     args = ("tales", tmp_path / "small.gguf", "--type", "Q4_0", "--threads", "1")

@@ -120,6 +120,7 @@ def test_an_llm_that_is_dropped_frees_its_memory(gguf_dir):
     assert [one() for one in natives] == [None, None]
 
 
+@pytest.mark.full
 def test_a_stream_outlives_the_name_of_its_llm(right):
     """As in `for chunk in load(...).stream(...)`."""
     stream = gguf_spec.load("tales", **OPTIONS).stream(PROMPTS[0], SHORT)
@@ -213,6 +214,7 @@ def test_an_interrupt_before_bytecodes(llm, right, name, n):
 # ---- streams
 
 
+@pytest.mark.full
 def test_a_stream_that_is_not_read_does_not_stop_the_others(llm, right):
     with llm.stream(PROMPTS[0], LONG, speculation=PLAIN) as stream:
         first = next(stream)
@@ -224,6 +226,7 @@ def test_a_stream_that_is_not_read_does_not_stop_the_others(llm, right):
     assert rest[-1].finish_reason == "length"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n_read", [1, 3])
 def test_a_stream_that_is_dropped_frees_its_slot(llm, right, n_read):
     streams = [llm.stream(prompt, ENDLESS) for prompt in PROMPTS[:4]]
@@ -277,6 +280,7 @@ def read_more_streams_than_slots(llm):
         stream.close()
 
 
+@pytest.mark.full
 def test_a_thread_never_waits_for_its_own_streams(llm, right):
     in_another_thread(lambda: read_more_streams_than_slots(llm))
 
@@ -366,6 +370,7 @@ def test_an_unexpected_error_ends_the_requests_and_leaves_nothing_wrong(llm, rig
     assert llm.generate(PROMPTS[0], SHORT).text == right[PROMPTS[0]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("function", ["choose_slots", "reads_prefix"])
 def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch, function):
     """Running requests continue with right texts; no incomplete copy is left in a cache."""

@@ -219,6 +219,7 @@ def test_a_pattern_of_from_pretrained_names_one_model(pair, monkeypatch, names, 
             Llama.from_pretrained("me/repo", pattern)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["eval", "sample", "n_tokens", "save_state", "load_state", "scores"]
 )
@@ -232,6 +233,7 @@ def test_what_is_not_here_says_what_to_use(ours, name):
 # ---- the same answers
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["chatml", "llama-2", "vicuna", "gemma", "mistral-instruct"])
 def test_a_format_of_llama_cpp_python_gives_the_same_answer(pair, name):
     messages = [{"role": "user", "content": "Tell me of the king."}]
@@ -393,6 +395,7 @@ def test_parts_of_completions_look_the_same_and_join_to_the_same(ours, theirs, m
         assert "".join(tokens) == "".join(part["choices"][0]["text"] for part in a)
 
 
+@pytest.mark.full
 def test_parts_of_chats_look_the_same_and_join_to_the_same(ours, theirs):
     a, b = (
         list(one.create_chat_completion(HELLO, stream=True, **GREEDY)) for one in (ours, theirs)

@@ -99,6 +99,7 @@ def right_distribution(table, prompt):
     return distribution
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 0, 1, 2, 0, 1, 2]], ids=["short", "repeated"])

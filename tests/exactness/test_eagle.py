@@ -104,6 +104,7 @@ def test_the_same_text_for_each_architecture(tmp_path, name):
         assert not any(one.stats.why_none for one in results)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_rules_that_draw_from_the_draft(folder, accept):
     with loaded(folder, "table") as llm:
@@ -113,6 +114,7 @@ def test_rules_that_draw_from_the_draft(folder, accept):
         assert tokens(results)[: len(PROMPTS)] == greedy
 
 
+@pytest.mark.full
 def test_conversations_and_sessions(folder, tmp_path):
     with loaded(folder, speculation=FIXED) as llm:
         expected = saved_chat(llm, tmp_path / "session")

@@ -85,6 +85,7 @@ def check_every_edit(path, grid, n, n_most):
     cold.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("grid", [0, 16])
 @pytest.mark.parametrize("name", ["qwen35", "lfm2"])
 def test_every_position_of_an_edit(folder, name, grid, monkeypatch):
@@ -145,6 +146,7 @@ def test_texts_and_what_is_read(folder, name, parallel, copies_pay):
             assert together(llm, requests, n=5) == expected
 
 
+@pytest.mark.full
 def test_a_recurrent_draft(folder):
     """Its checkpoints only save time; the text is the target's."""
     with loaded(folder, "qwen35", folder / "qwen35-cousin.gguf") as llm:

@@ -156,6 +156,7 @@ def test_what_a_conversation_reads_again(folder, name, monkeypatch):
     assert 0 < sum(read) <= 20 + len(answer.tokens)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", FEW)
 def test_sessions(folder, name, tmp_path):
     with loaded(folder, name, "cousin") as llm:

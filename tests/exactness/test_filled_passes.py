@@ -133,6 +133,7 @@ def test_drafts_and_common_passes_are_not_filled(monkeypatch, options):
     model.close()
 
 
+@pytest.mark.full
 def test_the_comparison_runs_once(monkeypatch):
     device = Device(monkeypatch, kernel(1, 4, 8))
     open_model().close()

@@ -87,6 +87,7 @@ def test_untrained_heads_change_nothing(folder, name):
         check_the_same_texts(llm, "mtp", (2, 5))
 
 
+@pytest.mark.full
 def test_a_chain_drafts_as_many_tokens_as_it_has_heads(folder):
     with loaded(folder, "chain") as llm:
         with llm.stream("a", GREEDY, speculation=replace(FIXED, k=8)) as stream:
@@ -94,6 +95,7 @@ def test_a_chain_drafts_as_many_tokens_as_it_has_heads(folder):
         assert stream.stats.n_drafted > 32
 
 
+@pytest.mark.full
 def test_a_head_in_a_file_of_its_own(folder):
     with loaded(folder) as llm:
         expected = texts(llm, k=3, drafter="mtp", adaptive=False)
@@ -119,6 +121,7 @@ def test_a_head_that_reads_the_cache_of_its_target(folder, tmp_path):
         loaded(folder, "assistant", None)
 
 
+@pytest.mark.full
 def test_options_of_drafts_hold_for_a_head(folder, kernels):
     with loaded(folder, draft_kv_type="q8_0", draft_flash_attention="on", kv_type="f16") as llm:
         with llm.models() as (target, head):
@@ -130,6 +133,7 @@ def test_options_of_drafts_hold_for_a_head(folder, kernels):
         loaded(folder, draft_lora=folder / "alone.gguf")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_rules_that_draw_from_the_draft(folder, accept):
     with loaded(folder) as llm:
@@ -139,6 +143,7 @@ def test_rules_that_draw_from_the_draft(folder, accept):
         assert tokens(results)[: len(PROMPTS)] == greedy
 
 
+@pytest.mark.full
 def test_conversations(folder):
     """Next turns, repeated and edited questions: the answers of new models, and the prefix is kept."""
     prompts = [[40, 41, 42, 43, 44, 45] * 4] * 2
@@ -253,6 +258,7 @@ def test_a_requested_head_that_does_not_exist(folder):
             llm.generate("a", GREEDY, speculation=FIXED)
 
 
+@pytest.mark.full
 def test_heads_that_cannot_be_used_are_left_out_with_a_note(folder, monkeypatch):
     with loaded(folder, "two") as llm:
         assert "two.gguf has 2: drafts come from elsewhere." in llm.notes[0]
@@ -270,6 +276,7 @@ def test_heads_that_cannot_be_used_are_left_out_with_a_note(folder, monkeypatch)
         assert "has no functions for prediction heads" in llm.notes[0]
 
 
+@pytest.mark.full
 def test_a_head_that_does_not_fit_is_left_out(folder, monkeypatch):
     monkeypatch.setattr(plan_module, "has_room", lambda models: not models[0][1].head)
     with loaded(folder, "random") as llm:
@@ -375,6 +382,7 @@ def test_the_name_in_statistics():
     assert HeadDrafter.name == "mtp"
 
 
+@pytest.mark.full
 def test_a_measured_draft_model_that_is_faster_takes_the_place_of_a_head(tmp_path, monkeypatch):
     """Both were measured; where only one was, the head drafts."""
     tiny.write(tmp_path / "a.gguf", families.with_head(families.family("qwen35")))

@@ -103,6 +103,7 @@ def test_requests_that_share_passes(files, kind):
         assert llm.prefix_memory.n_entries == 0
 
 
+@pytest.mark.full
 def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files, monkeypatch):
     """The copy waits for a pass, and rows of the last pass wait for the request that decodes."""
     waiting, hold, admit = [], [], ParallelQueue._admit

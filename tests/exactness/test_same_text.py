@@ -204,6 +204,7 @@ def test_cancelled_and_taken_up_again(tales):
         assert (*said, *rest.tokens) == whole.tokens
 
 
+@pytest.mark.full
 def test_earlier_requests_change_no_text(tales):
     """Each request changes the learned statistics; the text does not depend on them."""
     sampling = Sampling(seed=2, max_tokens=50)

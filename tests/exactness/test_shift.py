@@ -60,6 +60,7 @@ def test_it_continues_from_the_prompt_and_the_later_half(short):
     assert list(long.tokens) == said[: 2 * N_CTX]
 
 
+@pytest.mark.full
 def test_the_noise_of_a_position_is_not_repeated(short):
     """The noise depends on the position: with the earlier noise, texts at a low temperature would repeat."""
     tokens = short.generate(
@@ -70,6 +71,7 @@ def test_the_noise_of_a_position_is_not_repeated(short):
     assert same < 0.2 * (len(tokens) - 100 - period)
 
 
+@pytest.mark.full
 def test_numbers_of_the_statistics_continue(short):
     with short.stream(
         "Once upon a time", sampling(300), speculation=Speculation(3, adaptive=False)
@@ -86,6 +88,7 @@ def test_numbers_of_the_statistics_continue(short):
     )
 
 
+@pytest.mark.full
 def test_an_end_token_still_ends_the_text(short):
     tokens = short.generate("Once upon a time", sampling(300)).tokens
     stop = tokens[200]

@@ -56,6 +56,7 @@ def test_the_text_is_the_plain_one(thinker, prompts, chain):
     assert n_forced
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_rules_that_resample_keep_the_budget(thinker, prompts, accept):
     end = reasoning_format(thinker.vocabulary).end(thinker.vocabulary)
@@ -66,6 +67,7 @@ def test_rules_that_resample_keep_the_budget(thinker, prompts, accept):
         assert result.text
 
 
+@pytest.mark.full
 def test_budgets_that_end_inside_of_a_draft(thinker, prompts):
     """Each budget from 0 to the longest draft and beyond, so that the end falls on every row."""
     sampling = Sampling(temperature=0.7, max_tokens=24, seed=5)

@@ -65,6 +65,7 @@ def test_one_and_two_threads_give_the_same_bits(file):
     assert_equal(one, two)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flash_attention", ["off", "on"])
 @pytest.mark.parametrize("file", FILES)
 def test_the_count_may_change_between_passes(file, flash_attention, monkeypatch):

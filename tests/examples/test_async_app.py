@@ -24,6 +24,7 @@ async def read(llm, prompt, sampling):
     return "".join([piece async for piece in async_app.stream(llm, prompt, sampling)])
 
 
+@pytest.mark.full
 def test_concurrent_streams_are_those_of_separate_requests(tales):
     sampling, prompts = (
         Sampling(temperature=0.8, seed=3, max_tokens=40),
@@ -38,6 +39,7 @@ def test_concurrent_streams_are_those_of_separate_requests(tales):
     ]
 
 
+@pytest.mark.full
 def test_the_event_loop_is_not_blocked(tales):
     async def count():
         n = 0

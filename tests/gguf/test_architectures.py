@@ -36,6 +36,7 @@ def test_only_the_table_names_architectures(path):
     assert not set(texts(path)) & (set(_TABLE) - TOKENIZERS - {*HEADS})
 
 
+@pytest.mark.full
 def test_only_the_table_names_architectures_that_share_a_name_with_a_tokenizer():
     users = {
         path.relative_to(PACKAGE).as_posix()

@@ -329,6 +329,7 @@ def test_a_context_larger_than_memory(gguf_dir):
     assert "n_ctx" in caught.value.hint
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep to RLIMIT_AS")
 def test_memory_that_the_system_refuses(gguf_dir):
     code = (

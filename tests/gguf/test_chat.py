@@ -150,6 +150,7 @@ def test_a_stopped_answer_stays_in_the_chat(llm):
     assert chat.messages == before
 
 
+@pytest.mark.full
 def test_a_conversation_that_does_not_fit_is_refused_or_loses_old_turns():
     with gguf_spec.load("tales", threads=1, n_ctx=160) as llm:
         chat = llm.chat("You tell tales.", sampling=SAID)

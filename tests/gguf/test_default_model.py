@@ -132,6 +132,7 @@ def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
     assert f"Note: {lookups[0].note}".split(";", maxsplit=1)[0] in run.stderr
 
 
+@pytest.mark.full
 def test_it_is_named_where_nothing_drafts(home, lookups):
     """A note on a missing draft is hidden then, and nothing else."""
     llama_cpp(home, "best.gguf", tiny.one_text("abcdefgh"))

@@ -52,6 +52,7 @@ def of_llama_cpp(path, pooling, texts, n_ctx=64):
         llama.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_equal_to_llama_cpp(folder, name, pooling):

@@ -292,6 +292,7 @@ def test_what_does_not_fit_is_refused(tmp_path, shape, n_vocab, why):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_the_command_prints_the_path_or_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(SHAPES, "135M", WIDE)

@@ -45,6 +45,7 @@ def with_a_near_tie(llm, strict):
     return pytest.skip("no decision was as close as this machine's noise")
 
 
+@pytest.mark.full
 def test_near_ties_are_counted(wobbly):
     sampling, stats = with_a_near_tie(wobbly, strict=False)
     assert 0 < stats.n_near_ties < 0.2 * stats.n_generated

@@ -95,6 +95,7 @@ def test_fifty_prompts(pair, prompts):
     assert n_accepted > 0.4 * n_drafted > 100  # with the target's tokenizer it is 0.6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_the_other_rules(pair, prompts, accept):
     sampling = Sampling(seed=3, max_tokens=30)
@@ -169,6 +170,7 @@ def test_it_is_listed_and_not_chosen_unmeasured(tmp_path):
         assert llm.draft_name == "spm.gguf"
 
 
+@pytest.mark.full
 def test_too_few_common_tokens_are_refused(tmp_path):
     path = spm(tmp_path / "junk.gguf", False, n_junk=3700)
     with pytest.raises(VocabularyMismatchError, match="tokens in common") as caught:

@@ -97,6 +97,7 @@ def test_a_damaged_or_old_profile_is_measured_again(cache, measured):
         assert json.loads(path.read_text(encoding="utf-8")).keys() == whole.keys()
 
 
+@pytest.mark.full
 def test_a_profile_that_cannot_be_stored_is_still_used(cache, measured):
     cache.parent.mkdir(exist_ok=True)
     cache.write_text("in the way", encoding="utf-8")
@@ -145,6 +146,7 @@ def test_an_invalid_profile_is_ignored():
     assert replace(profile, noise={}).logit_noise(4) == 0.0
 
 
+@pytest.mark.full
 def test_load_reports_that_it_measures_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("gguf_spec.speculative.profiler._STEADY", float("inf"))  # on a busy machine

@@ -63,6 +63,7 @@ def test_it_answers(smollm2):
     assert "light" in answer.text
 
 
+@pytest.mark.full
 @smollm2_only
 def test_its_template_writes_chatml(smollm2):
     assert "<|im_start|>" in smollm2.chat_template

@@ -129,6 +129,7 @@ def test_a_model_without_such_a_template(gguf_dir):
 # ---- prompts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("template", "think", "end"),
     [

@@ -93,6 +93,7 @@ BAD = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("template", BAD.values(), ids=BAD)
 def test_a_template_that_fails(tmp_path, template):
     with with_template(tmp_path / "bad.gguf", template) as llm:

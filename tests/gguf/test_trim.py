@@ -204,6 +204,7 @@ def pair(half):
         yield llm
 
 
+@pytest.mark.full
 def test_the_error_message(pair, half):
     assert pair.notes == ("the draft half.gguf knows 2,048 of the 4,096 tokens.",)
     assert pair.draft_name == "half.gguf"

@@ -149,6 +149,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bytes, int]]:
     return [(path.read_bytes()[: read_header(path).data_at], path.stat().st_size) for path in files]
 
 
+@pytest.mark.full
 @fuzz
 @given(
     st.integers(0, 2),

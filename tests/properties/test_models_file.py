@@ -68,6 +68,7 @@ def test_mutated_files(tmp_path, data):
     read(tmp_path, data)
 
 
+@pytest.mark.full
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -160,6 +160,7 @@ def test_a_single_token_pass_after_wide_ones_may_differ_and_is_counted(options):
     ), "only what is remembered"
 
 
+@pytest.mark.full
 def test_where_passes_are_exact_nothing_is_counted():
     assert all(text(seed, {}, 3, Rule(coupled, 0.0))[1] == [] for seed in range(40))
 

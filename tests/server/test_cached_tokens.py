@@ -76,6 +76,7 @@ def usage_of(server, path, fields, stream):
     ][-1]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
 def test_usage_of_each_route(own, path, stream):

@@ -23,6 +23,7 @@ def test_a_change_by_code(server):
     assert "stands at 2 places" in refused["refused"][0]
 
 
+@pytest.mark.full
 def test_a_change_by_a_model_is_that_of_the_library(server, tales):
     """The bundled model does not edit: what it writes is the same in both ways, or refused."""
     from gguf_spec.errors import NoEditError

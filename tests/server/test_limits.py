@@ -296,6 +296,7 @@ def test_a_port_in_use(server, tales):
         serve_in_thread(tales, host="no.such.host.example", api_key="k")
 
 
+@pytest.mark.full
 def test_closing(tales, capfd):
     """No thread is left, nothing was printed, and the LLM still works."""
     before = set(threading.enumerate())

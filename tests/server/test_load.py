@@ -124,6 +124,7 @@ def test_a_full_queue(idle):
     assert ask_text(idle).status == 200
 
 
+@pytest.mark.full
 def test_a_slow_client_does_not_delay_other_clients(endless):
     """It reads nothing of a stream larger than any socket buffer while others are answered; then it reads all."""
     with serve_in_thread(endless, timeout=60) as server:

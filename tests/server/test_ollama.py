@@ -88,6 +88,7 @@ def test_raw_prompts_and_options(server):
     assert chat(server, options=OPTIONS | load, keep_alive="5m").json()["message"] == chat(server).json()["message"]  # fmt: skip
 
 
+@pytest.mark.full
 def test_formats(server):
     answer = chat(server, format="json", options={"seed": 1, "num_predict": 400, "temperature": 0})
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -381,6 +382,7 @@ def ollama():
     return pytest.importorskip("ollama", reason="the extra dev installs it")
 
 
+@pytest.mark.full
 def test_the_official_client(server, ollama, tales, stack):
     text = chat(server).json()["message"]["content"]
     client = stack.enter_context(ollama.Client(server.url))

@@ -161,6 +161,7 @@ def by_ollama(url):
         return "".join(part.message.content for part in parts)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("read", [by_chat, by_responses, by_messages, by_ollama])
 def test_official_clients_ignore_pings(reading, server, read):
     slow, pings = reading

@@ -177,6 +177,7 @@ def test_a_template_without_tools(server):
     assert ask_chat(server, tools=[TOOL], tool_choice="none").status == 200
 
 
+@pytest.mark.full
 def test_structured_outputs(client):
     """Answers by a schema, from a model of tales: complete, streamed, and by the official client's own helper."""
     pydantic = pytest.importorskip("pydantic")

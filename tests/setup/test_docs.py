@@ -146,6 +146,7 @@ def test_files_of_the_repository_that_a_page_names_exist(page):
     assert "LLAMA_FACTS" not in text
 
 
+@pytest.mark.full
 def test_the_site_builds_without_a_warning_or_a_network(tmp_path):
     dead = "http://127.0.0.1:9"
     environment = os.environ | {

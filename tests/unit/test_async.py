@@ -177,6 +177,7 @@ def test_cancel_gives_the_last_chunk(llm, rounds):
     assert is_free(llm)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["break", "never read", "async with"])
 def test_a_reader_that_stops_frees_the_model(llm, rounds, how):
     async def main():
@@ -314,6 +315,7 @@ def test_a_loop_that_ends_meanwhile(llm, rounds):
     assert is_free(llm)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("tales")  # it tests the machine, which takes long beside other programs
 def test_a_real_pair():
     async def main():

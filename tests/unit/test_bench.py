@@ -411,6 +411,7 @@ def test_records_do_not_repeat():
     assert json.loads(records[3])["status"] == "active"
 
 
+@pytest.mark.full
 def test_texts_that_are_changed_begin_with_the_change(tales):
     llm = SimpleNamespace(prompt="text", n_ctx=2048, tokenize=tales.tokenize)
     prompts = {one.name: one.prompts(llm)[0] for one in LONG_WORKLOADS if one.n_prompt == 1000}

@@ -223,6 +223,7 @@ def test_the_better_the_draft_the_longer_the_drafts(scene):
     assert lengths[0] > lengths[1] + 1 > lengths[2] + 2
 
 
+@pytest.mark.full
 def test_drafts_are_not_longer_than_the_limit(scene):
     one = scene(FLAT, CHEAP, "good")
     one.run(Speculation(3))
@@ -243,6 +244,7 @@ def test_the_controller_takes_less_than_one_percent(scene):
     assert one.controller.counts == {}
 
 
+@pytest.mark.full
 def test_a_draft_that_cannot_pay_is_not_run(scene):
     one = scene(linear, DEAR, "useless")
     one.run()
@@ -306,6 +308,7 @@ def test_a_prompt_is_not_read_by_a_draft_that_does_not_pay(scene):
     assert one.draft.n_past == 0
 
 
+@pytest.mark.full
 def test_a_long_prompt_is_not_read_for_a_short_answer(scene):
     one = scene(FLAT, expensive_reading, "good")
     prompt = [1, 2, 3] * 500

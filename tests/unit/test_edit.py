@@ -330,6 +330,7 @@ ODD = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("name", ["a.py", "a.c", "a.yaml", "a.ini", "a.md", "a.sql", "Makefile", "a.html", "a.sh"])  # fmt: skip
 def test_an_odd_text_takes_no_time_and_gives_no_exception(name, odd):

@@ -260,6 +260,7 @@ def test_only_the_keyword_is_dropped(part, keyword, good, bad):
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [

@@ -362,6 +362,7 @@ def test_many_threads(llm):
     assert found == expected
 
 
+@pytest.mark.full
 def test_a_stream_is_closed_once_by_many_threads(llm):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

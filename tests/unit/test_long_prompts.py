@@ -140,6 +140,7 @@ def cheap(n):
     return 0.001 + 0.0001 * n
 
 
+@pytest.mark.full
 def test_how_much_is_read_is_decided_by_cost(clock):
     plain = generate(clock, 5000, lambda n: 1.0 * n)
     assert plain[1].n_past == 0  # far too dear

@@ -12,6 +12,7 @@ from gguf_spec.llama.backend import features_of
 from gguf_spec.llama.memory import (
     cache_bytes,
     check_room,
+    ctx_in_room,
     largest_ctx,
     needs,
     parallel_in_room,
@@ -385,3 +386,24 @@ def test_kept_prefixes_take_an_eighth_of_what_stays_free(machine, free, kept):
     machine(free)
     found = prefix_memory_in_room(models(1024, file_bytes=MIB), {}) / GIB
     assert found == pytest.approx(kept, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("free", "trained", "n_ctx"),
+    [
+        (31 * GIB, 32_768, 16_384),  # 3 GiB of caches
+        (31 * GIB, 12_000, 12_000),
+        (29 * GIB, 32_768, 8_192),
+        (14 * GIB, 32_768, None),
+        (31 * GIB, 2_048, None),
+        (None, 32_768, None),
+        (31 * GIB, 0, None),  # the file does not say it
+    ],
+)
+def test_a_long_context_where_it_takes_a_tenth_of_the_free_memory(machine, free, trained, n_ctx):
+    """16,384 positions take 3 GiB."""
+    machine(free, 64 * GIB)
+    known = {"context_length": trained} if trained else {}
+    target = header(file_bytes=MIB, **SMOLLM2, **known)
+    assert ctx_in_room([(target, ContextOptions())], {}) == n_ctx
+    assert ctx_in_room([(target, ContextOptions(n_ctx=300))], {}) == 300

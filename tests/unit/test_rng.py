@@ -75,6 +75,7 @@ def test_marginals_over_seeds_follow_the_distribution():
     assert deviations(counts, distribution.probs, 10_000) < 4
 
 
+@pytest.mark.full
 def test_marginals_over_a_vocabulary_that_is_searched_for_contenders():
     n_vocab = 4 * _FEW
     row = np.random.default_rng(6).normal(size=n_vocab).astype(np.float32) * 2.5

