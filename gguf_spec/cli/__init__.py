@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -119,13 +120,8 @@ def main() -> None:
 
         is_usage = isinstance(error, gguf_spec.errors.InvalidOptionError)
         _fail(*message_and_hint(error), 2 if is_usage else 1)
-    except OSError as error:  # such as a full disk; the flush at exit must not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _fail(
-            f"the answer cannot be written: {error.strerror}.",
-            "free disk space, or write it to another disk.",
-            1,
-        )
+    except (OSError, SystemExit) as error:
+        _end_of_output(error)
     except MemoryError:
         _fail("there is not enough memory.", "set a smaller --ctx or use a smaller model.", 1)
     sys.exit(code if isinstance(code, int) else 0)
@@ -134,9 +130,6 @@ def main() -> None:
 def _set_up() -> None:
     """Prepare signals, the standard streams and the log of the library."""
     signals.start()
-    if hasattr(signal, "SIGPIPE"):
-        # If the reader of a pipe, such as `head`, ends first, exit without an error message.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # no encoding errors on terminals without UTF-8
@@ -152,6 +145,23 @@ def _set_up() -> None:
             click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
 
     logging.getLogger("gguf_spec").addHandler(Handler(logging.WARNING))
+
+
+def _end_of_output(error: OSError | SystemExit) -> NoReturn:
+    """End because the output cannot be written.
+
+    Without a message where its reader is gone, as `head`: as the signal PIPE does. That has no
+    effect before, because a connection that the other side has closed must not end a server.
+    """
+    cause = error.__context__ if isinstance(error, SystemExit) else error  # of click and rich
+    if not isinstance(cause, OSError):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
+    if cause.errno == errno.EPIPE and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    fact = f"the answer cannot be written: {cause.strerror}."
+    _fail(fact, "free disk space, or write it to another disk.", 1)
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:

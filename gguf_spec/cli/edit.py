@@ -19,7 +19,7 @@ from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from .command import CONTROL, Command, flag, json_option, option
 from .download import at_terminal
-from .options import load_models, model_options, offline_option, table_option
+from .options import load_models, model_options, offline_option, server_option, table_option
 from .output import (
     LateBar,
     answer_json,
@@ -80,6 +80,7 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 @flag("--stats", "Show speed and acceptance, on stderr.")
 @flag("--show-draft", "Show accepted draft tokens in green.")
 @json_option("instead of the changes")
+@server_option
 def edit(words: tuple[str, ...], **options: Any) -> int:
     """Change text files as an instruction says, and nothing else in them.
 

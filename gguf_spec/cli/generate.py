@@ -21,6 +21,7 @@ from .options import (
     model_options,
     read_text,
     sampling_options,
+    server_option,
     speculation_options,
     table_option,
     think_options,
@@ -74,6 +75,7 @@ image_option = file_option(
 @flag("--stats", "Show speed and acceptance, on stderr.")
 @flag("--show-draft", "Show accepted draft tokens in green.")
 @json_option("instead of the text")
+@server_option
 def generate(
     prompt: str | None,
     prompt_option: str | None,
@@ -114,7 +116,7 @@ def generate(
     if not text and (system is not None or raw is False or not options["prefill"]):
         raise EmptyPromptError  # before the models, which take long to load
     sampling = to_sampling(options, overflow=True)
-    with load_models(options, to_speculation(options)) as llm:
+    with load_models(options | {"image": image}, to_speculation(options)) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
         if chat and not text:

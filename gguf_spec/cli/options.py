@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
+from ..errors import GgufSpecError
 from ..options import (
     FLAGS,
     LOADING,
@@ -35,6 +36,7 @@ from .output import LateBar, Line
 if TYPE_CHECKING:
     from .. import LLM
     from ..results import Progress
+    from ..server import ServedLLM
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -167,6 +169,9 @@ models_file_option = file_option(
 )
 yes_option = flag("-y --yes", "Download a missing model without a question.")
 offline_option = flag("--offline", "Do not offer to download a model.")
+server_option = flag(
+    "--no-server", "Load the model, even where a server of yours (gguf-spec serve) holds it."
+)
 verbose_option = option(
     "-v --verbose", "Show llama.cpp's log; -vv also shows tracebacks of errors.", count=True
 )
@@ -235,6 +240,9 @@ def load_models(
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
     if draft is None:
         draft = options["draft"] if speculation.k else "none"
+    may_share = options.get("no_server") is False and not cancelled
+    if may_share and (found := _served(options, draft, speculation)):
+        return cast("LLM", found)
     offer_download(options["model"], draft, options)
     measuring, loading = Line(), LateBar()
 
@@ -267,6 +275,37 @@ def load_models(
         if all_notes or note not in llm.draft_notes:
             click.echo(f"Note: {in_command(note)}", err=True)
     return llm
+
+
+def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> ServedLLM | None:
+    """Return the model of the options in a server of this user; None to load it."""
+    needs_own = any(
+        options.get(name) for name in ("image", "save", "load", "draft_text", "verbose")
+    )
+    if needs_own or draft not in ("auto", "none"):
+        return None
+    from ..models import path
+    from ..server import served
+
+    model, models_file = options["model"], options["models_file"]
+    try:
+        file = path(default_model(models_file).entry if model is None else model, models_file)
+    except GgufSpecError:  # nothing to share: it is not on this disk
+        return None
+
+    def load() -> LLM:
+        click.echo(
+            f"Note: the server at {url} does not answer this: the model is loaded.", err=True
+        )
+        return load_models(options | {"no_server": True}, speculation, draft)
+
+    given = load_arguments(options, draft, speculation)
+    least = 0 if is_given("ctx") else options["ctx"] or 0  # that an edit needs
+    found = served(file, given | ({"n_ctx": None} if least else {}), load, least)
+    url = found.url if found else ""
+    if found:
+        click.echo(f"Note: the server at {url} answers, which holds {found.name}.", err=True)
+    return found
 
 
 def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import math
 import os
@@ -305,7 +306,8 @@ def _show_requests() -> None:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             now = time.strftime("%H:%M:%S", time.localtime(record.created))
-            click.echo(f"{now} {record.getMessage().translate(CONTROL)}", err=True)
+            with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+                click.echo(f"{now} {record.getMessage().translate(CONTROL)}", err=True)
 
     log = logging.getLogger("gguf_spec.server.requests")
     log.setLevel(logging.INFO)

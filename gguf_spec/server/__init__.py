@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .app import make_app
     from .model_pool import ModelPool, ServedModel, served_model
-    from .running import RunningServer, running_servers
+    from .running import RunningServer, ServedLLM, running_servers, served
     from .settings import Settings
     from .systemd import systemd_service
     from .thread import Server, serve_in_thread
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ModelPool",
     "RunningServer",
+    "ServedLLM",
     "ServedModel",
     "Server",
     "Settings",
     "make_app",
     "running_servers",
     "serve_in_thread",
+    "served",
     "served_model",
     "systemd_service",
 ]
@@ -33,6 +35,8 @@ _HOME = {
     "served_model": "model_pool",
     "RunningServer": "running",
     "running_servers": "running",
+    "ServedLLM": "running",
+    "served": "running",
     "Settings": "settings",
     "systemd_service": "systemd",
     "Server": "thread",

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -23,18 +24,18 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
-from ..errors import ClosedError
+from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..options import Speculation
 from .connections import REFUSAL
 from .edit import EditReply, answer_at_once, read_edit
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Started
+from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Sent, Started
 from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
 from .jobs import JOB, Job, with_grammar
@@ -66,6 +67,7 @@ from .replies import (
 )
 from .requests import BodyReader, CompletionRequest, parse, read_chat, read_text
 from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
+from .running import CALL, call, pack
 from .settings import Settings
 from .worker import Worker
 
@@ -166,12 +168,15 @@ class App:
     """ASGI application of the server; it owns the worker, but no socket.
 
     Attributes:
-        status_token: Token that opens the route `/api/ps` beside the API key.
+        models: The models that it serves.
+        status_token: Token that opens the route `/api/ps` beside the API key, and alone the route
+            for commands of this user.
         worker: Its threads answer the requests.
     """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
         self._pool = llm if isinstance(llm, ModelPool) else ModelPool.of(llm)
+        self.models = self._pool.models
         self._settings, self._origins = settings, settings.origins
         self._totals, self._since = Metrics(), int(time.time())
         self.status_token = secrets.token_urlsafe(24)
@@ -201,6 +206,7 @@ class App:
             *ollama_routes(self._pool, self._models, self._bodies),
             *prompt_routes(self._models, self._bodies),
             *self._models.routes,
+            Route(CALL, self._share, methods=["POST"]),
             *(Route(path, self._health, methods=["GET"]) for path in _HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/openapi.json", self._description, methods=["GET"]),
@@ -290,6 +296,8 @@ class App:
             fact = f"The origin {origin!r} may not use this server: "
             fact += f"gguf-spec serve --cors-origin {origin or 'ORIGIN'} allows it."
             return ApiError(fact, None, "origin_not_allowed", 403)
+        if path == CALL:
+            key = self.status_token
         if key is not None and path not in _OPEN:
             keys = [key, self.status_token] if path == _STATUS else [key]
             # As OpenAI and as Anthropic name it.
@@ -433,6 +441,37 @@ class App:
 
         answer: Response = await self._run(request, model, work, route.names)
         return answer
+
+    async def _share(self, request: Request) -> Response:
+        """Answer a command of this user; its texts are not limited by the settings."""
+        body = await self._bodies.receive(request)
+        data = await self._bodies.convert(body, parse, body)
+        model = self._models.find(data.get("model"), any_model=False)
+
+        def work(llm: LLM) -> None:
+            def send(kind: str, value: Any) -> None:
+                job.post(Sent(kind, pack(value)))
+
+            try:
+                call(llm, data, send, job.reading)
+            except PromptTooLongError as error:
+                job.post(Sent("too long", [error.n_prompt, error.n_ctx, "about" in error.message]))
+            except (GgufSpecError, ValueError, TypeError, KeyError, AttributeError):
+                job.post(Sent("refused", None))
+
+        job = Job(model, work)
+        end = self._begin(request, job)
+
+        async def lines() -> AsyncIterator[str]:
+            with end:
+                while not isinstance(event := await job.events.get(), Done):
+                    sent = event if isinstance(event, Sent) else Sent("refused", None)
+                    yield json.dumps([sent.kind, sent.value]) + "\n"
+                    if isinstance(event, ErrorEvent):
+                        return
+            yield '["end", null]\n'
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     async def _with_grammar(
         self, request: Request, model: ServedModel, parsed: CompletionRequest

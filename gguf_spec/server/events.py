@@ -114,13 +114,26 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Event: a part of the result of a task.
+
+    Attributes:
+        kind: What it is.
+        value: The part.
+    """
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
 class ErrorEvent:
     """Event: an error ended the request, before or during the answer."""
 
     refusal: ApiError
 
 
-Event = Started | ChunkEvent | ChoiceEnded | Finished | Ping | Done | ErrorEvent
+Event = Started | ChunkEvent | ChoiceEnded | Finished | Ping | Done | Sent | ErrorEvent
 
 
 def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:

@@ -17,6 +17,7 @@ from ..options import Speculation
 from ..results import OnProgress
 from ..system.process import OfOneProcess
 from .errors import ApiError, client_closed, log, not_loaded
+from .running import load_key
 
 if TYPE_CHECKING:
     from ..models import DefaultModel
@@ -32,12 +33,14 @@ class ServedModel:
         names: Other names in lower case that requests may use.
         load: Loads the model; its argument is called with the progress.
         path: Its file, or the first file of a split model.
+        key: `running.load_key` of it; empty for a model that was loaded outside of the pool.
     """
 
     id: str
     names: frozenset[str]
     load: Callable[[OnProgress | None], LLM]
     path: Path | None = None
+    key: str = ""
 
 
 def served_model(
@@ -75,9 +78,8 @@ def served_model(
 
         return load_model(model, models_file=models_file, progress=progress, **options)
 
-    return ServedModel(
-        (*given, entry.name)[0], frozenset(name.lower() for name in names), load, file
-    )
+    lower = frozenset(name.lower() for name in names)
+    return ServedModel((*given, entry.name)[0], lower, load, file, load_key(file, options))
 
 
 def loaded_model(llm: LLM) -> ServedModel:

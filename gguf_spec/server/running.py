@@ -1,18 +1,37 @@
-"""Running servers of this user: each writes a small file, from which the others find it."""
+"""Running servers of this user: each writes a small file, from which commands find and use it.
+
+A command whose model such a server holds, from the same file with the same options, lets it answer:
+nothing is loaded twice. The text is the same, as it does not depend on the requests beside it. The
+file can be read by this user alone, and has a token that the server asks for. A server is asked
+only if the process of the file belongs to this user and listens at that port.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import http.client
+import itertools
 import json
 import os
+import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
+from .. import __version__
+from ..errors import GgufSpecError, PromptTooLongError
+from ..options import K_MAX, LOADING, Sampling, Speculation
+from ..results import Chunk, Completion, OnProgress, Part, Progress, Stats, TokenLogprob
 from ..system.files import atomic_write, state_folder
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM, Chat
+    from .model_pool import ServedModel
 
 _TIMEOUT_S = 2.0  # for the answer of a server
 _MOST_BYTES = 1 << 20  # of that answer
@@ -28,11 +47,15 @@ class RunningServer:
         url: Base URL.
         pid: Number of its process.
         models: The models in memory, as the route `/api/ps` lists them.
+        token: Token that opens the routes for commands of this user.
+        keys: Name of each model -> `load_key` of it.
     """
 
     url: str
     pid: int
     models: tuple[dict[str, Any], ...]
+    token: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
 
 
 def _folder() -> Path:
@@ -40,12 +63,13 @@ def _folder() -> Path:
 
 
 @contextmanager
-def listed(url: str, token: str) -> Iterator[None]:
+def listed(url: str, token: str, models: Sequence[ServedModel]) -> Iterator[None]:
     """List a server of this process for `running_servers`; without a writable folder, do nothing.
 
     Args:
         url: Base URL of the server.
-        token: Token that opens its route `/api/ps`.
+        token: Token that opens its routes `/api/ps` and `CALL`.
+        models: Its models.
     """
     file = None
     with contextlib.suppress(OSError, RuntimeError):
@@ -53,6 +77,7 @@ def listed(url: str, token: str) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = folder / f"{os.getpid()}-{url.rpartition(':')[2]}.json"
         entry = {"url": url, "pid": os.getpid(), "token": token}
+        entry["keys"] = {model.id: model.key for model in models if model.key}
         with atomic_write(file, lasting=False) as part:
             part.write_text(json.dumps(entry), encoding="utf-8")
     try:
@@ -81,10 +106,13 @@ def _read(file: Path) -> RunningServer | None:
     try:
         entry = json.loads(file.read_text(encoding="utf-8"))
         url, pid, token = str(entry["url"]), int(entry["pid"]), str(entry["token"])
+        keys = dict(entry.get("keys", {}))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     try:
-        return RunningServer(url, pid, _ask(url, token))
+        if not _is_own(url, pid):
+            return None
+        return RunningServer(url, pid, _ask(url, token), token, keys)
     except (OSError, ValueError, KeyError, TypeError):
         import psutil
 
@@ -94,14 +122,403 @@ def _read(file: Path) -> RunningServer | None:
         return None
 
 
-def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
+def _is_own(url: str, pid: int) -> bool:
+    """Return whether a process of this user listens at the port of a URL.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        me = psutil.Process()
+        if process.username() != me.username():
+            return False
+        port = urlsplit(url).port
+        listening = psutil.CONN_LISTEN
+        connections = process.net_connections("tcp")
+        return any(one.status == listening and one.laddr.port == port for one in connections)
+    except psutil.NoSuchProcess:
+        raise ProcessLookupError(pid) from None
+    except psutil.Error:
+        return False
+
+
+def _reachable(url: str) -> str:
     for anywhere, here in _CONNECT.items():
         url = url.replace(f"//{anywhere}:", f"//{here}:")
     if not url.startswith("http://"):
         raise ValueError(url)
+    return url
+
+
+def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
+    url = _reachable(url)
     headers = {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url}/api/ps", headers=headers)
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=_TIMEOUT_S) as response:
         models = json.loads(response.read(_MOST_BYTES))["models"]
     return tuple(dict(model) for model in models)
+
+
+# ---- models of servers, for commands
+
+CALL = "/gguf-spec/call"
+# Options of `load` that change no text. A context ends a text, and is compared by its length.
+_OF_SPEED = {"reference", "n_ctx", "threads", "mmap", "mlock", "numa"} | {
+    name for name in LOADING if name.startswith("draft_")
+}
+_FACTS = (
+    "name", "draft_name", "n_ctx", "prompt", "parallel", "parallel_reason", "notes", "draft_notes",
+    "has_chat_template", "chat_template", "can_think", "can_see", "generates", "speculation",
+    "sampling", "sampling_sources",
+)  # fmt: skip
+_PACKED: dict[str, Callable[..., Any]] = {
+    one.__name__: one
+    for one in (Sampling, Speculation, Chunk, Completion, Stats, TokenLogprob, Part, Progress)
+}
+
+
+def load_key(file: Path, options: Mapping[str, Any]) -> str:
+    """Return a digest of what texts depend on: a model's file, its options, and this package."""
+    status = file.stat()
+    given = {name: options.get(name) for name in sorted(LOADING.keys() - _OF_SPEED)}
+    package = __version__, os.fspath(Path(__file__).parents[1])
+    facts = package, os.fspath(file.resolve()), status.st_size, status.st_mtime_ns, given
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def pack(value: Any) -> Any:
+    """Return a value as JSON; `unpack` returns it again, with the types of this package."""
+    if is_dataclass(value) and not isinstance(value, type):
+        of = {one.name: pack(getattr(value, one.name)) for one in fields(value)}
+        return {"type": type(value).__name__, "fields": of}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        of = {name: pack(getattr(value, name)) for name in value._fields}
+        return {"type": type(value).__name__, "fields": of}
+    if isinstance(value, Mapping):
+        return {"type": "dict", "items": [[pack(k), pack(v)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {"type": "tuple", "items": [pack(one) for one in value]}
+    return [pack(one) for one in value] if isinstance(value, list) else value
+
+
+def unpack(value: Any) -> Any:
+    """Return the value that was given to `pack`.
+
+    Raises:
+        ValueError, TypeError, KeyError, GgufSpecError: It is no such value.
+    """
+    if isinstance(value, list):
+        return [unpack(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if value["type"] == "dict":
+        return {unpack(k): unpack(v) for k, v in value["items"]}
+    if value["type"] == "tuple":
+        return tuple(unpack(one) for one in value["items"])
+    return _PACKED[value["type"]](**{name: unpack(v) for name, v in value["fields"].items()})
+
+
+def call(
+    llm: LLM, data: Any, send: Callable[[str, Any], None], reading: Callable[..., Any]
+) -> None:
+    """Do what a `ServedLLM` asks for.
+
+    Args:
+        llm: The model.
+        data: The body of the request: `method` and `options`.
+        send: Called with the kind and the value of each part of the answer.
+        reading: Context manager that cancels a stream when the client leaves.
+    """
+    method, options = data["method"], unpack(data["options"])
+    if method == "facts":
+        facts = {name: getattr(llm, name) for name in _FACTS}
+        send("value", facts | {"is_exact": not llm.logit_noise(options["k"])})
+    elif method == "is_end":
+        send("value", llm.vocabulary.is_end(options["token"]))
+    elif method in ("tokenize", "token_text"):
+        send("value", getattr(llm, method)(**options))
+    elif method == "stream":
+        if options.pop("reports"):
+            options["on_prompt"] = lambda progress: send("progress", progress)
+        with llm.stream(**options) as stream, reading(stream):
+            send("stats", stream.stats)
+            for chunk in stream:
+                send("chunk", chunk)
+            send("value", stream.result)
+    else:
+        raise ValueError(method)
+
+
+class _NotServedError(Exception):
+    """The server does not do it, or cannot be reached."""
+
+
+class ServedStream:
+    """A generation in a server, as a `Stream` of this process.
+
+    Attributes:
+        stats: Token counts and times; complete after the last chunk.
+    """
+
+    def __init__(
+        self,
+        parts: Iterator[tuple[str, Any]],
+        url: str,
+        end: Callable[[], None],
+        on_prompt: OnProgress | None,
+    ) -> None:
+        """Take over an answer.
+
+        Args:
+            parts: Its parts; the first one has the counts before the first pass.
+            url: The server.
+            end: Ends the connection, which cancels the generation; called from any thread.
+            on_prompt: As for `LLM.stream`.
+        """
+        self._parts, self._url, self._end, self._on_prompt = parts, url, end, on_prompt
+        self.stats: Stats = next(parts)[1]
+        self._chunks: list[Chunk] = []
+        self._result: Completion | None = None
+        self._is_cancelled = False
+
+    @property
+    def seed(self) -> int:
+        """The seed in use; 0 before the end."""
+        return self.result.seed
+
+    @property
+    def result(self) -> Completion:
+        """The result so far."""
+        if self._result:
+            return self._result
+        chunks = self._chunks
+        tokens = tuple(token for chunk in chunks for token in chunk.tokens)
+        return Completion(
+            "".join(chunk.text for chunk in chunks),
+            tokens,
+            "cancelled",
+            0,
+            replace(self.stats, n_generated=len(tokens)),
+            reasoning="".join(chunk.reasoning for chunk in chunks),
+            accepted_text=tuple(one for chunk in chunks for one in chunk.accepted_text),
+        )
+
+    def cancel(self) -> None:
+        """End the generation; safe from any thread and from a signal handler."""
+        self._is_cancelled = True
+        self._end()
+
+    close = cancel
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            for kind, value in self._parts:
+                if kind == "chunk":
+                    self._chunks.append(value)
+                    return self._chunks[-1]
+                if kind == "value":
+                    self._result, self.stats = value, value.stats
+                elif self._on_prompt and self._on_prompt(value) is False:
+                    self.cancel()
+        except _NotServedError:
+            pass
+        if self._result is None and not self._is_cancelled:
+            fact = f"the server at {self._url} ended in the middle of the answer."
+            raise GgufSpecError(fact, "repeat it: the model is loaded here then.")
+        raise StopIteration
+
+    def __enter__(self) -> ServedStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ServedLLM:
+    """A model in a running server, with what commands use of an `LLM`.
+
+    What the server refuses, or what is asked when it is gone, is done by the model in this process.
+
+    Attributes:
+        url: Base URL of the server.
+    """
+
+    def __init__(self, server: RunningServer, model: str, load: Callable[[], LLM]) -> None:
+        """Ask a server for a model that it holds.
+
+        Args:
+            server: The server.
+            model: Its name there.
+            load: Loads the model in this process.
+        """
+        self.url, self._server, self._model, self._load = server.url, server, model, load
+        self._llm: LLM | None = None
+        self._facts: dict[str, Any] = self._call("facts", k=K_MAX)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._llm or name not in self._facts:
+            return getattr(self._here(), name)
+        return self._facts[name]
+
+    def _here(self) -> LLM:
+        if self._llm is None:
+            self._llm = self._load()
+        return self._llm
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its texts do not depend on the requests beside them."""
+        return bool(self._facts["is_exact"])
+
+    @property
+    def vocabulary(self) -> Any:
+        """What tells the ends of generations apart from other tokens."""
+        return self._llm.vocabulary if self._llm else self
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends a generation."""
+        return bool(self._value("is_end", lambda llm: llm.vocabulary.is_end(token), token=token))
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a token, as `LLM.token_text`."""
+        return str(self._value("token_text", lambda llm: llm.token_text(token), token=token))
+
+    def tokenize(self, prompt: Any, **options: Any) -> list[int]:
+        """Return token ids, as `LLM.tokenize`."""
+        options |= {"prompt": prompt}
+        return list(self._value("tokenize", lambda llm: llm.tokenize(**options), **options))
+
+    def chat(self, system: str | None = None, **options: Any) -> Chat:
+        """Start a conversation, as `LLM.chat`."""
+        from ..runtime.llm import Chat
+
+        return Chat(cast("LLM", self), system, **options)
+
+    def generate(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Completion:
+        """Return a complete answer, as `LLM.generate`."""
+        with self.stream(prompt, sampling, **options) as stream:
+            for _ in stream:
+                pass
+        result: Completion = stream.result
+        return result
+
+    def stream(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Any:
+        """Start a generation, as `LLM.stream`; one with images is of this process."""
+        options |= {"prompt": prompt, "sampling": sampling}
+        if not self._llm and not options.get("images"):
+            report = options.get("on_prompt")
+            asked = options | {"on_prompt": None, "reports": report is not None}
+            with contextlib.suppress(_NotServedError):
+                parts, end = self._ask("stream", asked)
+                return ServedStream(parts, self.url, end, report)
+        return self._here().stream(**options)
+
+    stream_tokens = stream
+
+    def _value(self, method: str, here: Callable[[LLM], Any], **options: Any) -> Any:
+        if not self._llm:
+            with contextlib.suppress(_NotServedError):
+                return self._call(method, **options)
+        return here(self._here())
+
+    def _call(self, method: str, **options: Any) -> Any:
+        parts, _ = self._ask(method, options)
+        return next(value for kind, value in parts if kind == "value")
+
+    def _ask(
+        self, method: str, options: dict[str, Any]
+    ) -> tuple[Iterator[tuple[str, Any]], Callable[[], None]]:
+        """Return the parts of an answer, and what ends the connection.
+
+        Raises:
+            _NotServedError: There is no answer.
+            PromptTooLongError: As in this process.
+        """
+        at = urlsplit(_reachable(self.url))
+        connection = http.client.HTTPConnection(at.hostname or "", at.port)
+        data = {"model": self._model, "method": method, "options": pack(options)}
+        headers = {"Authorization": f"Bearer {self._server.token}"}
+        try:
+            connection.request("POST", CALL, json.dumps(data), headers)
+            channel, response = connection.sock, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise _NotServedError from error
+        if response.status != 200:
+            connection.close()
+            raise _NotServedError
+
+        def end() -> None:
+            with contextlib.suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+
+        parts = _parts(response, connection)
+        first = next(parts)  # an error comes here
+        return itertools.chain([first], parts), end
+
+    def close(self) -> None:
+        """Close what was loaded in this process."""
+        if self._llm:
+            self._llm.close()
+
+    def __enter__(self) -> ServedLLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parts(
+    response: http.client.HTTPResponse, connection: http.client.HTTPConnection
+) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an answer: kinds and values.
+
+    Raises:
+        _NotServedError: The server refused it, or ended.
+        PromptTooLongError: As in this process.
+    """
+    with contextlib.closing(connection):
+        while True:
+            try:
+                kind, value = json.loads(response.readline())
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise _NotServedError from error
+            if kind == "end":
+                return
+            if kind == "too long":
+                raise PromptTooLongError(*value)
+            if kind == "refused":
+                raise _NotServedError
+            yield kind, unpack(value)
+
+
+def served(
+    file: Path, options: Mapping[str, Any], load: Callable[[], LLM], least_ctx: int = 0
+) -> ServedLLM | None:
+    """Return a model in a running server of this user, if its texts are those of this process.
+
+    Args:
+        file: The file of the model.
+        options: Arguments of `load`.
+        load: Loads the model in this process, where the server cannot answer.
+        least_ctx: Least number of tokens that its context must hold.
+    """
+    key, n_ctx = load_key(file, options), options.get("n_ctx")
+    for server in running_servers():
+        loaded = {one.get("name") for one in server.models}
+        for model in (name for name, other in server.keys.items() if other == key):
+            with contextlib.suppress(_NotServedError):
+                found = ServedLLM(server, model, load) if model in loaded else None
+                fits = found and n_ctx in (None, found.n_ctx) and found.n_ctx >= least_ctx
+                if found and fits and found.is_exact:
+                    return found
+    return None

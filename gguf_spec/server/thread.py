@@ -78,7 +78,7 @@ class Server(OfOneProcess):
         self._uvicorn = _Uvicorn(config, self._app)
         self._listing = contextlib.ExitStack()
         if settings.listed:
-            self._listing.enter_context(listed(self.url, self._app.status_token))
+            self._listing.enter_context(listed(self.url, self._app.status_token, self._app.models))
         self._thread = threading.Thread(target=self._run, name="gguf-spec-server", daemon=True)
         self._thread.start()
 

@@ -484,7 +484,7 @@ def test_set_ctx_loads_the_model_with_another_context(chat):
         "/set ctx 5k",
         "/set",
     ]
-    code, out, err = seen(chat(lines))
+    code, _out, err = seen(chat(lines))
     said = err.splitlines()
     assert code == 1 and "The context holds 300 tokens. The conversation is read again." in said
     assert "Removed: hello" in said  # the conversation is still there
@@ -493,7 +493,7 @@ def test_set_ctx_loads_the_model_with_another_context(chat):
 
 
 def test_a_message_that_is_too_long_names_the_command_for_a_larger_context(chat):
-    code, out, err = seen(chat(["/set ctx 64", "a" * 200]))
+    code, _out, err = seen(chat(["/set ctx 64", "a" * 200]))
     assert code == 1 and "Hint: /set ctx 256 goes on with a larger context; or send less." in err
 
 

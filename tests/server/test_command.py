@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -80,6 +82,22 @@ class Child:
         self.process.kill()
         self.process.communicate()
         self._err.close()
+
+
+@pytest.mark.parametrize("how", [b"\0" * 8, struct.pack("ii", 1, 0)], ids=["closed", "reset"])
+def test_clients_that_leave_do_not_end_the_process(ever, how):
+    """A write to their connections raises the signal PIPE, which ends a program that lets it."""
+    body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 5000}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with Child("-m", ever, "--draft", "none", "--port", 0) as child:
+        for _ in range(12):
+            address = urlsplit(child.url)
+            with socket.create_connection((address.hostname, address.port)) as connection:
+                connection.sendall(head.encode() + body)
+                connection.recv(100)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
+        assert ask_text(child, prompt="a", max_tokens=4).status == 200
+        assert child.end() == (0, "", child.err)
 
 
 @pytest.mark.full

@@ -11,7 +11,13 @@ import click
 
 from ..command import CONTROL, Command, file_option, flag, option
 from ..generate import check_images, image_option
-from ..options import model_options, sampling_options, speculation_options, think_options
+from ..options import (
+    model_options,
+    sampling_options,
+    server_option,
+    speculation_options,
+    think_options,
+)
 
 __all__ = ["chat"]
 # The default length limit is larger than that of `generate`.
@@ -42,6 +48,7 @@ _SETTINGS = {"default_map": {"max_tokens": 1024}}
 )
 @flag("--forget", "Remove all chats and typed lines that are kept.")
 @think_options
+@server_option
 @flag("--show-draft", "Show accepted draft tokens in green.")
 @flag(
     "--json as_json",

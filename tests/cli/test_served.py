@@ -1,0 +1,177 @@
+"""Commands let a running server of this user answer, if it holds the same model with the same options."""
+
+import json
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+import gguf_spec
+from gguf_spec import Chunk, Sampling
+from gguf_spec.server import ModelPool, Settings, running, running_servers, served, served_model
+from gguf_spec.server.thread import Server
+from tests.server.conftest import ask
+from tests.server.test_command import Child
+
+LOADS = {"draft": "none", "threads": 1, "parallel": 1}
+NOTE = "answers, which holds tales."
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with (
+        ModelPool([served_model("tales", **LOADS)]) as pool,
+        Server(pool, Settings(port=0, listed=True, api_key="secret")) as one,
+    ):
+        pool.add(pool.default, pool.default.load(None))
+        yield one
+
+
+@pytest.fixture(scope="module")
+def run(here, tmp_path_factory):
+    """Run a command beside a server that the program has started."""
+    env = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}
+    with Child("-m", "tales", "--port", 0, **env):
+        yield lambda *args, stdin="": here(*args, stdin=stdin.encode(), env=env, text=True)
+
+
+@pytest.fixture
+def llm(server):
+    model = gguf_spec.models.path("tales")
+    found = served(model, LOADS, lambda: gguf_spec.load("tales", **LOADS))
+    assert found and found.url == server.url
+    with found:
+        yield found
+
+
+GENERATE = ("generate", "-m", "tales", "--threads", 1, "Once upon a time", "--seed", 3, "-n", 30)
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--draft", "none"), ("--json",), ("--echo", "--logprobs", "2")]
+)
+def test_generate_gives_the_same(run, more):
+    shared, own = run(*GENERATE, *more), run(*GENERATE, *more, "--no-server")
+    assert NOTE in shared.stderr and NOTE not in own.stderr
+    if "--json" in more:
+        answers = [json.loads(one.stdout) for one in (shared, own)]
+        assert len({(one["text"], one["seed"], *one["tokens"]) for one in answers}) == 1
+    else:
+        assert shared.stdout == own.stdout != ""
+        if "--logprobs" in more:
+            assert shared.stderr.endswith(own.stderr)
+
+
+def test_a_chat_gives_the_same(run):
+    lines = "hello\n/set temperature 0\nand then?\n/retry\n"
+    words = ("chat", "-m", "tales", "--threads", 1, "--no-history", "--seed", 1, "-n", 12)
+    shared, own = run(*words, stdin=lines), run(*words, "--no-server", stdin=lines)
+    assert NOTE in shared.stderr
+    assert (shared.stdout, shared.returncode) == (own.stdout, own.returncode)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--kv-type", "q8_0"),
+        ("--ctx", 512),
+        ("--kernels", "stock"),
+        ("-v",),
+        ("--draft", "tales-draft"),
+    ],
+    ids=str,
+)
+def test_other_options_load_the_model(run, options):
+    answer = run(*GENERATE, *options)
+    assert NOTE not in answer.stderr
+
+
+def test_the_same_context_is_shared(run):
+    assert NOTE in run(*GENERATE, "--ctx", 2048).stderr
+
+
+def test_only_the_token_of_the_file_opens_the_route(server):
+    for key in (None, "secret"):
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        assert ask(server, "POST", running.CALL, {}, headers).status == 401
+
+
+BAD = [
+    {}, {"model": "tales"}, {"model": "tales", "method": "close", "options": {}},
+    {"model": "tales", "method": "stream", "options": {"type": "os.system", "fields": {}}},
+    {"model": "tales", "method": "stream", "options": {"type": "Sampling", "fields": {"top_k": "x"}}},
+    {"model": "tales", "method": "stream", "options": {"type": "dict", "items": [["reports", False]]}},
+    {"model": "tales", "method": "tokenize", "options": {"type": "dict", "items": [1]}},
+    {"model": "tales", "method": "facts", "options": None}, {"model": 5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BAD, ids=str)
+def test_a_wrong_call_is_refused(server, body):
+    (one,) = running_servers()
+    reply = ask(server, "POST", running.CALL, body, {"Authorization": f"Bearer {one.token}"})
+    assert reply.status in (200, 400, 404)
+    assert reply.status != 200 or reply.body == b'["refused", null]\n["end", null]\n'
+
+
+def test_a_prompt_that_is_too_long(llm):
+    with pytest.raises(gguf_spec.errors.PromptTooLongError) as caught:
+        llm.stream("a " * 5000)
+    assert caught.value.n_ctx == 2048
+
+
+def test_what_a_server_does_not_do_is_done_here(llm, server):
+    wanted = llm.generate("Once", Sampling(seed=1, max_tokens=5)).text
+    assert llm.token_text(llm.tokenize("Once")[-1]) and not llm.is_end(5)
+    server.close()
+    assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
+    assert llm._llm is not None and llm.n_ctx == 2048
+
+
+def test_a_server_that_ends_in_the_middle_is_named():
+    def parts():
+        yield "stats", gguf_spec.Stats(n_prompt=3)
+        yield "chunk", Chunk("a", (5,), 0, 0)
+        raise running._NotServedError
+
+    stream = running.ServedStream(parts(), "http://127.0.0.1:1", lambda: None, None)
+    assert next(stream).text == "a" and stream.result.text == "a"
+    with pytest.raises(gguf_spec.errors.GgufSpecError, match=r"127\.0\.0\.1:1 ended in the middle"):
+        next(stream)
+
+
+def test_a_cancelled_answer_ends_in_the_server_too(llm, server):
+    with llm.stream("Once", Sampling(seed=1, max_tokens=1500, ignore_eos=True)) as stream:
+        assert next(stream).tokens
+        stream.cancel()
+        assert list(stream) == [] and stream.result.finish_reason == "cancelled"
+    assert llm.generate("Once", Sampling(seed=1, max_tokens=3)).tokens
+
+
+@pytest.mark.parametrize("change", ["port", "pid", "user", "key"])
+def test_a_stale_or_foreign_entry_is_ignored(server, monkeypatch, tmp_path, change):
+    (file,) = (tmp_path / "gguf-spec" / "servers").glob("*.json")
+    entry = json.loads(file.read_text())
+    if change == "port":  # another program listens there
+        entry["url"] = "http://127.0.0.1:1"
+    elif change == "pid":
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+            entry["pid"] = other.pid
+            file.write_text(json.dumps(entry))
+            assert running_servers() == []
+        return
+    elif change == "user":
+        names = iter(["mallory", "alice"])
+        monkeypatch.setattr(psutil.Process, "username", lambda _: next(names))
+    else:
+        entry["keys"] = {"tales": "0" * 64}
+    file.write_text(json.dumps(entry))
+    assert served(gguf_spec.models.path("tales"), LOADS, lambda: None) is None
+
+
+def test_the_file_can_be_read_by_its_owner_only(server, tmp_path):
+    (file,) = (tmp_path / "gguf-spec" / "servers").glob("*.json")
+    assert os.name == "nt" or (file.stat().st_mode | file.parent.stat().st_mode) & 0o077 == 0
