@@ -144,10 +144,13 @@ def serve(quiet: bool, **options: Any) -> int:
     server_type, settings = _settings(options)  # before the models, which take long to load
     needs_key = settings.api_key is not None
     speculation = to_speculation(options)
+    from ..server import listen
+
     with (
         _end_in(settings.grace + _PATIENCE_S) as end,
+        listen(settings) as listener,  # a port that is in use is told before the models are loaded
         _pool(options, speculation) as pool,
-        server_type(pool, settings) as server,
+        server_type(pool, settings, listener) as server,
     ):
         if not quiet:
             _show_requests()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .running import RunningServer, ServedLLM, running_servers, served
     from .settings import Settings
     from .systemd import systemd_service
-    from .thread import Server, serve_in_thread
+    from .thread import Server, listen, serve_in_thread
 
 __all__ = [
     "ModelPool",
@@ -20,6 +20,7 @@ __all__ = [
     "ServedModel",
     "Server",
     "Settings",
+    "listen",
     "make_app",
     "running_servers",
     "serve_in_thread",
@@ -40,6 +41,7 @@ _HOME = {
     "Settings": "settings",
     "systemd_service": "systemd",
     "Server": "thread",
+    "listen": "thread",
     "serve_in_thread": "thread",
 }
 

@@ -46,18 +46,21 @@ class Server(OfOneProcess):
 
     _is_closed = False  # by a fork
 
-    def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
+    def __init__(
+        self, llm: LLM | ModelPool, settings: Settings, listener: socket.socket | None = None
+    ) -> None:
         """Start the server.
 
         Args:
             llm: The LLM, which stays open, or a pool of models.
             settings: The settings.
+            listener: A socket of `listen`, which the server closes; None opens one.
 
         Raises:
             InvalidOptionError: The host is not a valid address.
             GgufSpecError: The address is in use or does not belong to this machine.
         """
-        self._socket = _listen(settings)
+        self._socket = listener or listen(settings)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
@@ -141,7 +144,7 @@ class Server(OfOneProcess):
         self.close()
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
     """Return a socket that already accepts connections.
 
     Raises:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gguf_spec.cli import serve
+from gguf_spec.errors import GgufSpecError
 from tests.server.conftest import ask, ask_text, until
 from tests.support import children, tiny
 
@@ -296,3 +297,11 @@ def test_without_the_extra(tmp_path):
         done.stderr
         == "Error: the server needs starlette, which is not installed.\nHint: run pip install '.[server]' in a clone of gguf-spec.\n"
     )
+
+
+def test_a_port_in_use_is_told_before_a_model_is_loaded(monkeypatch):
+    monkeypatch.setattr(serve, "load_models", lambda *_: pytest.fail("it was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(GgufSpecError, match=f"port {port}: Address already in use"):
+            serve.serve.main(["-m", "tales", "--port", str(port)], standalone_mode=False)
