@@ -12,10 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .options import require
 from .registry.download import Pulled, check_room, find, path, pull, remove, verified
 from .registry.models_file import Entry, Part, Piece
 from .registry.resolve import ModelName, entries, resolve
-from .system.machine import format_bytes
+from .system.machine import available_bytes, format_bytes, read_speed
 
 if TYPE_CHECKING:
     from .runtime.default_model import DefaultModel, default_model
@@ -32,15 +33,69 @@ __all__ = [
     "default_model",
     "find",
     "find_drafts",
+    "fits_here",
     "format_bytes",
     "list_local",
     "list_models",
     "path",
     "pull",
+    "recommended",
     "remove",
     "resolve",
     "verified",
 ]
+
+
+# Use -> models for it, the best first.
+RECOMMENDED = {
+    "chat": ("qwen3-8b", "qwen3-4b", "qwen2.5-1.5b", "smollm2-360m", "smollm2-135m-instruct"),
+    "code": ("qwen2.5-coder-7b", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"),
+    "embed": ("nomic-embed-text-v1.5",),
+}
+# Tokens a second below and above which no number is worth it; memory in bytes beside the weights.
+_SLOW, _FAST, _BESIDE = 5.0, 100.0, 600 << 20
+
+
+def tokens_per_s(size: int) -> float:
+    """Return about how many tokens a second plain decoding of a model has on this machine.
+
+    Args:
+        size: Size of its file, in bytes. Each token reads all of it.
+    """
+    from .speculative.profile import measured_speed
+
+    return (measured_speed() or read_speed()) / size
+
+
+def fits_here(entry: Entry, size: int | None) -> str:
+    """Return how a model with a size in bytes does on this machine, in a word or two.
+
+    A mixture of experts reads less for each token than its size; an embedding has no tokens.
+    """
+    free = available_bytes()
+    if size is None:
+        return "?"
+    if free is not None and 1.1 * size + _BESIDE > free:
+        return "too big"
+    if entry.name in RECOMMENDED["embed"] or "mixture of experts" in entry.note:
+        return "fits"
+    rate = tokens_per_s(size)
+    if rate >= _FAST:
+        return "fast"
+    return f"~{rate:.0f} tok/s" if rate >= _SLOW else f"slow, ~{rate:.1g} tok/s"
+
+
+def recommended(use: str = "chat", models_file: str | Path | None = None) -> Entry:
+    """Return the best known model for a use that is not slow on this machine.
+
+    Args:
+        use: `chat`, `code` or `embed`.
+        models_file: As for `list_models`.
+    """
+    require("use", use, "chat, code or embed", use in RECOMMENDED)
+    known = entries(models_file)
+    found = [known[name] for name in RECOMMENDED[use] if name in known]
+    return next((one for one in found if fits_here(one, one.size_bytes)[0] in "~f"), found[-1])
 
 
 def list_models(models_file: str | Path | None = None) -> list[Entry]:

@@ -122,6 +122,41 @@ def _packages(names: list[str]) -> str:
     return f"{names[0]} to {names[-1]}, {len(names)} of them"
 
 
+@models.command(short_help="Name the best model for this machine.")
+@click.argument("use", type=click.Choice(["chat", "code", "embed"]), default="chat")
+@flag("-y --yes", "Download it without a question.")
+@_options
+def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> int:
+    """Name the best known model for a use that is not slow on this machine, and download it.
+
+    \b
+    Examples:
+      gguf-spec models recommend
+      gguf-spec models recommend code
+      gguf-spec models recommend embed --yes
+    """
+    from ..models import find, fits_here, format_bytes, recommended
+
+    entry = recommended(use, models_file)
+    path, size = find(entry), entry.size_bytes or 0
+    if as_json:
+        print_json(_facts(entry, path) | {"here": fits_here(entry, size)})
+        return 0
+    click.echo(f"{entry.name}: {format_bytes(size)}, {fits_here(entry, size)} here. {entry.note}")
+    command = {"chat": "chat", "code": "chat", "embed": "embed"}[use]
+    if not path and not (
+        yes or (at_terminal() and click.confirm("Download it now?", default=True))
+    ):
+        click.echo(f"To download it: gguf-spec models pull {entry.name}")
+        return 0
+    if not path:
+        words = [entry.name, *(["--yes"] if yes else [])]
+        if code := pull.main(words, prog_name="gguf-spec models pull", standalone_mode=False):
+            return int(code)
+    click.echo(f"To use it: gguf-spec {command} -m {entry.name}")
+    return 0
+
+
 @models.command(short_help="Download models and their drafts.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @option("--draft/--no-draft", "Also download the draft of each model.", default=True)
@@ -256,7 +291,7 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
     return facts | {"path": None if path is None else str(path), "verified": verified(entry)}
 
 
-_HEAD = ("", "name", "size", "licence", "draft", "note")
+_HEAD = ("", "name", "size", "here", "licence", "draft", "note")
 _OPTIONAL = ("licence", "draft")  # columns that a narrow terminal leaves out, the first one first
 _NOTE = 36  # width of the notes that is worth a column
 
@@ -269,7 +304,7 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
     Args:
         found: Models, and their files if they are on this disk.
     """
-    from ..models import format_bytes
+    from ..models import fits_here, format_bytes
 
     tick = "\N{CHECK MARK}"
     try:
@@ -281,6 +316,7 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
             tick if path else "",
             entry.name,
             format_bytes(size) if (size := _size(entry, path)) else "?",
+            fits_here(entry, size),
             entry.license or "?",
             entry.draft or "-",
             entry.note.translate(CONTROL),

@@ -325,7 +325,26 @@ def write_profile(
     target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None, profile: Profile
 ) -> bool:
     """Store a profile in place of an earlier one; return whether it could be written."""
+    known, n_bytes = read_json(_speed_file()), target.file.header.file_bytes
+    if not isinstance(known, list) or n_bytes >= known[0]:
+        write_json(_speed_file(), [n_bytes, profile.target[1]])
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
+
+
+def _speed_file() -> Path:
+    return cache_file("profiles", ["speed", *this_machine(timed=True)])
+
+
+def measured_speed() -> float | None:
+    """Return the bytes of weights that a pass over one token reads in a second on this machine.
+
+    It is that of the largest model that was measured; None before one was.
+    """
+    try:
+        n_bytes, seconds = read_json(_speed_file())
+        return float(n_bytes / seconds)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None
 
 
 def read_statistics(

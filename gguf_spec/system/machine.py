@@ -6,9 +6,12 @@ other programs use the processor, because the results would not describe this ma
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 from .limits import memory_limits
@@ -53,6 +56,21 @@ def total_bytes() -> int | None:
     """Return the memory of the machine, or the smallest limit of it; None if unknown."""
     known = [_of_machine("total"), *(limit.n_bytes for limit in memory_limits())]
     return min((n for n in known if n is not None), default=None)
+
+
+@cache
+def read_speed() -> float:
+    """Return the bytes that all cores together read from memory in a second, at least."""
+    import numpy as np
+
+    data, n = np.ones(4 << 20, np.uint64), min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(n) as pool:
+        best = math.inf
+        for _ in range(3):
+            began = time.perf_counter()
+            list(pool.map(np.bitwise_or.reduce, [data] * n))
+            best = min(best, time.perf_counter() - began)
+    return n * data.nbytes / best
 
 
 def available_bytes() -> int | None:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -201,6 +202,12 @@ def make(kind: str, want: dict, missing: list) -> None:
             call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
     mark(["ready-run", *(["ready-test"] if kind == "test" else [])], want)
     say(f"Ready after {time.monotonic() - start:.0f} s.")
+    if kind == "run":
+        say(
+            "The model that answers now is a small one, for tries. One that is of use on this machine:"
+        )
+        command = [VENV / "bin" / "python", "-I", "-m", "gguf_spec", "models", "recommend"]
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
 
 
 def mark(names: list, want: dict) -> None:

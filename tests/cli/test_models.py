@@ -433,9 +433,9 @@ def test_list(run, hub):
     before = run("list")
     assert (before.returncode, before.stderr) == (0, "")
     head, *lines, empty, legend = before.stdout.splitlines()
-    assert head.split() == ["name", "size", "licence", "draft", "note"]
+    assert head.split() == ["name", "size", "here", "licence", "draft", "note"]
     rows = {line.removeprefix("✓").split()[0]: line for line in lines}
-    assert rows["one"].split()[1:5] == ["1.1", "MiB", "mit", "two"]
+    assert rows["one"].split()[1:6] == ["1.1", "MiB", "fast", "mit", "two"]
     assert set(rows) == {*resolve.entries(), "one", "two"}
     here = [line.startswith("✓") for line in lines]
     assert here == sorted(here, reverse=True), "what is here comes first"
@@ -588,3 +588,16 @@ def test_a_pair_by_its_name(run, hub, home, pair, where):
     assert answers["story"]["text"] == answers["tales"]["text"]
     assert answers["story"]["stats"]["n_drafted"] > 0
     assert hub.requests == []
+
+
+def test_recommend(here):
+    code, out, _ = (
+        (one := here("models", "recommend", "embed", text=True)).returncode,
+        one.stdout,
+        one.stderr,
+    )
+    first, second = out.splitlines()
+    assert code == 0 and first.startswith("nomic-embed-text-v1.5: 262 MiB, fits here.")
+    assert second == "To download it: gguf-spec models pull nomic-embed-text-v1.5"
+    told = json.loads(here("models", "recommend", "code", "--json", text=True).stdout)
+    assert told["name"].startswith("qwen2.5-coder-") and told["here"]
