@@ -37,6 +37,7 @@ _COMMANDS = {
     "config": Place("config", "config", "Show or edit the defaults of options."),
     "worker": Place("serve", "worker", "Lend this machine to a model on another one."),
     "ps": Place("serve", "ps", "Show the models that running servers hold."),
+    "uninstall": Place("doctor", "uninstall", "Remove what this program has written."),
     "completion": Place("completion", "completion", "Print a script for shell completion."),
 }
 

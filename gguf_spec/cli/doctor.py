@@ -8,12 +8,15 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import GgufSpecError
 from ..options import PLACEMENT
 from .command import Command, flag, json_option
+from .download import at_terminal
 from .error_text import in_command
 from .options import load_models, model_options
 from .output import counted, print_json
@@ -213,3 +216,42 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
         text, width - indent, break_long_words=False, break_on_hyphens=False
     ) or [""]
     return [first, *(" " * indent + line for line in rest)]
+
+
+@click.command(cls=Command)
+@flag("-y --yes", "Remove it without a question.")
+def uninstall(yes: bool) -> int:
+    """Remove what this program has written: models, chats, settings, measurements.
+
+    Files that you named are not touched, nor models of the hub, Ollama or LM Studio. The program
+    itself stays; the last line says how to remove it.
+
+    \b
+    Examples:
+      gguf-spec uninstall
+      gguf-spec uninstall --yes
+    """
+    from ..doctor import own_folders
+    from ..models import format_bytes
+    from ..server import running_servers
+
+    if servers := running_servers():
+        fact = f"a server of yours runs at {servers[0].url}."
+        raise GgufSpecError(fact, f"end it first: kill {servers[0].pid}.")
+    found = own_folders()
+    for contents, folder, n_bytes in found:
+        click.echo(f"{folder}: {contents}, {format_bytes(n_bytes)}")
+    if found and not (yes or (at_terminal() and click.confirm("Remove these folders?"))):
+        click.echo("Nothing was removed. --yes removes them without a question.", err=True)
+        return 1
+    for _, folder, _ in found:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise click.FileError(str(folder), error.strerror) from None
+    click.echo("Removed." if found else "There is nothing to remove.")
+    package = Path(__file__).parents[1]
+    is_clone = (package.parent / "scripts" / "run").exists()
+    last = f"remove {package.parent}" if is_clone else "pip uninstall gguf-spec"
+    click.echo(f"The program itself: {last}")
+    return 0

@@ -15,12 +15,20 @@ from ..errors import Text
 from ..llama.options import ContextOptions, adapters, read_placement
 from ..system.machine import format_bytes
 from . import installation, models
-from .installation import Check
+from .installation import Check, own_folders
 
 if TYPE_CHECKING:
     from ..tune import Tuning
 
-__all__ = ["Check", "ContextOptions", "Diagnosis", "adapters", "doctor", "read_placement"]
+__all__ = [
+    "Check",
+    "ContextOptions",
+    "Diagnosis",
+    "adapters",
+    "doctor",
+    "own_folders",
+    "read_placement",
+]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from ..system.files import (
     CACHE_FOLDERS,
     cache_file,
     cache_folder,
+    config_folder,
     read_json,
     state_folder,
     write_json,
@@ -408,6 +409,20 @@ def memory() -> Check:
     if free < _LITTLE_MEMORY:
         return Check("memory", "warn", found, "close other programs.")
     return Check("memory", "ok", found)
+
+
+def own_folders() -> list[tuple[str, Path, int]]:
+    """Return what this program has written for its user: contents, folder and bytes of each."""
+    found = []
+    for contents, folder in (
+        ("models, kernels, measurements", cache_folder()),
+        ("chats, typed lines, texts before edits", state_folder()),
+        ("settings", config_folder()),
+    ):
+        if folder.is_dir():
+            sizes = (one.lstat().st_size for one in folder.rglob("*") if not one.is_dir())
+            found.append((contents, folder, sum(sizes)))
+    return found
 
 
 def history() -> Check:

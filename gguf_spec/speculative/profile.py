@@ -326,7 +326,7 @@ def write_profile(
 ) -> bool:
     """Store a profile in place of an earlier one; return whether it could be written."""
     known, n_bytes = read_json(_speed_file()), target.file.header.file_bytes
-    if not isinstance(known, list) or n_bytes >= known[0]:
+    if not profile.disturbed and (not isinstance(known, list) or n_bytes >= known[0]):
         write_json(_speed_file(), [n_bytes, profile.target[1]])
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
