@@ -11,21 +11,26 @@ from gguf_spec import __version__
 from gguf_spec.cli import cli
 
 MODULES = [
-    "",
-    "errors",
-    "models",
-    "images",
-    "batch",
-    "verify",
-    "tune",
-    "bench",
-    "quantize",
-    "trim",
-    "doctor",
-    "server",
-    "worker",
-    "ray",
-    "compat",
+    "gguf_spec",
+    *(
+        f"gguf_spec.{name}"
+        for name in [
+            "errors",
+            "models",
+            "images",
+            "batch",
+            "verify",
+            "tune",
+            "bench",
+            "quantize",
+            "trim",
+            "doctor",
+            "server",
+            "worker",
+        ]
+    ),
+    "gguf_spec_ray",
+    "gguf_spec_compat",
 ]
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
@@ -38,7 +43,7 @@ def reference():
     ]
     seen, listed = set(), set(map(id, offered()))
     for name in MODULES:
-        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        module = importlib.import_module(name)
         entries, others = [], []  # others: constants, and what another section describes
         for thing in public(module):
             value = getattr(module, thing)
@@ -55,7 +60,7 @@ def reference():
             else:
                 others.append(f"`{thing}`")
         parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
-        if name == "errors":
+        if name == "gguf_spec.errors":
             parts.append(f"The classes:\n\n{tree(module.GgufSpecError)}\n")
         if others:
             parts.append(f"Also in this module: {', '.join(others)}.\n")
@@ -92,7 +97,7 @@ def public(module):
 def offered():
     """Yield all values that the modules offer."""
     for name in MODULES:
-        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        module = importlib.import_module(name)
         yield from (getattr(module, thing) for thing in public(module))
 
 

@@ -16,10 +16,10 @@ from gguf_spec import Sampling, Speculation, errors
 from gguf_spec.cli import cli
 from gguf_spec.cli.error_text import PARAMETERS, option_name
 from gguf_spec.cli.error_text import name as typed_name
-from gguf_spec.compat.llama import named_as_there
 from gguf_spec.errors import Option, Pull, Text, in_python, written
 from gguf_spec.server.errors import ApiError, as_refusal
 from gguf_spec.server.settings import Settings
+from gguf_spec_compat.llama import named_as_there
 
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 ASSIGNED = re.compile(r"\b(\w+)=")
