@@ -800,6 +800,21 @@ class MovedError(GgufSpecError, ImportError):
         super().__init__(f"{name} is now the package {package}.", hint)
 
 
+class PluginError(GgufSpecError, ImportError):
+    """A drafter of another distribution cannot be used.
+
+    Attributes:
+        name: The drafter.
+        distribution: The distribution that has it.
+    """
+
+    def __init__(self, name: str, distribution: str, reason: str) -> None:
+        fact = f"the drafter {name} of the distribution {distribution} {reason}."
+        hint = Text("install another version of {} or set another {drafter}.", distribution)
+        super().__init__(fact, hint)
+        self.name, self.distribution = name, distribution
+
+
 class BindingError(GgufSpecError, ImportError):
     """This llama-cpp-python cannot be used.
 

@@ -16,6 +16,7 @@ MODULES = [
         f"gguf_spec.{name}"
         for name in [
             "errors",
+            "drafters",
             "models",
             "images",
             "batch",
@@ -62,6 +63,9 @@ def reference():
         parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
         if name == "gguf_spec.errors":
             parts.append(f"The classes:\n\n{tree(module.GgufSpecError)}\n")
+        if name == "gguf_spec.drafters":
+            rows = module.DRAFTERS.items()
+            parts.append("".join(f"- `{one}`: {kind.help}\n" for one, kind in rows))
         if others:
             parts.append(f"Also in this module: {', '.join(others)}.\n")
         parts += entries
