@@ -639,7 +639,6 @@ def _as_loaded(llm: LLM) -> Iterator[Callable[[], None]]:
 
 
 def _cpu() -> str:
-    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

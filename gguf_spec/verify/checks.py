@@ -378,7 +378,6 @@ SAMPLINGS = {
 
 
 def _ways(kinds: Mapping[str, DrafterKind], needs: str) -> dict[str, Speculation]:
-    """Return settings with the drafters that need this."""
     return {
         name if len(kind.lengths) == 1 else f"{name}, k = {k}": Speculation(
             k, drafter=name, adaptive=False
@@ -482,7 +481,6 @@ class TextChecks:
         """Prepare the checks.
 
         Args:
-            llm: The models.
             n_tokens: Maximum number of tokens of a text.
             noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
         """
@@ -506,7 +504,6 @@ class TextChecks:
         """Continue a prompt without drafts with every sampling; yield the texts to compare.
 
         Args:
-            prompt: The prompt.
             index: Its index; the seed of its texts is that much above `seed`.
             seed: Seed of the first prompt.
             ways: Names of the draft settings.
@@ -690,7 +687,6 @@ class RequestChecks:
 
         Args:
             texts: Checks of texts, with the models; distinguishes near ties from faults.
-            prompt: A text to continue.
             seed: Seed of all texts.
         """
         self._llm, self._texts, self._ids = texts.llm, texts, texts.llm.tokenize(prompt)
@@ -1025,7 +1021,6 @@ class Reference:
         """Compute the distribution.
 
         Args:
-            llm: The models.
             prompt: A text to continue. It is used twice. Between the two copies is a token that a
                 bias makes likely, with a likely continuation, which n-gram drafts then propose.
             exact: Whether rows are bit-identical in verification passes, so that filters remove the
