@@ -7,9 +7,9 @@ imported when it is asked for.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import PluginError
@@ -42,7 +42,10 @@ class DrafterKind(NamedTuple):
 
     def drafters(self, pair: Any) -> list[Any]:
         """Return new drafters without passes for a request of a model pair."""
-        make: Any = pkgutil.resolve_name(self.make) if isinstance(self.make, str) else self.make
+        make: Any = self.make
+        if isinstance(make, str):
+            module, _, name = make.partition(":")
+            make = getattr(import_module(module), name)
         return [*make(pair)] if make else []
 
 
