@@ -602,18 +602,6 @@ class EventLoopError(GgufSpecError, RuntimeError):
         super().__init__("this AsyncLLM belongs to another event loop.", hint)
 
 
-class UnsupportedError(GgufSpecError, AttributeError):
-    """A method or attribute of `llama_cpp.Llama` that `gguf_spec.compat.Llama` does not have.
-
-    Attributes:
-        name: The method or attribute.
-    """
-
-    def __init__(self, name: str, hint: str) -> None:
-        super().__init__(f"gguf_spec.compat.Llama has no {name}.", hint)
-        self.name = name
-
-
 class DecodeError(GgufSpecError):
     """llama.cpp rejected a batch.
 
@@ -800,6 +788,31 @@ class NotInstalledError(GgufSpecError, ImportError):
         hint = f"run pip install '.[{extra}]' in a clone of gguf-spec."
         super().__init__(f"{name} needs {package}, which is not installed.", hint)
         self.package, self.extra = package, extra
+
+
+class MovedError(GgufSpecError, ImportError):
+    """A module that has become a package of its own: `gguf_spec.compat`, `gguf_spec.ray`."""
+
+    def __init__(self, name: str) -> None:
+        package = name.replace(".", "_")
+        folder = f"plugins/{package.replace('_', '-')}"
+        hint = f"run pip install . {folder} in a clone of gguf-spec, and import {package}."
+        super().__init__(f"{name} is now the package {package}.", hint)
+
+
+class PluginError(GgufSpecError, ImportError):
+    """A drafter of another distribution cannot be used.
+
+    Attributes:
+        name: The drafter.
+        distribution: The distribution that has it.
+    """
+
+    def __init__(self, name: str, distribution: str, reason: str) -> None:
+        fact = f"the drafter {name} of the distribution {distribution} {reason}."
+        hint = Text("install another version of {} or set another {drafter}.", distribution)
+        super().__init__(fact, hint)
+        self.name, self.distribution = name, distribution
 
 
 class BindingError(GgufSpecError, ImportError):

@@ -16,20 +16,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
+from .drafters import DRAFTERS, installed
 from .errors import InvalidOptionError, Option, OptionTypeError, Text
 
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
 # drafters that are prediction heads
-HEADS = ("mtp", "eagle3")
-DRAFTERS = ("auto", "model", *HEADS, "ngram", "hybrid")
+HEADS = tuple(name for name, kind in DRAFTERS.items() if kind.needs == "head")
 # values of `draft` that name no model, and what they mean
-DRAFT_WORDS = {
-    "auto": "the best draft on this disk",
-    "mtp": "the prediction head in the target's file",
-    "ngram": "the text only",
-    "none": "plain decoding",
-}
+DRAFT_WORDS = {name: kind.word for name, kind in DRAFTERS.items() if kind.word}
+DRAFT_WORDS["none"] = "plain decoding"
 LOGPROBS_MAX = 100  # maximum number of reported alternatives per token
 # Largest magnitude of options that are combined with logits, so that logits stay finite.
 _MODERATE = 1_000_000
@@ -62,6 +58,7 @@ class Rule(NamedTuple):
         most: Largest allowed number, or None.
         above: Whether `least` itself is not allowed.
         choices: Allowed texts; empty for any text.
+        others: Returns further allowed texts; called for a text that is none of `choices`.
         optional: Whether None is allowed.
         shape: Whether the value is one such value, a sequence, or a mapping from token ids.
         items_max: Maximum number of items of a sequence, or None.
@@ -76,6 +73,7 @@ class Rule(NamedTuple):
     most: float | None = None
     above: bool = False
     choices: tuple[str, ...] = ()
+    others: Callable[[], Iterable[str]] = tuple
     optional: bool = False
     shape: Literal["one", "sequence", "mapping"] = "one"
     items_max: int | None = None
@@ -102,7 +100,9 @@ class Rule(NamedTuple):
         if self.type == "boolean":
             return isinstance(value, bool)
         if self.type == "string":
-            return isinstance(value, str) and (not self.choices or value in self.choices)
+            return isinstance(value, str) and (
+                not self.choices or value in self.choices or value in self.others()
+            )
         if self.type == "any":
             return True
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -131,8 +131,8 @@ class Rule(NamedTuple):
             items = "non-empty strings" if self.type == "string" else "token ids"
             return f"at most {self.items_max} {items}" if self.items_max else items
         if self.choices:
-            few = len(self.choices) == 2
-            return " or ".join(self.choices) if few else f"one of {', '.join(self.choices)}"
+            all_ = [*self.choices, *self.others()]
+            return " or ".join(all_) if len(all_) == 2 else f"one of {', '.join(all_)}"
         if self.type in ("boolean", "string"):
             return "True or False" if self.type == "boolean" else "text"
         kind = "a whole number" if self.type == "integer" else ""
@@ -265,9 +265,8 @@ SPECULATION: dict[str, Rule] = {
     ),
     "drafter": Rule(
         "string",
-        "Source of drafts: model, mtp or eagle3 (prediction heads), ngram (earlier text), "
-        "hybrid, or auto.",
-        choices=DRAFTERS,
+        f"Source of drafts. {'; '.join(f'{one}: {row.help}' for one, row in DRAFTERS.items())}.",
+        choices=tuple(DRAFTERS), others=installed,
     ),
     "adaptive": Rule(
         "boolean", "Draft -k tokens in every round, even if this is slower.",
@@ -805,11 +804,8 @@ class Speculation:
         strict: Decide each near tie again from a single-token pass of the target, as plain decoding
             does. Each costs one such pass. Different texts become rarer but remain possible,
             because the cache of earlier tokens was still computed in batches.
-        drafter: Source of draft tokens. `model`: the draft model or the prediction head. `mtp`:
-            the prediction head of the target (multi-token prediction). `eagle3`: an EAGLE-3 head,
-            given as `draft`. `ngram`: earlier text, prompt included. `hybrid`: for each token, the
-            more confident of text and model. `auto`: all available drafters, selected by estimated
-            benefit; only the model if `adaptive` is off.
+        drafter: Source of draft tokens, a name of the table in `gguf_spec.drafters` or of a drafter
+            of another distribution. `auto` takes only the model if `adaptive` is off.
         adaptive: Choose the draft length by measured costs and estimated acceptance rates, and
             draft nothing if no length is faster than plain decoding. The length depends on measured
             times; under `rejection` and `block` the text therefore does too. If off, every round
@@ -822,7 +818,7 @@ class Speculation:
     k: int = K_MAX
     accept: Accept = "coupled"
     strict: bool = False
-    drafter: Literal["auto", "model", "mtp", "eagle3", "ngram", "hybrid"] = "auto"
+    drafter: str = "auto"
     adaptive: bool = True
     exact: bool = True
 

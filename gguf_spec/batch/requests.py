@@ -222,11 +222,7 @@ def read_request(
     """Return the request of a line.
 
     Args:
-        head: Its form.
-        data: Its JSON object.
-        number: Its number.
         defaults: Options that it may leave out.
-        speculation: Draft options of the model.
 
     Raises:
         ApiError: A field is invalid or not supported. The error names the field.

@@ -20,6 +20,7 @@ from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from .. import __version__
+from ..drafters import DRAFTERS
 from ..errors import InvalidOptionError, NoSpeculationError
 from ..llama.options import physical_cores
 from ..options import Sampling, Speculation
@@ -598,7 +599,11 @@ def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
     plain = Contender(PLAIN, Speculation(k=0), True)
     if useless:
         return [plain, Contender(USELESS, Speculation(), False)]
-    drafters: list[Any] = ["model", "ngram", "hybrid"] if llm.draft_name else ["ngram"]
+    drafters = [
+        name
+        for name, kind in DRAFTERS.items()
+        if kind.lengths and (llm.draft_name or not kind.needs)
+    ]
     adaptive = [
         Contender(f"{ADAPTIVE} {drafter}", Speculation(drafter=drafter), False)
         for drafter in (drafters if llm.draft_name else ())
@@ -634,7 +639,6 @@ def _as_loaded(llm: LLM) -> Iterator[Callable[[], None]]:
 
 
 def _cpu() -> str:
-    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

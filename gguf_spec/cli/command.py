@@ -35,7 +35,6 @@ def option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
 
     Args:
         flags: Its names, and that of its parameter if it differs, separated by spaces.
-        help_: Its help.
         more: Other arguments of `click.option`.
     """
     return click.option(*flags.split(), help=help_, **more)

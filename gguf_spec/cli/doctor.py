@@ -99,7 +99,6 @@ def doctor(**options: Any) -> int:
 
 
 def _lines(check: Check) -> list[str]:
-    """Return the lines of a check, followed by its fix, if any."""
     first, *rest = wrapped(check.found, _INDENT)
     status = click.style(f"{check.status:<6}", fg=_COLOURS[check.status])
     lines = [f"{status}{check.name:<{_INDENT - 6}}{first}", *rest]
@@ -206,7 +205,6 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
     Without a terminal, the text stays in one line.
 
     Args:
-        text: The text.
         indent: Indentation of all lines after the first, in characters.
     """
     if not sys.stdout.isatty():

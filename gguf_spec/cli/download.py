@@ -54,12 +54,9 @@ def download(
     """Download models, with progress and one line about each on stderr.
 
     Args:
-        entries: The models.
         optional: Names of drafts that no one named. If their source cannot be reached, a note says
             so.
-        force: Download them again.
         offline: Make no request; only verify the files on this disk.
-        quiet: Show notes only.
     """
     from .. import models as store
     from ..errors import UnreachableError
@@ -168,7 +165,6 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
 @contextlib.contextmanager
 def _bar(console: Console, labels: Mapping[str, str]) -> Iterator[Callable[[Progress], None]]:
-    """Yield a progress callback that draws a bar for each stage."""
     from rich.progress import (
         BarColumn,
         DownloadColumn,

@@ -313,10 +313,7 @@ def _decided(
     """Show the changes of a file, and decide what is written.
 
     Args:
-        source: The file.
-        result: The changes.
         facts: What `--json` says about the generation.
-        options: Options of the command.
         again: Asks the model again with a seed; None for a change without a model.
     """
     new = result.text if options["yes"] or options["output"] else None
@@ -366,7 +363,6 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
 
 
 def _keep_patch(done: list[_Change]) -> None:
-    """Keep changes that are not written as a patch."""
     names = "-".join(one.source.path.name for one in done)[:100]
     kept = Undo().keep_patch(names, b"".join(one.changes for one in done))
     where = f"The patch is {kept}; " if kept else ""
@@ -621,7 +617,6 @@ def _shown(
 
     Args:
         n_expected: Length of the old text in tokens.
-        quiet: Whether to show nothing.
     """
     from rich.console import Group
     from rich.live import Live
@@ -653,7 +648,6 @@ def show_summary(stats: Stats, plain: Stats | None) -> None:
     """Show length and speed of the complete text; drafts are mentioned only where they pay.
 
     Args:
-        stats: Statistics of the text.
         plain: Those of plain decoding, measured in this process, if drafts were used.
     """
     out, text = _console(), f"{stats.n_generated:,} tokens, {speed(stats)}"

@@ -101,7 +101,6 @@ def nearest(typed: str, names: Iterable[str], meant: Mapping[str, str]) -> str |
     """Return the name that a word most likely means: by meaning, by its beginning, by its letters.
 
     Args:
-        typed: The word.
         names: The names that exist. Destructive ones are never returned.
         meant: Other word -> name; used if that name exists.
     """

@@ -189,7 +189,6 @@ def model_options(
     """Add the options of `load`.
 
     Args:
-        command: The command.
         several: Whether `--model` may be repeated; its value is then a tuple.
         chat: Whether a chat model is the default, in place of the bundled model.
         download: Whether a missing model is offered for download.
@@ -225,8 +224,6 @@ def load_models(
     """Load the models of the options, and write notes to stderr.
 
     Args:
-        options: The options of the command.
-        speculation: Speculation options.
         draft: The draft model, as `--draft` takes it; None takes that of the options, and none for
             plain decoding.
         cancelled: Returns whether the loading is to end; None lets Ctrl-C end the process.
@@ -347,7 +344,6 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     Options that are not given take the values of the model in models.yaml, if it has any.
 
     Args:
-        options: The options of the command.
         overflow: Whether `--overflow` of the command is that of an answer.
     """
     from ..models import resolve

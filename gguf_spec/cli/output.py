@@ -237,7 +237,6 @@ class LateBar(Line):
             self._timer = None
 
     def __call__(self, now: Progress) -> None:
-        """Show the progress."""
         self._stop()
         if self._clock() - self._since >= _PATIENCE_S:
             self._show(now)
@@ -261,7 +260,6 @@ def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[
     Args:
         title: Description of the task.
         unit: Name of the counted items, in the plural.
-        quiet: Whether to show nothing.
     """
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn

@@ -247,7 +247,6 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
     """Serve until a signal arrives; a second signal cancels running answers.
 
     Args:
-        server: The server.
         begin: Called when the server listens.
         end: Called when the first signal arrives.
 

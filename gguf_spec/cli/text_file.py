@@ -214,12 +214,7 @@ class Undo:
         return True
 
     def keep_patch(self, name: str, changes: bytes) -> Path | None:
-        """Keep a patch that was not written; return its place, or None if that is not possible.
-
-        Args:
-            name: Name of the file.
-            changes: The patch.
-        """
+        """Keep a patch that was not written; return its place, or None if that is not possible."""
         from ..system.files import atomic_write
 
         path = self.folder / f"{name}.patch"

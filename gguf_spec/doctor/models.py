@@ -111,7 +111,6 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
     """Check that a projector fits its model.
 
     Args:
-        path: The projector.
         model: The model, as for `load`.
         models_file: As for `load`.
         works: Whether llama.cpp can be used.
@@ -138,8 +137,6 @@ def contents(name: str, header: Header, entry: Entry | None = None) -> Check:
     """Read the files of a model completely, and compare their hash where it is known.
 
     Args:
-        name: Name of the check.
-        header: The header.
         entry: The entry of models.yaml, which may have the hashes.
     """
     known = 0
@@ -213,11 +210,8 @@ class PairChecks:
         """Set the load options.
 
         Args:
-            options: Options of the target.
-            draft_options: Options of the draft model.
             features: Features of the llama.cpp build; None if it does not work, so that no model is
                 loaded.
-            models_file: As for `load`.
             loads: Whether the models are loaded, if llama.cpp works.
             reads_all: Whether the files are read completely.
         """
@@ -374,7 +368,6 @@ class PairChecks:
         yield Check("loading", "ok", found)
 
     def _fits(self, wanted: MemoryEstimate, found: str, longest: int = 0, kept: str = "") -> Check:
-        """Return the check whether there is enough memory."""
         free = wanted.free
         found += f"; {format_bytes(free)} are free" if free is not None else ""
         found += f", {kept}" if kept else ""

@@ -26,8 +26,6 @@ def check_place(header: Header, target: Path, force: bool) -> None:
     """Reject a target that must not be overwritten.
 
     Args:
-        header: Header of the source.
-        target: The file to write.
         force: Whether an existing file may be replaced.
 
     Raises:
@@ -120,8 +118,6 @@ def write_with_rows(
 
     Args:
         header: Header of the source; its files are read.
-        out: The file to write.
-        values: The metadata.
         rows: Name of a tensor -> ascending numbers of the rows to keep; others are kept whole.
         on_tensor: Called with the number of written tensors.
 

@@ -164,7 +164,6 @@ def check_generates_text(header: Header, as_draft: bool = False) -> None:
     """Reject files that cannot generate text, based on their header.
 
     Args:
-        header: The header.
         as_draft: The model only drafts, so its vocabulary may be trimmed.
 
     Raises:
@@ -180,7 +179,6 @@ def check_model(header: Header, as_draft: bool = False) -> None:
     """Reject files that neither generate text nor compute embeddings, based on their header.
 
     Args:
-        header: The header.
         as_draft: As for `check_generates_text`.
 
     Raises:
@@ -519,7 +517,6 @@ class ModelFile:
         """Name a file. It is not opened yet.
 
         Args:
-            path: The file.
             may_embed: Whether it may be a model that computes embeddings only.
             as_draft: The model only drafts, so its vocabulary may be trimmed.
         """

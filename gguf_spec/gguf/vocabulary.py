@@ -95,7 +95,6 @@ class FileVocabulary:
         }
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token in the vocabulary."""
         text = self._texts[self._rows[token] if self.kept else token].partition(b"\0")[0]
         return text.decode("utf-8", errors="replace") or f"[EMPTY_{token}]"
 

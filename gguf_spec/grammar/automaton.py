@@ -102,9 +102,6 @@ def limited_work() -> Iterator[None]:
 def spend(n: int) -> None:
     """Count units of work; outside of `limited_work` they are not limited.
 
-    Args:
-        n: Number of units.
-
     Raises:
         GrammarTooLargeError: The limit is exceeded.
     """
@@ -451,7 +448,6 @@ class Automaton:
         self._counted.clear()
 
     def number(self, state: State) -> int:
-        """Return the number of a state."""
         at = self._numbers.setdefault(state, len(self.states))
         if at == len(self.states):
             self.states.append(state)
@@ -528,7 +524,6 @@ class Automaton:
         return row
 
     def _row(self, at: int) -> array[int]:
-        """Compute a row."""
         row = array("i", [-1]) * 256
         self.work += 50
         self.cached += 128

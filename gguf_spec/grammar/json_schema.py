@@ -253,8 +253,6 @@ def drop(path: Sequence[str], keyword: str, value: Any, reason: str) -> None:
 
     Args:
         path: Steps to the schema with the keyword.
-        keyword: The keyword.
-        value: Its value.
         reason: Why no grammar follows it.
 
     Raises:
@@ -461,7 +459,6 @@ def _merged(a: Any, b: Any, path: Sequence[str]) -> Any:
 
 
 def _is_type(value: Any, kind: str) -> bool:
-    """Return whether a value has a JSON type."""
     if kind == "integer":
         return _NAMES[type(value)] == "number" and value == int(value)
     if kind not in _ALL:
@@ -507,7 +504,6 @@ def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[Decimal, bool] |
     """Return the lower bound and whether it is exclusive; None without a bound.
 
     Args:
-        schema: The schema.
         name: `minimum` or `maximum`.
         sign: -1 for `maximum`: the result is then the lower bound of the negated number.
 
@@ -787,9 +783,7 @@ def _unique_array(values: list[str], least: int, most: int | None, build: _Conve
 
     Args:
         values: GBNF of the values.
-        least: Least number of items.
         most: Largest number; None for all values.
-        build: The conversion.
     """
     known: dict[int, str] = {}
     most = len(values) if most is None else min(most, len(values))
@@ -819,7 +813,6 @@ def _other_key(names: list[str], at: int, build: _Converter) -> str:
     Args:
         names: The names; they share their first `at` characters.
         at: Length of the common prefix, which is already written.
-        build: The conversion.
     """
     whole, groups = any(len(name) == at for name in names), dict[str, list[str]]()
     for name in names:
@@ -839,10 +832,8 @@ def _key_rules(
     """Return GBNF for the keys of other properties than the named ones, each with their schema.
 
     Args:
-        schema: The schema of the object.
         properties: The named properties; those that match a pattern get its schema, too.
         extra: The schema of the properties that match no pattern; False for none.
-        build: The conversion.
     """
     patterns = _patterns(schema, properties, build)
     names, steps = words(properties), ("additionalProperties",)
@@ -1191,7 +1182,6 @@ def faults_of(text: str, schema: Any) -> list[str]:
     """Return what a JSON text does not fulfil of a schema, without the values of the text.
 
     Args:
-        text: The text.
         schema: The schema, as for `to_gbnf`.
     """
     import jsonschema_rs

@@ -79,9 +79,6 @@ def is_offline() -> bool:
 def status(timeout_s: float) -> int:
     """Return the HTTP status of a request to the hub.
 
-    Args:
-        timeout_s: Timeout in seconds.
-
     Raises:
         Exception: There is no response. The type depends on the library's HTTP client.
     """

@@ -255,7 +255,6 @@ class Value:
         return given[key]
 
     def elements(self) -> list[Value]:
-        """Return the elements of a list."""
         if not isinstance(self.node, yaml.SequenceNode) or self.node.tag != _TAG + "seq":
             raise self.wrong("a list", "write [a, b], or one line with `- ` for each.")
         return [Value(self.file, f"{self.key}[{i}]", one) for i, one in enumerate(self.node.value)]
@@ -309,7 +308,6 @@ def _short(text: str) -> str:
 
 
 def _close_hint(word: str, words: Collection[str]) -> str | None:
-    """Return a hint with the closest word, or None."""
     close = difflib.get_close_matches(word[:100], sorted(words), n=1)
     return f"did you mean {close[0]}?" if close else None
 
@@ -392,7 +390,6 @@ def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]
     """Return the entries of a models file by name.
 
     Args:
-        path: The file.
         known: Entries of other files, which its entries may name as drafts.
 
     Raises:

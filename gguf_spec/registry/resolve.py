@@ -332,8 +332,6 @@ def located(entry: Entry, commit: str, parts: Sequence[Part]) -> Entry:
 
     Args:
         entry: An entry from `resolve`.
-        commit: Commit of the repository.
-        parts: The files of the repository.
 
     Raises:
         NotOnHubError: It has no GGUF file, or none with the wanted quantisation.

@@ -7,22 +7,21 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
+from ..drafters import kind_of
 from ..errors import ClosedError, InvalidOptionError, NoSpeculationError, Text
 from ..llama.head import Head
 from ..llama.sequence import CachedSequence
-from ..options import HEADS, K_MAX, Speculation
+from ..options import K_MAX, Speculation
 from ..sampling.chain import Sampler
 from .controller import DraftController
 from .drafters import (
     CoupledDraftSampler,
     DraftCorrection,
-    NgramDrafter,
     NoDrafter,
-    RetryDrafter,
     SharedTexts,
     StochasticDraftSampler,
     SuffixAutomaton,
-    TokenDrafter,
+    TextDrafter,
     drafter_of,
     failure,
     name_of,
@@ -225,6 +224,7 @@ class ModelPair:
 
         Raises:
             NoSpeculationError: The options request the draft model, and no draft is loaded.
+            PluginError: They request a drafter of another distribution that cannot be imported.
             InvalidOptionError: The options need passes that this request has to itself, and
                 requests share passes.
         """
@@ -246,10 +246,10 @@ class ModelPair:
         """Raise an error if a drafter needs a draft model or a head that is not loaded.
 
         Raises:
-            NoSpeculationError: As for `check`.
+            NoSpeculationError, PluginError: As for `check`.
         """
-        by_text = "set {drafter='ngram'} | "
-        if name in HEADS and name != name_of(self.draft):
+        needs, by_text = kind_of(name).needs, "set {drafter='ngram'} | "
+        if needs == "head" and name != name_of(self.draft):
             head = "set {draft='mtp'}" if name == "mtp" else "set {draft} to the file of one"
             raise NoSpeculationError(
                 "drafter",
@@ -257,7 +257,7 @@ class ModelPair:
                 f"the drafter {name} needs a prediction head of this kind, and none is loaded.",
                 Text(by_text + head + " when the model is loaded."),
             )
-        if name in ("model", "hybrid") and not self.draft:
+        if needs == "model" and not self.draft:
             raise NoSpeculationError(
                 "drafter",
                 name,
@@ -291,6 +291,7 @@ class ModelPair:
         coupled, name = speculation.accept == "coupled", speculation.drafter
         if name == "auto":
             name = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
+        kind = kind_of(name)
         guess = (
             CoupledDraftSampler(sampler, self.calibration)
             if coupled
@@ -303,20 +304,22 @@ class ModelPair:
                 self.target.n_vocab,
                 slots.first,
             )
-            if slots.draft and name != "ngram"
+            if slots.draft and kind.needs
             else None
         )
-        texts: list[TokenDrafter] = (
-            []
-            if name in ("model", *HEADS)
-            else [NgramDrafter(self.reference, self.shared), RetryDrafter()]
-        )
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
+        known, failures = self.experiences[way], dict[str, str]()
+        texts: list[TextDrafter] = []
+        try:
+            texts = kind.drafters(self)
+        except Exception as error:
+            failures[name] = failure(name, error)
+        known.chances.add({one.name: one.priors for one in texts})
         controller = DraftController(
             slots.target,
             texts,
             model,
-            self.experiences[way],
+            known,
             n_left,
             fixed=not speculation.adaptive,
             widest=min(
@@ -325,6 +328,7 @@ class ModelPair:
             ),
             batches=slots.batches,
         )
+        controller.switch_off(failures)
         if isinstance(before, DraftController):
             controller.continue_after(before)
         return controller

@@ -123,11 +123,16 @@ class AcceptanceRates:
 
     def __init__(self, priors: Mapping[str, Iterable[float]]) -> None:
         """Start from priors: name of a drafter -> prior acceptance rate of each of its buckets."""
-        self._seen: dict[Kind, list[float]] = {  # [hits, positions]
-            (name, bucket): [_DOUBT * chance, _DOUBT]
-            for name, chances in priors.items()
-            for bucket, chance in enumerate(chances)
-        }
+        self._seen: dict[Kind, list[float]] = {}  # [hits, positions]
+        self._recalled: dict[Kind, list[float]] = {}  # those of drafters that were not added yet
+        self.add(priors)
+
+    def add(self, priors: Mapping[str, Iterable[float]]) -> None:
+        """Add the priors of drafters; known ones stay as they are."""
+        for name, chances in priors.items():
+            for bucket, chance in enumerate(chances):
+                start = self._recalled.pop((name, bucket), [_DOUBT * chance, _DOUBT])
+                self._seen.setdefault((name, bucket), start)
 
     def of(self, kind: Kind) -> float:
         """Return the acceptance rate of a bucket."""
@@ -149,10 +154,12 @@ class AcceptanceRates:
 
     def to_list(self) -> list[tuple[str, int, float, float]]:
         """Return all counts as plain values: drafter, bucket, hits, positions."""
-        return [(*kind, hits, places) for kind, (hits, places) in self._seen.items()]
+        return [
+            (*kind, hits, places) for kind, (hits, places) in (self._recalled | self._seen).items()
+        ]
 
     def recall(self, seen: Iterable[Any]) -> None:
-        """Restore counts from `to_list`, for the buckets that exist here.
+        """Restore counts from `to_list`; those of other drafters wait until these are added.
 
         Raises:
             TypeError, ValueError: The data has another form.
@@ -162,10 +169,11 @@ class AcceptanceRates:
             # This also fails for a number that is not finite.
             if not 0 <= hits <= places < 1e6:
                 raise ValueError(seen)
-            if (name, bucket) in self._seen and places:
+            if places:
                 kept[name, bucket] = [hits * min(1.0, _KEPT / places), min(places, _KEPT)]
+        self._recalled = {kind: one for kind, one in kept.items() if kind not in self._seen}
         # One update: all counts are restored or none.
-        self._seen |= kept
+        self._seen |= {kind: one for kind, one in kept.items() if kind in self._seen}
 
 
 class RequestAcceptance:

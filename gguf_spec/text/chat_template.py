@@ -311,11 +311,6 @@ def tool_history(
     - Several calls of a message become several messages where the template renders only one.
     - Calls become text where the template renders none.
     - Tools become a field of the system message where the template reads them there.
-
-    Args:
-        messages: The messages.
-        template: The chat template.
-        tools: The tools of the request.
     """
     family = marked_family(template)
     fitted = [dict(message) for message in messages]
@@ -407,8 +402,6 @@ def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
     They have no upper or lower case and are not white space.
 
     Args:
-        taken: The text.
-        n: Number of characters.
         first: Code point of the first one of the plane.
     """
     found: set[str] = set()
@@ -433,7 +426,6 @@ def encode_chat(
     value of a variable is tokenised as plain text.
 
     Args:
-        model: A model with a chat template.
         messages: `{"role": ..., "content": ...}` each. Other fields of a message, such as
             `tool_calls`, are passed to the template. `reasoning_content` is passed in the field
             that the template reads, if it reads one.
@@ -593,9 +585,7 @@ class _Encoder:
         """Return the parts of a prompt, each with a flag: whether the template wrote it.
 
         Args:
-            messages: The messages.
             prompt: Renders them.
-            text: The prompt.
             end: What follows the rendered messages, before the prefill.
             start: The prompt begins with the start token.
 
@@ -704,7 +694,6 @@ class _Encoder:
         A text is tokenised as one up to the special tokens around it.
 
         Args:
-            parts: The parts.
             by_template: The special tokens that the template wrote.
             start: The prompt begins with the start token.
         """
@@ -727,7 +716,6 @@ class _Encoder:
 
 
 def _rewritten(messages: Messages, change: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Return messages with changed texts."""
     return [
         {**message, **{name: change(value) for name, value in _texts(message)}}
         for message in messages

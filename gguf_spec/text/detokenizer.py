@@ -90,7 +90,6 @@ class PartStream:
         """Start a text.
 
         Args:
-            model: The model of the tokens.
             stop: Strings that end the answer.
             errors: Treatment of bytes that are not UTF-8, as for `TextStream`.
             reasoning: Reasoning parts of the model; None if the whole text is the answer.

@@ -218,7 +218,6 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     """Render a template.
 
     Args:
-        source: The template.
         values: Its variables; they must be JSON-serialisable.
 
     Returns:

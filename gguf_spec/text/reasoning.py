@@ -373,9 +373,6 @@ class Thinking:
         """Start after a prompt.
 
         Args:
-            model: The target.
-            reasoning: Its reasoning parts.
-            n_prompt: Number of prompt tokens.
             state: State of the parser after the prompt.
             budget: Number of reasoning tokens after which the end is forced; None for no limit.
         """
@@ -387,11 +384,7 @@ class Thinking:
         self._places = [_Place(state)]
 
     def after(self, tokens: Sequence[int]) -> Thinking:
-        """Return the reasoning of a context from which the first tokens of the text are dropped.
-
-        Args:
-            tokens: The dropped tokens.
-        """
+        """Return the reasoning of a context from which the first tokens of the text are dropped."""
         place = self._places[0]
         for token in tokens:
             place = self._step(place, token)
@@ -400,15 +393,12 @@ class Thinking:
         return moved
 
     def forced(self, history: Sequence[int]) -> int | None:
-        """Return the only token that may follow, where the budget is used up; otherwise None."""
         return None if self._budget is None else self._forced(self._place(history))
 
     def is_answer(self, history: Sequence[int]) -> bool:
-        """Return whether the next token belongs to the answer."""
         return self._place(history).state.is_answer
 
     def answer(self, history: Sequence[int]) -> list[int]:
-        """Return the prompt and the tokens of the answer, without the reasoning between them."""
         begin = self._place(history).begin
         return [*history[: self._n_prompt], *history[self._n_prompt + begin :]]
 

@@ -36,7 +36,6 @@ def harmony_rules(
     Args:
         required: Whether the answer must be a call.
         has_schema: Whether a final message follows the rule `answer-root`.
-        thinks: Whether there may be reasoning.
         token: Returns the id of a control token.
     """
     sym = symbols(HARMONY_TOKENS, token)
@@ -126,8 +125,6 @@ def tool_grammar(
     its tool is not strict, the arguments may be any object.
 
     Args:
-        use: The tools, and how they may be called.
-        family: Family of the model.
         token: Returns the id of a control token that is written like a text, or None.
         schema: Schema of an answer that calls no tool; None for any text.
         thinks: Whether there may be reasoning, in a family whose grammar includes it.

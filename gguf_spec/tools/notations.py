@@ -57,7 +57,6 @@ def symbols(names: Iterable[str], token: Callable[[str], int | None]) -> Sym:
     """Return a function from a text to its GBNF.
 
     Args:
-        names: Names of special tokens.
         token: Returns the id of a control token, which has no text, or None.
     """
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
@@ -82,7 +81,6 @@ def until(
 
     Args:
         marks: Marker -> GBNF after it.
-        name: Name of the rules.
         sym: GBNF of a marker, if it is a special token without text.
         may_end: Whether the text may end without a marker.
         not_first: Inside of a class of characters with which the text must not begin.
@@ -305,7 +303,6 @@ class TagNotation:
     way = "texts as they come, other values whole"
 
     def read(self, source: Source, name: str, schema: Schema) -> Steps[None]:
-        """Read the arguments of a tool, and emit its call."""
         source.start(name)
         source.emit("{")
         head = ""
@@ -327,7 +324,6 @@ class TagNotation:
         source.emit("}")
 
     def _up_to(self, source: Source, word: str) -> Steps[str]:
-        """Return the text before a word."""
         at = source.at
         if not (yield from source.until([word])):
             raise NotACallError
@@ -405,7 +401,6 @@ class TagNotation:
         return f"({' | '.join(map(sym, texts))}) {sym(end)}"
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """Return arguments in this notation."""
         written = ""
         for key, value in arguments.items():
             text = value if isinstance(value, str) else _json(value)
@@ -441,7 +436,6 @@ class PairNotation:
         return not self.quote
 
     def read(self, source: Source, name: str, _schema: Schema) -> Steps[None]:
-        """Read the arguments of a tool, and emit its call."""
         source.start(name)
         source.emit("{")
         head = ""
@@ -500,7 +494,6 @@ class PairNotation:
             source.at += 1  # the escaped character
 
     def _to_json(self, text: str) -> str:
-        """Return a value as JSON text."""
         quote = re.escape(self.quote)
         raw = rf"(?P<raw>{quote}.*?{quote})|" if quote else ""
         return _json(parse(re.sub(raw + _PARTS, self._part, text.strip(), flags=re.DOTALL)))
@@ -530,13 +523,11 @@ class PairNotation:
         return _PairRules(self, schema, prefix, sym).rules()
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """Return arguments in this notation."""
         return self.comma.join(
             f"{key}{self.assign}{self.write_value(value)}" for key, value in arguments.items()
         )
 
     def write_value(self, value: Any) -> str:
-        """Return a value in this notation."""
         if isinstance(value, str):
             return _json(value) if self.is_python else f"{self.quote}{value}{self.quote}"
         if isinstance(value, Mapping):

@@ -35,7 +35,6 @@ class ToolReader:
         """Create a parser.
 
         Args:
-            family: Family of the model.
             schemas: Names of the tools, with the JSON schemas of their arguments.
             most: Maximum number of calls; further ones are dropped. None for no limit.
             strict: Names of the tools whose arguments must follow their schema. Calls in a block of
@@ -219,8 +218,6 @@ def read_answer(
     """Separate a complete answer into text and tool calls; a broken call is text.
 
     Args:
-        text: The answer.
-        family: Family of the model.
         schemas: Names of the tools, with the JSON schemas of their arguments.
         most: Maximum number of calls; further ones are dropped. None for no limit.
         strict: As in `ToolReader`.

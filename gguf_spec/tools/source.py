@@ -246,7 +246,6 @@ def _step(text: str, at: int, still_open: list[str]) -> int:
     """Read up to the next character that matters in an object, an array or a string.
 
     Args:
-        text: The text.
         at: Position in it.
         still_open: Closing characters of what is open, changed here; a backslash for an escape.
 
@@ -277,7 +276,6 @@ def read_nested(source: Source, emits: bool = False) -> Steps[str]:
     """Read an object, an array or a string, which begins here.
 
     Args:
-        source: The text.
         emits: Whether to emit its text as arguments while it comes.
 
     Returns:

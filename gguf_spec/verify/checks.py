@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..bench.workloads import long_text
+from ..drafters import DRAFTERS, DrafterKind, kind_of
 from ..errors import DecodeError, NoTokenLeftError, OffGrammarError, SessionError
 from ..llama import own_kernels
 from ..llama.backend import uses_gpu
@@ -374,21 +375,30 @@ SAMPLINGS = {
         presence_penalty=0.2,
     ),
 }
-WAYS = {
-    **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
-    "hybrid": Speculation(7, drafter="hybrid", adaptive=False),
-    "auto": Speculation(),
-}
+
+
+def _ways(kinds: Mapping[str, DrafterKind], needs: str) -> dict[str, Speculation]:
+    return {
+        name if len(kind.lengths) == 1 else f"{name}, k = {k}": Speculation(
+            k, drafter=name, adaptive=False
+        )
+        for name, kind in kinds.items()
+        if kind.needs == needs
+        for k in kind.lengths
+    }
+
+
+WAYS = {**_ways(DRAFTERS, "model"), "auto": Speculation()}
 # Those without a draft model.
-TEXT_WAYS = {
-    **{f"text, k = {k}": Speculation(k, drafter="ngram", adaptive=False) for k in (1, 3, 7)},
-    "auto": Speculation(),
-}
+TEXT_WAYS = {**_ways(DRAFTERS, ""), "auto": Speculation()}
 
 
 def ways_of(llm: LLM) -> dict[str, Speculation]:
     """Return the draft settings that are compared with plain decoding."""
-    return WAYS if llm.draft_name else TEXT_WAYS
+    asked = llm.speculation.drafter  # of another distribution
+    kind = None if asked in DRAFTERS else kind_of(asked)
+    more = _ways({asked: kind}, kind.needs) if kind else {}
+    return (WAYS if llm.draft_name else TEXT_WAYS) | more
 
 
 MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
@@ -471,7 +481,6 @@ class TextChecks:
         """Prepare the checks.
 
         Args:
-            llm: The models.
             n_tokens: Maximum number of tokens of a text.
             noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
         """
@@ -495,7 +504,6 @@ class TextChecks:
         """Continue a prompt without drafts with every sampling; yield the texts to compare.
 
         Args:
-            prompt: The prompt.
             index: Its index; the seed of its texts is that much above `seed`.
             seed: Seed of the first prompt.
             ways: Names of the draft settings.
@@ -679,7 +687,6 @@ class RequestChecks:
 
         Args:
             texts: Checks of texts, with the models; distinguishes near ties from faults.
-            prompt: A text to continue.
             seed: Seed of all texts.
         """
         self._llm, self._texts, self._ids = texts.llm, texts, texts.llm.tokenize(prompt)
@@ -1014,7 +1021,6 @@ class Reference:
         """Compute the distribution.
 
         Args:
-            llm: The models.
             prompt: A text to continue. It is used twice. Between the two copies is a token that a
                 bias makes likely, with a likely continuation, which n-gram drafts then propose.
             exact: Whether rows are bit-identical in verification passes, so that filters remove the

@@ -54,6 +54,8 @@ KERNELS, PLACE, OUR_VERSION, PACKAGES = (
     "the version of gguf-spec",
     "the list of packages",
 )
+# The distributions that the tests need beside gguf-spec; that for llm is tested where llm is installed.
+PLUGINS = [ROOT / "plugins" / name for name in ("gguf-spec-compat", "gguf-spec-ray")]
 COMMON = (KERNELS, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
 # how pip starts a program: see first_lines()
 PYTHON_SCRIPT = re.compile(
@@ -83,8 +85,12 @@ def wanted(kind: str) -> dict:
         PLACE: str(ROOT),
         OUR_VERSION: next(line for line in package.splitlines() if line.startswith("__version__")),
         PACKAGES: digest(
-            (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+            # without the budget for lines, which many commits change
+            re.sub(
+                r"(?m)^max-lines = .*$", "", (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+            ),
             CONSTRAINTS.read_text(encoding="utf-8"),
+            *((one / "pyproject.toml").read_text(encoding="utf-8") for one in PLUGINS),
         ),
         **build_settings(way(have.get("llama.cpp", "")), have),
     }
@@ -123,6 +129,12 @@ def install(log, *what) -> None:
         [*PIP, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
     ):
         raise failure("installing the packages", log)
+
+
+def install_here(log, *folders) -> None:
+    """Let .venv use packages where they lie; what they need is there."""
+    what = [word for one in folders for word in ("--editable", one)]
+    install(log, "--no-build-isolation", "--no-deps", "--no-index", *what)
 
 
 def check_tools(want: dict) -> None:
@@ -182,16 +194,11 @@ def make(kind: str, want: dict, missing: list) -> None:
                     say("Installing the tools for the checks (about half a minute).")
                     install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
                     keep_packages("test", want)
+                if kind == "test":
+                    install_here(log, *PLUGINS)
                 if remake:
                     if have:
-                        install(
-                            log,
-                            "--no-build-isolation",
-                            "--no-deps",
-                            "--no-index",
-                            "--editable",
-                            ROOT,
-                        )
+                        install_here(log, ROOT)
                     fetch_default_model()
                 kernels.result()
             except BaseException:
@@ -299,7 +306,7 @@ def packages_lock():
 
 
 def copy_packages(source: Path, target: Path) -> None:
-    """Copy the installed packages, but this one, from an environment to another; files are linked where that is possible."""
+    """Copy the installed packages, but ours, from an environment to another; files are linked where that is possible."""
 
     def copy(here, there):
         try:
@@ -307,7 +314,7 @@ def copy_packages(source: Path, target: Path) -> None:
         except OSError:
             shutil.copy2(here, there)
 
-    ours = shutil.ignore_patterns("_editable_impl_gguf_spec*", "gguf_spec-*")
+    ours = shutil.ignore_patterns("_editable_impl_gguf_spec*", "gguf_spec-*", "gguf_spec_*-*")
     shutil.copytree(
         source / "lib", target / "lib", copy_function=copy, ignore=ours, dirs_exist_ok=True
     )

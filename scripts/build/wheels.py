@@ -1,4 +1,4 @@
-"""Make the files of a release in a folder: the sdist, our wheels, those of llama-cpp-python, and SHA256SUMS.
+"""Make the files of a release in a folder: the sdist, our wheels, those of plugins/, those of llama-cpp-python, and SHA256SUMS.
 
     .venv/bin/python scripts/build/wheels.py [--out FOLDER] [--with-dependencies [VERSION ...]] [--try]
 
@@ -78,12 +78,14 @@ class Auditor:
 
 
 def our_files(out: Path, work: Path, auditor: Auditor, log) -> None:
-    """Make the sdist, and both wheels from it."""
+    """Make the sdist, and from it both wheels and those of plugins/."""
     sdist = hatch("sdist", ROOT, out, log)
     with tarfile.open(sdist) as archive:
         archive.extractall(work)  # our own
     source = work / sdist.name[: -len(".tar.gz")]
     hatch("wheel", source, out, log)
+    for plugin in sorted((source / "plugins").glob("*/pyproject.toml")):
+        hatch("wheel", plugin.parent, out, log)
     if not build_kernels.is_possible():
         say("No wheel with kernels: they are for Linux on x86-64.")
         return

@@ -11,21 +11,27 @@ from gguf_spec import __version__
 from gguf_spec.cli import cli
 
 MODULES = [
-    "",
-    "errors",
-    "models",
-    "images",
-    "batch",
-    "verify",
-    "tune",
-    "bench",
-    "quantize",
-    "trim",
-    "doctor",
-    "server",
-    "worker",
-    "ray",
-    "compat",
+    "gguf_spec",
+    *(
+        f"gguf_spec.{name}"
+        for name in [
+            "errors",
+            "drafters",
+            "models",
+            "images",
+            "batch",
+            "verify",
+            "tune",
+            "bench",
+            "quantize",
+            "trim",
+            "doctor",
+            "server",
+            "worker",
+        ]
+    ),
+    "gguf_spec_ray",
+    "gguf_spec_compat",
 ]
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
@@ -38,7 +44,7 @@ def reference():
     ]
     seen, listed = set(), set(map(id, offered()))
     for name in MODULES:
-        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        module = importlib.import_module(name)
         entries, others = [], []  # others: constants, and what another section describes
         for thing in public(module):
             value = getattr(module, thing)
@@ -55,8 +61,11 @@ def reference():
             else:
                 others.append(f"`{thing}`")
         parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
-        if name == "errors":
+        if name == "gguf_spec.errors":
             parts.append(f"The classes:\n\n{tree(module.GgufSpecError)}\n")
+        if name == "gguf_spec.drafters":
+            rows = module.DRAFTERS.items()
+            parts.append("".join(f"- `{one}`: {kind.help}\n" for one, kind in rows))
         if others:
             parts.append(f"Also in this module: {', '.join(others)}.\n")
         parts += entries
@@ -92,7 +101,7 @@ def public(module):
 def offered():
     """Yield all values that the modules offer."""
     for name in MODULES:
-        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        module = importlib.import_module(name)
         yield from (getattr(module, thing) for thing in public(module))
 
 

@@ -7,14 +7,15 @@ python scripts/examples/langchain_example.py [MODEL.gguf]
 import sys
 from pathlib import Path
 
-import gguf_spec.compat
+import gguf_spec
+import gguf_spec_compat
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 MODEL, DRAFT = str(TALES / "tales-target-Q8_0.gguf"), str(TALES / "tales-draft-Q4_0.gguf")
 
 
 def main() -> None:
-    gguf_spec.compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec.compat.Llama
+    gguf_spec_compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec_compat.Llama
     from langchain_community.chat_models import ChatLlamaCpp
     from langchain_community.llms import LlamaCpp
 

@@ -7,7 +7,8 @@ python scripts/examples/llama_index_example.py [MODEL.gguf]
 import sys
 from pathlib import Path
 
-import gguf_spec.compat
+import gguf_spec
+import gguf_spec_compat
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 MODEL, DRAFT = str(TALES / "tales-target-Q8_0.gguf"), str(TALES / "tales-draft-Q4_0.gguf")
@@ -22,7 +23,7 @@ def as_chatml(messages) -> str:
 
 
 def main() -> None:
-    gguf_spec.compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec.compat.Llama
+    gguf_spec_compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec_compat.Llama
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.llama_cpp import LlamaCPP
 

@@ -13,11 +13,11 @@ from llama_cpp import llama_cpp as C
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.compat import DraftModel, Llama
-from gguf_spec.compat.llama import NOT_HERE
-from gguf_spec.errors import ClosedError, SessionError, UnsupportedError
+from gguf_spec.errors import ClosedError, SessionError
 from gguf_spec.llama.sequence import Part
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
+from gguf_spec_compat import DraftModel, Llama
+from gguf_spec_compat.llama import NOT_HERE, UnsupportedError
 
 SHORT = Sampling(max_tokens=6, seed=1)
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.compat import Llama
 from gguf_spec.errors import ClosedError
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec_compat import Llama
 from tests.closing.children import default_signals
 
 LIMIT_S = 60

@@ -79,8 +79,8 @@ def busily(llm):
 
 def fork_calls(llm):
     """Everything that a child may try with the objects of its parent."""
-    from gguf_spec.compat import Llama
     from gguf_spec.server import serve_in_thread
+    from gguf_spec_compat import Llama
 
     compat = Llama(str(llm.path), n_threads=1, verbose=False)
     chat, asynchronous = llm.chat(), AsyncLLM(llm)
@@ -298,7 +298,7 @@ def in_loop(llm, whole):
 
 
 def of_compat(llm):
-    from gguf_spec.compat import Llama
+    from gguf_spec_compat import Llama
 
     llama = Llama(str(llm.path), n_threads=1, verbose=False)
     answer = llama.create_completion("Once", max_tokens=1900, stream=True)

@@ -147,7 +147,7 @@ LEFT_OPEN = {
         "begun.wait(180)",
     )),
     "a stream of compat": "\n".join((
-        "from gguf_spec.compat import Llama",
+        "from gguf_spec_compat import Llama",
         "their = Llama(sys.argv[1], n_ctx=256, n_threads=1, draft_model_path=None, verbose=False)",
         'parts = their.create_completion("ab", max_tokens=None, stream=True); next(parts)',
     )),

@@ -8,9 +8,9 @@ import llama_cpp
 import pytest
 from llama_cpp import llama_cpp as C
 
-from gguf_spec.compat import Llama
 from gguf_spec.registry import download
 from gguf_spec.registry.resolve import resolve
+from gguf_spec_compat import Llama
 
 ALL_F32 = 0  # LLAMA_FTYPE_ALL_F32
 

@@ -2,8 +2,8 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from gguf_spec.compat import DraftModel
 from gguf_spec.errors import InvalidOptionError, VocabularyMismatchError
+from gguf_spec_compat import DraftModel
 from tests.compat.test_llama import PROMPTS
 from tests.support import tiny
 

@@ -35,7 +35,7 @@ def framework(request):
 
     def run(*arguments):
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'plugins/gguf-spec-compat'}",
             "OMP_NUM_THREADS": "1",
             "ANONYMIZED_TELEMETRY": "false",
         }

@@ -1,4 +1,4 @@
-"""Embeddings of `gguf_spec.compat.Llama` against those of `llama_cpp.Llama`, on the same files."""
+"""Embeddings of `gguf_spec_compat.Llama` against those of `llama_cpp.Llama`, on the same files."""
 
 import inspect
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from llama_cpp import Llama as Original
 
-from gguf_spec.compat import Llama
 from gguf_spec.errors import InvalidOptionError, NoGenerationError, TextTooLongError
+from gguf_spec_compat import Llama
 from tests.support import encoders, tiny
 
 TEXTS = ["hello world", "the cat sat on the mat", "zebra quux moon"]

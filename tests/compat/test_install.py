@@ -4,7 +4,7 @@ from types import ModuleType
 import llama_cpp
 import pytest
 
-from gguf_spec import compat
+import gguf_spec_compat as compat
 from tests.support import children
 
 
@@ -37,6 +37,6 @@ def test_llama_cpp_itself_still_works(installed, pair):
 
 def test_importing_loads_nothing():
 
-    code = "import sys, gguf_spec.compat; print('llama_cpp' in sys.modules, 'numpy' in sys.modules); dir(gguf_spec.compat)"
+    code = "import sys, gguf_spec_compat; print('llama_cpp' in sys.modules, 'numpy' in sys.modules); dir(gguf_spec_compat)"
     done = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

@@ -15,17 +15,16 @@ from llama_cpp import LlamaGrammar
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from gguf_spec import Speculation, Stream
-from gguf_spec.compat import Llama
-from gguf_spec.compat import llama as module
-from gguf_spec.compat.llama import HINTS, USUAL, kv_type
 from gguf_spec.errors import (
     ClosedError,
     EmptyPromptError,
     InvalidOptionError,
     ModelNotFoundError,
     PromptTooLongError,
-    UnsupportedError,
 )
+from gguf_spec_compat import Llama
+from gguf_spec_compat import llama as module
+from gguf_spec_compat.llama import HINTS, USUAL, UnsupportedError, kv_type
 from tests.support import tiny
 
 Original = llama_cpp.llama.Llama
@@ -226,7 +225,7 @@ def test_a_pattern_of_from_pretrained_names_one_model(pair, monkeypatch, names, 
 def test_what_is_not_here_says_what_to_use(ours, name):
     with pytest.raises(UnsupportedError) as caught:
         getattr(ours, name)
-    assert str(caught.value) == f"gguf_spec.compat.Llama has no {name}."
+    assert str(caught.value) == f"gguf_spec_compat.Llama has no {name}."
     assert caught.value.hint.startswith("use ")
 
 

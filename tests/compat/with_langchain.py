@@ -1,4 +1,4 @@
-"""What LangChain does with `gguf_spec.compat.Llama`. Runs where langchain-community is installed: see test_ecosystem.py."""
+"""What LangChain does with `gguf_spec_compat.Llama`. Runs where langchain-community is installed: see test_ecosystem.py."""
 
 import asyncio
 from typing import Literal
@@ -9,7 +9,7 @@ from langchain_community.llms import LlamaCpp
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel
 
-from gguf_spec import compat
+import gguf_spec_compat as compat
 
 HELLO = [SystemMessage("You tell tales."), HumanMessage("Tell me a story about a fox and a king.")]
 

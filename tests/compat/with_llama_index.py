@@ -1,4 +1,4 @@
-"""What LlamaIndex does with `gguf_spec.compat.Llama`. Runs where llama-index-llms-llama-cpp is installed: see test_ecosystem.py."""
+"""What LlamaIndex does with `gguf_spec_compat.Llama`. Runs where llama-index-llms-llama-cpp is installed: see test_ecosystem.py."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.llama_cpp import LlamaCPP
 
-from gguf_spec import compat
+import gguf_spec_compat as compat
 
 
 def as_chatml(messages):

@@ -14,8 +14,8 @@ import yaml
 
 import gguf_spec
 from gguf_spec.models import list_models
-from gguf_spec.ray import application, build
 from gguf_spec.server import Settings
+from gguf_spec_ray import application, build
 from tests.support import children
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scripts" / "examples"

@@ -80,7 +80,7 @@ def test_a_session_continues(llm, tmp_path):
 
 
 def test_a_draft_for_llama_cpp_python_continues_the_text(gguf_dir, broken):
-    from gguf_spec.compat import DraftModel
+    from gguf_spec_compat import DraftModel
 
     with_draft = DraftModel(broken, 4, n_ctx=128, n_threads=1)
     text = np.array([5, 6, 7, 8] * 6, dtype=np.intc)

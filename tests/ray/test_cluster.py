@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install . plugins/gguf-spec-ray")
 
 from gguf_spec import Sampling  # noqa: E402
 from gguf_spec import ray as gguf_spec_ray  # noqa: E402

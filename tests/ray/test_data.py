@@ -1,23 +1,22 @@
 """The rows of a batch without a cluster; where Ray is not installed, its check is replaced."""
 
-import builtins
 import sys
 import types
 
 import numpy as np
 import pytest
 
-import gguf_spec.ray
+import gguf_spec
+import gguf_spec_ray
 from gguf_spec import Sampling, errors
-from gguf_spec.ray import data
+from gguf_spec_ray import data
 
 
 @pytest.fixture
 def generate(tales, monkeypatch):
     """Return a function that makes a `Generate` of the bundled model."""
-    monkeypatch.setattr(data, "check_ray", lambda: None)
     monkeypatch.setattr(data, "load_on_node", lambda model, pull, options: tales)
-    return lambda **given: gguf_spec.ray.Generate("tales", **given)
+    return lambda **given: gguf_spec_ray.Generate("tales", **given)
 
 
 def test_rows_are_answered_as_by_generate(generate, tales):
@@ -102,30 +101,12 @@ def test_threads_follow_the_cpus_of_the_actor(monkeypatch):
     assert given == [{"threads": 3, "n_ctx": 5}, {"threads": 1}, {"threads": 1}, {"threads": None}]
 
 
-@pytest.mark.parametrize("use", [gguf_spec.ray.application, gguf_spec.ray.Generate])
-def test_ray_is_not_installed(monkeypatch, use):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name == "ray" and not rest[-1]:
-            raise ModuleNotFoundError("No module named 'ray'", name="ray")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(errors.NotInstalledError) as caught:
-        use("tales")
-    assert str(caught.value) == "gguf_spec.ray needs ray, which is not installed."
-    assert caught.value.hint == "run pip install '.[ray]' in a clone of gguf-spec."
-    assert isinstance(caught.value, ImportError)
-
-
 def test_rows_of_a_batch_share_passes(monkeypatch):
     """With `parallel` the answers are those of one row at a time, errors in their places."""
     rows = {
         "prompt": ["Once", "", "The fox", "A king", "In the deep"],
         "temperature": [1, 1, -1, 0, 0.8],
     }
-    monkeypatch.setattr(data, "check_ray", lambda: None)
     found = []
 
     def load(model, pull, options):
@@ -133,7 +114,7 @@ def test_rows_of_a_batch_share_passes(monkeypatch):
 
     monkeypatch.setattr(data, "load_on_node", load)
     for parallel in (1, 3):
-        one = gguf_spec.ray.Generate("tales", sampling={"max_tokens": 12}, parallel=parallel)
+        one = gguf_spec_ray.Generate("tales", sampling={"max_tokens": 12}, parallel=parallel)
         found.append(one(rows))
         assert one._llm.parallel == parallel
         one._llm.close()

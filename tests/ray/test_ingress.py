@@ -11,7 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from gguf_spec.ray.ingress import (
+from gguf_spec.server import Settings, make_app
+from gguf_spec.server.errors import ApiError, shutting_down
+from gguf_spec.server.replies import DATA_EVENTS
+from gguf_spec_ray.ingress import (
     MOST_ATTEMPTS,
     AttemptLostError,
     Call,
@@ -19,9 +22,6 @@ from gguf_spec.ray.ingress import (
     Head,
     Ingress,
 )
-from gguf_spec.server import Settings, make_app
-from gguf_spec.server.errors import ApiError, shutting_down
-from gguf_spec.server.replies import DATA_EVENTS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -419,7 +419,7 @@ def test_large_bodies_are_read_outside_of_the_event_loop(monkeypatch):
         raise ApiError("no replica", status=429)
         yield
 
-    monkeypatch.setattr("gguf_spec.ray.ingress.parse", parse)
+    monkeypatch.setattr("gguf_spec_ray.ingress.parse", parse)
     for n in (1, 70_000):
         assert ask(Ingress(none, Settings()), CHAT, {"user": "u" * n})[0] == 429
     assert [one is threading.main_thread() for one in threads] == [True, False]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gguf_spec.compat import Llama
+from gguf_spec_compat import Llama
 from tests.server.conftest import ask_chat, serving
 from tests.server.forced_calls import CHOICES, F, G, forced_call
 from tests.support import tool_models

@@ -1,7 +1,8 @@
 """The wheel and the sdist carry all that is needed, and work where the clone is not."""
 
+import importlib
+import json
 import os
-import re
 import sys
 import sysconfig
 import tarfile
@@ -11,12 +12,14 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import gguf_spec
 from tests.support import children
 
 ROOT = Path(__file__).parents[2]
+PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         gguf_spec.__version__,
         "Apache-2.0",
     )
-    assert set(about.get_all("Provides-Extra")) == {"server", "bench", "ray", "docs", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"server", "bench", "docs", "dev"}
 
 
 @pytest.mark.full
@@ -185,8 +188,23 @@ def test_a_library_compiled_without_our_flags_is_tried_out_first(installed, tmp_
     assert (done.stdout, without.returncode) == (without.stdout, 0), without.stderr
 
 
-def test_the_plugin_for_llm_takes_this_version():
-    """Its own test installs it without its requirements."""
-    text = (ROOT / "plugins/llm-gguf-spec/pyproject.toml").read_text(encoding="utf-8")
-    (wanted,) = re.findall(r'"gguf-spec([^"]*)"', text)
-    assert SpecifierSet(wanted).contains(gguf_spec.__version__)
+@pytest.mark.parametrize("folder", PLUGINS, ids=lambda path: path.name)
+def test_plugins_have_this_version_and_need_it(folder):
+    """One place sets all versions: gguf_spec/__init__.py."""
+    command = [sys.executable, "-m", "hatchling", "metadata"]
+    done = children.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert (found["name"], found["version"]) == (folder.name, gguf_spec.__version__)
+    (wanted,) = [one for one in map(Requirement, found["dependencies"]) if one.name == "gguf-spec"]
+    assert wanted.specifier == SpecifierSet(f"=={gguf_spec.__version__}")
+
+
+@pytest.mark.parametrize("name", ["compat", "ray"])
+def test_the_old_place_of_a_plugin_names_the_new_one(name):
+    with pytest.raises(gguf_spec.errors.MovedError) as caught:
+        importlib.import_module(f"gguf_spec.{name}")
+    assert str(caught.value) == f"gguf_spec.{name} is now the package gguf_spec_{name}."
+    assert caught.value.hint == (
+        f"run pip install . plugins/gguf-spec-{name} in a clone of gguf-spec, and import gguf_spec_{name}."
+    )
+    assert (ROOT / f"plugins/gguf-spec-{name}/gguf_spec_{name}/__init__.py").exists()

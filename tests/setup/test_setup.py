@@ -166,6 +166,7 @@ class Machine:
         clone = self.folder / name
         shutil.copytree(ROOT / "scripts", clone / "scripts")
         shutil.copy(ROOT / "pyproject.toml", clone)
+        shutil.copytree(ROOT / "plugins", clone / "plugins")
         (clone / "gguf_spec").mkdir()
         shutil.copy(ROOT / "gguf_spec" / "__init__.py", clone / "gguf_spec")
         return clone
@@ -308,13 +309,14 @@ def test_checks_are_added_to_what_is_there(machine):
     machine.run()
     before = len(machine.calls())
     machine.check()
-    (added,) = machine.calls()[before:]
+    added, plugins = machine.calls()[before:]
+    assert "--no-deps" in plugins and plugins.count("--editable") == 2
     assert added.endswith(f"{machine.clone}[dev]")
     machine.check("--all")
     assert "fetch_test_models.py" in machine.calls()[-1]
     machine.check()
     machine.run()
-    assert len(machine.calls()) == before + 2  # the quick tests look for no models
+    assert len(machine.calls()) == before + 3  # the quick tests look for no models
 
 
 @pytest.mark.full
@@ -409,13 +411,27 @@ def test_a_foreign_venv_is_not_ready_nor_one_without_the_program(machine):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("file", ["pyproject.toml", "scripts/build/constraints.txt"])
+@pytest.mark.parametrize(
+    "file",
+    ["pyproject.toml", "scripts/build/constraints.txt", "plugins/gguf-spec-compat/pyproject.toml"],
+)
 def test_a_changed_list_of_packages_is_noticed(machine, file):
     machine.run()
     with (machine.clone / file).open("a", encoding="utf-8") as text:
         text.write("# more\n")
     assert "the list of packages" in machine.run().stderr
     assert len(machine.calls("-m venv")) == 2
+
+
+@pytest.mark.full
+def test_another_budget_for_lines_makes_nothing_again(machine):
+    machine.run()
+    file = machine.clone / "pyproject.toml"
+    text = file.read_text(encoding="utf-8")
+    changed = re.sub(r"(?m)^max-lines = \d+$", "max-lines = 1", text)
+    assert changed != text
+    file.write_text(changed, encoding="utf-8")
+    assert machine.run().stderr == ""
 
 
 @pytest.mark.full

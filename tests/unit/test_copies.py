@@ -11,6 +11,8 @@ import click
 import pytest
 
 import gguf_spec
+import gguf_spec_compat
+import gguf_spec_ray
 from gguf_spec import AsyncLLM, Sampling, Speculation, errors
 from gguf_spec.cli.command import UnknownNameError
 from gguf_spec.cli.config import ConfigFileError
@@ -24,6 +26,7 @@ COPIES = [
     copy.deepcopy,
     *(lambda one, n=n: pickle.loads(pickle.dumps(one, n)) for n in range(pickle.HIGHEST_PROTOCOL)),
 ]
+PACKAGES = (gguf_spec, gguf_spec_compat, gguf_spec_ray)
 SPECIAL = {
     ToolSchemaError: lambda: ToolSchemaError("f", errors.InvalidGrammarError("a", "b", "c")),
     ApiError: lambda: ApiError("no", "model", "not_found", 404, {"Retry-After": "3"}),
@@ -36,16 +39,23 @@ SPECIAL = {
 
 def all_errors():
     """Return all classes of errors in the package; modules of extras that are missing are left out."""
-    for module in pkgutil.walk_packages(gguf_spec.__path__, "gguf_spec."):
+    for module in (
+        one
+        for package in PACKAGES
+        for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ):
         if not module.name.endswith("__main__"):
             try:
                 import_module(module.name)
             except ImportError:
-                assert ".ray" in module.name or "pyinstaller" in module.name
+                assert (
+                    module.name in ("gguf_spec.compat", "gguf_spec.ray")
+                    or "pyinstaller" in module.name
+                )
     found, rest = [], [Exception]
     while rest:
         rest += (below := rest.pop().__subclasses__())
-        found += [one for one in below if one.__module__.startswith("gguf_spec.")]
+        found += [one for one in below if one.__module__.startswith("gguf_spec")]
     return sorted(set(found), key=lambda one: one.__name__)
 
 
@@ -126,10 +136,10 @@ def test_results_are_copied_and_pickled_whole(tales):
 
 def test_what_belongs_to_one_process_is_neither_copied_nor_pickled(tales, tmp_path):
     from gguf_spec.batch import Batch
-    from gguf_spec.compat import DraftModel, Llama
     from gguf_spec.llama.embedder import Embedder
     from gguf_spec.server import ModelPool, serve_in_thread
     from gguf_spec.server.model_pool import loaded_model
+    from gguf_spec_compat import DraftModel, Llama
 
     chat, lines = tales.chat(), tmp_path / "in.jsonl"
     lines.write_text("")

@@ -16,10 +16,10 @@ from gguf_spec import Sampling, Speculation, errors
 from gguf_spec.cli import cli
 from gguf_spec.cli.error_text import PARAMETERS, option_name
 from gguf_spec.cli.error_text import name as typed_name
-from gguf_spec.compat.llama import named_as_there
 from gguf_spec.errors import Option, Pull, Text, in_python, written
 from gguf_spec.server.errors import ApiError, as_refusal
 from gguf_spec.server.settings import Settings
+from gguf_spec_compat.llama import named_as_there
 
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 ASSIGNED = re.compile(r"\b(\w+)=")
@@ -30,7 +30,7 @@ VALUES = {
     "message": "it failed.", "hint": "try again.", "option": "top_p", "value": 2.0, "allowed": "1", "path": Path("m.gguf"), "needed_bytes": 1,
     "available_bytes": 2, "fitting_ctx": 1024, "fitting_parallel": 3, "what": "a prompt", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120,
     "n_ctx": 4096, "code": 1, "n_past": 7, "n_tokens": 3, "reason": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2,
-    "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False, "is_estimate": False, "workers": ("127.0.0.1:50052",), "package": "ray", "extra": "ray",
+    "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False, "is_estimate": False, "workers": ("127.0.0.1:50052",), "package": "ray", "extra": "ray", "distribution": "others",
     "version": "0.3.20", "tested": "0.3.36", "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"), "architecture": "bert", "index": 0, "most": 2, "n_ctx_train": 2048,
 }  # fmt: skip
 # Classes whose constructors need other values: class -> example.

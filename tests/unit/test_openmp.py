@@ -65,7 +65,7 @@ with _openmp.spin_count_set():
     "first",
     [
         "import gguf_spec.llama.backend", "import gguf_spec.llama.context", "from gguf_spec import LLM", "import gguf_spec.quantize.worker",
-        "import gguf_spec.llama.samplers", "from gguf_spec.compat import Llama", "from gguf_spec.compat import LlamaGrammar",
+        "import gguf_spec.llama.samplers", "from gguf_spec_compat import Llama", "from gguf_spec_compat import LlamaGrammar",
         "from gguf_spec.doctor import installation; installation.library(); import gguf_spec.llama.context",
     ],
 )  # fmt: skip

@@ -142,7 +142,6 @@ class PipeUI:
         return text.rstrip("\r\n") if line else None
 
     def interrupt(self, error: BaseException) -> None:
-        """Raise an error."""
         raise error
 
     def say(self, text: str) -> None:
@@ -211,7 +210,6 @@ class ChatLoop:
             raise
 
     def close(self) -> None:
-        """Close the models."""
         self.llm.close()
 
     @property

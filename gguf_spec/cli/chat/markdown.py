@@ -107,11 +107,8 @@ def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> in
     """Append the decided pieces of a line to `out`.
 
     Args:
-        out: Receives the pieces.
-        line: The line so far.
         at: Index of the first character to process.
         style: Style of the text around the spans.
-        final: Whether the line is complete.
 
     Returns:
         Index of the first character that is not decided.

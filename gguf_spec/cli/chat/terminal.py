@@ -109,15 +109,12 @@ class TerminalUI(PipeUI):
             app.exit(result="")
 
     def say(self, text: str) -> None:
-        """Show the result of a command."""
         self._tell([(text, "dim")])
 
     def fail(self, message: str, hint: str) -> None:
-        """Show an error and a hint."""
         self._tell([("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (hint, "")])
 
     def answer(self, turn: Turn, bar: LateBar) -> None:
-        """Show an answer while it is generated, and the reason if the model did not end it."""
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
         wrap = None if self._dumb else Wrap(lambda: self._out.width)

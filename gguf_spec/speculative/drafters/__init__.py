@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Drafter, Kind, NoDrafter, Proposal, TokenDrafter
+from .base import Drafter, Kind, NoDrafter, Proposal, TextDrafter, TokenDrafter
 from .model import (
     MODELS,
     N_CONFIDENCE_BUCKETS,
@@ -42,6 +42,7 @@ __all__ = [
     "SharedTexts",
     "StochasticDraftSampler",
     "SuffixAutomaton",
+    "TextDrafter",
     "TokenDrafter",
     "drafter_of",
     "failure",

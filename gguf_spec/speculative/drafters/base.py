@@ -100,3 +100,11 @@ class TokenDrafter(Protocol):
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits, /) -> None:
         """Observe the emitted tokens after the first `start`, and the target's rows there."""
+
+
+class TextDrafter(TokenDrafter, Protocol):
+    """Token drafter without passes of a model, so that its proposals cost nothing."""
+
+    @property
+    def priors(self) -> Sequence[float]:
+        """Prior acceptance rate of each bucket of its proposals."""

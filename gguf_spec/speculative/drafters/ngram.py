@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ...arrays import Logits
 from ...options import IMAGE_IDS
-from .base import Proposal
+from .base import Proposal, TextDrafter
+
+if TYPE_CHECKING:
+    from ..pair import ModelPair
 
 # Number of contexts, from the longest on, that count each new token.
 _CONTEXTS = 4
@@ -371,3 +375,8 @@ class RetryDrafter:
         self._skipped = tokens[wrong] in rest
         self._rest = rest[rest.index(tokens[wrong]) + 1 :] if self._skipped else rest
         self._start = start + len(tokens)
+
+
+def make(pair: ModelPair) -> list[TextDrafter]:
+    """Return the drafters from the text, for a request of a model pair."""
+    return [NgramDrafter(pair.reference, pair.shared), RetryDrafter()]

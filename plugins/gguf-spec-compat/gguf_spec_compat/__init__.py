@@ -1,11 +1,11 @@
 """Drop-in replacement for `llama_cpp.Llama`, and a `draft_model` for the original class.
 
-    from gguf_spec.compat import Llama          # instead of: from llama_cpp import Llama
+    from gguf_spec_compat import Llama          # instead of: from llama_cpp import Llama
 
 Packages that import `Llama` themselves, such as LangChain and LlamaIndex, use this class after
 
-    import gguf_spec.compat
-    gguf_spec.compat.install()
+    import gguf_spec_compat
+    gguf_spec_compat.install()
 
 The import alone changes nothing and loads nothing.
 """
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from llama_cpp import LlamaGrammar
 
     from .draft_model import DraftModel
-    from .llama import Llama, install, uninstall
+    from .llama import Llama, UnsupportedError, install, uninstall
 
-__all__ = ["DraftModel", "Llama", "LlamaGrammar", "install", "uninstall"]
+__all__ = ["DraftModel", "Llama", "LlamaGrammar", "UnsupportedError", "install", "uninstall"]
 # Public name -> module that defines it; imported on first access.
 _HOME = {
-    "DraftModel": "gguf_spec.compat.draft_model",
-    "Llama": "gguf_spec.compat.llama",
+    "DraftModel": "gguf_spec_compat.draft_model",
+    "Llama": "gguf_spec_compat.llama",
     "LlamaGrammar": "llama_cpp",
-    "install": "gguf_spec.compat.llama",
-    "uninstall": "gguf_spec.compat.llama",
+    "UnsupportedError": "gguf_spec_compat.llama",
+    "install": "gguf_spec_compat.llama",
+    "uninstall": "gguf_spec_compat.llama",
 }
 
 
@@ -37,7 +38,7 @@ def __getattr__(name: str) -> Any:
         # This module sets the spin count; it must be imported before llama_cpp is loaded.
         import_module("gguf_spec.llama.bindings")
         return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'gguf_spec.compat' has no attribute {name!r}")
+    raise AttributeError(f"module 'gguf_spec_compat' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

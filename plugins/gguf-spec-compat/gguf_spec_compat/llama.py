@@ -29,8 +29,8 @@ from llama_cpp import llama_cpp as C
 from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from .. import load
-from ..errors import (
+from gguf_spec import LLM, Chunk, Completion, Speculation, Stream, TokenLogprob, load
+from gguf_spec.errors import (
     ClosedError,
     ForkedError,
     GgufSpecError,
@@ -39,25 +39,34 @@ from ..errors import (
     OptionConflictError,
     Pull,
     TextTooLongError,
-    UnsupportedError,
     in_python,
     written,
 )
-from ..gguf.validation import Header, read_header
-from ..llama.options import KV_TYPES
-from ..options import POOLING, SAMPLING, Speculation
-from ..registry import download, hub
-from ..registry.resolve import Part, resolve, split_names
-from ..results import Chunk, Completion, TokenLogprob
-from ..runtime.embedding import encode_texts
-from ..runtime.llm import LLM
-from ..runtime.stream import Stream
-from ..sampling.chain import CompatSampling
-from ..system.process import OfOneProcess
-from ..tools.families import Family, ToolUse, family_of, reads_tools
-from ..tools.reader import ToolDeltas, whole_answer
+from gguf_spec.gguf.validation import Header, read_header
+from gguf_spec.llama.options import KV_TYPES
+from gguf_spec.options import POOLING, SAMPLING
+from gguf_spec.registry import download, hub
+from gguf_spec.registry.resolve import Part, resolve, split_names
+from gguf_spec.runtime.embedding import encode_texts
+from gguf_spec.sampling.chain import CompatSampling
+from gguf_spec.system.process import OfOneProcess
+from gguf_spec.tools.families import Family, ToolUse, family_of, reads_tools
+from gguf_spec.tools.reader import ToolDeltas, whole_answer
 
 Dict = dict[str, Any]
+
+
+class UnsupportedError(GgufSpecError, AttributeError):
+    """A method or attribute of `llama_cpp.Llama` that `gguf_spec_compat.Llama` does not have.
+
+    Attributes:
+        name: The method or attribute.
+    """
+
+    def __init__(self, name: str, hint: str) -> None:
+        super().__init__(f"gguf_spec_compat.Llama has no {name}.", hint)
+        self.name = name
+
 
 ANY_SEED = (-1, 0xFFFFFFFF)  # seeds that mean "draw a random seed" in llama.cpp
 _F16 = KV_TYPES["f16"][0]  # ggml type number of F16, the default type of the cache
@@ -994,13 +1003,13 @@ class Tokenizer:
 
 _Original = llama_cpp.Llama
 # Prefixes of modules that are left unchanged, because they need the original class.
-_OWN = ("llama_cpp.", "gguf_spec.")
+_OWN = ("llama_cpp.", "gguf_spec.", "gguf_spec_compat")
 # Replaced attributes: (module, name).
 _places: list[tuple[ModuleType, str]] = []
 
 
 def install() -> None:
-    """Replace `llama_cpp.Llama` in this process by `gguf_spec.compat.Llama`.
+    """Replace `llama_cpp.Llama` in this process by `gguf_spec_compat.Llama`.
 
     This also applies to modules that have already imported it. A second call has no further
     effect. LangChain's `ChatLlamaCpp` and `LlamaCpp` and LlamaIndex's `LlamaCPP` then run with

@@ -7,9 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..options import AUTO_PARALLEL_MAX
-from ..server.settings import Settings, check
-from .data import check_ray, load_on_node
+from gguf_spec.options import AUTO_PARALLEL_MAX
+from gguf_spec.server import Settings
+from gguf_spec.server.settings import check
+
+from .data import load_on_node
 
 _SETTINGS = tuple(one.name for one in fields(Settings))
 # Requests of other routes than completions that a replica takes beside its queue.
@@ -24,7 +26,7 @@ class Replica:
     def __init__(
         self, model: str | None, pull: bool, options: Mapping[str, Any], settings: Settings
     ) -> None:
-        from ..server import make_app
+        from gguf_spec.server import make_app
 
         self._llm = load_on_node(model, pull, options)
         self._app = make_app(self._llm, settings)
@@ -72,7 +74,8 @@ class IngressDeployment:
         from ray import exceptions
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-        from ..server.errors import ApiError
+        from gguf_spec.server.errors import ApiError
+
         from .ingress import AttemptLostError
 
         names = ("RayActorError", "NodeDiedError", "ObjectLostError", "WorkerCrashedError")
@@ -133,10 +136,8 @@ def application(
         A `ray.serve.Application`.
 
     Raises:
-        NotInstalledError: Ray is not installed.
         InvalidOptionError: An option has a value that is not allowed.
     """
-    check_ray()
     from ray import serve
 
     settings = settings or Settings()
@@ -181,7 +182,7 @@ def application(
 def build(args: Mapping[str, Any]) -> Any:
     """Return the application for Ray Serve's command and its YAML files.
 
-        serve run gguf_spec.ray:build model=smollm2 replicas=2 num_cpus=2
+        serve run gguf_spec_ray:build model=smollm2 replicas=2 num_cpus=2
 
     Args:
         args: Arguments of `application` and fields of `Settings` by name. Texts are read as YAML

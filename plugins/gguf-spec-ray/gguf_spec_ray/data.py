@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,26 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import GgufSpecError, InvalidOptionError, NotInstalledError
-from ..options import SAMPLING, Sampling
-from ..results import Completion
+from gguf_spec import Completion, Sampling
+from gguf_spec.errors import GgufSpecError, InvalidOptionError
+from gguf_spec.options import SAMPLING
 
 if TYPE_CHECKING:
-    from ..runtime.llm import LLM
-
-
-def check_ray() -> None:
-    """Check that Ray is installed.
-
-    Raises:
-        NotInstalledError: It is not.
-    """
-    try:
-        importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise NotInstalledError("gguf_spec.ray", "ray", "ray") from None
+    from gguf_spec import LLM
 
 
 def load_on_node(model: str | Path | None, pull: bool, options: Mapping[str, Any]) -> LLM:
@@ -43,10 +28,10 @@ def load_on_node(model: str | Path | None, pull: bool, options: Mapping[str, Any
     """
     import ray
 
-    from ..runtime.load import load
+    from gguf_spec import load
 
     if pull and model is not None:
-        from ..models import pull as download
+        from gguf_spec import pull as download
 
         download(str(model), models_file=options.get("models_file"))
     threads = None  # the whole CPUs of this actor, at least one
@@ -103,11 +88,9 @@ class Generate:
                 the CPUs of the actor.
 
         Raises:
-            NotInstalledError: Ray is not installed.
             InvalidOptionError: An option has a value that is not allowed.
             ModelError, StoreError: The model cannot be found or loaded.
         """
-        check_ray()
         given: dict[str, Any] = {}
         if not isinstance(sampling, Sampling):
             given = dict(sampling or {})

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
-from ..server.errors import SHUTTING_DOWN, ApiError
-from ..server.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, refused
-from ..server.requests import SEEDED, BodyReader, parse
-from ..server.settings import Settings
+from gguf_spec.server import Settings
+from gguf_spec.server.errors import SHUTTING_DOWN, ApiError
+from gguf_spec.server.replies import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, refused
+from gguf_spec.server.requests import SEEDED, BodyReader, parse
 
 # Headers about a body that the ingress has read, and may have changed.
 _OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")
@@ -308,7 +308,7 @@ def _text_of(choice: dict[str, Any]) -> str:
 # A request that crashes a replica must not crash all of them.
 MOST_ATTEMPTS = 3
 _STREAMS = tuple(form.media_type.encode() for form in (DATA_EVENTS, NAMED_EVENTS, JSON_LINES))
-_log = logging.getLogger("gguf_spec.ray")
+_log = logging.getLogger("gguf_spec_ray")
 
 Parts = AsyncIterator[Head | bytes]
 

@@ -11,17 +11,17 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from ..arrays import Logits
-from ..errors import ClosedError
-from ..gguf.validation import ModelFile, read_header
-from ..gguf.vocabulary import FileVocabulary
-from ..llama.context import Context
-from ..llama.memory import check_room
-from ..llama.options import ContextOptions
-from ..llama.own_kernels import extra_bufts_work
-from ..llama.sequence import CachedSequence
-from ..options import Speculation
-from ..speculative.drafters import (
+from gguf_spec import Speculation
+from gguf_spec.arrays import Logits
+from gguf_spec.errors import ClosedError
+from gguf_spec.gguf.validation import ModelFile, read_header
+from gguf_spec.gguf.vocabulary import FileVocabulary
+from gguf_spec.llama.context import Context
+from gguf_spec.llama.memory import check_room
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.own_kernels import extra_bufts_work
+from gguf_spec.llama.sequence import CachedSequence
+from gguf_spec.speculative.drafters import (
     N_CONFIDENCE_BUCKETS,
     ModelDrafter,
     NgramDrafter,
@@ -29,10 +29,10 @@ from ..speculative.drafters import (
     TokenDrafter,
     failure,
 )
-from ..speculative.drafters.model import DraftToken
-from ..speculative.pair_statistics import AcceptanceRates
-from ..speculative.vocabularies import check_vocabulary
-from ..system.process import OfOneProcess
+from gguf_spec.speculative.drafters.model import DraftToken
+from gguf_spec.speculative.pair_statistics import AcceptanceRates
+from gguf_spec.speculative.vocabularies import check_vocabulary
+from gguf_spec.system.process import OfOneProcess
 
 # Least acceptance rate at which a token is drafted: verifying one more token costs a fraction of a
 # pass.

@@ -1,4 +1,4 @@
-"""Requests and batches on several machines with Ray; requires the extra `[ray]`.
+"""Requests and batches on several machines with Ray; from the distribution `gguf-spec-ray`.
 
 `application` serves a model by Ray Serve, and `Generate` answers the rows of a Ray Data set. Ray is
 imported when one of them is used.
@@ -20,7 +20,7 @@ _HOME = {"Generate": "data", "application": "serving", "build": "serving"}
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
-    raise AttributeError(f"module 'gguf_spec.ray' has no attribute {name!r}")
+    raise AttributeError(f"module 'gguf_spec_ray' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
