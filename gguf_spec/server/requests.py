@@ -667,12 +667,35 @@ def seen(messages: Sequence[Message], llm: LLM) -> Sequence[Message]:
     ]
 
 
-def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
+def of_result(part: Shape, text_kinds: tuple[str, ...] = ("text",)) -> Shape:
+    """Return the description of a part of a result; a short text stands for what cannot be read.
+
+    Args:
+        part: Description of the parts that can be read.
+        text_kinds: Types of parts with text; the first one is that of the short text.
+    """
+
+    def read(value: Any, at: str) -> Any:
+        try:
+            return part.read(value, at)
+        except ApiError:
+            kind = value.get("type") if isinstance(value, dict) else None
+            if not isinstance(kind, str) or kind in text_kinds:
+                raise
+            note(at, "A short text stands for what cannot be read.")
+            kind = re.sub(r"\W", "_", kind)[:60]
+            return {"type": text_kinds[0], "text": f"[a part of the type {kind}, not read]"}
+
+    return Shape(part.schema, read)
+
+
+def _content(may_be_empty: bool = False, is_result: bool = False, **kinds: Shape) -> Shape:
     """Return the description of a content; it is read as one text, or parts if there are images."""
     parts = {kind: _part(kind, shape) for kind, shape in kinds.items()}
     refusal = s.obj({"type": "refusal", "refusal": s.TEXT}, ignored=IGNORED_FIELDS).hidden
     parts["refusal"] = refusal.to(lambda part: {"type": "text", "text": part["refusal"]})
     part = s.tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
+    part = of_result(part, ("text", "refusal")) if is_result else part
     some = s.array(part, "must be a string, or an array of parts that is not empty.", 1)
 
     def read(value: Any, at: str) -> Any:
@@ -684,9 +707,13 @@ def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
 
 
 def _read_call(call: Any, at: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
+    kind = call.get("type", "function") if isinstance(call, dict) else None
+    function = call.get(kind) if kind in ("function", "custom") else None
+    if not isinstance(function, dict):
         raise invalid_value(at, "must be a call of the type function.")
+    if kind == "custom":
+        text = s.TEXT.read(function.get("input"), f"{at}.custom.input")
+        function = {"name": function.get("name"), "arguments": {"input": text}}
     # The arguments stay an object: chat templates serialise them to JSON.
     arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
     name = _name(function.get("name"), f"{at}.function.name")
@@ -727,7 +754,7 @@ def _with_reasoning(message: Message) -> Message:
 
 
 _ONLY_TEXT, _MAYBE = _content(text=s.TEXT), _content(may_be_empty=True, text=s.TEXT)
-_RESULT = _content(may_be_empty=True, text=s.TEXT, image_url=IMAGE_URL)
+_RESULT = _content(may_be_empty=True, is_result=True, text=s.TEXT, image_url=IMAGE_URL)
 _CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.

@@ -31,6 +31,7 @@ from ..errors import (
 from ..llama.weights import Weights
 from ..options import check_types, well_formed
 from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
+from . import turns
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
     REASONING_FIELDS,
@@ -41,8 +42,6 @@ from .reasoning import (
     spells_special,
 )
 from .turns import (
-    Message,
-    Messages,
     Needs,
     forms,
     needs_of,
@@ -102,6 +101,8 @@ _TRIED = {
         },
     },
 }
+Message = turns.Message
+Messages = turns.Messages
 Tools = Sequence[Mapping[str, Any]]
 
 

@@ -172,8 +172,8 @@ def needs_of(render: Callable[[Messages, bool], str], write: Write) -> Needs:
              ("suasu", "later"))  # fmt: skip
     for roles, name in () if takes("ssuuaasu") else tries:
         # marked parts of the user may be neighbours of others
-        for more in [[name], [name, "join"]] if not takes(roles, **ways) else []:
-            one = {**ways, **dict.fromkeys(more, True)}
+        for names in [[name], [name, "join"]] if not takes(roles, **ways) else []:
+            one = {**ways, **dict.fromkeys(names, True)}
             if takes(roles, **one):
                 ways = one
                 break
