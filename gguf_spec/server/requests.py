@@ -49,6 +49,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
     from ..tools.grammar import Unenforced
+    from .events import TokenInfo
 
 # Routes whose requests have a seed.
 SEEDED = (
@@ -187,6 +188,10 @@ class CompletionRequest:
         fit: Makes the prompt for a model, where that depends on the model; None if it does not.
         more: What only the reply of its API needs.
         unenforced: What the grammar does not enforce of the schemas; None if it enforces all.
+        n_scored: Number of alternatives at each token of a prompt whose tokens are scored; None
+            for no scores.
+        shows_scores: Whether the answer has the scores as vLLM writes them.
+        scores: Index of a prompt -> its tokens with log-probabilities. They are filled in.
     """
 
     prompts: tuple[Any, ...]
@@ -211,6 +216,9 @@ class CompletionRequest:
     fit: Callable[[CompletionRequest, LLM], CompletionRequest] | None = None
     more: Any = field(default=None, compare=False)
     unenforced: Unenforced | None = field(default=None, compare=False)
+    n_scored: int | None = None
+    shows_scores: bool = False
+    scores: dict[int, Sequence[TokenInfo]] = field(default_factory=dict, compare=False)
 
     @property
     def n_choices(self) -> int:
@@ -1006,6 +1014,7 @@ TEXT_BODY = Body(
         "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,
         "logprobs": _TEXT_LOGPROBS,
+        "prompt_logprobs": _TEXT_LOGPROBS,
     },
     "prompt",
 )
@@ -1123,21 +1132,26 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     data.setdefault("max_tokens", min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS))
     given, echo, suffix = data["prompt"], data.get("echo", False), data.get("suffix", "")
     are_texts = all(isinstance(prompt, str) for prompt in given)
-    if echo and (data.get("logprobs") is not None or not are_texts):
-        raise invalid_value(
-            "echo", "requires a prompt that is a string, and cannot be combined with logprobs."
-        )
-    if suffix != "" and not (isinstance(suffix, str) and are_texts and not echo):
-        raise invalid_value(
-            "suffix", "must be a string, requires a prompt that is one, and excludes echo."
-        )
+    shown = data.get("prompt_logprobs")
+    scored = [one for one in (shown, data.get("logprobs") if echo else None) if one is not None]
+    whole = echo or shown is not None
+    if suffix != "" and not (isinstance(suffix, str) and are_texts and not whole):
+        fact = "must be a string, requires a prompt that is one, and excludes echo and its scores."
+        raise invalid_value("suffix", fact)
     names = {"json_schema": "response_format"} | names | {"prompt": "prompt"}
     data["json_schema"] = schema_in(data, names)
     request = request_of(data, given, default, most, names)
     if not same(data.get("best_of", request.n), request.n):
         note("best_of", "The choices are those of n.")
     own = request.given - default_length
-    return replace(request, echo=echo, suffix=suffix or None, given=own)
+    return replace(
+        request,
+        echo=echo,
+        suffix=suffix or None,
+        given=own,
+        n_scored=max(scored, default=None),
+        shows_scores=shown is not None,
+    )
 
 
 def request_of(
