@@ -161,7 +161,7 @@ def body(rng, path):
         route = _ROUTES[path]
         known = [name for name, one in OTHER_FIELDS.items() if route in one.routes]
         for name in rng.sample(known, rng.randrange(6)):
-            if name in MORE[path] or name in ("prompt", "echo"):
+            if name in MORE[path] or name in ("prompt", "echo", "return_tokens"):
                 continue
             one = OTHER_FIELDS[name]
             values = [*(one.neutral or ()), None]
