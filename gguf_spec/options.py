@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
@@ -829,3 +830,19 @@ class Speculation:
 
 
 ARGUMENTS = _arguments()
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+def duration(text: str) -> float:
+    """Parse a duration in seconds: `90`, `5m`, `1h30m`; negative for infinite."""
+    text = text.strip()
+    parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", text)
+    if re.fullmatch(r"-\d+(\.\d+)?(h|ms|m|s)?", text):
+        return math.inf
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if not parts or "".join(map("".join, parts)) != text:
+        raise ValueError(f"{text!r} is not a duration such as 90, 5m, 1h30m or -1.")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)

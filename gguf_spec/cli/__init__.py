@@ -34,6 +34,7 @@ _COMMANDS = {
     "serve": Place(
         "serve", "serve", "Serve the APIs of OpenAI, Anthropic and Ollama, and a chat page."
     ),
+    "launch": Place("launch", "launch", "Run an agent with a model of this machine."),
     "config": Place("config", "config", "Show or edit the defaults of options."),
     "worker": Place("serve", "worker", "Lend this machine to a model on another one."),
     "ps": Place("serve", "ps", "Show the models that running servers hold."),

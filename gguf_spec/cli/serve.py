@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import math
 import os
-import re
 import signal
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConflictError
-from ..options import DRAFT_WORDS, PARAMETERS
+from ..options import DRAFT_WORDS, PARAMETERS, duration
 from . import signals
 from .command import CONTROL, Command, flag, option
 from .download import default_model, offer_download
@@ -45,20 +44,6 @@ _KEEP_ALIVE_S = 300.0  # default with several models
 _PATIENCE_S = 4.0  # after the grace period; then the process ends in any state
 # Sampling options of the start, for requests without them.
 _DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-
-
-def duration(text: str) -> float:
-    """Parse a duration in seconds: `90`, `5m`, `1h30m`; negative for infinite."""
-    text = text.strip()
-    parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", text)
-    if re.fullmatch(r"-\d+(\.\d+)?(h|ms|m|s)?", text):
-        return math.inf
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    if not parts or "".join(map("".join, parts)) != text:
-        raise ValueError(f"{text!r} is not a duration such as 90, 5m, 1h30m or -1.")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 @click.command(

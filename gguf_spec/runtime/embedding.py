@@ -23,7 +23,7 @@ from ..llama.bindings import C
 from ..llama.embedder import Embedder, Scorer
 from ..llama.weights import Weights
 from ..options import wrong_type
-from ..results import OnProgress, Progress, ScoredOption
+from ..results import OnProgress, Progress, ScoredOption, TokenLogprob
 from ..sampling.chain import logprob
 
 Texts = str | Sequence[int] | Sequence[str | Sequence[int]]
@@ -145,6 +145,18 @@ def choose(
     shares = [math.exp(one - max(sums)) for one in sums]
     rows = zip(options, ids, found, sums, shares, strict=True)
     return [ScoredOption(a, (*b,), (*c,), d, e / math.fsum(shares)) for a, b, c, d, e in rows]
+
+
+def score(
+    scorer: Scorer, ids: Sequence[int], n_top: int, on_pass: Callable[[int], object]
+) -> list[TokenLogprob]:
+    """Return the log-probabilities of the tokens of a text but the first, as `LLM.score`."""
+    found: list[TokenLogprob] = []
+    for _, row in scorer.score(ids[:1], [ids[1:]], on_pass) if len(ids) > 1 else ():
+        if not np.isfinite(row.max()):
+            raise NoTokenLeftError
+        found.append(logprob(row, ids[len(found) + 1], n_top))
+    return found
 
 
 def rank_prompts(

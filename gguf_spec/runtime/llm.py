@@ -48,6 +48,7 @@ from ..results import (
     ScoredOption,
     SlotState,
     Stats,
+    TokenLogprob,
 )
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
@@ -63,7 +64,7 @@ from ..text.chat_template import (
     read_options,
 )
 from ..text.reasoning import reasoning_format
-from .embedding import choose, embed, encode_texts, rank_prompts
+from .embedding import choose, embed, encode_texts, rank_prompts, score
 from .generation import Request, check_request
 from .images import (
     MARKER,
@@ -175,7 +176,7 @@ class LLM(OfOneProcess):
                 model must be loaded with a projector (`load(mmproj=...)`).
             prefill: Beginning of the answer, which the model continues. A grammar treats it as part
                 of the answer. Token ids must end with it already.
-            echo: Start the returned text with the prompt, if it is a text, and the prefill.
+            echo: Start the returned text with the prompt, unless it is messages, and the prefill.
             tools: Functions that the model may call, for messages, in OpenAI's format.
             stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
             on_token: Called with each emitted id; a true result ends the generation immediately as
@@ -279,6 +280,8 @@ class LLM(OfOneProcess):
         if (budget := sampling.think_budget) is not None and separated is None:
             raise no_reasoning(weights, "think_budget", budget, is_chat or bool(reasoning))
         shown = (well_formed(prompt) if isinstance(prompt, str) else "") + prefill
+        if echo and not (is_chat or isinstance(prompt, str)):  # it ends with the prefill
+            shown = b"".join(map(weights.piece, tokens)).decode("utf-8", "replace")
         request = Request(
             prompt=tokens,
             sampling=sampling,
@@ -769,6 +772,44 @@ class LLM(OfOneProcess):
             return choose(self._scorer, options, wholes, passed)
 
         wholes = [encoded(option) for option in ("", *options)]
+        return self._queue.in_turn(run)
+
+    def score(
+        self, text: str | Sequence[int], logprobs: int = 0, *, on_pass: OnProgress | None = None
+    ) -> list[TokenLogprob]:
+        """Return the log-probability of each token of a text after those before it.
+
+        The first token has none, so there is one less than tokens. The values have the same bits
+        alone and beside any other requests.
+
+        Args:
+            text: The text, or its token ids.
+            logprobs: Number of likeliest tokens at each place.
+            on_pass: Called before each pass. An exception of it ends the call.
+
+        Raises:
+            EmptyPromptError, PromptTooLongError, InvalidOptionError: The text is empty, too long,
+                or has an id that is not in the vocabulary.
+            NoGenerationError: The model generates no text.
+            NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
+        """
+        if not self.generates:
+            raise NoGenerationError(self.path, self._target.file.header.architecture)
+        check_types(on_pass=on_pass)
+        sampling = replace(self.sampling, logprobs=logprobs)
+        most = self.n_ctx - 1
+        ids = self.tokenize(text, most=most) if isinstance(text, str) else [*text]
+        check_request(Request(ids, sampling, self.speculation), self._target)
+
+        def passed(_n_done: int) -> None:
+            _ = self.vocabulary  # `close` of another thread waits for the turn
+            if on_pass:
+                on_pass(Progress("score", 0, len(ids), "tokens"))
+
+        def run() -> list[TokenLogprob]:
+            self._scorer = self._scorer or Scorer(self._target)
+            return score(self._scorer, ids, logprobs, passed)
+
         return self._queue.in_turn(run)
 
     # ---- state

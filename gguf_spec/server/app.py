@@ -46,6 +46,7 @@ from .model_routes import ModelRoutes
 from .ollama import (
     OLLAMA_EMBEDDING_ROUTES,
     OllamaReply,
+    kept_seconds,
     load_task,
     ollama_routes,
     read_ollama_chat,
@@ -350,6 +351,7 @@ class App:
         body = await self._bodies.receive(request)
         data = await self._bodies.convert(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
+        self._pool.keep(model, kept_seconds(data) if api.task else None)
         if api.task and (task := api.task(data)):
             return JSONResponse(await self._run(request, model, lambda llm, _: task(llm), {}))
         limits = self._pool.speculation, self._settings.max_tokens

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..options import Sampling
-from ..results import Chunk, Completion, Stats
+from ..options import Sampling, well_formed
+from ..results import Chunk, Completion, OnProgress, Stats, TokenLogprob
 from ..tools.families import Family
 from .errors import ApiError
 
@@ -142,6 +143,27 @@ def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
         _name(llm, one.token, one.logprob, tuple(_name(llm, *other) for other in one.top))
         for one in chunk.logprobs
     )
+
+
+def scored(
+    llm: LLM, prompt: str | Sequence[int], n_top: int, on_pass: OnProgress
+) -> tuple[TokenInfo, ...]:
+    """Return the tokens of a prompt with log-probabilities; that of the first one is 0.
+
+    The bytes of a token are those that the text of the prompt has: none for a start token.
+    """
+    ids = llm.tokenize(prompt, most=llm.n_ctx - 1) if isinstance(prompt, str) else prompt
+    rows = [TokenLogprob(ids[0], 0.0), *llm.score(ids, n_top, on_pass=on_pass)] if ids else []
+    rest = well_formed(prompt).encode() if isinstance(prompt, str) else None
+    found = []
+    for row in rows:
+        info = _name(llm, row.token, row.logprob, tuple(_name(llm, *one) for one in row.top))
+        piece = llm.token_bytes(row.token)
+        if rest is not None:  # the tokenizer may add a space in front
+            piece = next((x for x in (info.piece, piece.lstrip(b" ")) if rest.startswith(x)), piece)
+            rest = rest[len(piece) :]
+        found.append(replace(info, piece=piece))
+    return tuple(found)
 
 
 def _name(llm: LLM, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:

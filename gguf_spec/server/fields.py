@@ -195,7 +195,7 @@ OTHER_FIELDS: dict[str, OtherField] = {
     **_refused("An answer is a new message.", _CHAT, echo=(False,)),
     **_refused("The template of the model is used.", _CHAT, chat_template=("",), documents=([],)),
     **_refused("A prompt that is too long is an error.", truncate_prompt_tokens=(-1,)),
-    **_refused("Probabilities of the prompt are not sent.", prompt_logprobs=(False,)),
+    **_refused("Probabilities of the prompt are not sent.", _CHATS, prompt_logprobs=(False,)),
     **_refused("Use `logit_bias`.", allowed_token_ids=([],), bad_words=([],)),
     **_refused("Use `logit_bias`.", logits_processors=([],), custom_logit_processor=("",)),
     **_refused(

@@ -21,8 +21,8 @@ from ..results import Completion, Stats
 from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
-from .errors import as_refusal, invalid_value, shutting_down
-from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why
+from .errors import as_refusal, client_closed, invalid_value, shutting_down
+from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why, scored
 from .model_pool import ServedModel
 from .requests import CompletionRequest, StrictSchema, seed_of, seen
 
@@ -143,8 +143,15 @@ def _thinks(options: Mapping[str, Any]) -> bool:
     return options["think"] is not False and values.get("enable_thinking") is not False
 
 
-def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
+def requests_of(
+    request: CompletionRequest, llm: LLM, why: Callable[[], Why | None] = lambda: None
+) -> Iterator[Choice]:
     """Yield the generations of a request: all choices of the first prompt, then of the next.
+
+    Args:
+        request: The request.
+        llm: The model.
+        why: Returns the reason if the request is cancelled.
 
     Raises:
         ApiError: The grammar for tool calls cannot be made.
@@ -168,7 +175,10 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
         sampling = replace(sampling, seed=secrets.randbits(32))
     first = sampling.seed or 0
 
-    def begin(prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None) -> Stream:
+    def begin(
+        i: int, prompt: Any, sampling: Sampling, on_prompt: OnProgress | None = None
+    ) -> Stream:
+        _score(request, i, prompt, llm, why)
         if request.suffix is not None:
             prompt = infill_prompt(llm, prompt, request)
         return llm.stream(
@@ -184,9 +194,26 @@ def requests_of(request: CompletionRequest, llm: LLM) -> Iterator[Choice]:
     for index in range(request.n_choices):
         if sampling.seed is not None:
             sampling = replace(sampling, seed=seed_of(first, index % request.n))
-        prompt = _joined(request.prompts[index // request.n], llm)
-        begun = partial(begin, prompt, sampling)
+        i = index // request.n
+        begun = partial(begin, i, _joined(request.prompts[i], llm), sampling)
         yield Choice(index, sampling.seed or 0, sampling, begun, request.unenforced)
+
+
+def _score(
+    request: CompletionRequest, i: int, prompt: Any, llm: LLM, why: Callable[[], Why | None]
+) -> None:
+    """Keep the scores of a prompt of a request, if it asks for them.
+
+    Raises:
+        ApiError: The request is cancelled.
+    """
+
+    def check(_: object) -> None:
+        if why():
+            raise client_closed()
+
+    if request.n_scored is not None and i not in request.scores:
+        request.scores[i] = scored(llm, prompt, request.n_scored, check)
 
 
 def _sampling_of(request: CompletionRequest, llm: LLM) -> Sampling:
@@ -325,7 +352,7 @@ class Job:
             if self.failed or (self.why and self.has_started):
                 return None
             if self._choices is None:
-                self._choices = requests_of(self.request, llm)
+                self._choices = requests_of(self.request, llm, lambda: self.why)
             chosen = next(self._choices, None)
             self._n_chosen += chosen is not None
             return chosen

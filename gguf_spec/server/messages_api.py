@@ -89,16 +89,26 @@ def _read_document(value: Any, at: str) -> dict[str, Any]:
 
 _DOCUMENT = Shape(_DOCUMENT_BLOCK.schema, _read_document)
 _REFERENCE = _block("tool_reference", {"tool_name": s.TEXT})
-# Blocks of Anthropic's own tools, and reasoning that cannot be read, in earlier answers.
-_LEFT_OUT = tuple(
-    Shape({"properties": {"type": {"const": kind}}}, lambda _, at: note(at), True)
-    for kind in (
-        "redacted_thinking", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
-        "code_execution_tool_result", "bash_code_execution_tool_result", "mcp_tool_use",
-        "text_editor_code_execution_tool_result", "tool_search_tool_result", "mcp_tool_result",
-        "container_upload", "compaction",
-    )
-)  # fmt: skip
+_KNOWN = ("text", "image", "document", "thinking", "tool_use", "tool_result", "tool_reference")
+
+
+def _left_out(some: Shape) -> Shape:
+    """Leave out blocks of Anthropic's own tools, and reasoning that cannot be read, of answers."""
+
+    def read(value: Any, at: str) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind in _KNOWN:
+            return some.read(value, at)
+        note(f"{at}.{kind[:60]}", "Blocks of this type are left out.")
+        return None
+
+    return Shape(some.schema, read)
+
+
+def _read_found(value: Any, at: str) -> dict[str, Any]:
+    """Return a result of a search as a text."""
+    found = _FOUND_BLOCK.read(value, at)
+    return {"type": "text", "text": f"{found['title']} ({found['source']})\n{found['content']}"}
 
 
 def _without_none(blocks: list[Any]) -> list[Any]:
@@ -107,26 +117,26 @@ def _without_none(blocks: list[Any]) -> list[Any]:
 
 _SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks.")
 _TEXTS = s.text_or(_SOME_TEXTS.to(lambda blocks: "".join(block["text"] for block in blocks)))
-_RESULTS = s.text_or(
-    s.array(
-        _blocks(_TEXT, _IMAGE, _DOCUMENT, _REFERENCE), "must be a string or an array of blocks."
-    )
-)
+_FOUND_BLOCK = _block("search_result", {"title": s.TEXT, "source": s.TEXT, "content": _TEXTS})
+_FOUND = Shape(_FOUND_BLOCK.schema, _read_found)
+_RESULT_BLOCKS = chat.of_result(_blocks(_TEXT, _IMAGE, _DOCUMENT, _REFERENCE, _FOUND))
+_RESULTS = s.text_or(s.array(_RESULT_BLOCKS, "must be a string or an array of blocks."))
 _RESULT = _block("tool_result", {"tool_use_id": s.ID, "content?": _RESULTS, "is_error?": s.FLAG})
 _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT.schema)})
 _CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OBJECT})
 
 
 def _message(role: str, least: int, *blocks: Shape) -> Shape:
-    fact = "must be a string, or an array of blocks that is not empty."
-    content = s.text_or(s.array(_blocks(*blocks), fact, least).to(_without_none))
+    fact, some = "must be a string, or an array of blocks that is not empty.", _blocks(*blocks)
+    some = _left_out(some) if role == "assistant" else some
+    content = s.text_or(s.array(some, fact, least).to(_without_none))
     return s.obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
 
 
 _MESSAGES = chat.conversation(
     {
-        "user": _message("user", 1, _TEXT, _IMAGE, _RESULT, _DOCUMENT),
-        "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL, *_LEFT_OUT),
+        "user": _message("user", 1, _TEXT, _IMAGE, _RESULT, _DOCUMENT, _FOUND),
+        "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
         "system": _message("system", 1, _TEXT).hidden,
     }
 )

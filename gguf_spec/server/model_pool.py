@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -153,6 +154,7 @@ class ModelPool(OfOneProcess):
         self.speculation = speculation or Speculation()
         self._clock, self._lock = clock, threading.Lock()
         self._loaded: dict[str, LoadedModel] = {}
+        self._asked: dict[str, float] = {}  # id -> seconds that the last request asked for
         # An exact id has priority over other names, and earlier models over later ones.
         self._named = {name: model for model in reversed(self.models) for name in model.names} | {
             model.id.lower(): model for model in self.models
@@ -189,12 +191,30 @@ class ModelPool(OfOneProcess):
         Args:
             model: The model; None for the first one of all.
         """
-        if self.keep_alive is None:
-            return None
+        own = math.inf if self.keep_alive is None else self.keep_alive
         with self._lock:
-            found = [self._loaded.get(model.id)] if model else [*self._loaded.values()]
-        times = [one.used_s for one in found if one and not (one.keeps or one.is_busy)]
-        return max(0.0, min(times) + self.keep_alive - self._clock()) if times else None
+            ids = [model.id] if model else [*self._loaded]
+            found = [(id_, one) for id_ in ids if (one := self._loaded.get(id_))]
+            ends = [
+                one.used_s + self._asked.get(id_, own)
+                for id_, one in found
+                if not (one.keeps or one.is_busy)
+            ]
+        end = min(ends, default=math.inf)
+        return None if end == math.inf else max(0.0, end - self._clock())
+
+    def keep(self, model: ServedModel, seconds: float | None) -> None:
+        """Keep a model for this time after its last use, as its last request asks for.
+
+        Args:
+            model: The model.
+            seconds: The time; None for that of the pool. Where models are never unloaded only 0,
+                which unloads it, has an effect.
+        """
+        with self._lock:
+            self._asked.pop(model.id, None)
+            if seconds is not None and (self.keep_alive is not None or seconds == 0):
+                self._asked[model.id] = seconds
 
     def add(self, model: ServedModel, llm: LLM, keeps: bool = False) -> None:
         """Add an LLM that was loaded outside of the pool.

@@ -126,7 +126,8 @@ class ModelRoutes:
         llm = loaded.llm
         return about | {
             "loaded": True,
-            "n_ctx": llm.n_ctx,
+            # as llama-server, vLLM and OpenRouter name it
+            **dict.fromkeys(("n_ctx", "max_model_len", "context_length"), llm.n_ctx),
             "meta": llm.facts,
             "capabilities": _capabilities(llm),
             "max_tokens": self._settings.max_tokens,

@@ -27,7 +27,7 @@ from .. import __version__
 from ..errors import GgufSpecError
 from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
-from ..options import SAMPLING, Sampling, Speculation
+from ..options import SAMPLING, Sampling, Speculation, duration
 from ..results import Part, Stats
 from ..runtime.embedding import encode_texts
 from ..text.chat_template import names_read
@@ -146,9 +146,8 @@ _UNSUPPORTED = ("template", "context", "width", "height", "steps")
 SHARED: dict[str, Any] = {
     "model?": s.TEXT.schema,
     "options?": Shape(_options(), _read_options),
-    # A setting of the server decides for all models.
-    "keep_alive?": s.unread(
-        {"description": "No effect. A setting of the server unloads idle models."}
+    "keep_alive?": s.unread(  # `kept_seconds` reads it
+        {"description": "Time for which the model is kept: seconds, or a text such as 5m."}
     ),
     **dict.fromkeys((f"{name}?" for name in _UNSUPPORTED), Shape({"enum": [None]}, _refuse)),
     "images?": Shape({"enum": [None]}, _no_images),
@@ -341,13 +340,22 @@ def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, 
     given = {name for name, value in data.items() if value not in (None, "", [], {})}
     if not given <= _OF_LOADING:
         return None
-    keep = data.get("keep_alive")
-    unloads = keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool)
-    if unloads:
-        note("keep_alive", "The server unloads idle models by a setting of its own.")
+    unloads = kept_seconds(data) == 0
     answer = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     end = {"done": True, "done_reason": "unload" if unloads else "load"}
     return lambda llm: {"model": llm.name, "created_at": now(), **answer, **end}
+
+
+def kept_seconds(data: dict[str, Any]) -> float | None:
+    """Return the time for which a request keeps its model; None where it says nothing."""
+    keep = data.get("keep_alive")
+    if keep is None or isinstance(keep, bool):
+        return None
+    try:
+        return duration(str(keep))
+    except ValueError:
+        note("keep_alive", "It is not a duration such as 90, 5m or -1.")
+        return None
 
 
 def now() -> str:

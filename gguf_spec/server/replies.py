@@ -202,6 +202,7 @@ class ResponseBuilder(Reply):
         finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
         choice: dict[str, Any] = {"index": ended.index}
         choice["logprobs"] = self._logprobs(ended.index, named)
+        choice |= self._scores(ended.index)
         if self._asked.n_choices > 1:
             choice["seed"] = ended.result.seed
         if self._asked.is_chat:
@@ -269,6 +270,7 @@ class ResponseBuilder(Reply):
             finish = "tool_calls" if tools.has_call else finish
         self._stats = result.stats
         last = self._piece(index, {} if self._asked.is_chat else "", finish)
+        last["choices"][0] |= self._scores(index)
         return [*pieces, last | {"seed": result.seed, "timings": timings(result.stats)}]
 
     def finished(self) -> list[dict[str, Any]]:
@@ -306,14 +308,35 @@ class ResponseBuilder(Reply):
             return None
         if self._asked.is_chat:
             return {"content": [one.to_dict() for one in named], "refusal": None}
-        named, offsets = list(named), self._offsets.setdefault(index, _Offsets())
-        tops = [{other.text: other.logprob for other in reversed((*one.top, one))} for one in named]
+        begins = self._asked.echo and index not in self._offsets
+        prompt = self._asked.scores.get(index // self._asked.n, ()) if begins else ()
+        named, offsets = [*prompt, *named], self._offsets.setdefault(index, _Offsets())
+        logprobs: list[float | None] = [one.logprob for one in named]
+        tops: list[dict[str, float] | None] = [
+            {x.text: x.logprob for x in reversed((*one.top[: self._asked.sampling.logprobs], one))}
+            for one in named
+        ]
+        if prompt:  # nothing is before its first token
+            logprobs[0] = tops[0] = None
         return {
             "tokens": [one.text for one in named],
-            "token_logprobs": [one.logprob for one in named],
+            "token_logprobs": logprobs,
             "top_logprobs": tops if self._asked.sampling.logprobs else None,
             "text_offset": [offsets.of(one.piece) for one in named],
         }
+
+    def _scores(self, index: int) -> dict[str, Any]:
+        """Return the log-probabilities of the prompt in vLLM's form, if they were requested."""
+        if not self._asked.shows_scores:
+            return {}
+        found: list[dict[str, Any] | None] = []
+        for one in self._asked.scores.get(index // self._asked.n, ()):
+            some = {str(one.id): {"logprob": one.logprob, "decoded_token": one.text}}
+            for i, other in enumerate(one.top, 1):
+                value = {"logprob": other.logprob, "rank": i, "decoded_token": other.text}
+                some[str(other.id)] = value
+            found.append(some if found else None)
+        return {"prompt_logprobs": found}
 
 
 class _Offsets:

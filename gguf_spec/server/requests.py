@@ -49,6 +49,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
     from ..tools.grammar import Unenforced
+    from .events import TokenInfo
 
 # Routes whose requests have a seed.
 SEEDED = (
@@ -187,6 +188,10 @@ class CompletionRequest:
         fit: Makes the prompt for a model, where that depends on the model; None if it does not.
         more: What only the reply of its API needs.
         unenforced: What the grammar does not enforce of the schemas; None if it enforces all.
+        n_scored: Number of alternatives at each token of a prompt whose tokens are scored; None
+            for no scores.
+        shows_scores: Whether the answer has the scores as vLLM writes them.
+        scores: Index of a prompt -> its tokens with log-probabilities. They are filled in.
     """
 
     prompts: tuple[Any, ...]
@@ -211,6 +216,9 @@ class CompletionRequest:
     fit: Callable[[CompletionRequest, LLM], CompletionRequest] | None = None
     more: Any = field(default=None, compare=False)
     unenforced: Unenforced | None = field(default=None, compare=False)
+    n_scored: int | None = None
+    shows_scores: bool = False
+    scores: dict[int, Sequence[TokenInfo]] = field(default_factory=dict, compare=False)
 
     @property
     def n_choices(self) -> int:
@@ -667,12 +675,35 @@ def seen(messages: Sequence[Message], llm: LLM) -> Sequence[Message]:
     ]
 
 
-def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
+def of_result(part: Shape, text_kinds: tuple[str, ...] = ("text",)) -> Shape:
+    """Return the description of a part of a result; a short text stands for what cannot be read.
+
+    Args:
+        part: Description of the parts that can be read.
+        text_kinds: Types of parts with text; the first one is that of the short text.
+    """
+
+    def read(value: Any, at: str) -> Any:
+        try:
+            return part.read(value, at)
+        except ApiError:
+            kind = value.get("type") if isinstance(value, dict) else None
+            if not isinstance(kind, str) or kind in text_kinds:
+                raise
+            note(at, "A short text stands for what cannot be read.")
+            kind = re.sub(r"\W", "_", kind)[:60]
+            return {"type": text_kinds[0], "text": f"[a part of the type {kind}, not read]"}
+
+    return Shape(part.schema, read)
+
+
+def _content(may_be_empty: bool = False, is_result: bool = False, **kinds: Shape) -> Shape:
     """Return the description of a content; it is read as one text, or parts if there are images."""
     parts = {kind: _part(kind, shape) for kind, shape in kinds.items()}
     refusal = s.obj({"type": "refusal", "refusal": s.TEXT}, ignored=IGNORED_FIELDS).hidden
     parts["refusal"] = refusal.to(lambda part: {"type": "text", "text": part["refusal"]})
     part = s.tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
+    part = of_result(part, ("text", "refusal")) if is_result else part
     some = s.array(part, "must be a string, or an array of parts that is not empty.", 1)
 
     def read(value: Any, at: str) -> Any:
@@ -684,9 +715,13 @@ def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
 
 
 def _read_call(call: Any, at: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
+    kind = call.get("type", "function") if isinstance(call, dict) else None
+    function = call.get(kind) if kind in ("function", "custom") else None
+    if not isinstance(function, dict):
         raise invalid_value(at, "must be a call of the type function.")
+    if kind == "custom":
+        text = s.TEXT.read(function.get("input"), f"{at}.custom.input")
+        function = {"name": function.get("name"), "arguments": {"input": text}}
     # The arguments stay an object: chat templates serialise them to JSON.
     arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
     name = _name(function.get("name"), f"{at}.function.name")
@@ -727,7 +762,7 @@ def _with_reasoning(message: Message) -> Message:
 
 
 _ONLY_TEXT, _MAYBE = _content(text=s.TEXT), _content(may_be_empty=True, text=s.TEXT)
-_RESULT = _content(may_be_empty=True, text=s.TEXT, image_url=IMAGE_URL)
+_RESULT = _content(may_be_empty=True, is_result=True, text=s.TEXT, image_url=IMAGE_URL)
 _CALLS_OR_NONE = Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None)
 # Messages, in the form that chat templates read: each has a role and a text as content, or an array
 # of parts if there are images. Calls have arguments that are objects.
@@ -979,6 +1014,7 @@ TEXT_BODY = Body(
         "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,
         "logprobs": _TEXT_LOGPROBS,
+        "prompt_logprobs": _TEXT_LOGPROBS,
     },
     "prompt",
 )
@@ -1096,21 +1132,26 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     data.setdefault("max_tokens", min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS))
     given, echo, suffix = data["prompt"], data.get("echo", False), data.get("suffix", "")
     are_texts = all(isinstance(prompt, str) for prompt in given)
-    if echo and (data.get("logprobs") is not None or not are_texts):
-        raise invalid_value(
-            "echo", "requires a prompt that is a string, and cannot be combined with logprobs."
-        )
-    if suffix != "" and not (isinstance(suffix, str) and are_texts and not echo):
-        raise invalid_value(
-            "suffix", "must be a string, requires a prompt that is one, and excludes echo."
-        )
+    shown = data.get("prompt_logprobs")
+    scored = [one for one in (shown, data.get("logprobs") if echo else None) if one is not None]
+    whole = echo or shown is not None
+    if suffix != "" and not (isinstance(suffix, str) and are_texts and not whole):
+        fact = "must be a string, requires a prompt that is one, and excludes echo and its scores."
+        raise invalid_value("suffix", fact)
     names = {"json_schema": "response_format"} | names | {"prompt": "prompt"}
     data["json_schema"] = schema_in(data, names)
     request = request_of(data, given, default, most, names)
     if not same(data.get("best_of", request.n), request.n):
         note("best_of", "The choices are those of n.")
     own = request.given - default_length
-    return replace(request, echo=echo, suffix=suffix or None, given=own)
+    return replace(
+        request,
+        echo=echo,
+        suffix=suffix or None,
+        given=own,
+        n_scored=max(scored, default=None),
+        shows_scores=shown is not None,
+    )
 
 
 def request_of(

@@ -137,12 +137,12 @@ _FILE = Shape(
 )
 
 
-def _content(kind: str, *, keeps_text: bool = False) -> Shape:
+def _content(kind: str, *, is_result: bool = False) -> Shape:
     """Return the description of the content of a message or of an output, read as parts.
 
     Args:
         kind: Type of the parts with text.
-        keeps_text: Whether a text is read as it is.
+        is_result: Whether a text is read as it is, and a short text stands for unreadable parts.
     """
     parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
     for name, field in _TEXT_PARTS.items():
@@ -155,9 +155,11 @@ def _content(kind: str, *, keeps_text: bool = False) -> Shape:
         parts["input_image"] = _IMAGE.as_given().to(lambda part: image | part)
         parts["input_file"] = _FILE.as_given().to(lambda part: file | part)
         fact = fact.replace(kind, f"{kind}, input_image or input_file")
-    some = s.array(s.tagged("type", parts, fact), "must be a string, or an array of parts.")
+    part = s.tagged("type", parts, fact)
+    part = chat.of_result(part, ("input_text", *_TEXT_PARTS)) if is_result else part
+    some = s.array(part, "must be a string, or an array of parts.")
     as_part = s.TEXT.to(lambda text: [_with_text(text, kind)])
-    return s.text_or(some, s.TEXT if keeps_text else as_part)
+    return s.text_or(some, s.TEXT if is_result else as_part)
 
 
 def _thoughts(kind: str) -> Shape:
@@ -210,7 +212,7 @@ _MESSAGES = {
 }
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
 _CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
-_RESULT = {"call_id": s.ID, "output": _content("input_text", keeps_text=True)}
+_RESULT = {"call_id": s.ID, "output": _content("input_text", is_result=True)}
 _ITEMS = {
     "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
     "function_call": _item(
@@ -251,9 +253,12 @@ def read_input(value: Any, find: FindItem) -> list[Item]:
         item = _read_item(given, f"input[{i}]", find)
         if item is None:
             continue
+        if item["id"] in ids:
+            if given.get("type") == "item_reference":
+                # a few of them must not stand for a large conversation
+                raise invalid_value(f"input[{i}].id", "is that of an item before it.")
+            item["id"] = new_id("item")
         items.append(item)
-        if item["id"] in ids:  # a few references must not stand for a large conversation
-            raise invalid_value(f"input[{i}].id", "is that of an item before it.")
         ids.add(item["id"])
     if not items:
         raise s.unsupported("input[0].type", f"must be one of {', '.join(_ITEMS)}.")

@@ -31,6 +31,7 @@ from ..errors import (
 from ..llama.weights import Weights
 from ..options import check_types, well_formed
 from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
+from . import turns
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
     REASONING_FIELDS,
@@ -39,6 +40,15 @@ from .reasoning import (
     plain_tokens,
     reasoning_format,
     spells_special,
+)
+from .turns import (
+    Needs,
+    forms,
+    needs_of,
+    object_of,
+    with_calls_in_text,
+    with_parts,
+    with_results_of_user,
 )
 
 # characters that occur in special tokens, or that a template could turn into such characters
@@ -77,9 +87,22 @@ each other.
 {call}"""
 _PLACE = "_place_of_calls"
 # Placeholders of calls: a number between two equal private-use characters.
-_PLACES = re.compile("([\U00100000-\U0010fffd])[0-9]+\\1")
-Message = Mapping[str, Any]
-Messages = Sequence[Message]
+_PLACES = re.compile('"?([\U00100000-\U0010fffd])[0-9]+\\1"?')
+# The tool of the messages that a template is tried with.
+_TRIED = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"type": "string", "description": "What."}},
+            "required": ["at"],
+        },
+    },
+}
+Message = turns.Message
+Messages = turns.Messages
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -259,16 +282,7 @@ def with_tools_in_text(messages: Messages, tools: Tools, family: Family) -> list
 
     The message of the system describes tools and calls, and calls and results become text.
     """
-    found = []
-    for message in map(dict, messages):
-        if calls := message.pop("tool_calls", None):
-            functions = [call["function"] for call in calls]
-            written = family.write([(x["name"], object_of(x["arguments"])) for x in functions])
-            message["content"] += ("\n" if message["content"] else "") + written
-        elif message["role"] == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            message |= {"role": "user", "content": result}
-        found.append(message)
+    found = with_results_of_user(with_calls_in_text(messages, family.write))
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     form = family.write([("NAME", {"ARGUMENT": "VALUE"})])
     text = _TOOLS_IN_TEXT.format(tools=shown, call=form)
@@ -284,7 +298,7 @@ class ToolHistory:
     Attributes:
         messages: The messages. A call that the template does not render is a placeholder at the
             end of a content.
-        places: Placeholder -> the call in the model's syntax.
+        places: Placeholder -> the call in the model's syntax, or its arguments.
     """
 
     messages: list[dict[str, Any]]
@@ -299,7 +313,12 @@ class ToolHistory:
                 filled[-1]["content"] += place
         text = render(filled)
         # in one search: there may be thousands of places
-        return _PLACES.sub(lambda match: self.places.get(match[0], match[0]), text)
+        return _PLACES.sub(self._filled, text)
+
+    def _filled(self, match: re.Match[str]) -> str:
+        """Return the text of a place; quotes around it belong to it only as JSON."""
+        whole, place = match[0], match[0].strip('"')
+        return self.places.get(whole) or whole.replace(place, self.places.get(place, place))
 
 
 def tool_history(
@@ -310,6 +329,7 @@ def tool_history(
     - Ids get the length that the template demands.
     - Several calls of a message become several messages where the template renders only one.
     - Calls become text where the template renders none.
+    - Arguments that are no JSON are written as they are.
     - Tools become a field of the system message where the template reads them there.
     """
     family = marked_family(template)
@@ -324,16 +344,28 @@ def tool_history(
             fitted = [{"role": "system", "content": ""}, *fitted]
         fitted[0] = {**fitted[0], "tools": text}
     places: dict[str, str] = {}
-    if "tool_calls" not in template:
-        taken = json.dumps(fitted, default=str, ensure_ascii=False) + template
-        (mark,) = unused(taken, 1, 0x100000)
-        for i, message in enumerate(fitted):
-            if calls := message.pop("tool_calls", None):
-                functions = [call["function"] for call in calls]
-                called = [(one["name"], object_of(one["arguments"])) for one in functions]
-                written = family.write(called).removeprefix(family.prompted)
-                message[_PLACE] = place = f"{mark}{i}{mark}"
-                places[place] = ("\n" if message["content"] else "") + written
+    called = [message for message in fitted if message.get("tool_calls")]
+    taken = json.dumps(fitted, default=str, ensure_ascii=False) + template if called else ""
+    (mark,) = unused(taken, 1, 0x100000) if called else ("",)
+    for i, message in enumerate(called):
+        calls = [call["function"] for call in message["tool_calls"]]
+        if "tool_calls" not in template:
+            del message["tool_calls"]
+            written = [(one["name"], object_of(one["arguments"])) for one in calls]
+            text = family.write(written).removeprefix(family.prompted)
+            message[_PLACE] = place = f"{mark}{i}{mark}"
+            places[place] = ("\n" if message["content"] else "") + text
+        elif any(isinstance(one["arguments"], str) for one in calls):
+            # A text that is no JSON, such as that of a cut call, stands there as it is.
+            some = []
+            for j, call in enumerate(message["tool_calls"]):
+                function = call["function"]
+                if isinstance(given := function["arguments"], str):
+                    place = f"{mark}{i:09}{j:09}{mark}"
+                    places |= {place: given, f'"{place}"': given}
+                    function = {**function, "arguments": place}
+                some.append({**call, "function": function})
+            message["tool_calls"] = some
     return ToolHistory(fitted, places)
 
 
@@ -350,11 +382,6 @@ def with_text_arguments(messages: Messages, as_text: bool = True) -> list[dict[s
                 arguments = arguments if as_text else object_of(arguments)
                 call["function"] = {**call["function"], "arguments": arguments}
     return found
-
-
-def object_of(arguments: Any) -> Any:
-    """Return the arguments of a call as an object; a text that is none is its only field."""
-    return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
 def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
@@ -461,51 +488,29 @@ def encode_chat(
         )
         options = replace(options, tools=tools, values=values)
     values, encoder = check_values(model, options), _Encoder(model, options, most)
-    forms = _forms(with_reasoning(messages, encoder.reasoning))
+    given, write = with_reasoning(messages, encoder.reasoning), family_of(template).write
+    some = forms(given, template_needs(template), write)
     try:
-        return encoder.encode(next(forms), values)
-    except TemplateError:  # the template may be strict about roles and their order
-        for form in () if encoder.rewrites else forms:
+        return encoder.encode(next(some), values)
+    except TemplateError:  # it is strict about what it was not tried with
+        for form in () if encoder.rewrites else some:
             with contextlib.suppress(TemplateError):
                 return encoder.encode(form, values)
         raise
 
 
-def _forms(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield messages as they are, and then in forms for templates that are strict.
+@lru_cache(maxsize=8)
+def template_needs(template: str) -> Needs:
+    """Return what a template needs of the messages; it is tried once."""
+    family = family_of(template)
+    tools = [_TRIED] if reads_tools(template) else None
 
-    First with one message of the system at most, in front: later ones are marked parts of the user.
-    Then with neighbours of one role joined, and at last with the text of the system in front of the
-    first message of the user.
-    """
-    yield messages
-    first = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
-    later = [
-        {"role": "user", "content": f"<system>\n{m['content']}\n</system>"}
-        if m["role"] == "system"
-        else m
-        for m in messages[first:]
-    ]
-    system = "\n\n".join(m["content"] for m in messages[:first])
-    front = [{"role": "system", "content": system}] if first else []
-    yield [*front, *later]
-    yield [*front, *_without_neighbours(later)]
-    if first:
-        yield _without_neighbours([{"role": "user", "content": system}, *later])
+    def rendered(messages: Messages, typed: bool) -> str:
+        history = tool_history(messages, template, tools)
+        one = partial(_rendered, template, tools=tools, values={}, typed=typed)
+        return history.render(one, history.messages)
 
-
-def _without_neighbours(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages in which neighbours of the user, or of the assistant, are one."""
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        last = found[-1] if found else {}
-        is_same = message["role"] == last.get("role") and message["role"] in ("user", "assistant")
-        if is_same and not last.get("tool_calls"):
-            texts = filter(None, (last["content"], message["content"]))
-            found[-1] = {**last, **message, "content": "\n\n".join(texts)}
-        else:
-            found.append(dict(message))
-    return found
+    return needs_of(rendered, family.write)
 
 
 class _Encoder:
@@ -854,29 +859,58 @@ def _render(
     def name(token: int) -> str:
         return model.token_text(token) if token >= 0 else ""
 
-    variables = [one for one in TOOL_VARIABLES if one == "tools" or one in template]
-    values = dict(values) | {
-        "messages": [dict(m) for m in messages],
-        "add_generation_prompt": True,
-        "bos_token": name(model.vocabulary["bos"]),
-        "eos_token": name(model.vocabulary["eos"]),
-        **{name: [dict(tool) for tool in tools] if tools else None for name in variables},
-        "tool_choice": None,
-        "functions": None,
-        "function_call": None,
-    }
+    names = {"bos_token": name(model.vocabulary["bos"]), "eos_token": name(model.vocabulary["eos"])}
+    typed = template_needs(template).typed
     try:
-        try:
-            return render(template, values)
-        except TemplateFailure:
-            if not any(message.get("tool_calls") for message in messages):
-                raise
-            # Some templates join the arguments as text, and some read the fields of an object.
-            with contextlib.suppress(TemplateFailure):
-                return render(template, values | {"messages": with_text_arguments(messages)})
-            return render(template, values | {"messages": with_text_arguments(messages, False)})
+        return _rendered(template, messages, tools, {**values, **names}, typed)
     except TemplateFailure as error:
         hint = Text("check the roles and their order, or {}.", _AS_TEXT)
         raise TemplateError(
             f"the chat template of {model.path.name} fails: {error}.", hint
         ) from error
+
+
+def _rendered(
+    template: str,
+    messages: Messages,
+    tools: Tools | None,
+    values: Mapping[str, Any],
+    typed: bool = False,
+) -> str:
+    """Return the text of messages.
+
+    Args:
+        template: The template.
+        messages: The messages.
+        tools: The tools.
+        values: Further variables.
+        typed: Whether the template takes contents as arrays of parts.
+
+    Raises:
+        TemplateFailure: The template refuses the messages.
+    """
+    variables = [one for one in TOOL_VARIABLES if one == "tools" or one in template]
+    values = (
+        {"bos_token": "", "eos_token": ""}
+        | dict(values)
+        | {
+            "add_generation_prompt": True,
+            **{name: [dict(tool) for tool in tools] if tools else None for name in variables},
+            "tool_choice": None,
+            "functions": None,
+            "function_call": None,
+        }
+    )
+
+    def result(some: Messages) -> str:
+        return render(template, values | {"messages": with_parts(some) if typed else [*some]})
+
+    try:
+        return result([dict(message) for message in messages])
+    except TemplateFailure:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
+        # Some templates join the arguments as text, and some read the fields of an object.
+        with contextlib.suppress(TemplateFailure):
+            return result(with_text_arguments(messages))
+        return result(with_text_arguments(messages, False))

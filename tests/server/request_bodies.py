@@ -266,7 +266,7 @@ def dump(body):
 
 
 # Fields of a request that are recorded under other names, or that these APIs do not have.
-NOT_RECORDED = {"sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more", "files", "lines", "unenforced", "given", "biases", "each"}  # fmt: skip
+NOT_RECORDED = {"n_scored", "shows_scores", "scores", "sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more", "files", "lines", "unenforced", "given", "biases", "each"}  # fmt: skip
 
 
 def outcome(kind, most, body):

@@ -71,7 +71,7 @@ TEXT = [
     ({"prompt": None}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a", "b"], "n": 65}, "n"),
     ({"prompt": [1, "a"]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
     ({"suffix": "x", "prompt": [1]}, "suffix"), ({"suffix": 5}, "suffix"), ({"suffix": "x", "echo": True}, "suffix"), ({"logprobs": 21}, "logprobs"),
-    ({"echo": True, "logprobs": 1}, "echo"), ({"echo": True, "prompt": [1, 2]}, "echo"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": 1, "suffix": "x"}, "suffix"),
     ({"max_tokens": -2}, "max_tokens"),
 ]  # fmt: skip
 

@@ -368,3 +368,17 @@ def test_a_server_answers_random_valid_bodies(server):
 def test_odd_names_do_not_get_into_the_header(name, noted):
     read("chat", **{name: 1})
     assert all(one.isascii() and one.isprintable() for one in noted), noted
+
+
+def test_a_custom_call_and_unreadable_parts_of_earlier_messages():
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    parts = [{"type": "text", "text": "a"}, {"type": "file", "file": {"file_id": "x"}}]
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": parts},
+    ]
+    _, answer, result = field_bodies.read("/v1/chat/completions", {"messages": messages}).prompts[0]
+    function = {"name": "patch", "arguments": {"input": "*** Begin"}}
+    assert answer["tool_calls"][0]["function"] == function
+    assert result["content"] == "a[a part of the type file, not read]"

@@ -427,6 +427,17 @@ def test_blocks_of_results():
     assert results(text, is_error=True).prompts[0][-1]["content"] == "Error: Page 1."
 
 
+def test_what_cannot_be_read_in_a_result_is_a_short_text():
+    url = {"type": "image", "source": {"type": "url", "url": "https://x/a.png"}}
+    broken = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
+    for block in (url, broken, {"type": "of_tomorrow"}):
+        assert results(block).prompts[0][-1]["content"].startswith("[a part of the type ")
+    page = {"type": "search_result", "title": "T", "source": "S", "content": [TEXT]}
+    assert results(page).prompts[0][-1]["content"] == "T (S)\nx"
+    with pytest.raises(ApiError, match="text must be a string"):
+        results({"type": "text"})
+
+
 def test_deferred_tools_stand_where_they_are_referenced():
     plain, found = (
         results({"type": "text", "text": "x"}),
@@ -441,6 +452,7 @@ def test_tools_and_blocks_of_anthropic_are_left_out():
     searched = [
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
         {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "of_tomorrow"},
         TEXT,
     ]
     body = {"messages": [USER, {"role": "assistant", "content": searched}, USER], "max_tokens": 4}

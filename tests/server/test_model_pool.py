@@ -1,6 +1,7 @@
 """Several models in one server: loaded on demand, unloaded when idle or for the memory, never in use."""
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -9,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import gguf_spec
-from gguf_spec.cli.serve import duration
 from gguf_spec.errors import (
     ClosedError,
     InvalidOptionError,
     NotEnoughMemoryError,
     WorkerError,
 )
+from gguf_spec.options import duration
 from gguf_spec.server import ModelPool, ServedModel, serve_in_thread, served_model
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.model_pool import loaded_model
@@ -103,6 +104,40 @@ def test_the_time_of_a_model_in_use_does_not_run_out(files):
     clock.now = 110
     assert pool.seconds_left() == pool.seconds_left(pool.default) == 50
     pool.close()
+
+
+def test_the_time_that_a_request_asks_for(files):
+    """It holds from the last request on; a server that unloads nothing takes 0 only."""
+    clock = Clock()
+    pool = pool_of(files, "one", keep_alive=60, clock=clock)
+    with pool.use(pool.default, lambda: False):
+        pool.keep(pool.default, 300)
+    assert pool.seconds_left() == 300
+    pool.keep(pool.default, math.inf)
+    assert pool.seconds_left() is None
+    pool.close()
+    pool = pool_of(files, "one", clock=clock)
+    with pool.use(pool.default, lambda: False):
+        pool.keep(pool.default, 300)
+    assert pool.seconds_left() is None
+    pool.keep(pool.default, 0)
+    assert pool.seconds_left() == 0
+    pool.unload_idle()
+    assert not pool.loaded(pool.default)
+
+
+def test_a_request_unloads_a_model(files):
+    with serve_in_thread(pool_of(files, "one")) as server:
+        assert said(server, "one")[1] == "bcdef"
+        assert loaded(server) == ["one.Q8_0.gguf"]
+        answer = ask(server, "POST", "/api/generate", {"model": "one", "keep_alive": 0}).json()
+        assert answer["done_reason"] == "unload"
+        until(lambda: loaded(server) == [])
+        assert said(server, "one")[1] == "bcdef"
+        for more in ({}, {"keep_alive": "nonsense"}):
+            body = {"model": "one", "prompt": "a", "stream": False} | more
+            assert ask(server, "POST", "/api/generate", body).status == 200
+        assert loaded(server) == ["one.Q8_0.gguf"]
 
 
 def test_memory_of_idle_models_is_used(files):

@@ -651,6 +651,26 @@ def test_items_of_other_tools_are_rendered_or_left_out():
         assert items_of(item) == []
 
 
+def test_what_cannot_be_read_in_a_result_is_a_short_text():
+    pdf = {
+        "type": "input_file",
+        "filename": "a.pdf",
+        "file_data": data_url(b"%PDF", "application/pdf"),
+    }
+    image = {"type": "input_image", "image_url": "https://x/a.png"}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    for part in (pdf, image, {"type": "input_image", "file_id": "x"}, {"type": "input_audio"}):
+        output = {"type": "function_call_output", "call_id": "c", "output": [part]}
+        assert items_of(call, output)[-1]["content"].startswith(
+            f"[a part of the type {part['type']}"
+        )
+
+
+def test_items_with_the_same_id_are_taken():
+    said = {"type": "message", "role": "assistant", "id": "msg_1", "content": "a"}
+    assert len(items_of(said, said, {"role": "user", "content": "b"})) == 3
+
+
 TOOLS_OF_AGENTS = [
     {"type": "web_search"},
     {

@@ -206,8 +206,8 @@ SAID = [
     [
         ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "".join(f"[{role}]{text}" for role, text in SAID)),
         (STRICT, "[system]S\n\nT[user]a[user]b[assistant]c[user]<system>\nlater\n</system>[user]d"),
-        (ALTERNATE, "[system]S\n\nT[user]a\n\nb[assistant]c[user]<system>\nlater\n</system>\n\nd"),
-        (NO_SYSTEM, "[user]S\n\nT\n\na\n\nb[assistant]c[user]<system>\nlater\n</system>\n\nd"),
+        (ALTERNATE, "[system]S[system]T[user]a\n\nb[assistant]c[system]later[user]d"),
+        (NO_SYSTEM, "[user]S\n\nT\n\na[user]b[assistant]c[user]<system>\nlater\n</system>[user]d"),
     ],
 )  # fmt: skip
 def test_templates_that_are_strict_about_roles(tmp_path, template, expected):
@@ -220,10 +220,14 @@ def test_templates_that_are_strict_about_roles(tmp_path, template, expected):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_arguments_that_are_no_json(tmp_path, name):
-    """Those of a call that was cut: each template writes them."""
+    """Those of a call that was cut: each template writes them as they are."""
     path = tiny.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": TEMPLATES[name]})
     messages = conversation(1)
-    messages[1]["tool_calls"][0]["function"]["arguments"] = "cut off"
+    messages[1]["tool_calls"][0]["function"]["arguments"] = cut = '{"c": "a\\n<|im_end|>'
     with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm:
         ids = llm.tokenize(messages, tools=TOOLS)
-        assert b"cut off" in b"".join(llm.token_bytes(token) for token in ids)
+        assert ids.count(tiny.END) == ids.count(tiny.IM_START) == 0
+        text = b"".join(llm.token_bytes(token) for token in ids).decode()
+        assert (json.dumps(cut) if name == "granite3" else cut) in text
+        if name == "hermes":
+            assert f'"arguments": {cut}}}' in text
