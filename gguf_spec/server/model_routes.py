@@ -124,12 +124,16 @@ class ModelRoutes:
         if not loaded:
             return about | {"loaded": False}
         llm = loaded.llm
+        try:
+            does = _capabilities(llm)
+        except ClosedError:  # by the program that serves it
+            return about | {"loaded": False}
         return about | {
             "loaded": True,
             # as llama-server, vLLM and OpenRouter name it
             **dict.fromkeys(("n_ctx", "max_model_len", "context_length"), llm.n_ctx),
             "meta": llm.facts,
-            "capabilities": _capabilities(llm),
+            "capabilities": does,
             "max_tokens": self._settings.max_tokens,
             "draft": llm.draft_name,
             "speculation": llm.speculation.k > 0,

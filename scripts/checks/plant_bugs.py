@@ -283,7 +283,7 @@ BUGS = (
         "self._unload(min(idle)[1])", "self._unload(max(idle)[1])",
         ("server/test_model_pool.py",)),
     Bug("the time of a model in use runs out", "server/model_pool.py",
-        "if one and not (one.keeps or one.is_busy)", "if one and not one.keeps",
+        "for id_, one in found\n                if not (one.keeps or one.is_busy)", "for id_, one in found\n                if not one.keeps",
         ("server/test_model_pool.py",)),
     Bug("the token of ps opens all routes", "server/app.py",
         "if path == _STATUS else [key]", "if True else [key]",

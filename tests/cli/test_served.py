@@ -14,6 +14,7 @@ from gguf_spec.server import ModelPool, Settings, running, running_servers, serv
 from gguf_spec.server.thread import Server
 from tests.server.conftest import ask
 from tests.server.test_command import Child
+from tests.support import children
 
 LOADS = {"draft": "none", "threads": 1, "parallel": 1}
 NOTE = "answers, which holds tales."
@@ -158,7 +159,7 @@ def test_a_stale_or_foreign_entry_is_ignored(server, monkeypatch, tmp_path, chan
     if change == "port":  # another program listens there
         entry["url"] = "http://127.0.0.1:1"
     elif change == "pid":
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        with children.Child([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
             entry["pid"] = other.pid
             file.write_text(json.dumps(entry))
             assert running_servers() == []

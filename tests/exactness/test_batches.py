@@ -104,7 +104,7 @@ def test_no_common_pass_is_wider_than_the_exact_ones(quantized, monkeypatch, n_d
 
     def counting(self, parts, *more):
         if any(part.n_rows for part in parts):
-            widths.setdefault(self.path, []).append(sum(len(part.tokens) for part in parts))
+            widths.setdefault(self.weights.path, []).append(sum(len(part.tokens) for part in parts))
         return decode(self, parts, *more)
 
     monkeypatch.setattr(Context, "decode_sequences", counting)

@@ -162,6 +162,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 from gguf_spec.llama import own_kernels
+from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.verify import checks
 own_kernels._decided.append(own_kernels.enter("auto"))

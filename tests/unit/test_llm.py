@@ -567,7 +567,7 @@ def test_all_prompts_take_all_options(llm, asked, call, kind):
     seen = []
     stopped = ask(on_token=lambda token: seen.append(token) or len(seen) == 3)
     assert (tuple(seen), stopped.finish_reason) == (plain.tokens[:3], "cancelled")
-    shown = {"text": "ab", "messages": ""}.get(kind, "")
+    shown = "" if kind == "messages" else "ab"
     assert ask(echo=True).text == shown + plain.text
     longer = llm.generate("abc", FREE)
     with_prefill = partial(ask, prompt=[*prompt, 2]) if is_ids else ask
