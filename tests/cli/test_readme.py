@@ -71,7 +71,7 @@ def test_the_python_about_embedding_runs_too(monkeypatch, capsys, tmp_path):
     assert len(capsys.readouterr().out.split()) > 5
     run(frozen, "docs/desktop-apps.md")
     ours = run(llama, "docs/embedding.md")["Llama"]
-    compat = run(install, "docs/embedding.md")["gguf_spec"].compat
+    compat = run(install, "docs/embedding.md")["gguf_spec_compat"]
     try:
         import llama_cpp
 
