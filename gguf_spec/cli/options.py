@@ -279,7 +279,7 @@ def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> Se
     needs_own = any(
         options.get(name) for name in ("image", "save", "load", "draft_text", "verbose")
     )
-    if needs_own or draft not in ("auto", "none"):
+    if needs_own or draft not in ("auto", "none", "ngram"):
         return None
     from ..models import path
     from ..server import served

@@ -90,6 +90,15 @@ def test_other_options_load_the_model(run, options):
     assert NOTE not in answer.stderr
 
 
+def test_an_edit_by_a_model_is_the_same(run, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("Once upon a time there was a king.\nHe had a fox.\n")
+    words = ("edit", file, "make it shorter", "-m", "tales", "--threads", 1, "--diff", "--seed", 1)
+    shared, own = run(*words), run(*words, "--no-server")
+    assert NOTE in shared.stderr and NOTE not in own.stderr
+    assert (shared.stdout, shared.returncode) == (own.stdout, own.returncode)
+
+
 def test_the_same_context_is_shared(run):
     assert NOTE in run(*GENERATE, "--ctx", 2048).stderr
 
