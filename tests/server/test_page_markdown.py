@@ -34,6 +34,8 @@ LINKS = {
     "![a](https://x.test/i.png)": LINK.format("https://x.test/i.png", "a (image, not loaded)"),
 }
 HOSTILE = [
+    r"\\(\\text{<img src=x onerror=alert(1)>}\\) $\\href{javascript:alert(1)}{x}$",
+    "$$\n<script>alert(1)</script>\n$$",
     "<script>document.title = 'owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",
     '<svg onload="document.title=1"><a href="javascript:1">x</a></svg>',
@@ -53,11 +55,12 @@ HOSTILE = [
 ]
 # Each has many beginnings without an end, or many levels; a search that starts again at each of
 # them would take hours.
-LONG = [sign * 60_000 for sign in "*_`[(<>~#|-\\!"] + [
+LONG = [sign * 60_000 for sign in "*_`[(<>~#|-\\!$"] + [
     "**a " * 20_000, "*a" * 30_000, "[a](" * 20_000, "![" * 30_000, "> " * 20_000, "- " * 20_000,
     "a\n" * 30_000, "- a\n" * 20_000, "|a|b|\n|-|-|\n" + "|x|y|\n" * 10_000, "`a``b" * 10_000,
     "https://" * 10_000, "<br" * 20_000, "# " + " " * 60_000 + "#", "\t" * 60_000 + "x",
     "".join(f"{' ' * n}- a\n" for n in range(300)), "***a" * 15_000, "```\n" * 20_000,
+    "\\( " * 20_000, "$a " * 20_000, "$$a\n" * 20_000, "\\[" * 30_000, "$" + "{" * 3000 + "$", "```py\n" + "'" * 40_000,
     "- " + " " * 60_000, "---" + " " * 60_000 + "x", "`" + " x" * 30_000,
     ("**a " * 4_500 + "\n\n") * 5, ("[a](" * 4_000 + "\n\n") * 30, ("`a``b" * 3_000 + "\n\n") * 30,
 ]  # fmt: skip
@@ -87,13 +90,85 @@ def test_tables(page):
 
 def test_code(page):
     html = page.module("markdown.js", SHOW, "```python\nif a < b:\n    pass\n```\nthen")
-    assert "<code>if a &lt; b:\n    pass</code>" in html
+    word = '<span class="word">{}</span>'.format
+    assert f"<code>{word('if')} a &lt; b:\n    {word('pass')}</code>" in html
     assert "<figcaption>python<button" in html
     assert html.endswith("<p>then</p>")
     inside = page.module("markdown.js", SHOW, "````\n```\nx\n```\n````")
     assert "<code>```\nx\n```</code>" in inside
     assert "<code>x</code>" in page.module("markdown.js", SHOW, "1. a:\n   ```\n   x\n   ```")
     assert "<code>open" in page.module("markdown.js", SHOW, "~~~\nopen"), "an answer that streams"
+
+
+COLOURS = {
+    ("python", 'x = "a # b"  # c\nif_ = None'): [("string", '"a # b"'), ("comment", "# c"), ("word", "None")],
+    ("py", '"""a\nif\n"""\nreturn'): [("string", '"""a\nif\n"""'), ("word", "return")],
+    ("js", "const a = `b\n${c}`; // d"): [("word", "const"), ("string", "`b\n${c}`"), ("comment", "// d")],
+    ("c", "/* a\nint */ int b; // 'c"): [("comment", "/* a\nint */"), ("word", "int"), ("comment", "// 'c")],
+    ("sql", "SELECT 'a' -- b"): [("word", "SELECT"), ("string", "'a'"), ("comment", "-- b")],
+    ("json", '{"a": true}'): [("string", '"a"'), ("word", "true")],
+    ("", "if x: 'y'"): [], ("whatever", "if x: 'y'"): [],
+}  # fmt: skip
+
+
+def test_code_has_three_colours(page):
+    look = """const view = new it.MarkdownView(); view.show("```" + arguments[0] + "\\n" + arguments[1] + "\\n```");
+        const code = view.place.querySelector("pre code");
+        return [code.textContent, [...code.children].map((one) => [one.className, one.textContent])]"""
+    for (language, text), spans in COLOURS.items():
+        shown, found = page.module("markdown.js", look, language, text)
+        assert (shown, [tuple(one) for one in found]) == (text, spans), (language, text)
+
+
+FORMULAS = {
+    r"\(x^2\)": "<msup><mi>x</mi><mn>2</mn></msup>",
+    r"a \(\frac{1}{2}\) b": "<mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>",
+    r"$x_i^{n+1}$": "<msubsup><mi>x</mi><mi>i</mi><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msubsup>",
+    r"$\sqrt[3]{x} \leq \pi$": "<mroot><mrow><mi>x</mi></mrow><mrow><mn>3</mn></mrow></mroot><mo>≤</mo><mi>π</mi>",
+    r"$$\sum_{i=1}^n i$$": "<munderover><mo>∑</mo>",
+    r"\[ \left( \begin{matrix} 1 & 2 \\ 3 & 4 \end{matrix} \right) \]": "<mtr><mtd><mrow><mn>3</mn></mrow></mtd><mtd>",
+    "$$\n- a\n+ b\n$$": "<mo>−</mo><mi>a</mi><mo>+</mo><mi>b</mi>",  # no list
+    r"\(\text{if } x \in \mathbb{R}\)": "<mtext>if&nbsp;</mtext><mi>x</mi><mo>∈</mo><mi>ℝ</mi>",
+    r"$f'(x)\,dx$": "<msup><mi>f</mi><mrow><mo>′</mo></mrow></msup>",
+}
+
+
+def test_formulas_are_drawn(page):
+    for text, part in FORMULAS.items():
+        html = page.module("markdown.js", SHOW, text)
+        assert part in html and "<math" in html, (text, html)
+    assert 'display="block"' in page.module("markdown.js", SHOW, r"\[x\]")
+
+
+def test_an_unknown_formula_is_shown_as_it_was_written(page):
+    for inside in (
+        r"\unknown{x}",
+        r"\frac{1}",
+        "{" * 100,
+        r"\left(",
+        r"x^^2",
+        r"\begin{tikz}a\end{tikz}",
+        r"\href{javascript:1}{x}",
+    ):
+        html = page.module(
+            "markdown.js",
+            "const view = new it.MarkdownView(); view.show(arguments[0]); return view.place.textContent",
+            rf"\({inside}\)",
+        )
+        assert html == inside, inside
+
+
+def test_money_and_signs_are_no_formulas(page):
+    for text in (
+        "It costs $5 and $6.",
+        "$ x $",
+        "a $5",
+        "US$3, US$4",
+        r"\$x\$",
+        "`$x$`",
+        "a \\( b",
+    ):
+        assert "<math" not in page.module("markdown.js", SHOW, text), text
 
 
 def test_earlier_elements_stay_while_the_text_grows(page):
@@ -117,7 +192,24 @@ def test_hostile_text_stays_text(page, text):
         return [[...new Set(all.map((one) => one.localName))], all.flatMap((one) => [...one.attributes].map((a) => a.name)),
             all.filter((one) => one.href !== undefined).map((one) => one.protocol)]"""
     names, attributes, protocols = page.module("markdown.js", look, text)
-    allowed = {"p", "a", "code", "pre", "figure", "figcaption", "button", "span", "div", "em"}
+    allowed = {
+        "math",
+        "mrow",
+        "mtext",
+        "mo",
+        "mi",
+        "mn",
+        "p",
+        "a",
+        "code",
+        "pre",
+        "figure",
+        "figcaption",
+        "button",
+        "span",
+        "div",
+        "em",
+    }
     assert {*names} <= allowed | {"table", "thead", "tbody", "tr", "th", "td"}
     assert {*attributes} <= {
         "href",
@@ -129,6 +221,8 @@ def test_hostile_text_stays_text(page, text):
         "tabindex",
         "role",
         "aria-label",
+        "display",
+        "stretchy",
         "scope",
     }
     assert {*protocols} <= {"https:", "http:"}

@@ -1,8 +1,10 @@
 /** Show a text in Markdown as elements. Nothing of the text becomes markup, nothing is loaded. */
 
 import { copyFrom, make, makeButton } from "./dom.js";
+import { appendCode } from "./highlight.js";
 import { parseBlocks } from "./markdown_blocks.js";
 import { appendInline } from "./markdown_inline.js";
+import { renderMath } from "./math.js";
 
 /** Shows a text that grows; what is already there stays, so that it can be selected and copied. */
 export class MarkdownView {
@@ -31,6 +33,7 @@ const RENDERERS = {
   heading: (block) => inline(`h${Math.min(6, block.level + 2)}`, block.text),
   rule: () => make("hr"),
   code: renderCode,
+  math: (block) => withMath(block.text),
   quotation: (block) => withBlocks(make("blockquote"), block.blocks),
   list: renderList,
   table: renderTable,
@@ -55,8 +58,17 @@ function renderCode({ language, text }) {
   body.tabIndex = 0; // wide code can be scrolled with the keyboard
   body.setAttribute("role", "group");
   body.setAttribute("aria-label", `Code, ${language || "text"}`);
-  body.append(make("code", "", text));
+  const code = make("code");
+  appendCode(code, language, text);
+  body.append(code);
   place.append(head, body);
+  return place;
+}
+
+function withMath(text) {
+  const place = make("div", "table"); // a wide one can be scrolled
+  place.tabIndex = 0;
+  place.append(renderMath(text, true));
   return place;
 }
 

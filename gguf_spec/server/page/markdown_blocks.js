@@ -4,6 +4,7 @@
  */
 
 const MAX_DEPTH = 8; // levels of lists and quotations inside of others; deeper ones stay text
+const MAX_LINES = 60; // of a formula
 const FENCE = /^ {0,3}(`{3,}|~{3,})([^\n]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?=[ \t]|$)/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
@@ -38,7 +39,7 @@ function parse(lines, depth) {
   return blocks;
 }
 
-const LEAVES = [code, heading, rule, table];
+const LEAVES = [code, math, heading, rule, table];
 
 function code(lines, at) {
   const open = FENCE.exec(lines[at]);
@@ -54,6 +55,23 @@ function code(lines, at) {
   }
   const language = open[2].trim().split(/\s/, 1)[0].slice(0, 40);
   return { kind: "code", language, text: body.join("\n"), end };
+}
+
+/** Read a formula of its own, between `$$` or `\\[` and `\\]`, over several lines or in one. */
+function math(lines, at) {
+  const open = /^ {0,3}(\$\$|\\\[)/.exec(lines[at]);
+  if (!open) return null;
+  const close = open[1] === "$$" ? "$$" : "\\]";
+  const text = [lines[at].slice(open[0].length)];
+  for (let end = at + 1; ; end += 1) {
+    const last = text.at(-1).trimEnd();
+    if (last.endsWith(close)) {
+      text[text.length - 1] = last.slice(0, -close.length);
+      return { kind: "math", text: text.join("\n").trim(), end };
+    }
+    if (end - at > MAX_LINES || last.includes(close) || !lines[end]?.trim()) return null;
+    text.push(lines[end]);
+  }
 }
 
 function isClosing(line, fence) {

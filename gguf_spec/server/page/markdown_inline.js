@@ -5,6 +5,7 @@
  */
 
 import { make } from "./dom.js";
+import { renderMath } from "./math.js";
 
 const MAX_DEPTH = 8; // levels of emphasis inside of emphasis
 const MAX_LABEL = 300; // characters of the text of a link
@@ -12,7 +13,7 @@ const MAX_TEXT = 20000; // longer texts are shown as they are
 const MAX_URL = 2000;
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
-const SPECIAL = /[\\`*_~[!<h]/g; // characters that may begin something other than text
+const SPECIAL = /[\\`*_~[!<h$]/g; // characters that may begin something other than text
 const WORD = /[\p{L}\p{N}]/u;
 
 /**
@@ -75,7 +76,9 @@ class Reader {
   read(at) {
     switch (this.text[at]) {
       case "\\":
-        return this.escape(at);
+        return this.math(at, "\\(", "\\)") ?? this.math(at, "\\[", "\\]") ?? this.escape(at);
+      case "$":
+        return this.math(at, "$$", "$$") ?? this.dollars(at);
       case "`":
         return this.code(at);
       case "!":
@@ -94,6 +97,26 @@ class Reader {
   escape(at) {
     const next = this.text[at + 1];
     return next && PUNCTUATION.test(next) ? { node: next, end: at + 2 } : null;
+  }
+
+  /** Read a formula between two delimiters. */
+  math(at, open, close) {
+    const from = at + open.length;
+    if (!this.text.startsWith(open, at) || this.failed.has(close)) return null;
+    const end = this.text.indexOf(close, from);
+    if (end < 0) this.failed.add(close);
+    if (end <= from) return null;
+    const node = renderMath(this.text.slice(from, end).trim(), open !== "\\(");
+    return { node, end: end + close.length };
+  }
+
+  /** Read `$x$`, but not two amounts of money: no blank inside of the signs, no digit behind. */
+  dollars(at) {
+    if (this.failed.has("$") || !/[^\s$]/.test(this.text[at + 1] ?? " ")) return null;
+    const end = this.text.indexOf("$", at + 1);
+    if (end < 0) this.failed.add("$");
+    if (end < 0 || /\s/.test(this.text[end - 1]) || /[\d$]/.test(this.text[end + 1] ?? " ")) return null;
+    return { node: renderMath(this.text.slice(at + 1, end), false), end: end + 1 };
   }
 
   code(at) {
