@@ -71,6 +71,15 @@ class TestChat:
             "Three.",
         ]
 
+    def test_a_starter_begins_the_message(self, page):
+        page.click("#starters button", "Explain this code:")
+        assert page.focus == "prompt" and page.count(".message") == 0
+        page.fake(pieces("It adds."))
+        page.press("a + b", ENTER)
+        until(lambda: page.count(".answer") and page.idle())
+        assert page.texts(".asked") == ["Explain this code: a + b"]
+        assert not page.shows("#starters")
+
     def test_answers_have_an_end(self, page):
         """Without any setting, an answer takes at most half of the context: the next one has room."""
         page.fake(pieces("a", finish="length"), pieces("b"))

@@ -16,6 +16,9 @@ export class Composer {
       event.preventDefault();
       this.send();
     });
+    $("starters").addEventListener("click", ({ target }) => {
+      if (target.localName === "button") this.begin(`${target.textContent} `);
+    });
     this.field.addEventListener("keydown", (event) => this.pressed(event));
     $("attach").addEventListener("click", () => $("file").click());
     $("file").addEventListener("change", () => {
@@ -49,6 +52,13 @@ export class Composer {
     if (!content.trim() && !this.files.length) return;
     const files = this.files.map(({ name, text }) => ({ name, text }));
     if (this.actions.send(files.length ? { content, files } : { content })) this.clear();
+  }
+
+  /** Put the beginning of a message before what is written. */
+  begin(text) {
+    this.field.value = text + this.field.value;
+    this.field.focus();
+    this.field.setSelectionRange(text.length, text.length);
   }
 
   clear() {
