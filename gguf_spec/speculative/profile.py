@@ -332,7 +332,7 @@ def write_profile(
 
 
 def _speed_file() -> Path:
-    return cache_file("profiles", ["speed", *this_machine(timed=True)])
+    return cache_file("probe", ["speed", *this_machine(timed=True)])
 
 
 def measured_speed() -> float | None:

@@ -92,9 +92,9 @@ def with_calls_in_text(messages: Messages, write: Write) -> list[dict[str, Any]]
     found = []
     for message in map(dict, messages):
         if calls := message.pop("tool_calls", None):
-            functions = [call["function"] for call in calls]
-            written = write([(x["name"], object_of(x["arguments"])) for x in functions])
-            message["content"] += ("\n" if message["content"] else "") + written
+            functions = [call["function"] for call in calls if "function" in call]
+            written = write([(x["name"], object_of(x.get("arguments"))) for x in functions])
+            message["content"] = "\n".join(filter(None, (message["content"], written)))
         found.append(message)
     return found
 

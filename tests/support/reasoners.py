@@ -48,7 +48,8 @@ GPT_OSS = (
     "{% if m.content %}{{ raise_exception('Cannot pass both') }}{% endif %}"
     "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}"
     "{{ '<|start|>' + m.role + ('<|channel|>final' if m.role == 'assistant' else '') }}"
-    "{{ '<|message|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{{ '<|message|>' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 _OSS = ("start", "end", "channel", "message", "return", "call", "constrain")
