@@ -84,7 +84,7 @@ def kind_of(name: str) -> DrafterKind:
     """Return the row of a drafter of the table or of another distribution.
 
     Raises:
-        PluginError: The other distribution's cannot be imported, or is none.
+        PluginError: That of another distribution cannot be imported, or is no `DrafterKind`.
     """
     if name in DRAFTERS:
         return DRAFTERS[name]

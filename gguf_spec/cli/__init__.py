@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -155,14 +154,15 @@ def _end_of_output(error: OSError | SystemExit) -> NoReturn:
     Without a message where its reader is gone, as `head`: as the signal PIPE does. That has no
     effect before, because a connection that the other side has closed must not end a server.
     """
-    cause = error.__context__ if isinstance(error, SystemExit) else error  # of click and rich
-    if not isinstance(cause, OSError):
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    is_unread = isinstance(cause, BrokenPipeError)
+    if isinstance(error, SystemExit) and not is_unread:  # click and rich raise it for that only
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the flush at exit must not fail again
-    if cause.errno == errno.EPIPE and hasattr(signal, "SIGPIPE"):
+    if is_unread and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
-    fact = f"the answer cannot be written: {cause.strerror}."
+    fact = f"the answer cannot be written: {getattr(cause, 'strerror', None)}."
     _fail(fact, "free disk space, or write it to another disk.", 1)
 
 

@@ -458,8 +458,10 @@ class App:
                 call(llm, data, send, job.reading)
             except PromptTooLongError as error:
                 job.post(Sent("too long", [error.n_prompt, error.n_ctx, "about" in error.message]))
-            except (GgufSpecError, ValueError, TypeError, KeyError, AttributeError):
-                job.post(Sent("refused", None))
+            except GgufSpecError as error:
+                job.post(Sent("refused", [error.message, error.hint]))
+            except (ValueError, TypeError, KeyError, AttributeError):
+                job.post(Sent("refused", []))
 
         job = Job(model, work)
         end = self._begin(request, job)
@@ -467,7 +469,7 @@ class App:
         async def lines() -> AsyncIterator[str]:
             with end:
                 while not isinstance(event := await job.events.get(), Done):
-                    sent = event if isinstance(event, Sent) else Sent("refused", None)
+                    sent = event if isinstance(event, Sent) else Sent("refused", [])
                     yield json.dumps([sent.kind, sent.value]) + "\n"
                     if isinstance(event, ErrorEvent):
                         return

@@ -245,7 +245,7 @@ def call(
         if options.pop("reports"):
             options["on_prompt"] = lambda progress: send("progress", progress)
         with llm.stream(**options) as stream, reading(stream):
-            send("stats", stream.stats)
+            send("begun", [stream.stats, stream.seed])
             for chunk in stream:
                 send("chunk", chunk)
             send("value", stream.result)
@@ -254,7 +254,7 @@ def call(
 
 
 class _NotServedError(Exception):
-    """The server does not do it, or cannot be reached."""
+    """The server does not do it, and says why as message and hint, or cannot be reached."""
 
 
 class ServedStream:
@@ -262,6 +262,7 @@ class ServedStream:
 
     Attributes:
         stats: Token counts and times; complete after the last chunk.
+        seed: The seed in use.
     """
 
     def __init__(
@@ -274,21 +275,18 @@ class ServedStream:
         """Take over an answer.
 
         Args:
-            parts: Its parts; the first one has the counts before the first pass.
+            parts: Its parts; the first one has the counts before the first pass, and the seed.
             url: The server.
             end: Ends the connection, which cancels the generation; called from any thread.
             on_prompt: As for `LLM.stream`.
         """
         self._parts, self._url, self._end, self._on_prompt = parts, url, end, on_prompt
-        self.stats: Stats = next(parts)[1]
+        self.stats: Stats
+        self.seed: int
+        _, (self.stats, self.seed) = next(parts)
         self._chunks: list[Chunk] = []
         self._result: Completion | None = None
         self._is_cancelled = False
-
-    @property
-    def seed(self) -> int:
-        """The seed in use; 0 before the end."""
-        return self.result.seed
 
     @property
     def result(self) -> Completion:
@@ -301,7 +299,7 @@ class ServedStream:
             "".join(chunk.text for chunk in chunks),
             tokens,
             "cancelled",
-            0,
+            self.seed,
             replace(self.stats, n_generated=len(tokens)),
             reasoning="".join(chunk.reasoning for chunk in chunks),
             accepted_text=tuple(one for chunk in chunks for one in chunk.accepted_text),
@@ -327,11 +325,11 @@ class ServedStream:
                     self._result, self.stats = value, value.stats
                 elif self._on_prompt and self._on_prompt(value) is False:
                     self.cancel()
-        except _NotServedError:
-            pass
-        if self._result is None and not self._is_cancelled:
-            fact = f"the server at {self._url} ended in the middle of the answer."
-            raise GgufSpecError(fact, "repeat it: the model is loaded here then.")
+        except _NotServedError as error:
+            if not self._is_cancelled:
+                fact = f"the server at {self._url} ended in the middle of the answer."
+                told = error.args or (fact, "repeat it: the model is loaded here then.")
+                raise GgufSpecError(*told) from None
         raise StopIteration
 
     def __enter__(self) -> ServedStream:
@@ -462,7 +460,9 @@ class ServedLLM:
                 channel.shutdown(socket.SHUT_RDWR)
 
         parts = _parts(response, connection)
-        first = next(parts)  # an error comes here
+        first = next(parts, None)  # an error comes here
+        if first is None:
+            raise _NotServedError
         return itertools.chain([first], parts), end
 
     def close(self) -> None:
@@ -490,14 +490,14 @@ def _parts(
         while True:
             try:
                 kind, value = json.loads(response.readline())
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
                 raise _NotServedError from error
             if kind == "end":
                 return
             if kind == "too long":
                 raise PromptTooLongError(*value)
             if kind == "refused":
-                raise _NotServedError
+                raise _NotServedError(*value)
             yield kind, unpack(value)
 
 

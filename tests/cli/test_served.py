@@ -10,9 +10,19 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Chunk, Sampling
-from gguf_spec.server import ModelPool, Settings, running, running_servers, served, served_model
+from gguf_spec.errors import GgufSpecError, NoTokenLeftError
+from gguf_spec.runtime.stream import Stream
+from gguf_spec.server import (
+    ModelPool,
+    Settings,
+    app,
+    running,
+    running_servers,
+    served,
+    served_model,
+)
 from gguf_spec.server.thread import Server
-from tests.server.conftest import ask
+from tests.server.conftest import ask, until
 from tests.server.test_command import Child
 from tests.support import children
 
@@ -124,7 +134,8 @@ def test_a_wrong_call_is_refused(server, body):
     (one,) = running_servers()
     reply = ask(server, "POST", running.CALL, body, {"Authorization": f"Bearer {one.token}"})
     assert reply.status in (200, 400, 404)
-    assert reply.status != 200 or reply.body == b'["refused", null]\n["end", null]\n'
+    refusal, end = reply.body.splitlines() if reply.status == 200 else (b'["refused"', b"")
+    assert refusal.startswith(b'["refused"') and end in (b'["end", null]', b"")
 
 
 def test_a_prompt_that_is_too_long(llm):
@@ -143,22 +154,39 @@ def test_what_a_server_does_not_do_is_done_here(llm, server):
 
 def test_a_server_that_ends_in_the_middle_is_named():
     def parts():
-        yield "stats", gguf_spec.Stats(n_prompt=3)
+        yield "begun", [gguf_spec.Stats(n_prompt=3), 77]
         yield "chunk", Chunk("a", (5,), 0, 0)
         raise running._NotServedError
 
     stream = running.ServedStream(parts(), "http://127.0.0.1:1", lambda: None, None)
-    assert next(stream).text == "a" and stream.result.text == "a"
-    with pytest.raises(gguf_spec.errors.GgufSpecError, match=r"127\.0\.0\.1:1 ended in the middle"):
+    assert next(stream).text == "a"
+    assert (stream.result.text, stream.result.seed) == ("a", 77)
+    with pytest.raises(GgufSpecError, match=r"127\.0\.0\.1:1 ended in the middle"):
         next(stream)
 
 
-def test_a_cancelled_answer_ends_in_the_server_too(llm, server):
-    with llm.stream("Once", Sampling(seed=1, max_tokens=1500, ignore_eos=True)) as stream:
+def test_an_error_in_the_middle_of_an_answer_is_that_of_the_model(llm, monkeypatch):
+    def fail(_):
+        raise NoTokenLeftError
+
+    with llm.stream("Once", Sampling(seed=1, max_tokens=50)) as stream:
+        assert next(stream).tokens
+        monkeypatch.setattr(Stream, "__next__", fail)
+        with pytest.raises(GgufSpecError, match=str(NoTokenLeftError())[:30]):
+            list(stream)
+
+
+def test_a_cancelled_answer_ends_in_the_server_too(llm, server, monkeypatch):
+    sent = []
+    monkeypatch.setattr(app, "pack", lambda value: sent.append(value) or running.pack(value))
+    sampling = Sampling(seed=1, max_tokens=1500, ignore_eos=True)
+    with llm.stream("Once", sampling) as stream:
         assert next(stream).tokens
         stream.cancel()
-        assert list(stream) == [] and stream.result.finish_reason == "cancelled"
-    assert llm.generate("Once", Sampling(seed=1, max_tokens=3)).tokens
+        assert list(stream) == []
+        assert (stream.result.finish_reason, stream.result.seed) == ("cancelled", 1)
+    until(lambda: server._app.worker.n_running == 0)
+    assert sum(len(one.tokens) for one in sent if isinstance(one, Chunk)) < 1500
 
 
 @pytest.mark.parametrize("change", ["port", "pid", "user", "key"])

@@ -166,3 +166,15 @@ def test_a_handled_signal_does_not_end_the_process():
     done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "goes on\n")
     assert signals._PATIENCE_S < 1
+
+
+def test_a_signal_while_an_error_is_handled_keeps_its_code():
+    """Only a reader of the output that is gone ends the program without a code of its own."""
+    code = (
+        "import sys\nfrom gguf_spec.cli import main, cli\n"
+        "def stop(*_, **__):\n"
+        "    try:\n        open('/no/such/file')\n    except OSError:\n        raise SystemExit(143)\n"
+        "cli.main = stop\nsys.argv = ['gguf-spec', 'ps']\nmain()"
+    )
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
