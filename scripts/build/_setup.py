@@ -214,7 +214,10 @@ def make(kind: str, want: dict, missing: list) -> None:
             "The model that answers now is a small one, for tries. One that is of use on this machine:"
         )
         command = [VENV / "bin" / "python", "-I", "-m", "gguf_spec", "models", "recommend"]
-        subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        say(done.stdout.strip().replace("gguf-spec ", "scripts/run "))
 
 
 def mark(names: list, want: dict) -> None:
