@@ -157,7 +157,9 @@ def cost_lines(tuning: Tuning) -> list[str]:
     )
     lines = [f"{names}, measured in {profile.seconds:.1f} s", "", head.rstrip()]
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
-    lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
+    gap = "-" if draft else ""
+    rows = (f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, gap):>12}" for n in widths)
+    lines += map(str.rstrip, rows)
     noise = max(profile.noise.values(), default=0.0)
     facts = {
         "context": f"1,000 tokens add {_context_cost(tuning.target_depth_s)}",

@@ -259,6 +259,7 @@ def test_a_file_beside_it_that_was_cut_is_ours(llm, tmp_path, right, data):
     assert not (tmp_path / "out.jsonl.ahead").exists()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "data",
     [b"my notes", b"my notes\n", b"{}\n", b'{"id": "batch_x', b'{"id": 7}\n{"id"', b"\0" * 50],
@@ -353,6 +354,7 @@ def test_progress():
     assert BatchProgress(9, 3, 0, 3, 0, 0.0).tokens_per_s == 0
 
 
+@pytest.mark.full
 def test_memory_stays_flat(llm, tmp_path, monkeypatch):
     """Of a long file, few lines are in memory at any time."""
     monkeypatch.setattr(LineDefaults, "check", lambda *_: None)

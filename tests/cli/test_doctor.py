@@ -81,6 +81,7 @@ def test_usage(here):
     assert b"threads is 0" in result.stderr
 
 
+@pytest.mark.full
 def test_at_a_terminal_of_80_columns(work, environment):
     """No line is longer, continued lines are indented, and passed checks are green."""
     gone = "a file with a name that is quite long/and that is not there.gguf"

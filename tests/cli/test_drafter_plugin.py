@@ -89,6 +89,7 @@ def generate(folder, drafter, *more):
     return run(folder, "generate", *common, "--drafter", drafter, *more, PROMPT)
 
 
+@pytest.mark.full
 def test_the_command_line_drafts_with_it(folder):
     done = generate(folder, "follower", "--fixed", "-k", "4")
     assert done.returncode == 0, done.stderr
@@ -110,6 +111,7 @@ def test_it_learns_and_is_verified(folder):
         assert [one[:2] for one in counts if one[0] == "follower"] == [("follower", 0)]
 
 
+@pytest.mark.full
 def test_one_that_cannot_be_imported_names_its_distribution(folder):
     done = generate(folder, "broken")
     assert done.returncode != 0
@@ -124,6 +126,7 @@ def test_one_that_cannot_be_imported_names_its_distribution(folder):
         drafters.kind_of("odd")
 
 
+@pytest.mark.full
 def test_nothing_is_imported_unless_its_name_is_asked_for(folder):
     assert generate(folder, "ngram").returncode == 0  # beside a broken plugin
     with pytest.raises(InvalidOptionError, match="hybrid, follower, broken, odd"):

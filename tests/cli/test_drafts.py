@@ -51,6 +51,7 @@ def test_a_table_of_what_fits_and_what_does_not(run, home):
     )
 
 
+@pytest.mark.full
 def test_json_has_all_of_them(run):
     data = json.loads(run("models", "drafts", "./big.gguf", "--json").stdout)
     by_name = {one["name"]: one for one in data["drafts"]}
@@ -113,6 +114,7 @@ def test_generate_uses_the_draft_and_notes_it(run):
     )
 
 
+@pytest.mark.full
 def test_the_defaults_of_an_entry_apply_without_options(run, home):
     preset = "{temperature: 0.0, seed: 7, max_tokens: 4}"
     (home / "mine.yaml").write_text(

@@ -152,6 +152,7 @@ def test_git_takes_the_patch(here, tmp_path):
         assert path.read_bytes() == old.replace(b"port = 1", b"port = 2")
 
 
+@pytest.mark.full
 def test_each_change_is_asked_about(work, environment, menu):
     line = [sys.executable, "-m", "gguf_spec", "edit", str(menu), "rename the key tea to chai"]
     code, seen = children.at_terminal(line, typed=b"?\nn\ny\n", cwd=work, env=environment)
@@ -167,6 +168,7 @@ def test_each_change_is_asked_about(work, environment, menu):
         assert b"Nothing was written." in seen
 
 
+@pytest.mark.full
 def test_questions_can_be_split_and_ended(work, environment, tmp_path):
     path = tmp_path / "menu.ini"
     path.write_text("[a]\ntea = 1\ntea = 1\n", encoding="utf-8")
@@ -182,6 +184,7 @@ def test_questions_can_be_split_and_ended(work, environment, tmp_path):
         assert b"Traceback" not in seen
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("editor", "new"), [("false", "2"), ("true", "2"), ("sed -i s/2/7/", "7")])
 def test_a_change_in_the_editor(work, environment, tmp_path, editor, new):
     path = tmp_path / "menu.ini"

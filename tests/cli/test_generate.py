@@ -304,6 +304,7 @@ def endless(work, environment):
         child.communicate()
 
 
+@pytest.mark.full
 def test_a_reader_that_closes_the_pipe(endless):
     child = endless()
     assert child.stdout.read(5) == b"bcdef"

@@ -77,6 +77,7 @@ def test_a_server_of_its_own(cli, programs, work):
     assert "OPENAI_API_BASE" not in variables
 
 
+@pytest.mark.full
 def test_a_model_that_calls_nothing(tales, monkeypatch):
     with serve_in_thread(tales) as server:
         facts = ServerFacts(server.url, "tales", 2048)

@@ -473,7 +473,7 @@ def test_list(run, hub):
     )
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_list_fits_the_terminal(command, tmp_path, width):
     line, settings = command("list", env={"TERM": "xterm"})

@@ -73,6 +73,7 @@ def test_rows_that_blocks_do_not_divide_are_reported(quantise):
     )
 
 
+@pytest.mark.full
 def test_a_bundled_model_by_its_name(quantise, tmp_path):
     result = quantise("--type", "Q4_0", "-q", model="tales")
     assert (result.returncode, result.stderr) == (0, b"")

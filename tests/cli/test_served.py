@@ -84,6 +84,7 @@ def test_a_chat_gives_the_same(run):
     assert (shared.stdout, shared.returncode) == (own.stdout, own.returncode)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -100,6 +101,7 @@ def test_other_options_load_the_model(run, options):
     assert NOTE not in answer.stderr
 
 
+@pytest.mark.full
 def test_an_edit_by_a_model_is_the_same(run, tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("Once upon a time there was a king.\nHe had a fox.\n")

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from gguf_spec.cli.models import trim as command
 from gguf_spec.trim import KEEP
 
 
+@pytest.mark.full
 def test_a_line_and_a_draft(here, tmp_path):
     (tmp_path / "notes.txt").write_text("Once upon a time there was a king. " * 20)
     out = tmp_path / "small.gguf"

@@ -107,6 +107,7 @@ def test_close_frees_all_memory_that_is_not_in_use(gguf_dir):
         gc.enable()
 
 
+@pytest.mark.full
 def test_an_llm_that_is_dropped_frees_its_memory(gguf_dir):
     llm = gguf_spec.load(gguf_dir / "llama.gguf", None, **OPTIONS)
     native = weakref.ref(llm._target.native)

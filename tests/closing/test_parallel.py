@@ -57,6 +57,7 @@ def all_is_free(request):
 # ---- closing and dropping
 
 
+@pytest.mark.full
 def test_close_ends_the_requests_that_run():
     llm = gguf_spec.load("tales", **OPTIONS)
     native = weakref.ref(llm._target.native)
@@ -68,6 +69,7 @@ def test_close_ends_the_requests_that_run():
         llm.generate("a", SHORT)
 
 
+@pytest.mark.full
 def test_a_request_that_waits_while_another_thread_closes():
     """Five requests on four slots: each is cancelled or raises an error about closing."""
     llm = gguf_spec.load("tales", **OPTIONS)
@@ -90,6 +92,7 @@ def test_a_request_that_waits_while_another_thread_closes():
     assert isinstance(ended[0], ClosedError) or ended[0][-1] == "cancelled"
 
 
+@pytest.mark.full
 def test_a_stream_that_is_read_after_close():
     llm = gguf_spec.load("tales", **OPTIONS)
     stream, begun = llm.stream("a", SHORT), llm.stream("a", LONG)
@@ -237,7 +240,7 @@ def test_a_stream_that_is_dropped_frees_its_slot(llm, right, n_read):
     assert in_another_thread(lambda: texts(llm)) == right
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "call",
     [lambda llm: llm.generate(PROMPTS[0], SHORT).text, lambda llm: llm.forget()],
@@ -463,6 +466,7 @@ def test_forget_empties_the_caches_of_all_slots(llm, right):
     assert passes[-1] == len(llm.tokenize(PROMPTS[0])) - 1
 
 
+@pytest.mark.full
 def test_another_profile_is_that_of_the_next_requests(llm, right):
     """Its exact width and costs, and the statistics of a restored snapshot."""
     profile = llm.profile

@@ -185,6 +185,7 @@ def test_the_draft_is_used(pair):
     llama.close()
 
 
+@pytest.mark.full
 def test_prompt_lookup_of_llama_cpp_python_drafts_from_the_text(pair):
     lookup = LlamaPromptLookupDecoding(num_pred_tokens=10)
     with contextlib.closing(Llama(pair[0], draft_model=lookup, n_threads=1, verbose=False)) as one:
@@ -245,6 +246,7 @@ def test_a_format_of_llama_cpp_python_gives_the_same_answer(pair, name):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.full
 def test_metadata_of_the_file_and_the_vocabulary(ours, theirs):
     assert ours.metadata == theirs.metadata
     assert ours.chat_format == theirs.chat_format
@@ -258,7 +260,7 @@ def test_metadata_of_the_file_and_the_vocabulary(ours, theirs):
             assert ours.detokenize(tokens, special=True) == theirs.detokenize(tokens, special=True)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize(
     "more", [{}, {"echo": True}, {"stop": ["king", " he"]}, {"stop": " and"}], ids=str
@@ -321,6 +323,7 @@ def test_tokens_as_they_are_generated(ours, theirs):
         ours.generate(tokens, logits_processor=[print])
 
 
+@pytest.mark.full
 def test_small_methods_give_the_same(ours, theirs):
     assert ours.n_embd() == theirs.n_embd()
     assert ours.token_nl() == theirs.token_nl()
@@ -350,7 +353,7 @@ def test_token_ids_are_a_prompt_too(ours, theirs):
     assert ours(tokens, **GREEDY)["choices"] == theirs(tokens, **GREEDY)["choices"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "more", [{}, {"stop": ["king"]}, {"logprobs": True, "top_logprobs": 3}], ids=str
 )
@@ -379,7 +382,7 @@ def test_log_probabilities_are_the_same(ours, theirs):
         assert top == pytest.approx(other, abs=1e-3)
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}], ids=str)
 def test_parts_of_completions_look_the_same_and_join_to_the_same(ours, theirs, more):
     a, b = (list(one("Once upon a time", stream=True, **GREEDY, **more)) for one in (ours, theirs))
@@ -404,6 +407,7 @@ def test_parts_of_chats_look_the_same_and_join_to_the_same(ours, theirs):
     assert [shape(a[0]), shape(a[1]), shape(a[-1])] == [shape(b[0]), shape(b[1]), shape(b[-1])]
 
 
+@pytest.mark.full
 def test_a_tool_that_must_be_called(ours, theirs):
     asked = {
         "tools": [WEATHER],
@@ -568,6 +572,7 @@ def test_an_unread_stream_does_not_block_other_requests(ours):
     assert "".join(part["choices"][0]["text"] for part in left)
 
 
+@pytest.mark.full
 def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
     quick = Stream.__next__
     monkeypatch.setattr(
@@ -600,6 +605,7 @@ def test_close_ends_streams_and_all_else(pair):
     assert len(list(stream)) < 400
 
 
+@pytest.mark.full
 def test_a_dropped_object_frees_its_memory(pair):
     llama = Llama(pair[0], draft_model_path=None, n_threads=1, verbose=False)
     inner = llama._llm

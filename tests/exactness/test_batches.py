@@ -134,6 +134,7 @@ def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, 
         assert llm._queue._scheduler._target.context.widest == width
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("animal", ["mamba", "lfm2"])
 def test_models_that_cannot_roll_back(gguf_dir, animal):
     requests = [

@@ -189,6 +189,7 @@ def test_a_token_of_the_text_treated_as_drawn_would_be_caught(rule, monkeypatch)
     assert distance(distribution, right_distribution(table, prompt)) > 1e-3
 
 
+@pytest.mark.full
 def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
     rng = np.random.default_rng(5)
     table, draft = random_table(rng, V), random_table(rng, V)

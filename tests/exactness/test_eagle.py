@@ -151,6 +151,7 @@ def test_costs_decide_whether_the_head_drafts(folder, monkeypatch):
         check_costs_decide(llm, "eagle3", 50, monkeypatch)
 
 
+@pytest.mark.full
 def test_statistics_are_those_of_the_head(folder):
     """They are kept under its name, beside those of other drafters, and read again."""
     with loaded(folder) as llm:
@@ -236,6 +237,7 @@ def test_models_lists_heads_that_fit(folder):
         assert "prediction head" not in (llm.draft_name or "")
 
 
+@pytest.mark.full
 def test_a_head_that_was_measured_is_listed_with_its_gain(folder):
     options = ContextOptions(extra_bufts=extra_bufts_work())
     with gguf_spec.load(

@@ -155,6 +155,7 @@ def row_too_early(draft, rows):
     return [rows.token(max(len(draft.tokens) - 1, 0))]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", [kept_unseen, row_too_early], ids=lambda rule: rule.__name__)
 def test_a_wrong_coupling_is_caught(tables, rule):
     target, draft = tables

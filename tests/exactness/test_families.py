@@ -99,7 +99,7 @@ def test_any_drafter_gives_the_plain_text_of_many_prompts(folder, name, prompts)
     check_same_texts(folder, name, [*PROMPTS, *prompts[:10]], (1, 2, 5, 8, 9, 20), 40)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_model_drafts_for_another_kind(folder, name):
     with loaded(folder, "llama", folder / f"{name}.gguf") as llm:

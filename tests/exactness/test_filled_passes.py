@@ -89,7 +89,7 @@ def walk(model, tokens, depth, width):
     return np.stack(found)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", DEVICES)
 def test_rows_do_not_depend_on_the_passes(monkeypatch, name):
     """Up to the last position of the context, and across the multiples of 256 where attention changes."""

@@ -166,6 +166,7 @@ def test_conversations(folder):
     assert kept == new
 
 
+@pytest.mark.full
 def test_a_head_reads_a_text_once(folder, monkeypatch):
     read, original = [], Head._pass
     monkeypatch.setattr(
@@ -341,6 +342,7 @@ def test_models_lists_a_head_among_the_drafts(folder):
     assert not [one for one in models.find_drafts(folder / "plain.gguf") if one.name == "mtp"]
 
 
+@pytest.mark.full
 def test_doctor_reports_which_head_drafts(folder):
     def checks(name, draft="auto"):
         found = doctor.doctor(folder / f"{name}.gguf", draft, ContextOptions(256, 1)).checks

@@ -184,6 +184,7 @@ def test_log_probabilities_are_the_models_own(tales):
     assert all(one.top == () for one in result.logprobs)
 
 
+@pytest.mark.full
 def test_cancelled_and_taken_up_again(tales):
     ids, sampling = tales.tokenize("The old woman said"), Sampling(seed=8, max_tokens=60)
     whole = tales.generate_tokens(ids, sampling, speculation=Speculation(4, adaptive=False))
@@ -216,7 +217,7 @@ def test_earlier_requests_change_no_text(tales):
     assert tales.generate("A fox and a hen", sampling).text == before.text
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_the_other_rules_are_reproducible(tales, accept):
     """Their text depends on the draft, so nothing may be learned with them."""

@@ -25,7 +25,7 @@ def texts(path):
             yield node.value
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(14)
 @pytest.mark.parametrize(
     "path",
     [path for path in PACKAGE.rglob("*.py") if path != TABLE],

@@ -273,6 +273,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.full
 def test_llama_cpp_would_end_the_process(tmp_path):
     """As many lines as files show which one ended it."""
     paths = [

@@ -52,6 +52,7 @@ def same(one, other):
     return one.tokens == other.tokens or one.stats.n_near_ties + other.stats.n_near_ties > 0
 
 
+@pytest.mark.full
 def test_every_turn_gives_the_text_of_a_fresh_read_of_the_conversation(llm, fresh):
     chat = llm.chat("You tell tales.", sampling=SAID)
     for question in QUESTIONS:
@@ -65,6 +66,7 @@ def test_every_turn_gives_the_text_of_a_fresh_read_of_the_conversation(llm, fres
         assert chat.last == answer
 
 
+@pytest.mark.full
 def test_a_turn_reads_what_is_new_and_nothing_else(llm, reads):
     chat, fixed = llm.chat(sampling=SAID), Speculation(4, adaptive=False, drafter="model")
     target, draft = llm.name, llm.draft_name
@@ -88,6 +90,7 @@ def test_a_turn_reads_what_is_new_and_nothing_else(llm, reads):
         assert answer.stats.n_prompt == len(before)
 
 
+@pytest.mark.full
 def test_an_answer_to_another_request_costs_a_new_prefill_but_changes_nothing(llm):
     one, other = llm.chat(sampling=SAID), llm.chat("You are brief.", sampling=SAID)
     before = [one.send(QUESTIONS[0]), one.send(QUESTIONS[1])]
@@ -134,6 +137,7 @@ def test_undo_retry_reset_and_system(llm):
     assert chat.messages == [{"role": "system", "content": "C."}]
 
 
+@pytest.mark.full
 def test_a_stopped_answer_stays_in_the_chat(llm):
     chat = llm.chat(sampling=Sampling(seed=1, max_tokens=200, ignore_eos=True))
     with chat.stream("Tell me a long tale.") as turn:
@@ -210,6 +214,7 @@ def saved(llm, tmp_path_factory):
     return path, messages, chat.send(QUESTIONS[3])
 
 
+@pytest.mark.full
 def test_a_restored_session_continues_with_the_same_text(saved, fresh, reads):
     path, messages, after = saved
     fresh.forget()
@@ -276,7 +281,7 @@ def test_a_session_cut_short_or_of_another_user_is_read_again(saved, fresh, tmp_
     assert same(chat.send(QUESTIONS[3]), after)
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("change", [{"kv_type": "q8_0"}, {"n_ctx": 512}, {"draft": "none"}])
 def test_other_settings_read_it_again(saved, change):
     path, messages, _after = saved

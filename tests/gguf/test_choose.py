@@ -56,7 +56,7 @@ def check_bits(llm, prompt):
             assert one.logprob == math.fsum(one.logprobs)
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("prompt", ["a", PROMPT, PROMPT * 20], ids=len)
 def test_bits_are_those_of_single_passes_in_any_batch(tales, prompt):
     check_bits(tales, prompt)

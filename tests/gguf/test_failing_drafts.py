@@ -31,6 +31,7 @@ def llm(gguf_dir, broken):
         yield one
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("drafter", ["model", "hybrid"])
 @pytest.mark.parametrize(

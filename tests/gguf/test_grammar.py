@@ -274,7 +274,7 @@ def test_work_that_is_cached_counts(model, monkeypatch):
         grammar.allowed([], all_ids(model))
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_grammar_near_its_limit_fails_with_drafts_as_without(monkeypatch, accept):
     """Masks of drafts cost work that is not repeated for the target; they may fail without the request."""
@@ -474,6 +474,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("gbnf", REFUSED.values(), ids=REFUSED)
 def test_a_grammar_that_is_refused(model, capfd, gbnf):
     started = time.process_time()
@@ -961,6 +962,7 @@ def test_a_keyword_that_is_not_followed_is_named(keyword, schema):
     assert keyword in caught.value.reason
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("schema", NO_SCHEMA.values(), ids=NO_SCHEMA)
 def test_a_schema_that_is_refused(schema, monkeypatch):
     monkeypatch.setattr("socket.socket", None)

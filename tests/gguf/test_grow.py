@@ -64,7 +64,7 @@ def small(folder):
     return path, *rows(path)
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("shape", "type"), [(WIDE, "F32"), (GROUPED, "F32"), (GROUPED, "F16")])
 def test_it_gives_the_text_of_the_small_model(small, folder, shape, type):
     source, ids, logits = small
@@ -223,7 +223,7 @@ def test_added_layers_cost_and_write_nothing(small, folder):
         )
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
 def test_a_random_model_gives_another_text(small, folder, type):
     _, ids, logits = small

@@ -211,7 +211,7 @@ def walk(rnd, alphabet, steps):
         yield history[:-1]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("last_n", [-1, 1, 7, 40, 600])
 @pytest.mark.parametrize(
     ("options", "breakers", "breaks"),

@@ -9,6 +9,7 @@ from gguf_spec.errors import LoadCancelledError
 OPTIONS = {"threads": 1, "extra_bufts": False}
 
 
+@pytest.mark.full
 def test_the_bytes_of_both_models_are_counted():
     seen = []
     with gguf_spec.load("tales", progress=seen.append, **OPTIONS):

@@ -56,6 +56,7 @@ def test_near_ties_are_counted(wobbly):
     assert stats.n_decided_again == 0
 
 
+@pytest.mark.full
 def test_strict_decides_them_again(wobbly):
     _, stats = with_a_near_tie(wobbly, strict=True)
     assert 0 < stats.n_decided_again == stats.n_near_ties

@@ -75,7 +75,7 @@ def pair(request, tmp_path_factory):
         yield llm
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 def test_the_error_message(pair):
     (note,) = pair.notes
     assert note == "the draft spm.gguf has another tokenizer; 100% of its tokens can be used."
@@ -105,7 +105,7 @@ def test_the_other_rules(pair, prompts, accept):
     assert one.tokens == pair.generate(prompts[0], sampling, speculation=way).tokens
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 def test_texts_that_are_hard_to_translate(pair):
     """Control tokens, bytes that are no text, and characters that no vocabulary has."""
     for prompt in (
@@ -136,6 +136,7 @@ def test_a_full_context_is_no_failure(tmp_path, prompts):
             assert drafted.stats.why_none == ""
 
 
+@pytest.mark.few(1)
 def test_words_are_spelled_as_in_a_text(pair):
     """Also by tokenizers that begin each text with a space."""
     spell = pair.translation.spell
@@ -148,7 +149,7 @@ def test_words_are_spelled_as_in_a_text(pair):
     assert len(pieces[b" upon"]) == 1
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 def test_the_controller_uses_it_only_where_it_pays(pair, prompts):
     for i in range(4):
         sampling = Sampling(seed=i, max_tokens=40)

@@ -265,6 +265,7 @@ def test_comparisons_are_cached_until_a_file_changes(home, target, monkeypatch):
     assert not names(target)["other.gguf"].translated
 
 
+@pytest.mark.full
 def test_loading_finds_the_draft_and_notes_it(home, target):
     put(target.parent / "right.gguf", tiny.llama(n_layer=4))
     with gguf_spec.load(target, threads=1, extra_bufts=False) as llm:
@@ -303,12 +304,14 @@ def steps(monkeypatch):
 LOADED = ["memory", "memory", "load target.gguf", "load right.gguf"]
 
 
+@pytest.mark.full
 def test_a_pair_is_read_once_checked_once_and_then_loaded(home, target, steps):
     right = put(target.parent / "right.gguf", tiny.llama(n_layer=4))
     gguf_spec.load(target, right, threads=1, extra_bufts=False).close()
     assert steps == ["header of target.gguf", "header of right.gguf", *LOADED]
 
 
+@pytest.mark.full
 def test_so_is_a_draft_that_is_found(home, target, steps):
     put(target.parent / "right.gguf", tiny.llama(n_layer=4))
     put(target.parent / "another.gguf", tiny.llama(n_layer=2), tokens=OTHER_TOKENS)

@@ -82,6 +82,7 @@ def test_drafts_from_the_text_are_accepted_and_change_nothing(smollm2):
     assert found.stats.n_accepted > 10
 
 
+@pytest.mark.full
 @smollm2_only
 def test_a_conversation_is_saved_and_continued(smollm2, tmp_path):
     short = Sampling(temperature=0, max_tokens=8)

@@ -53,6 +53,7 @@ def test_the_table_agrees_with_llama_cpp(files, name):
     model.close()
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("name", "n_snapshots"),
     [(name, 0) for name in RECURRENT] + [(name, n) for name in WITH_SNAPSHOTS for n in (1, 4)],
@@ -208,6 +209,7 @@ def pass_with_junk(slots, ids, n_right, n_wrong, **options):
     return parts, ends, rows
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS)
 @pytest.mark.parametrize(
     ("n", "order", "ids"),
@@ -307,6 +309,7 @@ class Drafting:
             self.error = error
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", WITH_SNAPSHOTS)
 @pytest.mark.parametrize(("widest", "failing"), [(65, ()), (6, ()), (65, (3, 9, 10)), (6, (1, 2))])
 def test_drafts_of_recurrent_models_in_a_batch(files, name, widest, failing, monkeypatch):

@@ -255,6 +255,7 @@ def with_texts(text):
     return messages, [{"type": "function", "function": tool}]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", WRITERS)
 def test_tools_calls_and_other_fields_write_no_special_token(model, name):
     tools, calls = WRITERS[name]

@@ -210,7 +210,7 @@ def test_the_error_message(pair, half):
     assert pair.draft_name == "half.gguf"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 0.0}, {}, {"top_k": 0, "top_p": 1.0, "temperature": 1.1}, {"repeat_penalty": 1.3, "dry_multiplier": 0.8},

@@ -94,6 +94,7 @@ def alone(q, k, v, mask, **options):
     return np.concatenate(rows, 1)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("kinds", [(F16, F16), (F32, F32), (BF16, BF16), (Q8_0, Q8_0), (Q8_0, F16)])
 @pytest.mark.parametrize(("heads", "kv_heads", "streams"), [(4, 4, 1), (8, 2, 2), (6, 1, 1)])
@@ -246,6 +247,7 @@ def in_its_memory(heads, kv_heads, length, rows, positions, planned, running):
     assert np.array_equal(found, usual)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_fewer_threads_than_planned_stay_in_its_memory(plan):
     in_its_memory(*plan)
@@ -271,6 +273,7 @@ def test_any_number_of_threads_stays_in_its_memory():
             )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_plan_of_other_kernels(threads):
     """Where its memory is too small for ours, llama.cpp's kernel computes; its own always has room for both."""
@@ -336,6 +339,7 @@ def test_numbers_that_are_not_finite_reach_the_row(name, kind):
     assert min(shares) < 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{"cap": 30.0}, {"bias": 8.0}, {"sinks": True}], ids=str)
 def test_variants_that_are_not_finite(options):
     inputs = [*case(4, 2, 5, 200), causal(1, 5, 200, 195)]

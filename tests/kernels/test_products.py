@@ -31,6 +31,7 @@ def numbers(shape, seed, extreme=False):
     return x * (10.0 ** random.integers(-3, 4, (shape[0], 1))).astype(np.float32) if extreme else x
 
 
+@pytest.mark.few(27)
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize(("name", "repacked"), KINDS)
 def test_bits_of_a_row(name, repacked, instruction_set):
@@ -150,6 +151,7 @@ for name in ("Q4_1", "Q8_0", "IQ4_NL"):
 """
 
 
+@pytest.mark.full
 def test_long_rows_take_no_stack():
     ggml()  # skips
     done = children.run([sys.executable, "-c", LONG_ROWS], cwd=Path(__file__).parents[2])

@@ -181,6 +181,7 @@ def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
                 machine.the_caches_hold_what_was_emitted()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("drafter", sorted({*DRAFTERS} - {*HEADS}))
 def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adaptive, monkeypatch):

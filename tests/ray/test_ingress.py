@@ -160,7 +160,7 @@ def test_a_stream_continues_wherever_a_replica_is_lost(app, name):
         assert ingress.n_repeated >= 1
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["chat", "drafts", "log probabilities"])
 def test_the_replicas_may_cut_the_text_otherwise(app, name):
     """A replica that drafts sends several tokens in a chunk, where another one sends one."""

@@ -141,7 +141,7 @@ def test_chunks_show_drafted_tokens_on_request(client):
     assert sum(one["tokens"] for one in shown) == 40
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fields", [
         {"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.5}, {"frequency_penalty": 1.5, "presence_penalty": 0.5},
@@ -426,6 +426,7 @@ def test_per_request_settings_do_not_stay(client, tales):
     assert tales.speculation == Speculation()
 
 
+@pytest.mark.full
 def test_the_description(server):
     told = ask(server, path="/openapi.json").json()
     assert set(told["paths"]) >= {

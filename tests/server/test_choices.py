@@ -15,6 +15,7 @@ def test_seeds():
     assert seed_of(2**64 - 1, 1) == 0
 
 
+@pytest.mark.full
 def test_choices_are_those_of_single_requests(client, tales):
     whole = client.chat.completions.create(model="", messages=FOX, max_tokens=20, seed=7, n=3)
     wanted = [alone(tales, FOX, max_tokens=20, seed=seed) for seed in (7, 8, 9)]

@@ -18,7 +18,9 @@ def test_clients(server, one):
     body = one["body"]
     request = (read_chat if one["route"] == "chat" else read_text)(body, Speculation(), None)
     assert request.stream is body["stream"]
-    reply = ask(server, "POST", PATHS[one["route"]], body)
+    most = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+    short = body | {most: min(body.get(most) or 20, 20)}
+    reply = ask(server, "POST", PATHS[one["route"]], short)
     if "suffix" in body:  # the field is taken; this model lacks the function
         assert reply.json()["error"]["param"] == "suffix"
         return

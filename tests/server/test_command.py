@@ -85,6 +85,7 @@ class Child:
         self._err.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", [b"\0" * 8, struct.pack("ii", 1, 0)], ids=["closed", "reset"])
 def test_clients_that_leave_do_not_end_the_process(ever, how):
     """A write to their connections raises the signal PIPE, which ends a program that lets it."""

@@ -187,6 +187,7 @@ def test_an_answer_ends_at_the_timeout(endless, stream):
         assert 0 < metrics(server)["generated_tokens_total"] < 45_000
 
 
+@pytest.mark.full
 def test_two_clients_at_once(server, client, tales):
     wanted = [tales.generate(START, Sampling(max_tokens=60, seed=seed)).text for seed in range(2)]
     with ThreadPoolExecutor(2) as pool:

@@ -347,6 +347,7 @@ def test_a_closed_connection_frees_the_engine(endless):
         until(lambda: ask(server, path="/health").json()["running"] == 0)
 
 
+@pytest.mark.full
 def test_several_at_once(server):
     alone = [chat(server, options=OPTIONS | {"seed": i}).json()["message"] for i in range(4)]
     found = {}
@@ -407,6 +408,7 @@ def test_the_official_client(server, ollama, tales, stack):
     assert caught.value.status_code == 404
 
 
+@pytest.mark.full
 def test_the_official_client_with_asyncio(server, ollama):
     text = chat(server).json()["message"]["content"]
 

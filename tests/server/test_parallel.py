@@ -112,6 +112,7 @@ def test_eight_clients_get_the_texts_of_one_after_the_other(four, tales):
         assert list(texts) == wanted
 
 
+@pytest.mark.full
 def test_they_share_passes(four):
     before = metrics(four)
     fields = {"max_tokens": 100, "ignore_eos": True, "speculation": "off"}
@@ -152,7 +153,7 @@ def test_disconnects_and_failed_requests_do_not_affect_other_requests(four, tale
     assert not any(slot["is_processing"] for slot in slots(four))
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("stream", [False, True])
 def test_choices_share_passes(four, tales, stream):
     prompts, fields = [START, "A mouse"], {"max_tokens": 60, "seed": 7, "n": 3, "ignore_eos": True}

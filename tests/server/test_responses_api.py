@@ -52,7 +52,7 @@ def kinds(events):
 # ---- text
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("speculation", ["off", {"k": 4, "adaptive": False}])
 def test_the_text_is_that_of_the_chat(client, speculation):
     messages = [

@@ -49,6 +49,7 @@ def test_echo_with_log_probabilities(server, tales):
         assert row.logprob == pytest.approx(dict(one.top).get(row.token, row.logprob))
 
 
+@pytest.mark.full
 def test_the_same_digits_twice_alone_and_in_company(server):
     asked = {"echo": True, "logprobs": 1}
     alone = first(server, **asked)

@@ -33,6 +33,7 @@ def noisy(request, tmp_path_factory):
         yield server
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("speculation", ["off", {"k": 4, "adaptive": False}])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_noise_calls_tools(noisy, choice, speculation):

@@ -82,6 +82,7 @@ def test_a_call_in_special_tokens(family, tmp_path):
             assert calls == [["f", call["function"]["arguments"]]]
 
 
+@pytest.mark.few(8)
 def test_llama_cpp_python_calls(family, tmp_path):
     path, before = spoken(family, tmp_path)
     llama = Llama(str(path), draft_model_path="ngram", n_threads=1, verbose=False)

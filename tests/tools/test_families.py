@@ -45,7 +45,7 @@ def test_calls_are_read(family):
         assert (text, loaded(found)) == ("", calls)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @each()
 def test_every_cut_gives_the_same(family):
     for calls in CALLS:
@@ -95,7 +95,7 @@ def test_text_around_calls(family):
         assert (text, loaded(calls), broken) == ("Before. After.\n", [("ping", {})], [])
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(4)
 @each()
 def test_broken_calls_lose_no_text(family):
     """A cut or changed call is text, and all its characters are in the stream."""
@@ -136,6 +136,7 @@ def fits(family, gbnf, calls):
     return accepts(gbnf, written(family, calls))
 
 
+@pytest.mark.few(8)
 @each()
 def test_required(family):
     made = tool_grammar(use(required=True), family, no_token)
@@ -165,6 +166,7 @@ def test_named_and_single(family):
     assert not fits(family, made, [("ping", {}), ("ping", {})])
 
 
+@pytest.mark.few(8)
 @each()
 def test_strict_does_not_change_text(family):
     made = tool_grammar(use(strict=frozenset(["weather"])), family, no_token)

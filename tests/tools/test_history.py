@@ -218,6 +218,7 @@ def test_templates_that_are_strict_about_roles(tmp_path, template, expected):
         assert ids == llm.tokenize(expected)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_arguments_that_are_no_json(tmp_path, name):
     """Those of a call that was cut: each template writes them as they are."""

@@ -174,6 +174,7 @@ def test_values_without_a_type(text, schema, value):
     assert typed_value(text, schema, schema) == value
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
 def test_hostile_answers_are_read_in_time(family):
     """Long answers that begin many calls, nest deeply, or never end cost time in proportion."""

@@ -124,6 +124,7 @@ def own_result(template, messages):
     return text if all(f"w{i}w" in text for i in range(len(messages))) else None
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("name", SHAPES)
 def test_each_conversation_is_taken_whole(model, name):
     template = SHAPES[name]

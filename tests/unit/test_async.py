@@ -281,6 +281,7 @@ def test_closing_ends_an_unread_stream(rounds):
     run(main())
 
 
+@pytest.mark.full
 def test_threads_end(llm):
     async def main():
         a = AsyncLLM(llm)

@@ -293,6 +293,7 @@ def test_the_bundled_pair_copies_what_it_should(tales, at):
     assert len(said) > 2 * len(unit)
 
 
+@pytest.mark.full
 def test_repetitive_texts_repeat(tales):
     (repetitive,) = [workload for workload in WORKLOADS if workload.name == "repetitive"]
     for prompt in repetitive.prompts(tales):
@@ -342,7 +343,7 @@ def test_a_too_small_context_is_reported(tales):
         bench(tales, ["chat"], n_tokens=800)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["text", "chat"])
 @pytest.mark.parametrize("workload", LONG_WORKLOADS, ids=lambda workload: workload.name)
 def test_a_long_workload_has_the_tokens_it_names(tales, workload, kind):
@@ -369,6 +370,7 @@ def tales_as_text(llm):
     return SimpleNamespace(prompt="text", n_ctx=llm.n_ctx, tokenize=llm.tokenize)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("workload", LONG_WORKLOADS, ids=lambda workload: workload.name)
 def test_a_long_workload_that_does_not_fit_is_an_error(tales, workload):
     needed = workload.n_prompt + 128

@@ -53,6 +53,7 @@ def test_too_far_is_damaged(task):
         assert outside(task, task.stored(text)) or "lost" in judge(task, text).why
 
 
+@pytest.mark.few(36)
 @each
 def test_lost_lines_are_not_right(task):
     lines = task.solution.splitlines(keepends=True)

@@ -40,6 +40,7 @@ def tokens(some, rows):
     return found
 
 
+@pytest.mark.full
 @given(offers, prices, st.floats(0.1, 1000.0))
 def test_the_common_number_of_rows_has_the_largest_value(some, seconds, rate):
     def value(rows):

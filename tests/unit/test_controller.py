@@ -135,7 +135,7 @@ def test_a_draft_that_pays_is_used_as_well_as_at_the_best_fixed_length(scene, mo
         assert best / scene(*models).run(way) > 0.95
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target_s", [FLAT, half, stairs, linear])
 @pytest.mark.parametrize("draft_s", [CHEAP, DEAR])
 def test_a_useless_draft_costs_little(scene, target_s, draft_s):
@@ -149,6 +149,7 @@ def test_a_useless_draft_costs_little(scene, target_s, draft_s):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("draft", ["good", "useless"])
 def test_nothing_is_drafted_where_a_checked_token_costs_as_much_as_a_decoded_one(scene, draft):
     """Except for rare passes that check this."""
@@ -330,7 +331,7 @@ class NeedsTheStart(FakeModel):
         return rows if self.cached[:2] == [1, 2] else -rows
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("n", [800, 100])
 def test_the_complete_prompt_is_read_in_pieces_if_its_last_part_is_not_enough(scene, n):
     one = scene(FLAT, lambda n, n_past: 0.0015 + 0.0005 * n, "good")
@@ -368,6 +369,7 @@ def test_how_long_answers_are_is_learned_from_those_before(scene):
 # ---- what is known
 
 
+@pytest.mark.full
 def test_costs_follow_a_machine_that_becomes_half_as_fast(scene):
     one = scene(FLAT, CHEAP, "good")
     one.run()

@@ -197,6 +197,7 @@ def test_prefill_passes_correct_the_cost_of_prompts():
     )  # a narrower pass costs hardly more than so many rows of a prompt
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("n", [400, 410, 460, 799, 2000])
 @pytest.mark.parametrize("factor", [0.3, 1.5, 6.0])
 def test_the_time_to_read_a_prompt_converges(n, factor):

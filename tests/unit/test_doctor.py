@@ -316,6 +316,7 @@ def test_kernels_that_are_switched_off():
     assert (fast.status, fast.found) == ("ok", "not used: extra_bufts=False")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("has", "built", "problem", "wanted", "status"),
     [
@@ -804,6 +805,7 @@ def test_a_text_to_draft_from(tmp_path):
 # ---- costs
 
 
+@pytest.mark.full
 def test_what_was_kept_is_shown():
     from gguf_spec import Speculation, load
 

@@ -259,6 +259,7 @@ def test_a_cache_that_could_not_be_emptied_is_emptied_later():
     assert last.stats.n_drafted == last.stats.n_accepted > 20
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ClosedError])
 @pytest.mark.parametrize("name", OF_MODEL)
 def test_an_interrupt_and_a_close_end_the_request(name, error, monkeypatch):

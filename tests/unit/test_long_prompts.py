@@ -153,6 +153,7 @@ def test_how_much_is_read_is_decided_by_cost(clock):
     assert plain[2] == part[2] == long_answer[2][:40]  # the text is the target's own
 
 
+@pytest.mark.full
 def test_a_deep_cache_that_slows_the_draft_model_is_not_filled(clock):
     part = generate(clock, 5000, lambda n: 0.0005 + 0.00001 * n, depth=1e-6, n=1000)
     assert part[1].n_past - part[1].n_cached > 3000

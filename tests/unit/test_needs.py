@@ -132,6 +132,7 @@ def test_without_flash_attention_all_layers_are_as_wide_as_the_widest():
     )
 
 
+@pytest.mark.few(27)
 @pytest.mark.parametrize(
     "value", [-5, 1 << 60, "many", (), ("a",), (float("nan"),) * 3, True, None, ArrayLength(5)]
 )

@@ -153,7 +153,7 @@ WORDS = st.lists(
 ).map("".join)
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @settings(max_examples=300, deadline=None)
 @given(text=WORDS, cuts=st.lists(st.integers(0, 60), max_size=8), begins=st.booleans())
 @pytest.mark.parametrize("syntax", [THINK, CHANNELS])

@@ -90,6 +90,7 @@ def test_marginals_over_a_vocabulary_that_is_searched_for_contenders():
     )
 
 
+@pytest.mark.full
 def test_neighbouring_positions_are_independent():
     row = np.zeros(5, dtype=np.float32)
     chain = sampler(SeededRng(9))
@@ -166,6 +167,7 @@ def test_the_contenders_are_few():
     assert np.mean([len(rng._contenders(ids, logits, 1.0, position)) for position in range(50)]) < 3
 
 
+@pytest.mark.full
 def test_coupled_draws_agree_more_often_than_independent_ones():
     rng, n = np.random.default_rng(0), 2_000
     chain, other = sampler(SeededRng(1)), sampler(SeededRng(2))

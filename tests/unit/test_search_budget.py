@@ -57,6 +57,7 @@ def test_what_was_saved_long_ago_does_not_pay_for_searches():
     assert looked[100:].sum() <= _MOST + _SHARE * 1000 / 0.3 + 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("chance", "gain_s", "least"), [(0.3, 3.0, 0.95), (0.7, 0.8, 0.98), (0.1, 10.0, 0.45)]
 )

@@ -15,7 +15,7 @@ IDS = np.arange(50)
 EVEN = Candidates(IDS, np.zeros(len(IDS)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "way",
     [Speculation(0), Speculation(3, adaptive=False), Speculation(3, "rejection", adaptive=False)],
