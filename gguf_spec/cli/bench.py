@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .command import Command, flag, json_option, option
-from .options import load_models, model_options
+from .doctor import wrapped
+from .options import load_models, model_options, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 # Fraction of the time limit for the useless draft; it has two of about thirty contenders.
 _USELESS_SHARE = 0.15
+_BAR = 40  # longest bar of a speedup, in characters
 # Heads of the two tables, and formats of their rows: no line is wider than 80 columns.
 _HEADS = (
     ("workload", "plain", "adaptive", "x plain", "best fixed", "fixed x plain", "of best"),
@@ -26,7 +29,7 @@ _COLUMNS = ("{:<17}{:>8}{:>10}{:>9}{:>12}{:>15}{:>9}", "{:<17}{:>13}{:>11}{:>9}{
 
 
 @click.command(cls=Command)
-@model_options
+@partial(model_options, measured=True)
 @option(
     "-w --workload",
     "story, repetitive, copy, chat, long, short, or a long workload. Repeatable.  "
@@ -74,11 +77,11 @@ def bench(**options: Any) -> None:
     for name in ("runs", "max_tokens", "minutes"):
         if options[name] is not None and not options[name] > 0:
             raise InvalidOptionError(name, options[name], "above 0")
-    report = _run(options)
+    report = _run(with_measured_model(options))
     if options["as_json"]:
         print_json(report.to_dict(), allow_nan=True)
     else:
-        _show(report)
+        _show(report, options["verbose"] > 0)
 
 
 def _run(options: dict[str, Any]) -> Report:
@@ -122,15 +125,29 @@ def _run(options: dict[str, Any]) -> Report:
     return report.with_useless(worst) if worst else report
 
 
-def _show(report: Report) -> None:
-    """Print the report: two lines per case, the table of all ratios, and the summary."""
+def _show(report: Report, tables: bool) -> None:
+    """Print the report: the summary, a bar per case, and the tables if they are wanted."""
     m = report.machine
     draft = f"with {report.draft}" if report.draft else "drafting from the text alone"
-    lines = [
+    speedups = {case.name: case.adaptive.speedup.median for case in report.cases}
+    unit = _BAR / max(speedups.values())
+    lines = [*wrapped(report.sentence), ""]
+    lines += [
+        f"{name:<17}{'#' * round(unit * x):<{_BAR}} {x:.2f} x" for name, x in speedups.items()
+    ]
+    if not report.is_complete:
+        lines.append("The time limit ended the benchmark early (--minutes).")
+    if not report.useless:
+        lines.append("The worst case was not measured; --useless FILE measures it.")
+    lines += [
+        "",
         f"{report.target} {draft}, {report.total_s:.0f} s",
         f"{m.cpu}, {m.cores} core{'s' * (m.cores > 1)}, "
         f"{m.threads} thread{'s' * (m.threads > 1)}, rounds: {report.n_rounds}",
     ]
+    if not tables:
+        click.echo("\n".join(lines))
+        return
     rows: list[list[tuple[str, ...]]] = [[_HEADS[0]], [_HEADS[1]]]
     for case in report.cases:
         ours, best = case.adaptive, case.best_fixed
@@ -156,12 +173,8 @@ def _show(report: Report) -> None:
         rows[1].append(details)
     for columns, cells in zip(_COLUMNS, rows, strict=True):
         lines += ["", *(columns.format(*row) for row in cells)]
-    lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report), ""]
-    if not report.is_complete:
-        lines.append("The time limit ended the benchmark early (--minutes).")
-    if not report.useless:
-        lines.append("The worst case was not measured; --useless FILE measures it.")
-    click.echo("\n".join([*lines, report.sentence]))
+    lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report)]
+    click.echo("\n".join(lines))
 
 
 def _all_ratios(report: Report) -> list[str]:

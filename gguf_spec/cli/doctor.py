@@ -18,7 +18,7 @@ from ..options import PLACEMENT
 from .command import Command, flag, json_option
 from .download import at_terminal
 from .error_text import in_command
-from .options import load_models, model_options
+from .options import load_models, model_options, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _INDENT = 19  # width of the columns for status and name, in characters
 
 
 @click.command(cls=Command)
-@partial(model_options, download=False)
+@partial(model_options, measured=True, download=False)
 @flag("--online", "Check whether the hub responds; without this option no request is made.")
 @flag(
     "--read-all",
@@ -52,6 +52,7 @@ def doctor(**options: Any) -> int:
     from ..doctor import ContextOptions, adapters, read_placement
     from ..doctor import doctor as run
 
+    options = with_measured_model(options)
     how = ContextOptions(
         n_ctx=options["ctx"],
         threads=options["threads"],
@@ -92,9 +93,9 @@ def doctor(**options: Any) -> int:
         print_json(diagnosis.to_dict())
         return 0 if diagnosis.ok else 1
     lines = [line for check in diagnosis.checks for line in _lines(check)]
-    if diagnosis.tuning:
-        lines += ["", *cost_lines(diagnosis.tuning)]
-    click.echo("\n".join([*lines, "", *wrapped(diagnosis.sentence)]))
+    if tuning := diagnosis.tuning:
+        lines += ["", *(cost_lines(tuning) if options["verbose"] else wrapped(tuning.sentence))]
+    click.echo("\n".join([*wrapped(diagnosis.sentence), "", *lines]))
     return 0 if diagnosis.ok else 1
 
 
@@ -113,7 +114,7 @@ _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
 
 
 @click.command(cls=Command)
-@model_options
+@partial(model_options, measured=True)
 @json_option("instead of the table")
 def tune(**options: Any) -> None:
     """Measure the cost of these models on this machine, and save the result.
@@ -133,7 +134,7 @@ def tune(**options: Any) -> None:
 
     # Without speculation, so that the load measures nothing.
     with (
-        load_models(options, Speculation(0), options["draft"]) as llm,
+        load_models(with_measured_model(options), Speculation(0), options["draft"]) as llm,
         counted("measuring", "passes") as progress,
     ):
         tuning = run(llm, progress=progress)
@@ -147,7 +148,7 @@ def tune(**options: Any) -> None:
 
 
 def cost_lines(tuning: Tuning) -> list[str]:
-    """Return the lines of the cost table, the other measurements and the summary."""
+    """Return the lines of the summary, the cost table and the other measurements."""
     profile = tuning.profile
     target, draft = _column(profile.target), _column(profile.draft)
     widths = [n for n in _SHOWN if n in profile.target]
@@ -155,7 +156,8 @@ def cost_lines(tuning: Tuning) -> list[str]:
     head = (
         f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}{'draft ms' if draft else '':>12}"
     )
-    lines = [f"{names}, measured in {profile.seconds:.1f} s", "", head.rstrip()]
+    measured = f"{names}, measured in {profile.seconds:.1f} s"
+    lines = [*wrapped(tuning.sentence), "", measured, "", head.rstrip()]
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     gap = "-" if draft else ""
     rows = (f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, gap):>12}" for n in widths)
@@ -176,8 +178,7 @@ def cost_lines(tuning: Tuning) -> list[str]:
     if not tuning.draft:
         del facts["draft"], facts["draft context"]
         facts["Python"] = facts["Python"].split(",")[0]
-    lines += ["", *(f"{name:<16}{fact}" for name, fact in facts.items())]
-    return [*lines, "", *wrapped(tuning.sentence)]
+    return [*lines, "", *(f"{name:<16}{fact}" for name, fact in facts.items())]
 
 
 def _context_cost(depth_s: Callable[[int], float]) -> str:

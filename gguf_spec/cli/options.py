@@ -173,7 +173,9 @@ server_option = flag(
     "--no-server", "Load the model, even where a server of yours (gguf-spec serve) holds it."
 )
 verbose_option = option(
-    "-v --verbose", "Show llama.cpp's log; -vv also shows tracebacks of errors.", count=True
+    "-v --verbose",
+    "Show llama.cpp's log, and all tables of a report; -vv also shows tracebacks of errors.",
+    count=True,
 )
 
 
@@ -184,18 +186,29 @@ output_options = together(
 
 
 def model_options(
-    command: F, *, several: bool = False, chat: bool = False, download: bool = True
+    command: F,
+    *,
+    several: bool = False,
+    chat: bool = False,
+    measured: bool = False,
+    download: bool = True,
 ) -> F:
     """Add the options of `load`.
 
     Args:
         several: Whether `--model` may be repeated; its value is then a tuple.
         chat: Whether a chat model is the default, in place of the bundled model.
+        measured: Whether the bundled model is the default only where there is no chat model.
         download: Whether a missing model is offered for download.
     """
     default: dict[str, Any] = {"default": ("tales",) if several else "tales"}
     if chat:
         default = {"default": () if several else None, "show_default": _CHAT_MODEL}
+    if measured:
+        default = {
+            "default": None,
+            "show_default": "the largest chat model on this disk, else tales",
+        }
     model = option(
         "-m --model",
         "Target: a name (gguf-spec models list), a GGUF file, OWNER/REPO[:QUANT], "
@@ -213,6 +226,14 @@ def model_options(
     of_load = (model, draft, models_file_option, *of_downloads, table_options(LOADING), template)
     add: Callable[[F], F] = together(*of_load, verbose_option)
     return add(command)
+
+
+def with_measured_model(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with a model: if none is given the default one, else a bundled one."""
+    if options["model"] is not None:
+        return options
+    chosen = default_model(options["models_file"])
+    return options | {"model": chosen.entry.name if chosen.path else "tales"}
 
 
 def load_models(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command, file_option, flag, json_option, option
-from .options import load_models, model_options, read_text
+from .options import is_given, load_models, model_options, read_text
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def verify(**options: Any) -> int:
     prompts = None
     if options["prompts"] is not None:
         prompts = [line for line in read_text(options["prompts"]).splitlines() if line.strip()]
+    if not (is_given("model") or options["as_json"]):
+        click.echo("Note: this checks a bundled test model; -m NAME checks another.", err=True)
     with _load(options) as llm:
         from ..verify import PROMPTS, bundled_prompts
         from ..verify import verify as run
@@ -119,14 +121,20 @@ def _load(options: dict[str, Any]) -> LLM:
 
 
 def _show(report: Report, prompts: list[str]) -> None:
-    """Print the report: comparisons, checks, differences and the summary."""
+    """Print the report: the summary, the differences, and the tables."""
     noise = "none: the passes in use give the logits of single-token passes"
     if report.noise:
         noise = f"up to {report.noise:.2g} logits"
     some = ""
     if report.n_prompts < len(prompts):
         some = f" of {len(prompts)}: the time limit ended it (--minutes)"
-    lines = [
+    lines = [report.sentence]
+    lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
+    if len(report.differences) > _SHOWN:
+        lines.append(f"... and {len(report.differences) - _SHOWN} more")
+    lines += list(dict.fromkeys(report.cache_faults))[:_SHOWN]
+    lines += [
+        "",
         f"{report.target} with {report.draft or 'no draft'}, {report.n_tokens} tokens a text, "
         + (f"{report.n_parallel} requests at once, " if report.n_parallel > 1 else "")
         + f"{report.total_s:.0f} s",
@@ -159,14 +167,7 @@ def _show(report: Report, prompts: list[str]) -> None:
             f"{test.accept:<28}{test.n_draws:>9}{test.n_drafted:>9}"
             f"{test.n_cells:>11}{statistic:>12}{test.p_value:>10.2g}"
         )
-    lines.append("")
-    lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
-    if len(report.differences) > _SHOWN:
-        lines.append(f"... and {len(report.differences) - _SHOWN} more")
-    lines += list(dict.fromkeys(report.cache_faults))[:_SHOWN]
-    if report.differences or report.cache_faults:
-        lines.append("")
-    click.echo("\n".join([*lines, report.sentence]))
+    click.echo("\n".join(lines))
 
 
 def _line(d: Difference, prompt: str) -> str:

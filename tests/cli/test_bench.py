@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -44,28 +46,30 @@ def test_json(here):
 @pytest.mark.full
 def test_the_table_and_the_useless_draft():
 
-    run = invoke("--useless", "tales-draft")  # not useless, but another file is not at hand
-    assert (run.exception, run.stderr) == (None, "")
-    lines = run.stdout.splitlines()
+    run = invoke("-v", "--useless", "tales-draft")  # not useless, but another file is not at hand
+    assert run.exception is None
+    summary, _, bar, _, *lines = run.stdout.splitlines()
+    assert re.fullmatch(rf"story {{12}}{'#' * 40} \d+\.\d\d x", bar)
     assert re.match(r"tales with tales-draft-Q4_0.gguf, \d+ s", lines[0])
     assert re.match(r".*\d cores?, 1 thread, rounds: 1", lines[1])
     for at in (3, 6):
         assert len(lines[at]) == len(lines[at + 1]) <= 80
         assert lines[at + 1].startswith("story ")
     assert lines[3].count(" x plain") == 2 and " fixed x plain " in lines[3]
-    names = [line[:24].strip() for line in lines[12:-2]]
+    names = [line[:24].strip() for line in lines[12:]]
     assert names[0] == "plain" and names[-1] == "adaptive, useless draft" and len(names) == 12
     assert re.fullmatch(
         r"Adaptive is \d+\.\d\d times plain on the workload story, and \d+\.\d\d of the best fixed setting; "
         r"reading the prompts included, \d+\.\d\d times plain\. With a useless draft it is \d+\.\d\d times plain \(worst \d+\.\d\d\)\."
         r"( Other programs disturbed the measured costs: .*)?",
-        lines[-1],
+        summary,
     )
 
 
 def test_runs_that_were_left_out_are_reported():
     run = invoke("--minutes", "0.000001")
     assert run.exception is None
+    assert " fixed x plain " not in run.stdout
     assert "The time limit ended the benchmark early (--minutes)." in run.stdout
     assert "The worst case was not measured; --useless FILE measures it." in run.stdout
 
@@ -96,3 +100,16 @@ def test_ctrl_c_leaves_nothing(environment):
     stdout, stderr = child.communicate()
     assert (child.returncode, stdout) == (130, b"")
     assert b"Traceback" not in stderr
+
+
+def test_the_default_is_the_model_of_a_chat(monkeypatch):
+    """Without a chat model on this disk it is a bundled one."""
+    from gguf_spec.cli import options
+
+    chosen = SimpleNamespace(entry=SimpleNamespace(name="a-chat-model"), path=Path("a"))
+    monkeypatch.setattr(options, "default_model", lambda file: chosen)
+    given = {"model": None, "models_file": None}
+    assert options.with_measured_model(given)["model"] == "a-chat-model"
+    assert options.with_measured_model(given | {"model": "b"})["model"] == "b"
+    chosen.path = None
+    assert options.with_measured_model(given)["model"] == "tales"

@@ -117,9 +117,9 @@ def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
     args = ["verify", "--count", "1", "-n", "16", "--draws", "60", "--threads", "1"]
     run = CliRunner().invoke(cli, args, standalone_mode=False)
     assert run.return_value == 1
-    last = run.stdout.splitlines()[-1]
+    first = run.stdout.splitlines()[0]
     wrong = r"Speculation changes this model's output: [0-9]+ of 15 texts differ; first tokens under coupled do not follow"
-    assert re.match(wrong, last)
+    assert re.match(wrong, first)
     assert "another token after" in run.stdout
     keep_checks(monkeypatch, (), {"coupled"})
     run = CliRunner().invoke(cli, [*args, "--json"], standalone_mode=False)

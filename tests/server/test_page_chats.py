@@ -126,13 +126,15 @@ class TestKept:
 
     def test_odd_values_that_are_kept(self, page):
         odd = {"id": "1-2", "title": 7, "updated": "x", "start": 99, "messages": [
-            {"role": "user", "content": "q", "files": [{"name": 1}, {"name": "f", "text": "t"}]},
+            {"role": "user", "content": "q", "files": [{"name": 1}, {"name": "f", "text": "t"}],
+             "shown": 99, "tails": [7, [], [{"role": "user", "content": "no"}], [{"role": "assistant", "content": "b"}]]},
             {"role": "assistant", "content": "a", "marks": [5, 5], "finish": 3, "stats": {"speedup": 9, "accepted": 1, "tokens": "x"}},
         ]}  # fmt: skip
         page.script("localStorage['gguf-spec.chat.1-2'] = arguments[0]", json.dumps(odd))
         page.reload()
         page.click("#conversations .open", "q")
         assert page.text(".file summary") == "f (1 line)"
+        assert page.text(".turner span") == "2 / 2"
         page.find(".tools .why").click()
         assert page.text(".proposed") == "a"
 
@@ -146,8 +148,37 @@ class TestChanged:
         assert page.count(".message") == 2
         assert page.asked()[1]["messages"] == page.asked()[0]["messages"]
         assert page.asked()[1]["seed"] != page.asked()[0]["seed"]
-        page.click("#notice button", "Undo")
+        assert page.text(".turner span") == "2 / 2"
+        page.click(".turner button", "Earlier answer")
         assert page.text(".answer .text") == "a"
+        page.reload()
+        assert (page.text(".answer .text"), page.text(".turner span")) == ("a", "1 / 2")
+        page.click(".turner button", "Later answer")
+        assert page.text(".answer .text") == "b"
+
+    def test_each_answer_keeps_what_followed_it(self, page):
+        page.fake(*(pieces(one) for one in "abcd"))
+        page.answer("One.")
+        page.answer("Two.")
+        page.click(".answer .tools button", "Answer again")
+        until(lambda: page.texts(".answer .text") == ["c"] and page.idle())
+        assert page.answer("Three.") == "d"
+        assert page.asked()[-1]["messages"][1:] == [
+            {"role": "assistant", "content": "c"},
+            {"role": "user", "content": "Three."},
+        ]
+        page.click(".turner button", "Earlier answer")
+        assert (page.texts(".asked"), page.texts(".answer .text")) == (["One.", "Two."], ["a", "b"])
+        page.click(".turner button", "Later answer")
+        assert page.texts(".answer .text") == ["c", "d"]
+
+    def test_an_answer_that_fails_leaves_the_earlier_one(self, page):
+        page.fake(pieces("a"), refusal("It failed.", "server_error", status=500))
+        page.answer("One.")
+        page.click(".answer .tools button", "Answer again")
+        until(lambda: page.idle() and page.count(".answer .tools"))
+        assert page.text(".answer .text") == "a"
+        assert page.count(".turner") == 0
 
     def test_edit(self, page):
         page.fake(pieces("a"), pieces("b"), pieces("c"))

@@ -23,6 +23,27 @@ export function titleOf(conversation) {
   return line.length > MAX_TITLE ? `${line.slice(0, MAX_TITLE - 1)}…` : line;
 }
 
+/**
+ * Put what follows a question aside, so that it can be answered again. The question has the `tails`
+ * that are not shown, and at which place among them the `shown` one belongs.
+ */
+export function putAside(messages, at) {
+  const tail = messages.splice(at + 1);
+  const question = messages[at];
+  const { tails = [], shown = tails.length } = question;
+  question.tails = tail.length ? tails.toSpliced(shown, 0, tail) : tails;
+  question.shown = question.tails.length;
+}
+
+/** Show one of the answers to a question, with what followed it. */
+export function turnTo(messages, at, number) {
+  const question = messages[at];
+  putAside(messages, at);
+  messages.push(...question.tails[number]);
+  question.tails = question.tails.toSpliced(number, 1);
+  question.shown = number;
+}
+
 /** All conversations, in memory and in the storage. */
 export class Conversations {
   constructor() {
@@ -97,9 +118,8 @@ const STATS = ["tokens", "tokens_per_s", "speedup", "drafted", "accepted", "roun
 /** Return a conversation with the known fields only; null for any other value. */
 export function readConversation(value) {
   if (!value || typeof value !== "object" || !Array.isArray(value.messages)) return null;
-  const messages = value.messages.map(readMessage);
-  if (!messages.length || messages.includes(null) || messages[0].role !== "user") return null;
-  if (messages.some((one, i) => one.role === messages[i - 1]?.role)) return null;
+  const messages = value.messages.map((one) => readMessage(one));
+  if (!alternates(messages, "user")) return null;
   const start = isCount(value.start) && messages[value.start]?.role === "user" ? value.start : 0;
   return {
     id: isId(value.id) ? value.id : newConversation().id,
@@ -110,13 +130,23 @@ export function readConversation(value) {
   };
 }
 
-function readMessage(value) {
+const alternates = (messages, first) => messages.length && !messages.includes(null)
+  && messages.every((one, i) => (one.role === "user") === ((i % 2 === 0) === (first === "user")));
+const MAX_DEPTH = 8; // of answers that were put aside within others
+
+function readMessage(value, depth = 0) {
   if (!value || !["user", "assistant"].includes(value.role) || !isText(value.content)) return null;
   const message = { role: value.role, content: value.content };
   if (value.role === "user") {
     const files = Array.isArray(value.files) ? value.files : [];
     const read = files.filter((one) => isText(one?.name) && isText(one.text));
     if (read.length) message.files = read.map(({ name, text }) => ({ name, text }));
+    const aside = Array.isArray(value.tails) && depth < MAX_DEPTH ? value.tails : [];
+    const tails = aside.filter(Array.isArray).map((tail) =>
+      tail.map((one) => readMessage(one, depth + 1)));
+    message.tails = tails.filter((tail) => alternates(tail, "assistant"));
+    message.shown = isCount(value.shown) ? Math.min(value.shown, message.tails.length) : 0;
+    if (!message.tails.length) { delete message.tails; delete message.shown; }
     return message;
   }
   for (const name of ["reasoning", "finish", "model", "seed"]) {

@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { countTokens, readModels, setKey } from "./api.js";
 import { Composer } from "./composer.js";
 import { charsPerToken, firstThatFits, shortened, startLater, toRequest } from "./context.js";
-import { Conversations, currentId, newConversation, setCurrentId, titleOf }
+import { Conversations, currentId, newConversation, putAside, setCurrentId, titleOf, turnTo }
   from "./conversations.js";
 import { $, announce, asCount, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
 import { openDrawer } from "./drawer.js";
@@ -28,6 +28,7 @@ class Page {
     this.settings = new SettingsForm((isKept) => isKept || this.tellNotKept());
     this.thread = new Thread({
       again: (message) => this.answerAgain(message),
+      turn: (message, number) => this.turn(message, number),
       edit: (message, text) => this.edit(message, text),
       goOn: () => this.send({ content: "Continue." }),
       why: (message) => openDrawer(message, this.requests.get(message)),
@@ -110,6 +111,12 @@ class Page {
       if (start === null) break;
       conversation.start = start;
     } while (trouble);
+    const question = conversation.messages.at(-1);
+    if (question.tails?.length) { // there is no new answer: show the last one
+      turnTo(conversation.messages, conversation.messages.length - 1, question.tails.length - 1);
+      this.kept.save(conversation);
+      if (conversation === this.conversation) this.show();
+    }
     if (!trouble || conversation !== this.conversation) return;
     if (trouble.code === "model_not_found") await this.readModels();
     this.explain(trouble, () => this.answerAgain());
@@ -169,19 +176,37 @@ class Page {
     this.keep();
   }
 
-  /** Answer the question before a message again, or the last one. */
+  /** Answer the question before a message again, or the last one; the earlier answer is kept. */
   answerAgain(message = null) {
     if (!this.canAsk()) return;
-    const { messages } = this.conversation;
-    const last = messages.at(-1).role === "user" ? messages.length : messages.length - 1;
-    this.cut(message ? messages.indexOf(message) : last);
+    this.changeAnswer(message, putAside);
     this.ask();
+  }
+
+  /** Show another answer to the question before a message. */
+  turn(message, number) {
+    this.changeAnswer(message, (messages, at) => turnTo(messages, at, number));
+    this.keep();
+    this.show();
+  }
+
+  changeAnswer(message, change) {
+    this.leave();
+    clearNotices();
+    const { conversation } = this;
+    const { messages } = conversation;
+    const before = message ? messages.indexOf(message) : messages.length;
+    const at = messages.findLastIndex((one, i) => i < before && one.role === "user");
+    change(messages, at);
+    if (conversation.start > at) conversation.start = 0;
   }
 
   edit(message, content) {
     if (!this.canAsk()) return;
     const { messages } = this.conversation;
     const question = { ...message, content };
+    delete question.tails; // the answers are those to the old one
+    delete question.shown;
     this.cut(messages.indexOf(message));
     messages.push(question);
     this.ask();

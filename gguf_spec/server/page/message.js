@@ -75,7 +75,7 @@ function filesOf({ files = [] }) {
 
 /** An answer, complete or while it streams. */
 export class AnswerView {
-  /** @param {{again: () => void, goOn: () => void, why: () => void}} actions */
+  /** @param {{again, goOn, why: () => void, turn: (number) => void}} actions */
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
@@ -109,10 +109,11 @@ export class AnswerView {
     this.markdown.show(content);
   }
 
-  /** Show the whole answer, with what can be done with it. */
-  end(isLast) {
-    if (this.isLast === isLast) return; // already shown
-    this.isLast = isLast;
+  /** Show the whole answer to a question, with what can be done with it. */
+  end(isLast, { tails = [], shown = 0 } = {}) {
+    const state = `${isLast} ${shown}/${tails.length}`;
+    if (this.state === state) return; // already shown
+    this.state = state;
     this.place.setAttribute("aria-busy", "false");
     this.draw();
     this.cost.textContent = summaryOf(this.message);
@@ -120,6 +121,7 @@ export class AnswerView {
       makeButton("Copy", (button) => copyFrom(button, this.message.content), { icon: "copy" }),
       makeButton("Answer again", this.actions.again, { icon: "again" }),
     );
+    if (tails.length) this.tools.append(turnerOf(shown, tails.length + 1, this.actions.turn));
     if (isLast && this.message.finish === "length" && this.message.content) {
       this.tools.append(makeButton("Continue", this.actions.goOn));
     }
@@ -127,6 +129,20 @@ export class AnswerView {
       this.tools.append(makeButton("Why is it fast?", this.actions.why, { name: "why" }));
     }
   }
+}
+
+/** Return the buttons to the answers before and behind one of several. */
+function turnerOf(shown, n, turn) {
+  const place = make("span", "turner");
+  const add = (text, icon, number) => {
+    const button = makeButton(text, () => turn(number), { icon });
+    button.disabled = number < 0 || number >= n;
+    place.append(button);
+  };
+  add("Earlier answer", "before", shown - 1);
+  place.append(make("span", "", `${shown + 1} / ${n}`));
+  add("Later answer", "behind", shown + 1);
+  return place;
 }
 
 /** Return a line about an answer: its length, its speed, and why it ended where it did. */

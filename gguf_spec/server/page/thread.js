@@ -5,7 +5,8 @@ import { AnswerView, QuestionView } from "./message.js";
 
 /** Shows a conversation. Each message keeps its elements as long as it is there. */
 export class Thread {
-  /** @param {{again, edit, goOn, why}} actions take a message, `edit` a text as well */
+  /** @param {{again, turn, edit, goOn, why}} actions take a message; `edit` a
+   *   text and `turn` a number as well */
   constructor(actions) {
     this.actions = actions;
     this.views = new WeakMap(); // message -> view
@@ -18,7 +19,7 @@ export class Thread {
   show({ messages, start }, nCtx) {
     const places = messages.map((message, i) => {
       const view = this.viewOf(message);
-      view.end?.(i === messages.length - 1);
+      view.end?.(i === messages.length - 1, messages[i - 1]);
       return view.place;
     });
     if (start > 0) places.splice(start, 0, dividerOf(start, nCtx));
@@ -42,11 +43,12 @@ export class Thread {
   }
 
   makeView(message) {
-    const { again, edit, goOn, why } = this.actions;
+    const { again, turn, edit, goOn, why } = this.actions;
     if (message.role === "user") {
       return new QuestionView(message, { edit: (text) => edit(message, text) });
     }
-    return new AnswerView(message, { again: () => again(message), goOn, why: () => why(message) });
+    return new AnswerView(message, { again: () => again(message), goOn, why: () => why(message),
+      turn: (number) => turn(message, number) });
   }
 
   /** Append an answer that is about to stream; return its view. */
