@@ -209,9 +209,13 @@ def launch(
             # Ctrl-C is for the program.
             with signals.handlers(lambda number, _: signals.handled(number), "SIGINT"):
                 assert program
-                return subprocess.run(
-                    [program, *words, *arguments], env={**os.environ, **own}, check=False
-                ).returncode
+                try:
+                    return subprocess.run(
+                        [program, *words, *arguments], env={**os.environ, **own}, check=False
+                    ).returncode
+                except OSError as error:
+                    fact = f"{program} cannot be started: {error.strerror}."
+                    raise GgufSpecError(fact, "install it again.") from error
 
 
 def settings_of(

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -134,6 +135,7 @@ def test_the_bytes_of_other_lines_stay(here, tmp_path):
     check(here("edit", path, "set port to 2", "--yes"), 1, "with a carriage return alone")
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_git_takes_the_patch(here, tmp_path):
     folder = tmp_path / "work/in here"
     folder.mkdir(parents=True)

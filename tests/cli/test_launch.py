@@ -13,7 +13,7 @@ from gguf_spec.server import serve_in_thread
 from tests.support import tool_models
 
 SERVER = ServerFacts("http://127.0.0.1:1", 'a "model"', 5000)
-TELLS = """#!{python}
+TELLS = """\
 import json, os, pathlib, sys
 folder = os.environ.get("PI_CODING_AGENT_DIR")
 files = {{one.name: json.loads(one.read_text()) for one in pathlib.Path(folder).iterdir()}} if folder else {{}}
@@ -56,10 +56,23 @@ def test_a_program_that_is_not_installed(here):
 @pytest.fixture
 def programs(tmp_path):
     for name in CLIENTS:
-        file = tmp_path / name
-        file.write_text(TELLS.format(python=sys.executable))
+        file, code = tmp_path / name, tmp_path / f"{name}.py"
+        code.write_text(TELLS.format())
+        # a path after #! may have no blank
+        file.write_text(f"#!/bin/sh\nexec '{sys.executable}' '{code}' \"$@\"\n")
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return str(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program is a script")
+def test_a_program_that_cannot_be_started(cli, work, tmp_path):
+    tool_models.noise(work / "hermes.gguf", "hermes")
+    program = tmp_path / "pi"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    done = cli("launch", "pi", "-m", "hermes.gguf", "--ctx", "1024", env={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert f"{program} cannot be started: No such file or directory." in done.stderr.decode()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the program is a script")

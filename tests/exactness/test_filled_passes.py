@@ -13,7 +13,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.llama import context as context_module
-from gguf_spec.llama import probe
+from gguf_spec.llama import own_kernels, probe
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.native import Native
 from gguf_spec.llama.options import ContextOptions
@@ -69,6 +69,8 @@ class Device:
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
+    if not own_kernels.start().name:
+        pytest.skip("the noise is simulated on rows that have the same bits: those of own kernels")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

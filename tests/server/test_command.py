@@ -43,7 +43,9 @@ class Child:
 
     def __init__(self, *args, **env):
         environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("GGUF_SPEC_")
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("GGUF_SPEC_") or name == "GGUF_SPEC_KERNELS"  # of a variant
         }
         command = [
             sys.executable,

@@ -563,7 +563,7 @@ def test_only_the_beginning_of_a_long_text_is_tokenised(server, read, path, fiel
     assert max(read, default=0) <= 4 * (2048 + 1024)
 
 
-@pytest.mark.few(1)
+@pytest.mark.full
 @pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
 def test_a_text_that_is_cut_is_not_tokenised_whole(server, read, path):
     field = {"/api/embed": "input", "/api/embeddings": "prompt"}[path]

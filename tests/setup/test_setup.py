@@ -802,6 +802,7 @@ def test_constraints_pin_exactly_and_name_no_place():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_fresh_clone_runs(tmp_path):
     """Clones the last commit; the wheel cache is the user's, all else is new. Needs the network."""
     clone = tmp_path / "fresh clone"

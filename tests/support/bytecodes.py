@@ -21,6 +21,7 @@ class Bytecodes:
     def _enter(self, frame, _event, _argument):
         if frame.f_code.co_filename not in self._files:
             return None
+        frame.f_trace = self._step  # before the next line: Python 3.13 takes it only then
         frame.f_trace_opcodes = True
         return self._step
 

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 LIMIT_S = 180.0
 _NUMBERS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGUSR1", "SIGUSR2")
 
@@ -144,7 +146,10 @@ def at_terminal(
     import struct
     import termios
 
-    here, there = pty.openpty()
+    try:
+        here, there = pty.openpty()
+    except OSError as error:  # no /dev/pts, as in a chroot
+        pytest.skip(f"this system has no terminal device: {error}")
     if size:
         fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     child = Child(

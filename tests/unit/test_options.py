@@ -59,6 +59,7 @@ def loaded(monkeypatch):
         return llm
 
     monkeypatch.setattr(gguf_spec, "load", load, raising=False)
+    monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)  # of a variant: see scripts/test
 
     @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
     @options.model_options
