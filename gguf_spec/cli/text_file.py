@@ -222,8 +222,8 @@ class Undo:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with atomic_write(path) as part:
                 part.write_bytes(changes)
-            patches = sorted(self.folder.glob("*.patch"), key=lambda one: one.stat().st_mtime_ns)
-            for other in patches[:-_MOST_KEPT]:
+            others = [one for one in self.folder.glob("*.patch") if one != path]
+            for other in sorted(others, key=lambda one: one.stat().st_mtime_ns)[: 1 - _MOST_KEPT]:
                 other.unlink(missing_ok=True)
         except OSError:
             return None
