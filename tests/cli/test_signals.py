@@ -1,5 +1,6 @@
 """Signals end each command within a second, in any stage, as process 1 of a container, too."""
 
+import json
 import os
 import shutil
 import signal
@@ -97,7 +98,8 @@ def check(command, stage, number, is_first, folder):
         told = child.communicate()
         assert child.returncode == 128 + number, (told, time.monotonic() - began)
         assert b"Traceback" not in told[1], told
-    assert not [*folder.rglob("*.json")], "half of a file has its name"
+    for file in folder.rglob("*.json"):
+        json.loads(file.read_text())  # a file that has its name is whole
 
 
 @pytest.mark.parametrize(
