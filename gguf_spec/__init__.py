@@ -97,8 +97,8 @@ _HOME = (
 
 if type(__spec__.loader).__name__ == "zipimporter":
     raise ImportError(
-        "gguf-spec does not run from a zip archive, as its libraries and models are files: install "
-        "it beside the archive, or make the app with shiv or pex, which unpack it, or PyInstaller"
+        "gguf-spec does not run from a zip archive, as its libraries and models must be files: "
+        "unpack the archive, as shiv and pex do, or use PyInstaller"
     )
 
 

@@ -105,9 +105,9 @@ class KeptChats:
         title = next((_text(one) for one in messages if one["role"] == "user"), "")
         now = time.time()
         if not self._path:
-            last = max((one.stem for one in self.folder.glob(f"{'[0-9]' * 20}.json")), default="0")
-            name = max(time.time_ns(), int(last) + 1)  # also if the clock was set back
-            self._path = self.folder / f"{name:020}.json"
+            kept = (int(one.stem) + 1 for one in self.folder.glob(f"{'[0-9]' * 20}.json"))
+            # also if the clock was set back
+            self._path = self.folder / f"{max([time.time_ns(), *kept]):020}.json"
         chat = {
             "id": self._path.stem,
             "title": " ".join(title.split())[:60],
