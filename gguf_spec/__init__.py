@@ -95,6 +95,12 @@ _HOME = (
     | {"Sampling": "options", "Speculation": "options"}
 )
 
+if type(__spec__.loader).__name__ == "zipimporter":
+    raise ImportError(
+        "gguf-spec does not run from a zip archive, as its libraries and models must be files: "
+        "unpack the archive, as shiv and pex do, or use PyInstaller"
+    )
+
 
 def __getattr__(name: str) -> Any:
     if name == "errors":

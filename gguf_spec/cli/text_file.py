@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from ..edit import hunks_between
 from ..errors import GgufSpecError
-from ..system.files import is_device
+from ..system.files import atomic_write, encoding_of, is_device, read_text, state_folder
 
 __all__ = ["TextFile", "is_device"]
 
@@ -31,8 +31,6 @@ def read_any(source: Path | BinaryIO) -> str:
     Raises:
         OSError, ValueError: It cannot be read, or is longer than any context.
     """
-    from ..system.files import read_text
-
     return read_text(source)
 
 
@@ -83,8 +81,6 @@ class TextFile:
         if b"\0" not in self._data:
             with contextlib.suppress(UnicodeDecodeError):
                 return self._data.decode("utf-8")
-        from ..system.files import encoding_of
-
         found, _ = encoding_of(self._data)
         what = f"a text file in {found.upper()}, not" if found != "utf-8" else "not a text file in"
         raise GgufSpecError(f"{path} is {what} UTF-8.", "name a text file, or convert it to UTF-8.")
@@ -168,8 +164,6 @@ def _remedy(error: OSError) -> str:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    from ..system.files import atomic_write
-
     with atomic_write(target, private=target.exists()) as part:
         part.write_bytes(data)
         if target.exists() and not is_device(target):
@@ -181,8 +175,6 @@ class Undo:
 
     def __init__(self) -> None:
         """Open the folder, which may not exist."""
-        from ..system.files import state_folder
-
         self.folder = state_folder() / "edits"
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -197,8 +189,6 @@ class Undo:
 
     def keep(self, path: Path, before: bytes, after: bytes) -> bool:
         """Keep the text of a file before a change; return whether that was possible."""
-        from ..system.files import atomic_write
-
         last = max((int(one["name"]) for one in self._entries()), default=0)
         name = f"{max(time.time_ns(), last + 1):020}"  # also if the clock was set back
         entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
@@ -215,15 +205,13 @@ class Undo:
 
     def keep_patch(self, name: str, changes: bytes) -> Path | None:
         """Keep a patch that was not written; return its place, or None if that is not possible."""
-        from ..system.files import atomic_write
-
         path = self.folder / f"{name}.patch"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with atomic_write(path) as part:
                 part.write_bytes(changes)
-            patches = sorted(self.folder.glob("*.patch"), key=lambda one: one.stat().st_mtime_ns)
-            for other in patches[:-_MOST_KEPT]:
+            others = [one for one in self.folder.glob("*.patch") if one != path]
+            for other in sorted(others, key=lambda one: one.stat().st_mtime_ns)[: 1 - _MOST_KEPT]:
                 other.unlink(missing_ok=True)
         except OSError:
             return None

@@ -224,7 +224,7 @@ class AsyncLLM(OfOneProcess):
         is_cancelled = threading.Event()
 
         def passed(progress: Progress) -> None:
-            if is_cancelled.is_set():
+            if is_cancelled.is_set() or _program_ends.is_set():
                 raise _CancelledError
             if on_pass:
                 on_pass(progress)
@@ -502,11 +502,13 @@ class AsyncStream(OfOneProcess):
 
 
 _opened: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()
+_program_ends = threading.Event()
 
 
 @before_end_of_threads
 def _cancel_all() -> None:
     """Cancel all requests with the program, which waits for the threads."""
+    _program_ends.set()
     for llm in [*_opened]:
         for one in [*llm._running]:
             one.cancel()

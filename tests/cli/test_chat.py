@@ -646,3 +646,17 @@ def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
     chats.write(one.messages, "m", {})
     assert "the chat is not kept" in chats.problem and "No space left" in chats.problem
     assert kept.forget()[0] == 2
+
+
+def test_the_chat_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
+    """A box without a battery begins in 1970: the newest chat is not taken for the oldest one."""
+    from gguf_spec.cli.chat import kept
+
+    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept, "_MOST", 3)
+    chats = kept.KeptChats()
+    for i, now in enumerate((10**18, 10**18 + 1, 10**18 + 2, 5, 6)):
+        monkeypatch.setattr(kept.time, "time_ns", lambda now=now: now)
+        chats.begin()
+        chats.write([{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}], "m", {})  # fmt: skip
+    assert {one.title for one in chats.newest()} == {"2", "3", "4"}

@@ -533,3 +533,16 @@ def test_a_text_with_the_name_of_an_end_token_does_not_end_there(tmp_path, old, 
     with gguf_spec.load(path, "none", n_ctx=2048, threads=1) as llm:
         sampling = EditPrompt(llm, old, "x", "one.txt").limited(Sampling(seed=1), None)
     assert sampling.ignore_eos is has_one
+
+
+def test_the_patch_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
+    from gguf_spec.cli import text_file
+
+    monkeypatch.setattr(text_file, "state_folder", lambda: tmp_path)
+    monkeypatch.setattr(text_file, "_MOST_KEPT", 3)
+    undo = text_file.Undo()
+    for i in range(6):
+        path = undo.keep_patch(f"{i}", b"x")
+        assert path.exists()
+        os.utime(path, ns=(2**62, 2**62))  # all others are of the future
+    assert len([*undo.folder.glob("*.patch")]) == 3

@@ -7,22 +7,28 @@ import asyncio
 import atexit
 import contextlib
 import gc
+import io
+import json
 import logging
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
+import weakref
 from concurrent.futures import ProcessPoolExecutor
 
 import gguf_spec
 from gguf_spec import AsyncLLM, Sampling, Speculation
+from gguf_spec.batch.requests import LineDefaults
 from gguf_spec.errors import ClosedError, ForkedError, PromptTooLongError
 from gguf_spec.speculative.pair import ModelPair
 
 SHORT = Sampling(max_tokens=4, seed=1)
-LONG = Sampling(max_tokens=1900, seed=1, ignore_eos=True)
+LONG = Sampling(max_tokens=None, seed=1, ignore_eos=True, overflow="shift")
 
 
 PLAIN = {"threads": 1, "speculation": Speculation(k=0), "kernels": "stock", "extra_bufts": False}
@@ -314,19 +320,86 @@ def embedder(llm):
 
 
 def batch(llm):
-    from gguf_spec.runtime.many import Cancellation, run_all
+    from gguf_spec.batch import Batch
 
-    def run():
-        run_all(
-            range(99),
-            lambda _: llm.generate("Once", LONG),
-            print,
-            n_threads=2,
-            cancellation=Cancellation(),
-        )
-
-    threading.Thread(target=run, daemon=True).start()
+    lines = b"".join(json.dumps({"prompt": f"Once {i}"}).encode() + b"\n" for i in range(99))
+    run = Batch(io.BytesIO(lines), io.BytesIO())
+    threading.Thread(target=run.run, args=(llm, LineDefaults(LONG)), daemon=True).start()
     time.sleep(0.1)
+    return run
+
+
+def queued(llm):
+    """Leave more requests than have a thread, of a loop that is not closed."""
+    asynchronous, loop = AsyncLLM(llm), asyncio.new_event_loop()
+    tasks = [loop.create_task(asynchronous.generate("Once", LONG)) for _ in range(6)]
+    loop.run_until_complete(asyncio.sleep(0.1))
+    return loop, tasks, asynchronous
+
+
+def embeds(llm):
+    """Leave a call for which no stream is open."""
+    asynchronous, loop = AsyncLLM(llm), asyncio.new_event_loop()
+    task = loop.create_task(asynchronous.embed([[5] * 250] * 6_000))
+    loop.run_until_complete(asyncio.sleep(0.1))
+    return loop, task, asynchronous
+
+
+def fails_in_loop(llm):
+    async def fail():
+        async with AsyncLLM(llm) as asynchronous:
+            await asynchronous.stream("Once", LONG).__anext__()
+            raise ValueError
+
+    asyncio.run(fail())
+
+
+def interrupted(llm):
+    """Ctrl-C in the middle of an answer, which nothing handles."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    llm.generate("Once", LONG)
+
+
+def interrupted_in_loop(llm):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    asyncio.run(AsyncLLM(llm).generate("Once", LONG))
+
+
+def generator(llm):
+    """Leave a generator in the middle of its `with`."""
+
+    def answer():
+        with llm, llm.stream("Once", LONG) as stream:
+            yield from stream
+
+    parts = answer()
+    next(parts)
+    return parts
+
+
+def asked(llm):
+    """Leave a server with a request that runs."""
+    server = served(llm)
+    body = json.dumps({"prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True})
+    address = urllib.request.Request(
+        f"{server.url}/v1/completions", body.encode(), {"Content-Type": "application/json"}
+    )
+    return server, urllib.request.urlopen(address).readline()
+
+
+def fails_in_thread(llm):
+    busily(llm)
+    thread = threading.Thread(target=raised, args=(llm,))
+    thread.start()
+    thread.join()
+
+
+def local(llm):
+    kept = threading.local()
+    kept.it = Closes(begun(llm), llm)
+    return kept
 
 
 ENDS = {
@@ -364,6 +437,23 @@ ENDS = {
     "raised": raised,
     "raised, busy": lambda llm: (busily(llm), raised(llm)),
     "os._exit": lambda llm: (busily(llm), os._exit(0)),
+    "async, queued": queued,
+    "async, embeds": embeds,
+    "raised in a loop": fails_in_loop,
+    "code of a text": lambda llm: (busily(llm), sys.exit("ValueError")),
+    "signal 2": interrupted,
+    "signal 2 in a loop": interrupted_in_loop,
+    "signal 15": lambda llm: (busily(llm), os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)),
+    "execv": lambda llm: (busily(llm), os.execv(sys.executable, [sys.executable, "-c", "exit(7)"])),
+    "generator": generator,
+    "server, asked": asked,
+    "thread fails": fails_in_thread,
+    "thread local": local,
+    "finalize": lambda llm: weakref.finalize(busily(llm), llm.close),
+    "frozen by gc": lambda llm: (cycle(begun(llm), llm), gc.freeze()),
+    "closed in a thread": lambda llm: (busily(llm), threading.Thread(target=llm.close).start()),
+    "reads in a thread": lambda llm: threading.Thread(target=lambda: [llm.close() for _ in llm.stream("Once", LONG)]).start(),
+    "two": lambda llm: (busily(llm), busily(load()), llm),
 }  # fmt: skip
 
 

@@ -30,8 +30,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def app(tmp_path_factory):
+@pytest.fixture(
+    scope="module", params=["--onedir", pytest.param("--onefile", marks=pytest.mark.slow)]
+)
+def app(request, tmp_path_factory):
     """Return the program and the environment in which it runs."""
     # installed before the entry point was added? scripts/test installs it again
     hooks = importlib.metadata.entry_points(group="pyinstaller40")
@@ -42,6 +44,7 @@ def app(tmp_path_factory):
         [
             *(sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level=ERROR", *places),
             *(
+                request.param,
                 f"--paths={HERE}",
                 f"--paths={ROOT / 'scripts' / 'examples'}",
                 HERE / "frozen_app.py",
@@ -56,7 +59,9 @@ def app(tmp_path_factory):
         "HOME": str(folder),
         "STARTS": str(folder / "starts"),
     }
-    return folder / "dist" / "frozen_app" / "frozen_app", around | {"LANG": "C.UTF-8"}
+    place = folder / "dist" / "frozen_app"
+    program = place / "frozen_app" if request.param == "--onedir" else place
+    return program, around | {"LANG": "C.UTF-8"}
 
 
 def test_every_child_process(app, tmp_path):
@@ -79,6 +84,32 @@ def test_every_child_process(app, tmp_path):
     )
     starts = Path(around["STARTS"]).read_text(encoding="utf-8")
     assert starts == f"{[str(out)]}\n", "a child was the app again"
+    Path(around["STARTS"]).unlink()
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written_and_has_another_name_each_time(app, tmp_path):
+    """As an AppImage is mounted; there is no home folder, either."""
+    program, around = app
+    for name in ("first", "second"):
+        place, out = tmp_path / name, tmp_path / f"{name}.json"
+        place.mkdir()
+        for command in (
+            ["mount", "--bind", program.parent, place],
+            ["mount", "-o", "remount,bind,ro", place],
+        ):
+            if children.run(command, capture_output=True).returncode:
+                pytest.skip("no folder can be mounted here")
+        try:
+            with pytest.raises(OSError, match="Read-only"):
+                (place / "x").touch()
+            children.run(
+                [place / program.name, out], env=around | {"HOME": "/dev/null"}, check=True
+            )
+        finally:
+            children.run(["umount", place], check=True)
+        seen = json.loads(out.read_text(encoding="utf-8"))
+        assert (seen["frozen"], seen["quantized"], seen["text"] != "") == (True, "Q4_0", True)
 
 
 @pytest.mark.skipif(bool(missing), reason=f"there is no {', no '.join(missing)}")

@@ -104,7 +104,10 @@ class KeptChats:
         """
         title = next((_text(one) for one in messages if one["role"] == "user"), "")
         now = time.time()
-        self._path = self._path or self.folder / f"{time.time_ns():020}.json"
+        if not self._path:
+            kept = (int(one.stem) + 1 for one in self.folder.glob(f"{'[0-9]' * 20}.json"))
+            # also if the clock was set back
+            self._path = self.folder / f"{max([time.time_ns(), *kept]):020}.json"
         chat = {
             "id": self._path.stem,
             "title": " ".join(title.split())[:60],
