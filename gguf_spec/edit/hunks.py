@@ -306,7 +306,7 @@ def _too_many_places(
     """Return an objection to changes at several places, where the instruction names none."""
     if reading.is_everywhere or reading.scope:
         return []
-    if _MOVES.search(instruction) and _is_move(hunks):
+    if is_move(hunks, instruction):
         return []
     changes = [change_of(one) for one in hunks]
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
@@ -325,13 +325,13 @@ def _too_many_places(
 _MOVES = re.compile(r"(?i)\b(?:move|swap|reorder|sort|order|exchange|put)\b")
 
 
-def _is_move(hunks: Sequence[Hunk]) -> bool:
-    """Return whether the lines that are gone from one place are those that came to another."""
+def is_move(hunks: Sequence[Hunk], instruction: str) -> bool:
+    """Return whether lines shall move, and those that are gone are those that came elsewhere."""
     old, new = (
-        sorted(line for one in hunks for line in getattr(one, which) if line.strip())
+        sorted(line.rstrip(" ,;") for one in hunks for line in getattr(one, which) if line.strip())
         for which in ("old", "new")
     )
-    return old == new
+    return old == new and bool(_MOVES.search(instruction))
 
 
 def change_of(hunk: Hunk) -> tuple[str, ...]:

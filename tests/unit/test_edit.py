@@ -147,6 +147,7 @@ def plan(text, instruction, name="a.py", **options):
 
 @pytest.mark.parametrize(("name", "text", "instruction", "scope", "kept"), [
     ("a.py", PYTHON, "add a docstring to the function average", ["average"], []),
+    ("a.py", "def item():\n    pass\n\n\ndef items():\n    pass\n", "item should return 1, leave items alone", ["item"], ["items"]),
     ("a.py", PYTHON, "in Store.total skip negative items", ["Store.total"], []),
     ("a.py", PYTHON, "make average return 0 for an empty list", ["average"], []),
     ("a.py", PYTHON, "average should return 0 for an empty list, as show does", ["average"], []),
@@ -485,8 +486,13 @@ PLACES = [
     ("a.txt", "One day.\n\nTwo nights.\n\nMore.\n", "One day.\n\nTwo nights.\n\nLess.\n", "the days are longer", "nothing in line 5 or beside it was named"),
     ("a.yaml", TWO_BLOCKS, TWO_BLOCKS.replace("30", "60", 1), "wait 60 seconds, the timeout is too short", "line 6 is like line 3, and which one is meant is not clear"),
     ("a.css", "a {\n  color: light-dark(#111, #eee);\n}\n", "a {\n  color: light-dark(#222, #eee);\n}\n", 'in the dark theme use "#222"', "#111 in line 2 is one of several values, and was not named"),
-    ("a.py", "def f(a):\n    a += 1\n    b = 2\n    c = 3\n    return a\n", "def f(a):\n    a += 2\n    b = 2\n    c = 4\n    return a\n", "f should count two steps", "2 places are changed, and that in line 2 was not named"),
+    ("a.py", "def f(a):\n    a += 1\n    b = 2\n    c = 3\n    return a\n", "def f(a):\n    a += 2\n    b = 2\n    c = 4\n    return a\n", "f should count two steps", "2 places are changed, and what line 2 says was not named"),
     ("a.yaml", TWO_BLOCKS, TWO_BLOCKS.replace("host: x", "host: z"), "write host z only for the database", "line 2 is not for the database"),
+    ("a.c", "int shut(int *f)\n{\n\tend(f);\n\t*f = 0;\n}\n", "int shut(int *f)\n{\n\tend(f);\n\tfree(f);\n\tfree(g);\n}\n", "shut must free g", "line 4, which was not named, gave way to others"),
+    ("a.yaml", "sales:\n  mail: a\n  hours: weekdays\n", "sales:\n  mail: a\n  hours: none\n", "sales need not be told any more", "what line 3 says was not named"),
+    ("a.ini", INI, INI.replace("80", "81"), "use port 81 for all but the section server", "whether server may change is not clear"),
+    ("a.txt", "Alpha beta.\nGamma has ports.\n", "Alpha delta.\nGamma has ports.\n", "take another port", "nothing in line 1 or beside it was named"),
+    ("a.sh", "run -p 1:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run -p 9000:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run it at 9000", "line 5 is like line 1, and which one is meant is not clear"),
 ]  # fmt: skip
 
 
@@ -502,6 +508,10 @@ NAMED_PLACES = [
     ("a.css", "a {\n  color: light-dark(#111, #eee);\n}\n", "a {\n  color: light-dark(#222, #eee);\n}\n", 'use "#222" for #111'),
     ("a.html", '<a id="x" type="text">\n', '<a id="x" type="tel">\n', "x needs the type tel"),
     ("a.txt", "A.\n\nThe cat.\n\nThe dog.\n\nB.\n", "A.\n\nThe dog.\n\nThe cat.\n\nB.\n", "swap the cat and the dog"),
+    ("a.json", '{\n  "a": 1,\n  "c": 3,\n  "b": 2\n}\n', '{\n  "a": 1,\n  "b": 2,\n  "c": 3\n}\n', "sort the keys"),
+    ("a.csv", "n,a,b\n1,Glove,2.5\n2,Saw,2.5\n", "n,a,b\n1,Glove,2.5\n2,Saw,3.5\n", "a saw is 3.5 now"),
+    ("a.toml", "[black]\nlength = 9\n\n[ruff]\nlength = 9\n", "[black]\nlength = 9\n\n[ruff]\nlength = 7\n", "7 is ruff's limit"),
+    ("a.js", "function f() {\n  try { g(); }\n  catch {\n    return 0;\n  }\n}\n", "function f() {\n  try { g(); }\n  catch (error) {\n    print(error);\n    return 0;\n  }\n}\n", "f must print what went wrong"),
 ]  # fmt: skip
 
 
