@@ -167,6 +167,8 @@ class _Places:
 
     def not_named(self, hunks: Sequence[Hunk], _: Reading) -> list[str]:
         """Return an objection to a change at a place that has no word of the instruction."""
+        if sum(bool(one.strip()) for one in self._lines) == 1:
+            return []  # there is no other place
         changed = {i for hunk in hunks for i in range(hunk.start, hunk.end)}
         return [*filter(None, (self._doubt_about(one, changed) for one in hunks))][:1]
 

@@ -522,10 +522,10 @@ def test_a_place_that_the_instruction_names_is_not_asked_about(name, old, new, a
 
 
 def test_of_changes_that_are_the_same_the_one_that_is_named_stays():
-    ask = "the client needs more time: sixty seconds"
-    old = "server:\n  wait: 30\n  host: a\n  port: 1\n  user: b\nclient:\n  wait: 30\n"
+    ask = "buyers wait too briefly"
+    old = "a:\n  wait: 30\n  host: a\n  port: 1\n  user: b\nfor_buyer:\n  wait: 30\n"
     edit = plan(old, ask, "a.yaml").result(old.replace("30", "60"), SimpleNamespace(stats=None, seed=None))  # fmt: skip
-    assert edit.text == old[:-3] + "60\n"
+    assert (edit.text, edit.refused) == (old[:-3] + "60\n", ())
     assert [one.is_outside for one in edit.hunks] == [True, False]
 
 
