@@ -36,7 +36,9 @@ from .hunks import (
 from .instruction import Reading, read
 from .parts import Part, parts_of
 
-__all__ = ["Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "patch"]
+__all__ = [
+    "Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "no_longer_valid", "patch",
+]  # fmt: skip
 
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
 _SCOPE_HINT = (
