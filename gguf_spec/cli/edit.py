@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..edit import EditPlan, Hunk, apply, patch
+from ..edit import EditPlan, Hunk, apply, no_longer_valid, patch
 from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
 from .command import CONTROL, Command, flag, json_option, option
@@ -492,10 +492,21 @@ def _chosen_hunks(
             click.echo("\nNothing was written.", err=True)
             raise
         if taken is not None:
-            return "\n".join(apply(source.text.split("\n"), taken)) if taken else None
+            return _of_chosen(source, result, taken) if taken else None
         n_asked += 1
         result = _other(again, n_asked) or result
     return None
+
+
+def _of_chosen(source: TextFile, result: Edit, taken: list[Hunk]) -> str | None:
+    """Return the text with some changes; None if it is not valid without the others."""
+    lines = source.text.split("\n")
+    new = apply(lines, taken)
+    found = set(no_longer_valid(lines, new, source.path.name)) - {*result.refused}
+    for problem in found:
+        click.echo(f"With these changes alone {problem}.", err=True)
+    is_wanted = not found or click.confirm("Write them all the same?", default=False, err=True)
+    return "\n".join(new) if is_wanted else None
 
 
 def _other(again: Callable[[int], Edit | None] | None, n: int) -> Edit | None:

@@ -8,6 +8,7 @@ asked (`hunks.py`). What is outside of the named part stays as it was.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, Text
 from ..options import Sampling
 from ..results import Completion, Stats
 from .by_code import CodeEdit, edit_by_code
+from .evidence import doubtful_places, without_look_alikes
 from .hunks import (
     Hunk,
     apply,
@@ -34,7 +36,9 @@ from .hunks import (
 from .instruction import Reading, read
 from .parts import Part, parts_of
 
-__all__ = ["Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "patch"]
+__all__ = [
+    "Edit", "EditPlan", "EditPrompt", "Hunk", "apply", "hunks_between", "no_longer_valid", "patch",
+]  # fmt: skip
 
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
 _SCOPE_HINT = (
@@ -140,6 +144,7 @@ class EditPlan:
             self._instruction, self.reading, self.lines, self._parts, name
         )
         self.part = self._written_part()
+        self._beside = self._new_lines_beside()
 
     def _part_of(self, name: str) -> Part:
         if found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", name):
@@ -172,6 +177,17 @@ class EditPlan:
             return None
         return Part("", "lines", start, end)
 
+    def _new_lines_beside(self) -> str:
+        """Return `before` or `after` if only new lines are asked for, beside the named part."""
+        if not self.part or len(self.reading.scope) != 1:
+            return ""
+        name = re.escape(self.reading.scope[0].name)
+        found = re.search(
+            rf"(?i){_SIDE}(?:the\s+)?(?:\w+\s+)?[`\"'\[]?{name}(?!\w)", self._instruction
+        )
+        is_addition = bool(name and _ADD.match(self._instruction))
+        return _SIDES[found["side"].lower()] if found and is_addition else ""
+
     @property
     def needs_model(self) -> bool:
         """Whether a model must write it."""
@@ -202,15 +218,44 @@ class EditPlan:
         if self.part:
             start, end = self.part.start, self.part.end
             old = self.lines[start:end]
+            if self._beside:
+                new = self._with_old(old, new)
             if not self._is_whole(new):
                 new = [*self.lines[:start], *_indented_as(old, new), *self.lines[end:]]
                 written = "part"
         new = with_old_spelling(self.lines, new, self._instruction)
         inside, outside = list[Hunk](), list[Hunk]()
         for hunk in hunks_between(self.lines, new):
-            (inside if self._may_change(hunk) else outside).append(hunk)
-        refused = objections(self.lines, inside, self.reading, self._name, self._instruction)
-        return self._edit(inside, outside, refused, written, completion)
+            is_new = written == "part" and self._beside and not hunk.old  # beside its blank lines
+            (inside if is_new or self._may_change(hunk) else outside).append(hunk)
+        asked = (self.reading, self._name, self._instruction)
+        named = without_look_alikes(self.lines, inside, *asked)
+        outside += [one for one in inside if one not in named]
+        refused = objections(self.lines, named, *asked)
+        refused += doubtful_places(self.lines, named, *asked)
+        return self._edit(named, outside, refused, written, completion)
+
+    def _with_old(self, old: list[str], new: list[str]) -> list[str]:
+        """Return a part with new lines before or after it; the part in an answer is left out."""
+        assert self.part
+        n, new = len(old), _stripped(new)
+        bare, alike = ([one.strip().rstrip(",") for one in lines] for lines in (old, new))
+        new = _stripped(new[n:] if alike[:n] == bare else new[:-n] if alike[-n:] == bare else new)
+        if not new:
+            return old
+        new = _indented_as(old, new)
+        if self._name.lower().endswith(".json"):  # a comma stands between two entries
+            is_last = self._beside == "after" and not old[-1].rstrip().endswith(",")
+            new[-1] = new[-1].rstrip().removesuffix(",") + "," * (not is_last)
+            old = [*old[:-1], old[-1] + "," * is_last]
+        above, below = self.lines[: self.part.start][::-1], self.lines[self.part.end :]
+        gaps = [
+            len([*itertools.takewhile(lambda one: not one.strip(), side)])
+            for side in (above, below)
+            if side
+        ]
+        gap = [""] * min(gaps, default=0)
+        return [*new, *gap, *old] if self._beside == "before" else [*old, *gap, *new]
 
     def _is_whole(self, new: list[str]) -> bool:
         """Return whether an answer is the whole text, although a part was asked for."""
@@ -272,13 +317,26 @@ class EditPlan:
         Raises:
             ContextTooShortError: The text and the new part do not fit into the context.
         """
-        return EditPrompt(llm, self._text, self._instruction, self._name, self.part, others or {})
+        return EditPrompt(
+            llm,
+            self._text,
+            self._instruction,
+            self._name,
+            self.part,
+            others or {},
+            beside=self._beside,
+        )
 
 
 def _no_part(name: str, what: str) -> InvalidOptionError:
     return InvalidOptionError(
         "scope", name, hint=_SCOPE_HINT, message=f"the text does not have {what}."
     )
+
+
+def _stripped(lines: list[str]) -> list[str]:
+    """Return lines without the empty ones at both ends."""
+    return "\n".join(lines).strip("\n").split("\n") if any(map(str.strip, lines)) else []
 
 
 def _indented_as(old: Sequence[str], new: list[str]) -> list[str]:
@@ -298,6 +356,19 @@ _ASK_PART = (
     "{old}\n\nThe part of it to change:\n\n{part}\n\n"
     "Task: {instruction}. Write only this part again with this change."
 )
+_ASK_BESIDE = (
+    "{old}\n\nTask: {instruction}. Write only the new lines. They come right {side} this part, "
+    "which is not written again:\n\n{part}"
+)
+_ADD = re.compile(r"(?i)\s*(?:please\s+)?(?:add|insert|put|write|append)\b")
+_SIDES = {
+    "after": "after",
+    "behind": "after",
+    "below": "after",
+    "before": "before",
+    "above": "before",
+}
+_SIDE = rf"\b(?P<side>{'|'.join(_SIDES)})\s+"
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
 _LAST_FENCE = re.compile(r"\n`{3,}\s*\Z")
 
@@ -324,6 +395,8 @@ class EditPrompt:
         name: str,
         part: Part | None = None,
         others: Mapping[str, str] = MappingProxyType({}),
+        *,
+        beside: str = "",
     ) -> None:
         """Make the request.
 
@@ -334,6 +407,7 @@ class EditPrompt:
             name: Name of the file.
             part: The lines to write; None for the whole text.
             others: Name -> text of other files; the last ones are left out if they do not fit.
+            beside: `before` or `after`: only new lines beside the part are written.
 
         Raises:
             ContextTooShortError: The old and the new text do not fit into the context.
@@ -347,8 +421,9 @@ class EditPrompt:
         else:
             self._old = "\n".join(lines[part.start : part.end]) + "\n"
             around = lines[max(0, part.start - _N_AROUND) : part.end + _N_AROUND]
-            question = _ASK_PART.format(
+            question = (_ASK_BESIDE if beside else _ASK_PART).format(
                 instruction=asked,
+                side=beside,
                 old=self._fenced(around),
                 part=self._fenced(lines[part.start : part.end]),
             )

@@ -36,7 +36,7 @@ class CodeEdit:
     doubt: str = ""
 
 
-_KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
+KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
 _PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
 
 
@@ -61,7 +61,7 @@ def edit_by_code(
     suffix = PurePath(name).suffix.lower()
     if suffix in {".py", ".pyi"}:
         return _rename_python(rename, reading, lines, parts, allowed)
-    if suffix in _KEYED:
+    if suffix in KEYED:
         return _rename_key(rename, reading, lines, parts, allowed)
     if suffix in _PROSE:
         return _replace(Rename(rename.old, rename.new, False), reading, lines, allowed, name)

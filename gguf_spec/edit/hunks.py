@@ -25,7 +25,6 @@ _MOST_REMOVED = 0.2
 _N_CONTEXT = 3
 _MANY = 500  # lines
 _N_NEAR = 100  # lines
-_NEAR, _SMALL = 3, 60  # lines beside a word, of a part with it
 _MOST_READ = 300  # characters of a line that is compared with others
 
 
@@ -182,7 +181,7 @@ def objections(
         for place in _BESIDE.finditer(instruction)
         if place[1] in text_before and place[1] not in text_after
     ]
-    found += _not_added(hunks, instruction) + _far_away(old, hunks, reading, name, instruction)
+    found += _not_added(hunks, instruction)
     found += _names_gone(old, new, name, reading)
     found += _too_many_places(old, hunks, reading, name, instruction)
     found += no_longer_valid(old, new, name)
@@ -199,7 +198,7 @@ _ADDS = re.compile(
     r"source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|"
     r"property|option|setting)\b"
 )
-_PLURAL = re.compile(
+PLURAL = re.compile(
     r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|"
     r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"
     r"imports|rows|everything)\b"
@@ -235,38 +234,8 @@ def _not_added(hunks: Sequence[Hunk], instruction: str) -> list[str]:
     return [] if name.lower() in added else [f"{name} is not in what was written"]
 
 
-_COMMON = frozenset({
-    "that", "this", "with", "from", "into", "when", "then", "than", "each", "every", "more", "less",
-    "also", "only", "before", "after", "should", "must", "have", "make", "return", "add", "remove",
-    "change", "write", "line", "lines", "file", "text", "value", "name", "called",
-})  # fmt: skip
-
-
-def _far_away(
-    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[str]:
-    """Return an objection if words of the instruction stand in one line, and no change is near."""
-    is_prose = PurePath(name).suffix.lower() in {".md", ".txt", ".rst", ""}
-    if not hunks or reading.scope or reading.is_everywhere or is_prose or len(old) > _MANY:
-        return []
-    words = set(re.findall(r"[^\W\d_]{4,}|\w*[\d_]\w*", instruction.lower())) - _COMMON
-    places: dict[str, set[int]] = {}
-    for i, line in enumerate(old):
-        for word in words & set(re.findall(r"\w+", line.lower())):
-            places.setdefault(word, set()).add(i)
-    rare = {word: min(lines) for word, lines in places.items() if len(lines) == 1}
-    parts = parts_of(list(old), name)
-    n_near = 0 if _is_table(name) else _NEAR
-    for i in rare.values():
-        around = [one for one in parts if one.start <= i < one.end and one.end - one.start < _SMALL]
-        start = min([i - n_near, *(one.start for one in around if n_near)])
-        end = max([i + n_near + 1, *(one.end for one in around if n_near)])
-        if any(hunk.start < end and start < max(hunk.end, hunk.start + 1) for hunk in hunks):
-            return []
-    return [f"nothing is changed where {min(rare, key=rare.__getitem__)} stands"] if rare else []
-
-
-def _is_table(name: str) -> bool:
+def is_table(name: str) -> bool:
+    """Return whether a file has one record a line."""
     return PurePath(name).suffix.lower() in {".csv", ".tsv"}
 
 
@@ -337,21 +306,35 @@ def _too_many_places(
     """Return an objection to changes at several places, where the instruction names none."""
     if reading.is_everywhere or reading.scope:
         return []
-    changes = [_change_of(one) for one in hunks]
+    if is_move(hunks, instruction):
+        return []
+    changes = [change_of(one) for one in hunks]
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
-    if _is_table(name) and n_rows > 1 and not _PLURAL.search(instruction):
+    if is_table(name) and n_rows > 1 and not PLURAL.search(instruction):
         return [f"{n_rows} rows are changed"]
     if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
         n = max(changes.count(one) for one in changes)
         return [f"the same change is made at {n} places"]
     parts = parts_of(list(old), name)
     places = {_outer(one, parts) for one in hunks}
-    if len(places) > 1 and not _PLURAL.search(instruction):
+    if len(places) > 1 and not PLURAL.search(instruction):
         return [f"{len(places)} places are changed"]
     return []
 
 
-def _change_of(hunk: Hunk) -> tuple[str, ...]:
+_MOVES = re.compile(r"(?i)\b(?:move|swap|reorder|sort|order|exchange|put)\b")
+
+
+def is_move(hunks: Sequence[Hunk], instruction: str) -> bool:
+    """Return whether lines shall move, and those that are gone are those that came elsewhere."""
+    old, new = (
+        sorted(line.rstrip(" ,;") for one in hunks for line in getattr(one, which) if line.strip())
+        for which in ("old", "new")
+    )
+    return old == new and bool(_MOVES.search(instruction))
+
+
+def change_of(hunk: Hunk) -> tuple[str, ...]:
     """Return the words that a change removes and adds."""
     old, new = (
         re.findall(r"\w+|[^\w\s]", "\n".join(lines))[:_MANY] for lines in (hunk.old, hunk.new)

@@ -332,13 +332,11 @@ def _targets(lines: list[str]) -> Iterator[Part]:
 
 
 def _stages(lines: list[str]) -> Iterator[Part]:
-    heads = [
-        (i, found[1])
-        for i, line in enumerate(lines)
-        if (found := re.match(r"(?i)FROM\b.*\bAS\s+(\S+)", line))
-    ]
-    for (i, name), (end, _) in zip(heads, [*heads[1:], (len(lines), "")], strict=False):
-        yield Part(name, "section", i, end)
+    heads = [i for i, line in enumerate(lines) if re.match(r"(?i)FROM\s", line)]
+    for i, end in zip(heads, [*heads[1:], len(lines)], strict=False):
+        found = re.search(r"(?i)\sAS\s+(\S+)", lines[i])
+        if found or end == len(lines):  # the last one needs no name
+            yield Part(found[1] if found else "final", "section", i, end)
 
 
 def _elements(lines: list[str]) -> Iterator[Part]:

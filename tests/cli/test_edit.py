@@ -171,6 +171,17 @@ def test_each_change_is_asked_about(work, environment, menu):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("typed", "is_written"), [(b"n\ny\nn\n", False), (b"n\ny\ny\n", True)])
+def test_half_a_rename_is_asked_about_again(work, environment, tmp_path, typed, is_written):
+    path, old = tmp_path / "app.py", "def one():\n    pass\n\n\none()\n"
+    path.write_text(old, encoding="utf-8")
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(path), "rename the function one to two"]
+    _, seen = children.at_terminal(line, typed=typed, cwd=work, env=environment)
+    assert b"With these changes alone two is not defined." in seen
+    assert path.read_text() == (old[:-6] + "two()\n" if is_written else old)
+
+
+@pytest.mark.full
 def test_questions_can_be_split_and_ended(work, environment, tmp_path):
     path = tmp_path / "menu.ini"
     path.write_text("[a]\ntea = 1\ntea = 1\n", encoding="utf-8")

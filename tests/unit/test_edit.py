@@ -147,6 +147,7 @@ def plan(text, instruction, name="a.py", **options):
 
 @pytest.mark.parametrize(("name", "text", "instruction", "scope", "kept"), [
     ("a.py", PYTHON, "add a docstring to the function average", ["average"], []),
+    ("a.py", "def item():\n    pass\n\n\ndef items():\n    pass\n", "item should return 1, leave items alone", ["item"], ["items"]),
     ("a.py", PYTHON, "in Store.total skip negative items", ["Store.total"], []),
     ("a.py", PYTHON, "make average return 0 for an empty list", ["average"], []),
     ("a.py", PYTHON, "average should return 0 for an empty list, as show does", ["average"], []),
@@ -477,3 +478,78 @@ OBJECTIONS = [
 def test_what_speaks_against_a_change(name, old, new, ask, why):
     edit = plan(old, ask, name).result(new, SimpleNamespace(stats=None, seed=None))
     assert why in edit.refused, edit
+
+
+TWO_BLOCKS = "a:\n  host: x\n  timeout: 30\nb:\n  host: y\n  timeout: 30\n"
+LEVELS = "[log]\nlevel = info\n# of mails\n[mail]\nlevel = info\n"
+PLACES = [
+    ("a.txt", "One day.\n\nTwo nights.\n\nMore.\n", "One day.\n\nTwo nights.\n\nLess.\n", "the days are longer", "nothing in line 5 or beside it was named"),
+    ("a.yaml", TWO_BLOCKS, TWO_BLOCKS.replace("30", "60", 1), "wait 60 seconds, the timeout is too short", "line 6 is like line 3, and which one is meant is not clear"),
+    ("a.css", "a {\n  color: light-dark(#111, #eee);\n}\n", "a {\n  color: light-dark(#222, #eee);\n}\n", 'in the dark theme use "#222"', "#111 in line 2 is one of several values, and was not named"),
+    ("a.py", "def f(a):\n    a += 1\n    b = 2\n    c = 3\n    return a\n", "def f(a):\n    a += 2\n    b = 2\n    c = 4\n    return a\n", "f should count two steps", "2 places are changed, and what line 2 says was not named"),
+    ("a.yaml", TWO_BLOCKS, TWO_BLOCKS.replace("host: x", "host: z"), "write host z only for the database", "line 2 is not for the database"),
+    ("a.c", "int shut(int *f)\n{\n\tend(f);\n\t*f = 0;\n}\n", "int shut(int *f)\n{\n\tend(f);\n\tfree(f);\n\tfree(g);\n}\n", "shut must free g", "line 4, which was not named, gave way to others"),
+    ("a.yaml", "sales:\n  mail: a\n  hours: weekdays\n", "sales:\n  mail: a\n  hours: none\n", "sales need not be told any more", "what line 3 says was not named"),
+    ("a.ini", INI, INI.replace("80", "81"), "use port 81 for all but the section server", "whether server may change is not clear"),
+    ("a.txt", "Alpha beta.\nGamma has ports.\n", "Alpha delta.\nGamma has ports.\n", "take another port", "nothing in line 1 or beside it was named"),
+    ("a.sh", "run -p 1:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run -p 9000:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run it at 9000", "line 5 is like line 1, and which one is meant is not clear"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "old", "new", "ask", "why"), PLACES)
+def test_a_place_that_the_instruction_does_not_name_is_asked_about(name, old, new, ask, why):
+    edit = plan(old, ask, name).result(new, SimpleNamespace(stats=None, seed=None))
+    assert why in edit.refused, edit
+
+
+NAMED_PLACES = [
+    ("a.txt", "One day.\n\nTwo nights.\n", "One day.\n\nThree nights.\n", "there is a night more"),
+    ("a.txt", "One dai.\n\nTwo nights.\n", "One day.\n\nTwo nights.\n", "correct the spelling"),
+    ("a.css", "a {\n  color: light-dark(#111, #eee);\n}\n", "a {\n  color: light-dark(#222, #eee);\n}\n", 'use "#222" for #111'),
+    ("a.html", '<a id="x" type="text">\n', '<a id="x" type="tel">\n', "x needs the type tel"),
+    ("a.txt", "A.\n\nThe cat.\n\nThe dog.\n\nB.\n", "A.\n\nThe dog.\n\nThe cat.\n\nB.\n", "swap the cat and the dog"),
+    ("a.json", '{\n  "a": 1,\n  "c": 3,\n  "b": 2\n}\n', '{\n  "a": 1,\n  "b": 2,\n  "c": 3\n}\n', "sort the keys"),
+    ("a.csv", "n,a,b\n1,Glove,2.5\n2,Saw,2.5\n", "n,a,b\n1,Glove,2.5\n2,Saw,3.5\n", "a saw is 3.5 now"),
+    ("a.toml", "[black]\nlength = 9\n\n[ruff]\nlength = 9\n", "[black]\nlength = 9\n\n[ruff]\nlength = 7\n", "7 is ruff's limit"),
+    ("a.js", "function f() {\n  try { g(); }\n  catch {\n    return 0;\n  }\n}\n", "function f() {\n  try { g(); }\n  catch (error) {\n    print(error);\n    return 0;\n  }\n}\n", "f must print what went wrong"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "old", "new", "ask"), NAMED_PLACES)
+def test_a_place_that_the_instruction_names_is_not_asked_about(name, old, new, ask):
+    edit = plan(old, ask, name).result(new, SimpleNamespace(stats=None, seed=None))
+    assert (edit.text, edit.refused) == (new, ())
+
+
+def test_of_changes_that_are_the_same_the_one_that_is_named_stays():
+    ask = "buyers wait too briefly"
+    old = "a:\n  wait: 30\n  host: a\n  port: 1\n  user: b\nfor_buyer:\n  wait: 30\n"
+    edit = plan(old, ask, "a.yaml").result(old.replace("30", "60"), SimpleNamespace(stats=None, seed=None))  # fmt: skip
+    assert (edit.text, edit.refused) == (old[:-3] + "60\n", ())
+    assert [one.is_outside for one in edit.hunks] == [True, False]
+
+
+DOCKER = "FROM a AS build\nRUN x\n\nFROM b\nRUN y\n"
+BESIDE = [
+    ("a.json", JSON, "add a key e after c", '    "e": 1', '    "c": "x",\n    "e": 1,\n    "d": 3\n'),
+    ("a.json", JSON, "add a key e after d", '"e": 1', '    "d": 3,\n    "e": 1\n'),
+    ("a.json", JSON, "add a key e before c", '    "e": 1\n    "c": "x"', '    "e": 1,\n    "c": "x",\n'),
+    ("a.py", PYTHON, "add a function last before the function show", "\ndef last():\n    return 1\n", "    return 1\n\n\ndef show("),
+    ("Makefile", MAKE, "add a target more after all", "all: a b\nmore: c", "all: a b\n\nmore: c\n\nclean:"),
+    ("a.json", JSON, "add a key e after c", '    "c": "x",', ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "ask", "answer", "there"), BESIDE)
+def test_new_lines_beside_a_part(name, text, ask, answer, there, writer):
+    one = plan(text, ask, name)
+    (message,) = one.prompt(writer).request
+    assert "Write only the new lines" in message["content"]
+    edit = one.result(answer, SimpleNamespace(stats=None, seed=None))
+    assert there in edit.text and not edit.refused, edit
+    assert (edit.text == text) == (not there)
+
+
+def test_the_last_stage_of_a_dockerfile_needs_no_name():
+    reading = plan(DOCKER, "install z in the final image, not in the build stage", "Dockerfile").reading  # fmt: skip
+    assert [(one.start, one.end) for one in (*reading.scope, *reading.kept)] == [(3, 5), (0, 3)]

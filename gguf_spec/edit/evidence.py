@@ -1,0 +1,311 @@
+"""Whether the instruction says in some way that a change belongs where it was made.
+
+A small model makes an unwanted change with as much certainty as a wanted one, most often at a place
+that looks like the one that was meant. So the words of the instruction are looked for at the place
+of each change: in its lines, in those beside it, and in the names of the parts around it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+from pathlib import PurePath
+
+from .by_code import KEYED
+from .hunks import PLURAL, Hunk, change_of, is_move, is_table
+from .instruction import Reading
+from .parts import parts_of
+
+_NEAR = 2  # lines beside a change, blank ones not counted
+_NEAR_WORD, _SMALL = 3, 60  # lines beside a word, of a part with it
+_LIKE, _MOST_READ = 0.75, 300  # share of a line that is in another, characters that are compared
+_FEW = 4  # letters that two forms of a word share
+_MANY = 1000  # lines of a text whose lines are compared with each other
+_PROSE = {".md", ".txt", ".rst", ""}
+_COMMON = frozenset({
+    "a", "about", "above", "add", "added", "adding", "after", "again", "all", "also", "an", "and",
+    "any", "anything", "are", "as", "at", "back", "be", "because", "been", "before", "behind",
+    "below", "both", "but", "by", "call", "called", "can", "cannot", "change", "changed", "could",
+    "do", "does", "done", "each", "every", "everything", "file", "fix", "for", "from", "get",
+    "give", "given", "has", "have", "if", "in", "instead", "into", "is", "it", "its", "just",
+    "keep", "leave", "let", "like", "line", "lines", "make", "may", "more", "must", "name", "named",
+    "new", "no", "not", "now", "of", "off", "on", "one", "only", "or", "other", "out", "part",
+    "please", "put", "remove", "same", "say", "set", "should", "so", "some", "still", "than",
+    "that", "the", "their", "them", "then", "there", "these", "they", "this", "those", "to", "too",
+    "under", "until", "up", "use", "used", "value", "way", "we", "well", "when", "where", "which",
+    "while", "who", "will", "with", "without", "would", "write", "you", "your",
+})  # fmt: skip
+_VALUE = re.compile(
+    r"\"[^\"]*\"(?!\s*:)|'[^']*'(?!\s*:)|#[0-9a-fA-F]{3,8}\b|(?<![\w.])\.?\d[\w.%:/]*"
+)
+_TOKEN = r"\w+|[^\w\s]"
+_OTHERS = r"\b(?:except|besides|excluding|(?:other|rather)\s+than|apart\s+from|all\s+but)\b"
+_ONLY = re.compile(
+    r"(?i)\b(?:only|just)\s+(?P<behind>(?:in|for|at|of|on|under|the)\b[^,;.]*)"
+    r"|\b(?P<before>(?:in|for|at|of|on|under)\s[^,;.]*?)\s+only\b"
+)
+
+
+def without_look_alikes(
+    lines: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[Hunk]:
+    """Return changes, and of those that are the same the one whose place alone is named.
+
+    The arguments are those of `doubtful_places`.
+    """
+    kept = [*hunks]
+    if reading.scope or reading.is_everywhere or PLURAL.search(instruction) or len(lines) > _MANY:
+        return kept
+    places = _Places(lines, name, instruction)
+    words = {hunk: places.named_at(hunk.start, hunk.end) for hunk in hunks}
+    for hunk in hunks:
+        others = [one for one in hunks if one != hunk and change_of(one) == change_of(hunk)]
+        if others and set[str]().union(*(words[one] for one in others)) < words[hunk]:
+            kept = [one for one in kept if one not in others]
+    return kept
+
+
+def doubtful_places(
+    lines: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[str]:
+    """Return an objection to changes at places that the instruction does not name.
+
+    Args:
+        lines: The old lines.
+        hunks: The changes in the parts that may change.
+        reading: What the instruction says.
+        name: Name of the file.
+        instruction: The instruction.
+    """
+    found = _named_as_another(reading, instruction) if hunks else []
+    is_free = reading.is_everywhere or is_move(hunks, instruction)
+    if not hunks or found or is_free or len(lines) > _MANY:
+        return found
+    places = _Places(lines, name, instruction)
+    return (
+        _far_away(lines, hunks, reading, name, instruction)
+        or places.one_of_values(hunks)
+        or places.lost_for_new_ones(hunks)
+        or (places.unasked if reading.scope else places.not_named)(hunks, reading)
+    )
+
+
+def _far_away(
+    lines: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
+) -> list[str]:
+    """Return an objection if words of the instruction stand in one line, and no change is near."""
+    is_prose = PurePath(name).suffix.lower() in _PROSE
+    if not hunks or reading.scope or reading.is_everywhere or is_prose or len(lines) > _MANY:
+        return []
+    words = set(re.findall(r"[^\W\d_]{4,}|\w*[\d_]\w*", instruction.lower())) - _COMMON
+    places: dict[str, set[int]] = {}
+    for i, line in enumerate(lines):
+        for word in words & set(re.findall(r"\w+", line.lower())):
+            places.setdefault(word, set()).add(i)
+    rare = {word: min(at) for word, at in places.items() if len(at) == 1}
+    parts = parts_of(list(lines), name)
+    n_near = 0 if is_table(name) else _NEAR_WORD
+    for i in rare.values():
+        around = [one for one in parts if one.start <= i < one.end and one.end - one.start < _SMALL]
+        start = min([i - n_near, *(one.start for one in around if n_near)])
+        end = max([i + n_near + 1, *(one.end for one in around if n_near)])
+        if any(hunk.start < end and start < max(hunk.end, hunk.start + 1) for hunk in hunks):
+            return []
+    return [f"nothing is changed where {min(rare, key=rare.__getitem__)} stands"] if rare else []
+
+
+def _named_as_another(reading: Reading, instruction: str) -> list[str]:
+    """Return an objection to a part whose name stands behind a word such as `except`."""
+    for part in reading.scope:
+        name = re.escape(part.name)
+        if name and re.search(rf"(?i){_OTHERS}\W+(?:\w+\W+){{0,3}}?{name}(?!\w)", instruction):
+            return [f"whether {part.label} may change is not clear"]
+    return []
+
+
+class _Places:
+    """The places of a text, and the words of an instruction that stand there."""
+
+    def __init__(self, lines: Sequence[str], name: str, instruction: str) -> None:
+        self._lines, self._instruction = lines, instruction
+        self._is_settings = PurePath(name).suffix.lower() in KEYED
+        self._is_of_several = bool(PLURAL.search(instruction))
+        self._parts = parts_of(list(lines), name)
+        self._is_prose = PurePath(name).suffix.lower() in _PROSE
+        self._asked = _words(instruction) - _COMMON
+        only = _ONLY.search(instruction)
+        self._only = (only["behind"] or only["before"]).strip() if only else ""
+
+    def named_at(self, start: int, end: int, changed: Collection[int] = ()) -> set[str]:
+        """Return the words in some lines, beside them, and in the names of the parts around.
+
+        Args:
+            start: The first line.
+            end: The line behind the last one.
+            changed: Lines beside them that do not count.
+        """
+        around = [one for one in self._parts if one.start <= start < max(one.end, one.start + 1)]
+        blocks = [one for one in around if one.end - one.start > 1]
+        block = min(blocks, key=lambda one: one.end - one.start, default=None)
+        first, last = self._beside(start, -1), self._beside(max(start, end - 1), 1) + 1
+        if block and not self._is_prose:
+            first, last = max(first, block.start), min(last, max(block.end, end))
+        heads = [self._lines[one.start] for one in around]
+        names = [".".join(one.path) for one in around]
+        near = [self._lines[i] for i in range(first, last) if i not in changed or start <= i < end]
+        return _shared(self._asked, _words("\n".join([*near, *heads, *names])))
+
+    def _beside(self, at: int, step: int) -> int:
+        n = 0
+        while 0 <= at + step < len(self._lines) and n < _NEAR:
+            if self._is_prose and not self._lines[at + step].strip():
+                break
+            at += step
+            n += bool(self._lines[at].strip())
+        return min(max(at, 0), len(self._lines) - 1)
+
+    def not_named(self, hunks: Sequence[Hunk], _: Reading) -> list[str]:
+        """Return an objection to a change at a place that has no word of the instruction."""
+        if sum(bool(one.strip()) for one in self._lines) == 1:
+            return []  # there is no other place
+        changed = {i for hunk in hunks for i in range(hunk.start, hunk.end)}
+        return [*filter(None, (self._doubt_about(one, changed) for one in hunks))][:1]
+
+    def _doubt_about(self, hunk: Hunk, changed: Collection[int]) -> str:
+        here = self.named_at(hunk.start, hunk.end)
+        own = self.named_at(hunk.start, hunk.end, range(len(self._lines)))
+        if not self._is_of_several and not (own if hunk.old else here):
+            return f"nothing in line {hunk.start + 1} or beside it was named"
+        only = _words(self._only) - _COMMON
+        if only and not only & here:
+            return f"line {hunk.start + 1} is not {self._only}"
+        for i in range(hunk.start, hunk.end):
+            alike = _look_alikes(self._lines, i, hunk)
+            for j in alike:
+                if j not in changed and not here - self.named_at(j, j + 1, changed):
+                    return f"line {j + 1} is like line {i + 1}, and which one is meant is not clear"
+        return ""
+
+    def lost_for_new_ones(self, hunks: Sequence[Hunk]) -> list[str]:
+        """Return an objection to a line that was not named, and gave way where lines were added."""
+        for hunk in hunks:
+            for i, line in enumerate(hunk.old if len(hunk.new) > len(hunk.old) else (), hunk.start):
+                is_named = not line.strip() or _shared(self._asked, _words(line))
+                if not is_named and not _has_like(line, hunk.new):
+                    return [f"line {i + 1}, which was not named, gave way to others"]
+        return []
+
+    def unasked(self, hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+        """Return an objection to a change in a named part that has no other word in common with it.
+
+        In a file of settings a lone change needs one, too: else another setting may be meant.
+        """
+        own = {word for part in reading.scope for word in _words(".".join(part.path))}
+        heads = {part.start for part in reading.scope}
+        is_checked = not self._is_of_several and (len(hunks) > 1 or self._is_settings)
+        for hunk in hunks if is_checked else ():
+            asked = self._asked if heads & {*range(hunk.start, hunk.end)} else self._asked - own
+            if not _shared(asked, _words("\n".join([*hunk.old, *hunk.new]))):
+                n = "" if len(hunks) == 1 else f"{len(hunks)} places are changed, and "
+                return [f"{n}what line {hunk.start + 1} says was not named"]
+        return []
+
+    def one_of_values(self, hunks: Sequence[Hunk]) -> list[str]:
+        """Return an objection to a value that was changed in a line with others of its kind."""
+        for hunk in hunks:
+            pairs = zip(hunk.old, hunk.new, strict=False) if len(hunk.old) == len(hunk.new) else ()
+            for i, pair in enumerate(pairs, hunk.start + 1):
+                if value := self._one_of_values(*pair):
+                    return [f"{value} in line {i} is one of several values, and was not named"]
+        return []
+
+    def _one_of_values(self, old: str, new: str) -> str:
+        """Return the value in a line that gave way to another, while one of its kind stays.
+
+        Nothing, if the instruction has the value, or the word before it.
+        """
+        before, after = _VALUE.findall(old), _VALUE.findall(new)
+        is_same = _VALUE.sub("", old) == _VALUE.sub("", new) and len(before) == len(after)
+        gone = [i for i, (one, to) in enumerate(zip(before, after, strict=False)) if one != to]
+        if not is_same or len(before) < 2 or len(gone) != 1:
+            return ""
+        value = before[gone[0]]
+        label = re.search(r"([\w-]+)\s*[=:]\s*$", old[: [*_VALUE.finditer(old)][gone[0]].start()])
+        if value.strip("\"'") in self._instruction or (
+            label and _shared(self._asked, _words(label[1]))
+        ):
+            return ""
+        kinds = [_form(one) if one[0] != "#" else "#" for one in before]
+        return value if kinds.count(kinds[gone[0]]) > 1 else ""
+
+
+def _has_like(line: str, others: Sequence[str]) -> bool:
+    """Return whether another line has all words of a line, or most of its letters."""
+    words, letters = _words(line), line.strip()[:_MOST_READ]
+    return any(
+        (words and words <= _words(one))
+        or difflib.SequenceMatcher(None, letters, one.strip()[:_MOST_READ]).ratio() >= _LIKE
+        for one in others[:_MOST_READ]
+    )
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text, and those inside of names such as `maxSize`, in lower case."""
+    text = f"{re.sub(r'(?<=[a-z])-(?=[a-z])', '', text)} {text}"
+    apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
+    found = re.findall(r"[^\W\d_]+|\d[\d.]*", f"{text} {apart}".lower())
+    return {one.rstrip(".") for one in found}
+
+
+def _stem(word: str) -> str:
+    return re.sub(r"(?:ings?|ers?|ed|es|s|e|ies|y)$", "", word) if len(word) > _FEW else word
+
+
+def _shared(asked: Collection[str], words: Collection[str]) -> set[str]:
+    """Return which of some words are among others, in any form."""
+    stems = {_stem(one) for one in words}
+    return {
+        one
+        for one in asked
+        if _stem(one) in stems or any(_is_form(_stem(one), other) for other in stems)
+    }
+
+
+def _is_form(one: str, other: str) -> bool:
+    return min(len(one), len(other)) >= _FEW and (one.startswith(other) or other.startswith(one))
+
+
+def _look_alikes(lines: Sequence[str], at: int, hunk: Hunk) -> list[int]:
+    """Return the lines that have the form of a changed line, or what was changed in it."""
+    form, pieces = (
+        _form(lines[at]),
+        _pieces(lines[at], hunk.new[at - hunk.start] if len(hunk.new) == len(hunk.old) else ""),
+    )
+    return [
+        i
+        for i, line in enumerate(lines)
+        if i != at
+        and (
+            (len(form) >= _FEW and _form(line) == form)
+            or any(one in _joined(line) for one in pieces)
+        )
+    ]
+
+
+def _joined(line: str) -> str:
+    return f" {' '.join(re.findall(_TOKEN, line))} "
+
+
+def _pieces(old: str, new: str) -> list[str]:
+    """Return the old words of each change in a line, with two before them and one behind."""
+    one, other = re.findall(_TOKEN, old), re.findall(_TOKEN, new)
+    changes = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes() if new else []
+    pieces = [one[max(0, i - 2) : j + 1] for tag, i, j, _, _ in changes if tag == "replace"]
+    return [f" {' '.join(piece)} " for piece in pieces if len(piece) > 2]
+
+
+def _form(line: str) -> str:
+    """Return what two lines share that differ in numbers and texts only."""
+    line = re.sub(r"\"[^\"]*\"|'[^']*'", '""', line.strip())
+    return re.sub(r"\d+", "0", " ".join(line.split())).rstrip(",;")
