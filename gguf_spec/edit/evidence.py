@@ -8,6 +8,7 @@ of each change: in its lines, in those beside it, and in the names of the parts 
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from pathlib import PurePath
@@ -21,6 +22,7 @@ _NEAR = 2  # lines beside a change, blank ones not counted
 _NEAR_WORD, _SMALL = 3, 60  # lines beside a word, of a part with it
 _LIKE, _MOST_READ = 0.75, 300  # share of a line that is in another, characters that are compared
 _FEW = 4  # letters that two forms of a word share
+_MOST_ALIKE = 50  # places of the same change, of which one alone may be named
 _MANY = 1000  # lines of a text whose lines are compared with each other
 _PROSE = {".md", ".txt", ".rst", ""}
 _COMMON = frozenset({
@@ -58,11 +60,16 @@ def without_look_alikes(
     if reading.scope or reading.is_everywhere or PLURAL.search(instruction) or len(lines) > _MANY:
         return kept
     places = _Places(lines, name, instruction)
-    words = {hunk: places.named_at(hunk.start, hunk.end) for hunk in hunks}
+    same_as: dict[object, list[Hunk]] = {}
     for hunk in hunks:
-        others = [one for one in hunks if one != hunk and change_of(one) == change_of(hunk)]
-        if others and set[str]().union(*(words[one] for one in others)) < words[hunk]:
-            kept = [one for one in kept if one not in others]
+        same_as.setdefault(change_of(hunk), []).append(hunk)
+    for same in same_as.values():
+        is_few = 1 < len(same) <= _MOST_ALIKE
+        words = {one: places.named_at(one.start, one.end) for one in same if is_few}
+        for hunk, own in words.items():
+            others = [one for one in same if one != hunk]
+            if set[str]().union(*(words[one] for one in others)) < own:
+                kept = [one for one in kept if one not in others]
     return kept
 
 
@@ -170,7 +177,8 @@ class _Places:
         if sum(bool(one.strip()) for one in self._lines) == 1:
             return []  # there is no other place
         changed = {i for hunk in hunks for i in range(hunk.start, hunk.end)}
-        return [*filter(None, (self._doubt_about(one, changed) for one in hunks))][:1]
+        doubts = (self._doubt_about(one, changed) for one in hunks)
+        return [*itertools.islice(filter(None, doubts), 1)]
 
     def _doubt_about(self, hunk: Hunk, changed: Collection[int]) -> str:
         here = self.named_at(hunk.start, hunk.end)
