@@ -423,13 +423,14 @@ def less_memory(n_ctx: int | None = None, parallel: int | None = None) -> Text:
     """Return advice for models that do not fit into memory.
 
     Args:
-        n_ctx: A context length that would fit; None if it is unknown.
+        n_ctx: A context length that would fit; None if it is unknown, 0 if there is none.
         parallel: A number of parallel requests that would fit; None if it is unknown.
     """
+    context = "set {n_ctx=} | " if n_ctx else "set a smaller {n_ctx} | "
     return Text(
         ("set {parallel=} | " if parallel else "")
-        + ("set {n_ctx=} | " if n_ctx else "set a smaller {n_ctx} | ")
-        + "set {kv_type='q8_0'} | use a smaller model | close other programs.",
+        + (context + "set {kv_type='q8_0'} | " if n_ctx != 0 else "")
+        + "use a smaller model | close other programs.",
         parallel=parallel,
         n_ctx=n_ctx,
     )

@@ -373,14 +373,13 @@ class PairChecks:
         found += f", {kept}" if kept else ""
         if has(self._features or {}, "GPU"):
             return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
-        todo = less_memory()
         if not wanted.fits:
             fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
-            too_large = Text("the weights alone do not fit: {}", todo)
+            too_large = Text("the weights alone do not fit: {}", less_memory(0))
             return Check("room", "fail", found, fits if longest else too_large)
         if free is not None and wanted.added > free:
             found += ": weights will be read from the disk repeatedly"
-            return Check("room", "warn", found, todo)
+            return Check("room", "warn", found, less_memory())
         return Check("room", "ok", found)
 
     def _inside(self, name: str, files: Files, head: HeadChoice | None) -> Iterator[Check]:

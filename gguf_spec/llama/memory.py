@@ -391,7 +391,7 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
     n = _most(parallel, lambda n: _with(models, parallel=n), features)
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
     what = Text("{}; {}: {}{}.", wants, needed.room, would_fit, with_all)
-    raise NotEnoughMemoryError(what, needed.added, needed.free, n_ctx or None, n or None)
+    raise NotEnoughMemoryError(what, needed.added, needed.free, n_ctx, n or None)
 
 
 def check_room_to_embed(

@@ -285,8 +285,9 @@ def test_weights_that_do_not_fit_even_without_a_cache(machine):
     machine(4 * GIB, total=4 * GIB)
     with pytest.raises(
         NotEnoughMemoryError, match=r"this machine has 4\.0 GiB: the weights alone do not fit\.$"
-    ):
+    ) as caught:
         check_room(models(4096, file_bytes=5 * GIB), {})
+    assert caught.value.hint == "use a smaller model or close other programs."
 
 
 def test_weights_that_fit_without_their_copies(machine):
