@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,13 +136,13 @@ def group(**limits):
 
 
 def grouped(join, *words):
-    return subprocess.run(
+    return children.run(
         [sys.executable, "-m", "gguf_spec", *words],
         preexec_fn=join,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        limit_s=180,
         check=False,
     )
 

@@ -44,6 +44,19 @@ export function turnTo(messages, at, number) {
   question.shown = number;
 }
 
+/** Show the last answer that was put aside if the last question has none; return whether. */
+export function turnBack(messages) {
+  const { tails = [] } = messages.at(-1);
+  if (tails.length) turnTo(messages, messages.length - 1, tails.length - 1);
+  return tails.length > 0;
+}
+
+/** Return the index of the question before a message; null for the last question. */
+export function questionBefore(messages, message) {
+  const before = message ? messages.indexOf(message) : messages.length;
+  return messages.findLastIndex((one, i) => i < before && one.role === "user");
+}
+
 /** All conversations, in memory and in the storage. */
 export class Conversations {
   constructor() {

@@ -4,8 +4,8 @@ import { Answer } from "./answer.js";
 import { countTokens, readModels, setKey } from "./api.js";
 import { Composer } from "./composer.js";
 import { charsPerToken, firstThatFits, shortened, startLater, toRequest } from "./context.js";
-import { Conversations, currentId, newConversation, putAside, setCurrentId, titleOf, turnTo }
-  from "./conversations.js";
+import { Conversations, currentId, newConversation, putAside, questionBefore, setCurrentId,
+  titleOf, turnBack, turnTo } from "./conversations.js";
 import { $, announce, asCount, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
 import { openDrawer } from "./drawer.js";
 import { connectMenu, exportAll } from "./menu.js";
@@ -28,7 +28,7 @@ class Page {
     this.settings = new SettingsForm((isKept) => isKept || this.tellNotKept());
     this.thread = new Thread({
       again: (message) => this.answerAgain(message),
-      turn: (message, number) => this.turn(message, number),
+      turn: (message, number) => this.changeAnswer(message, turnTo, number),
       edit: (message, text) => this.edit(message, text),
       goOn: () => this.send({ content: "Continue." }),
       why: (message) => openDrawer(message, this.requests.get(message)),
@@ -111,9 +111,7 @@ class Page {
       if (start === null) break;
       conversation.start = start;
     } while (trouble);
-    const question = conversation.messages.at(-1);
-    if (question.tails?.length) { // there is no new answer: show the last one
-      turnTo(conversation.messages, conversation.messages.length - 1, question.tails.length - 1);
+    if (turnBack(conversation.messages)) {
       this.kept.save(conversation);
       if (conversation === this.conversation) this.show();
     }
@@ -183,30 +181,21 @@ class Page {
     this.ask();
   }
 
-  /** Show another answer to the question before a message. */
-  turn(message, number) {
-    this.changeAnswer(message, (messages, at) => turnTo(messages, at, number));
-    this.keep();
-    this.show();
-  }
-
-  changeAnswer(message, change) {
+  changeAnswer(message, change, number) {
     this.leave();
     clearNotices();
-    const { conversation } = this;
-    const { messages } = conversation;
-    const before = message ? messages.indexOf(message) : messages.length;
-    const at = messages.findLastIndex((one, i) => i < before && one.role === "user");
-    change(messages, at);
-    if (conversation.start > at) conversation.start = 0;
+    const { messages, start } = this.conversation;
+    const at = questionBefore(messages, message);
+    change(messages, at, number);
+    if (start > at) this.conversation.start = 0;
+    this.keep();
+    this.show();
   }
 
   edit(message, content) {
     if (!this.canAsk()) return;
     const { messages } = this.conversation;
-    const question = { ...message, content };
-    delete question.tails; // the answers are those to the old one
-    delete question.shown;
+    const { tails: _, shown: __, ...question } = { ...message, content }; // without its answers
     this.cut(messages.indexOf(message));
     messages.push(question);
     this.ask();
