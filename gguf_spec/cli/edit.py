@@ -503,7 +503,7 @@ def _of_chosen(source: TextFile, result: Edit, taken: list[Hunk]) -> str | None:
     lines = source.text.split("\n")
     new = apply(lines, taken)
     found = set(no_longer_valid(lines, new, source.path.name)) - {*result.refused}
-    for problem in found:
+    for problem in sorted(found):
         click.echo(f"With these changes alone {problem}.", err=True)
     is_wanted = not found or click.confirm("Write them all the same?", default=False, err=True)
     return "\n".join(new) if is_wanted else None

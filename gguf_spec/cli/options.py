@@ -233,7 +233,8 @@ def with_measured_model(options: dict[str, Any]) -> dict[str, Any]:
     if options["model"] is not None:
         return options
     chosen = default_model(options["models_file"])
-    return options | {"model": chosen.entry.name if chosen.path else "tales"}
+    name = chosen.entry.path or chosen.entry.name  # a path where another program downloaded it
+    return options | {"model": str(name) if chosen.path else "tales"}
 
 
 def load_models(

@@ -286,10 +286,8 @@ def _is_form(one: str, other: str) -> bool:
 
 def _look_alikes(lines: Sequence[str], at: int, hunk: Hunk) -> list[int]:
     """Return the lines that have the form of a changed line, or what was changed in it."""
-    form, pieces = (
-        _form(lines[at]),
-        _pieces(lines[at], hunk.new[at - hunk.start] if len(hunk.new) == len(hunk.old) else ""),
-    )
+    changed = hunk.new[at - hunk.start] if len(hunk.new) == len(hunk.old) else ""
+    form, pieces = _form(lines[at]), _pieces(lines[at], changed)
     return [
         i
         for i, line in enumerate(lines)

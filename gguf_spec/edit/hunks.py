@@ -254,7 +254,7 @@ def _lost(hunk: Hunk, *, is_named: bool) -> list[str]:
 
     Args:
         hunk: The change.
-        is_named: Whether the instruction names a part around it; lines may be written anew there.
+        is_named: Whether the instruction names a part around it; its lines may be rewritten.
     """
     n_old, n_new = len(hunk.old), len(hunk.new)
     lines = []

@@ -106,10 +106,12 @@ def test_the_default_is_the_model_of_a_chat(monkeypatch):
     """Without a chat model on this disk it is a bundled one."""
     from gguf_spec.cli import options
 
-    chosen = SimpleNamespace(entry=SimpleNamespace(name="a-chat-model"), path=Path("a"))
+    chosen = SimpleNamespace(entry=SimpleNamespace(name="a-chat-model", path=None), path=Path("a"))
     monkeypatch.setattr(options, "default_model", lambda file: chosen)
     given = {"model": None, "models_file": None}
     assert options.with_measured_model(given)["model"] == "a-chat-model"
     assert options.with_measured_model(given | {"model": "b"})["model"] == "b"
+    chosen.entry.path = Path("hub", "b.gguf")
+    assert options.with_measured_model(given)["model"] == str(Path("hub", "b.gguf"))
     chosen.path = None
     assert options.with_measured_model(given)["model"] == "tales"

@@ -172,6 +172,21 @@ class TestChanged:
         page.click(".turner button", "Later answer")
         assert page.texts(".answer .text") == ["c", "d"]
 
+    @pytest.mark.parametrize("is_read_again", [False, True])
+    def test_a_page_that_is_left_before_a_new_answer_begins(self, page, is_read_again):
+        """Neither the next question nor a new start of the page loses the earlier answer."""
+        page.fake(pieces("a"), "never", pieces("c"))
+        page.answer("One.")
+        page.click(".answer .tools button", "Answer again")
+        until(lambda: page.count(".answer[aria-busy=true]"))
+        page.find("#new").click()
+        page.click("#conversations .open", "One.")
+        if is_read_again:
+            page.reload()
+            page.fake(pieces("c"))
+        assert page.answer("Two.") == "c"
+        assert page.texts(".answer .text") == ["a", "c"]
+
     def test_an_answer_that_fails_leaves_the_earlier_one(self, page):
         page.fake(pieces("a"), refusal("It failed.", "server_error", status=500))
         page.answer("One.")

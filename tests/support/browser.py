@@ -24,7 +24,7 @@ WIDTHS = {"desktop": (1280, 800), "phone": (390, 844), "narrow": (320, 640)}
 ENTER, ESCAPE, TAB, SHIFT, RELEASE = "\ue007", "\ue00c", "\ue004", "\ue008", "\ue000"
 
 # Answers the next chat requests in place of the server: each with a list of pieces of the stream,
-# or with an error. The requests are kept in `asked`.
+# with an error, or never. The requests are kept in `asked`.
 FAKE = """
 window.real ??= window.fetch;
 window.asked = [];
@@ -33,6 +33,7 @@ window.fetch = async (path, options) => {
   if (!path.endsWith("chat/completions") || !replies.length) return window.real(path, options);
   window.asked.push(JSON.parse(options.body));
   const reply = replies.shift();
+  if (reply === "never") return new Promise(() => {});
   if (reply.status) return new Response(JSON.stringify({error: reply.error}), {status: reply.status});
   const events = reply.map((piece) => `data: ${JSON.stringify(piece)}\\n\\n`).join("");
   return new Response(events + "data: [DONE]\\n\\n");

@@ -51,7 +51,7 @@ export function turnBack(messages) {
   return tails.length > 0;
 }
 
-/** Return the index of the question before a message; null for the last question. */
+/** Return the index of the question before a message; without a message, of the last question. */
 export function questionBefore(messages, message) {
   const before = message ? messages.indexOf(message) : messages.length;
   return messages.findLastIndex((one, i) => i < before && one.role === "user");
@@ -133,6 +133,7 @@ export function readConversation(value) {
   if (!value || typeof value !== "object" || !Array.isArray(value.messages)) return null;
   const messages = value.messages.map((one) => readMessage(one));
   if (!alternates(messages, "user")) return null;
+  turnBack(messages); // the page was left before a new answer began
   const start = isCount(value.start) && messages[value.start]?.role === "user" ? value.start : 0;
   return {
     id: isId(value.id) ? value.id : newConversation().id,

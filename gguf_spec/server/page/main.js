@@ -75,7 +75,7 @@ class Page {
   send(message) {
     if (this.answer || !this.canAsk()) return false;
     const { messages } = this.conversation;
-    if (messages.at(-1)?.role === "user") messages.pop(); // it was never answered
+    if (messages.at(-1)?.role === "user" && !turnBack(messages)) messages.pop(); // never answered
     messages.push({ role: "user", ...message });
     clearNotices();
     this.show();
