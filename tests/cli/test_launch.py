@@ -64,6 +64,7 @@ def programs(tmp_path):
     return str(tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="the program is a script")
 def test_a_program_that_cannot_be_started(cli, work, tmp_path):
     tool_models.noise(work / "hermes.gguf", "hermes")
