@@ -128,20 +128,21 @@ class StatsRecorder:
         self._busy = self._busy_at_end = self._busy_now()
         self.since = time.perf_counter()
 
-    def prompt_is_read(self, n_cached: int) -> None:
+    def prompt_is_read(self, n_cached: int, whole: bool = True) -> None:
         """Count all time so far as prefill time; a later prefill counts as generation time.
 
         Args:
             n_cached: Number of tokens that the cache had before.
+            whole: Whether the whole prompt is read, not a part of it.
         """
         if self._is_read:
             return
-        self._is_read = True
+        self._is_read = whole
         self._counts["n_cached"] = n_cached
         now = time.perf_counter()
         self._prompt_s = self._total_s = now - self.since
         self._busy = self._busy_at_end = self._busy_now()
-        self.since = now
+        self.since = now if whole else self.since
 
     def round_is_done(
         self, one: Round, n_emitted: int, drafter: DraftController | NoDrafter
@@ -351,6 +352,7 @@ class Generation:
         report = self._request.on_prompt if begin is self._request.prompt else None
 
         def on_pass(n_done: int, n_total: int) -> None:
+            self._recorder.prompt_is_read(n_cached, whole=False)
             progress = Progress("prompt", n_done, n_total, "tokens")
             if report and self._call_back(report, progress) is False:
                 self.cancelled = True

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..runtime.embedding import encode_texts
 from . import schema as s
 from .errors import ApiError, invalid_value
 from .metrics import Metrics
-from .requests import MESSAGES, TEMPLATE_KWARGS
+from .requests import MESSAGES, TEMPLATE_KWARGS, joined
 from .schema import Shape
 
 if TYPE_CHECKING:
@@ -93,6 +93,11 @@ class TaskRun(NamedTuple):
     totals: Metrics
     began_s: float
 
+    def passed(self, *progress: object) -> None:
+        """Count a pass of the model; raise if the request is cancelled."""
+        self.totals.embedded(0, 1)
+        self.check(*progress)
+
 
 class TaskRoute(NamedTuple):
     """Route whose answer is the result of a function of the loaded model.
@@ -126,7 +131,7 @@ def vectors_of(
     """
     import numpy as np
 
-    rows = np.asarray(llm.embed(ids, on_pass=run.check, **options))
+    rows = np.asarray(llm.embed(ids, on_pass=run.passed, **options))
     n_tokens, has = sum(map(len, ids)), rows.shape[1]
     run.totals.embedded(n_tokens)
     if request.get("dimensions") not in (None, has):
@@ -135,9 +140,13 @@ def vectors_of(
     return rows, n_tokens
 
 
+def _ids_of(texts: Sequence[Any], llm: LLM) -> list[list[int]]:
+    return encode_texts(llm.vocabulary, [joined(one, llm) for one in texts], special=True)
+
+
 def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
-    ids = encode_texts(llm.vocabulary, request["input"], special=True)
+    ids = _ids_of(request["input"], llm)
     rows, n_tokens = vectors_of(request, ids, llm, run)
     written: list[Any] = rows.tolist()
     if request.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
@@ -154,10 +163,10 @@ def _native_embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
         raise invalid_value("content", "is missing.")
     if llm.pooling == "rank":
         check_pooling(llm)
-    ids = encode_texts(llm.vocabulary, texts, special=True)
-    rows = llm.embed(ids, on_pass=run.check, normalize=norm == 2)
+    ids, has_rows = _ids_of(texts, llm), llm.pooling == "none"
+    rows = llm.embed(ids, on_pass=run.passed, normalize=norm == 2 and not has_rows)
     run.totals.embedded(sum(map(len, ids)))
-    found = [one.tolist() if llm.pooling == "none" else [one.tolist()] for one in rows]
+    found = [one.tolist() if has_rows else [one.tolist()] for one in rows]
     return [{"index": i, "embedding": one} for i, one in enumerate(found)]
 
 
@@ -167,7 +176,7 @@ def _ranks(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
     if documents is None:
         raise invalid_value("documents", "is missing.")
     tokens = llm.rank_tokens(request["query"], documents)
-    scores = [float(row[0]) for row in llm.embed(tokens, on_pass=run.check)]
+    scores = [float(row[0]) for row in llm.embed(tokens, on_pass=run.passed)]
     n_tokens = sum(map(len, tokens))
     run.totals.embedded(n_tokens)
     most = request.get("top_n", request.get("top_k"))
@@ -187,7 +196,7 @@ def _ranks(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
 
 def _choose(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     prompt, kwargs = request["prompt"], request.get("chat_template_kwargs")
-    found = llm.choose(prompt, request["options"], on_pass=run.check, chat_template_kwargs=kwargs)
+    found = llm.choose(prompt, request["options"], on_pass=run.passed, chat_template_kwargs=kwargs)
     n_prompt = len(llm.tokenize(prompt, chat_template_kwargs=kwargs))
     n_tokens = n_prompt + sum(len(one.tokens) for one in found)
     run.totals.embedded(n_tokens)

@@ -79,6 +79,21 @@ class ChunkEvent:
 
 
 @dataclass(frozen=True)
+class PromptRead:
+    """Event: a part of a prompt is read; sent only where the request asks for it.
+
+    Attributes:
+        n_read: Number of its tokens that are in the cache.
+        stats: Statistics of the choice up to here.
+        index: Index of the choice.
+    """
+
+    n_read: int
+    stats: Stats
+    index: int = 0
+
+
+@dataclass(frozen=True)
 class ChoiceEnded:
     """Event: one choice is complete.
 
@@ -134,7 +149,7 @@ class ErrorEvent:
     refusal: ApiError
 
 
-Event = Started | ChunkEvent | ChoiceEnded | Finished | Ping | Done | Sent | ErrorEvent
+Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Finished | Ping | Done | Sent | ErrorEvent
 
 
 def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:

@@ -158,7 +158,7 @@ OTHER_FIELDS: dict[str, OtherField] = {
     **_refused("There are no built-in tools.", _MESSAGES, mcp_servers=([],), container=("", {})),
     # llama-server
     **_any("The slot with the longest known prefix is taken.", "id_slot", "slot_id"),
-    **_any("`usage` has the counts.", "timings_per_token", routes=("responses", "messages")),
+    **_any("`usage` has the counts.", "timings_per_token", routes=_MESSAGES),
     **_any("A connection is kept by events.", "sse_ping_interval"),
     **_any("Mirostat sampling is off.", "mirostat_tau", "mirostat_eta"),
     **_any("The temperature is constant.", "dynatemp_exponent"),
@@ -168,7 +168,8 @@ OTHER_FIELDS: dict[str, OtherField] = {
     **_noted("Use `logprobs`.", post_sampling_probs=(False,)),
     **_noted("Samplers keep one token.", min_keep=(0, 1)),
     **_noted("Where the context is full the answer ends.", n_keep=(0,), n_discard=(0,)),
-    **_noted("It is not sent.", return_tokens=(False,), return_progress=(False,)),
+    **_noted("It is not sent.", return_tokens=(False,)),
+    **_noted("It is not sent.", _MESSAGES, return_progress=(False,)),
     **_noted("Reasoning has a field of its own.", reasoning_format=("auto", "deepseek")),
     **_noted("Calls are always read.", parse_tool_calls=(True,), verbose=(False,)),
     **_refused("Adapters are chosen when a model is loaded.", lora=([],), lora_path=()),

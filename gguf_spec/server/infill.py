@@ -12,9 +12,18 @@ from ..sampling.chain import InfillSampling
 from ..sampling.infill import MOST
 from . import schema as s
 from .errors import invalid_value
-from .events import ChoiceEnded, ChunkEvent, Started
-from .replies import DATA_EVENTS, Reply, finish_reason, timings
-from .requests import CHOICES_MAX, FORMATS, SHARED, Body, CompletionRequest, request_of, schema_in
+from .events import ChoiceEnded, ChunkEvent, PromptRead, Started
+from .replies import DATA_EVENTS, Reply, finish_reason, prompt_progress, timings
+from .requests import (
+    CHOICES_MAX,
+    FORMATS,
+    PROMPTS,
+    SHARED,
+    Body,
+    CompletionRequest,
+    request_of,
+    schema_in,
+)
 
 # Samplers in the order of the chain, with the values of options that switch them off.
 SAMPLERS: dict[str, dict[str, float]] = {
@@ -49,11 +58,7 @@ _NATIVE |= {
     "response_fields": s.array(s.TEXT, "must be an array of names."),
     "return_tokens": s.FLAG,
 }
-_PIECE: dict[str, Any] = {"anyOf": [s.TEXT.schema, s.COUNT]}
-_OBJECT = s.object_of({"prompt_string": s.TEXT})
-_ONE: dict[str, Any] = {"anyOf": [s.TEXT.schema, _OBJECT, s.array_of(_PIECE)]}
-_PROMPT = s.given({"anyOf": [*_ONE["anyOf"], s.array_of(_ONE, CHOICES_MAX)]})
-COMPLETION = Body("text", _NATIVE | {"prompt": _PROMPT}, "prompt")
+COMPLETION = Body("text", _NATIVE | {"prompt": PROMPTS}, "prompt")
 INFILL = Body(
     "text",
     _NATIVE
@@ -68,33 +73,12 @@ INFILL = Body(
 INFILL_EVENTS = DATA_EVENTS._replace(end=b"")
 
 
-def _prompts(value: Any) -> tuple[Any, ...]:
-    """Return the prompts of a body; an array with an id is one prompt, and may have texts, too."""
-
-    def read(one: Any, at: str) -> Any:
-        if isinstance(one, dict):
-            if one.get("multimodal_data"):
-                raise s.unsupported(f"{at}.multimodal_data", "is not supported: use chats.")
-            return s.TEXT.read(one.get("prompt_string"), f"{at}.prompt_string")
-        if isinstance(one, str) or (
-            isinstance(one, list) and all(isinstance(x, str) or s.is_count(x) for x in one)
-        ):
-            return one
-        raise invalid_value(at, "must be a text, token ids, an object, or an array of these.")
-
-    is_one = not isinstance(value, list) or any(map(s.is_count, value)) or not value
-    found = [value] if is_one else value
-    if len(found) > CHOICES_MAX:
-        raise invalid_value("prompt", f"may contain at most {CHOICES_MAX} prompts.")
-    return tuple(read(one, "prompt" if is_one else f"prompt[{i}]") for i, one in enumerate(found))
-
-
 def read_completion(
     data: dict[str, Any], default: Speculation, most: int | None
 ) -> CompletionRequest:
     """Convert the body of a request to `/completion`, as `read_infill` does that of `/infill`."""
     data, names = COMPLETION.read(data)
-    return _native(data, _prompts(data["prompt"]), default, most, names | {"prompt": "prompt"})
+    return _native(data, data["prompt"], default, most, names | {"prompt": "prompt"})
 
 
 def read_infill(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
@@ -191,6 +175,11 @@ class InfillReply(Reply):
             self.ended(last)
         all_ = [one for _, one in sorted(self._last.items())]
         return all_ if len(self._texts) > 1 else all_[0]
+
+    def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
+        """Return the object for a part of the prompt."""
+        made = {"index": event.index, "content": "", "tokens": [], "stop": False}
+        return [made | prompt_progress(event, self._asked)]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the object for a chunk."""

@@ -24,7 +24,7 @@ from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
 from .errors import as_refusal, client_closed, invalid_value, shutting_down
 from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why, scored
 from .model_pool import ServedModel
-from .requests import CompletionRequest, StrictSchema, seed_of, seen
+from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
 
 if TYPE_CHECKING:
     from ..options import Sampling
@@ -129,15 +129,6 @@ class Choice:
         return [f"{name}{':' if name else ''}{fault}" for name, fault in found]
 
 
-def _joined(prompt: Any, llm: LLM) -> Any:
-    """Return a prompt of token ids and texts as token ids; others as they are."""
-    if not (isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)):
-        return prompt
-    tokenize = partial(llm.vocabulary.tokenize, special=True)
-    parts = [tokenize(x, start=i == 0) if isinstance(x, str) else [x] for i, x in enumerate(prompt)]
-    return [token for part in parts for token in part]
-
-
 def _thinks(options: Mapping[str, Any]) -> bool:
     values = options["chat_template_kwargs"] or {}
     return options["think"] is not False and values.get("enable_thinking") is not False
@@ -195,7 +186,7 @@ def requests_of(
         if sampling.seed is not None:
             sampling = replace(sampling, seed=seed_of(first, index % request.n))
         i = index // request.n
-        begun = partial(begin, i, _joined(request.prompts[i], llm), sampling)
+        begun = partial(begin, i, joined(request.prompts[i], llm), sampling)
         yield Choice(index, sampling.seed or 0, sampling, begun, request.unenforced)
 
 

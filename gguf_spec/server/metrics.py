@@ -30,7 +30,9 @@ _HELP = {
     "kept_prefix_tokens_total": "Prompt tokens taken from kept texts.",
     "tokens_per_second": "Speed of the answers under way together, or of the last one.",
     "embedded_tokens_total": "Tokens of texts for embeddings, ranks and options.",
+    "embedding_passes_total": "Passes over these texts.",
     "prompt_tokens_total": "Tokens of prompts.",
+    "longest_tokens": "Most tokens of a prompt and its answer.",
     "cached_prompt_tokens_total": "Tokens of prompts that were not read again.",
     "generated_tokens_total": "Tokens of answers.",
     "rounds_total": "Passes of the target over drafted tokens.",
@@ -92,6 +94,7 @@ class Metrics:
         self._running: list[Stream] = []
         self._last = Stats()
         self.embedded(0)
+        self._sums["longest_tokens", ""] = 0
         _add(self._sums, self._last)
 
     def count(self, path: str, status: int) -> None:
@@ -99,10 +102,11 @@ class Metrics:
         with self._lock:
             self._sums["requests_total", _label(path=path, status=status)] += 1
 
-    def embedded(self, n_tokens: int) -> None:
-        """Count the tokens of texts whose embeddings or scores were computed."""
+    def embedded(self, n_tokens: int, n_passes: int = 0) -> None:
+        """Count tokens and passes of texts whose embeddings or scores were computed."""
         with self._lock:
             self._sums["embedded_tokens_total", ""] += n_tokens
+            self._sums["embedding_passes_total", ""] += n_passes
 
     def began(self, stream: Stream) -> None:
         """Include the statistics of a running stream from now on."""
@@ -134,8 +138,10 @@ class Metrics:
         n, total_s = stream.stats.n_generated, times_s[-1] - times_s[0]
         with self._lock:
             self._running.remove(stream)
-            self._last = stream.stats
-            _add(self._sums, self._last)
+            last = self._last = stream.stats
+            _add(self._sums, last)
+            n_most = max(self._sums["longest_tokens", ""], last.n_prompt + n)
+            self._sums["longest_tokens", ""] = n_most
             failed = {"error_type": error} if error else {}
             self._observe("gen_ai_server_request_duration_seconds", total_s, of_all | failed)
             for kind, n_tokens in (("input", stream.stats.n_prompt), ("output", n)):
@@ -208,14 +214,16 @@ def _as_llama_server(
     read_s = values["time_seconds_total"][_label(part="prompt")]
     made_s = sums["time_seconds_total"] - read_s
     n_read = sums["prompt_tokens_total"] - sums["cached_prompt_tokens_total"]
-    n_made = sums["generated_tokens_total"]
+    n_made, n_passes = sums["generated_tokens_total"], sums.get("target_passes_total", 0)
     numbers = {
         "prompt_tokens_total": n_read + sums["embedded_tokens_total"],
         "prompt_tokens_cached_total": sums["cached_prompt_tokens_total"],
         "prompt_seconds_total": read_s,
         "tokens_predicted_total": n_made,
         "tokens_predicted_seconds_total": made_s,
-        "n_decode_total": sums.get("target_passes_total", 0),
+        "n_decode_total": n_passes + sums["embedding_passes_total"],
+        "n_tokens_max": sums["longest_tokens"],
+        "n_busy_slots_per_decode": sums["rounds_total"] / n_passes if n_passes else 0.0,
         "spec_decode_num_drafts_total": sums["rounds_total"],
         "spec_decode_num_draft_tokens_total": sums["drafted_tokens_total"],
         "spec_decode_num_accepted_tokens_total": sums["accepted_tokens_total"],
@@ -224,7 +232,8 @@ def _as_llama_server(
         "requests_processing": n_running,
         "requests_deferred": n_waiting,
     }
-    kinds = {name: "counter" if name.endswith("_total") else "gauge" for name in numbers}
+    counters = {"n_tokens_max", *(name for name in numbers if name.endswith("_total"))}
+    kinds = {name: "counter" if name in counters else "gauge" for name in numbers}
     return "".join(
         f"# HELP llamacpp:{name} As of llama-server.\n# TYPE llamacpp:{name} {kinds[name]}\n"
         f"llamacpp:{name} {round(value, 6)}\n"

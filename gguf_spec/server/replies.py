@@ -9,6 +9,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,6 +38,7 @@ from .events import (
     Event,
     Finished,
     Ping,
+    PromptRead,
     Started,
     TokenInfo,
     Why,
@@ -141,6 +143,11 @@ class Reply(ABC):
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the objects for a chunk."""
 
+    def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
+        """Return the objects for a part of the prompt."""
+        del event
+        return []
+
     @abstractmethod
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         """Return the last objects of a choice.
@@ -232,6 +239,12 @@ class ResponseBuilder(Reply):
         self._tools[index] = ToolDeltas(self._family, tools) if tools.tools else None
         role = {"role": "assistant", "content": ""}
         return [self._piece(index, role)] if self._asked.is_chat else []
+
+    def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
+        """Return the response chunk for a part of the prompt."""
+        empty: str | Delta = {} if self._asked.is_chat else ""
+        piece = self._piece(event.index, empty) | prompt_progress(event, self._asked)
+        return [*self._begun(event.index), piece]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
         """Return the response chunks for one chunk event; may be empty."""
@@ -482,6 +495,19 @@ def timings(stats: Stats) -> dict[str, Any]:
     }
 
 
+def prompt_progress(event: PromptRead, asked: CompletionRequest) -> dict[str, Any]:
+    """Return how much of a prompt is read, and the times up to here, with llama-server's names."""
+    stats = event.stats
+    counts = {
+        "total": stats.n_prompt,
+        "cache": stats.n_cached,
+        "processed": event.n_read,
+        "time_ms": round(1000 * stats.prompt_s),
+    }
+    times = timings(replace(stats, n_prompt=event.n_read)) if "timings" in asked.each else None
+    return {"prompt_progress": counts} | ({"timings": times} if times else {})
+
+
 def _sum(every: Sequence[Stats]) -> Stats:
     """Return the statistics of generations together; the first token is that of the first."""
     first, drafters = every[0], dict[str, tuple[int, int]]()
@@ -608,6 +634,8 @@ class AnswerStream(Response):
             pieces = reply.failed(one.refusal)
         elif isinstance(one, ChunkEvent):
             pieces = reply.chunk(one)
+        elif isinstance(one, PromptRead):
+            pieces = reply.prompt(one)
         elif isinstance(one, ChoiceEnded):
             self._n_open -= 1
             try:

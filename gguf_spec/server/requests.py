@@ -184,7 +184,8 @@ class CompletionRequest:
         prefill: Beginning of the answer, as part of the prompt.
         given: Names of the sampling options that the body has.
         biases: Texts whose tokens get a bias.
-        each: What each chunk of a stream has: `timings`, `usage`.
+        each: What each chunk of a stream has: `timings`, `usage`; and `progress` where the parts of
+            the prompt are reported, too.
         fit: Makes the prompt for a model, where that depends on the model; None if it does not.
         more: What only the reply of its API needs.
         unenforced: What the grammar does not enforce of the schemas; None if it enforces all.
@@ -963,13 +964,14 @@ NAMED_SCHEMA = {"name?": s.TEXT, "schema": s.JSON_SCHEMA, "strict?": s.FLAG, "de
 PLAIN_FORMAT = s.object_of({"type": {"enum": ["text", "json_object"]}})
 _SCHEMA_FORMAT = s.object_of({"type": "json_schema", "json_schema": s.object_of(NAMED_SCHEMA)})
 RESPONSE_FORMAT = Shape({"oneOf": [PLAIN_FORMAT, _SCHEMA_FORMAT]}, schema_of)
+# Fields of llama-server about what each event of a stream has.
+EVENT_FIELDS = {"timings_per_token": s.FLAG, "return_progress": s.FLAG}
 # Fields about the form of an answer, of the routes whose answers have probabilities.
-FORMATS = {
+FORMATS = EVENT_FIELDS | {
     "json_schema": s.JSON_SCHEMA,
     "guided_json": s.text_or(s.JSON_SCHEMA),
     "response_format": RESPONSE_FORMAT,
     "n_probs": s.whole_number(0, 100),
-    "timings_per_token": s.FLAG,
 }
 
 
@@ -993,6 +995,10 @@ _CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNC
 
 
 _PROMPTS = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.")
+# An empty array is a prompt without tokens.
+PROMPTS = _PROMPTS._replace(
+    read=lambda value, at: ([],) if value == [] else tuple(_PROMPTS.read(value, at))
+)
 # llama-server and user interfaces send a boolean.
 _TEXT_LOGPROBS = Shape(
     LOGPROBS.schema,
@@ -1005,11 +1011,7 @@ TEXT_BODY = Body(
     SHARED
     | _CHOICES
     | {
-        # An empty array has no token ids.
-        "prompt": Shape(
-            _PROMPTS.schema,
-            lambda value, at: ([],) if value == [] else tuple(_PROMPTS.read(value, at)),
-        ),
+        "prompt": PROMPTS,
         "suffix": s.given(s.TEXT.schema),
         "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,
@@ -1197,8 +1199,11 @@ def request_of(
         prompts = (messages,)
     indent, most_ms = data.get("n_indent", 0), data.get("t_max_predict_ms", 0)
     most_s = min(most_ms, 10**9) / 1000 if most_ms > 0 else None
-    each = {"timings"} if data.get("timings_per_token") else set[str]()
-    each |= {"usage"} if options.get("continuous_usage_stats") else set()
+    asks = {
+        "timings": data.get("timings_per_token"),
+        "progress": data.get("stream") and data.get("return_progress"),
+        "usage": options.get("continuous_usage_stats"),
+    }
     if names.get("repeat_penalty") == "repetition_penalty":  # it counts all tokens there
         fields.setdefault("penalty_last_n", -1)
     return CompletionRequest(
@@ -1216,7 +1221,7 @@ def request_of(
         prefill=begun,
         given=given,
         biases=tuple((text, bias) for text, bias in biases.items() if isinstance(text, str)),
-        each=frozenset(each),
+        each=frozenset(name for name, asked in asks.items() if asked),
     )
 
 
@@ -1264,3 +1269,17 @@ def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spe
     given = {name: whole(one) for name, one in value.items() if one is not None}
     options: Speculation = made(lambda: replace(default, **given), names)
     return options
+
+
+def joined(prompt: Any, llm: LLM) -> Any:
+    """Return a prompt of token ids and texts as token ids; others as they are."""
+    if not (isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)):
+        return prompt
+    tokens: list[int] = []
+    for i, one in enumerate(prompt):
+        tokens += (
+            llm.vocabulary.tokenize(one, special=True, start=i == 0)
+            if isinstance(one, str)
+            else [one]
+        )
+    return tokens

@@ -25,14 +25,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ..options import Speculation
-from ..results import Completion, Part
+from ..results import Completion, Part, Stats
 from ..tools.families import ToolUse
 from . import requests as chat
 from . import schema as s
 from .errors import ApiError, invalid_value
-from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
+from .events import ChoiceEnded, ChunkEvent, PromptRead, Started, TokenInfo
 from .fields import OTHER_FIELDS, note, same
-from .replies import FINGERPRINT, PartsReply, finish_reason, timings, usage
+from .replies import FINGERPRINT, PartsReply, finish_reason, prompt_progress, timings, usage
 from .requests import Body, CompletionRequest, Message, ReasoningFields
 from .schema import Fields, Shape
 
@@ -637,6 +637,7 @@ _FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat
 BODY = Body(
     "responses",
     chat.SHARED
+    | chat.EVENT_FIELDS
     | {
         "input": s.given({"anyOf": [s.TEXT.schema, s.array_of({"anyOf": _ITEM_SCHEMAS}, least=1)]}),
         "instructions": s.TEXT,
@@ -803,6 +804,7 @@ class ResponseReply(PartsReply):
         super().__init__(request, started)
         echo, self._items, self._store, self._kinds = request.more
         self._numbers = itertools.count()  # of the events
+        self._asked, self._stats = request, Stats()  # up to the current chunk
         self._open: str | None = None  # kind of the open item
         self._logprobs: list[TokenInfo] = []  # of text that is not sent yet
         self.response = {
@@ -828,7 +830,12 @@ class ResponseReply(PartsReply):
         """Return the events for a chunk."""
         if self._has_logprobs and not event.chunk.reasoning:
             self._logprobs += event.logprobs
+        self._stats = event.stats
         return super().chunk(event)
+
+    def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
+        """Return the event for a part of the prompt."""
+        return [self._state("in_progress") | prompt_progress(event, self._asked)]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         """Return the last events of the items."""
@@ -853,7 +860,7 @@ class ResponseReply(PartsReply):
         """Return the last event; from now on the response is stored."""
         if self._store:
             self._store.add(self.response, self._items)
-        return [self._state(self.response["status"])]
+        return [self._state(self.response["status"]) | {"timings": self.response["timings"]}]
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
         """Return the events for an error that ends the stream."""
@@ -874,11 +881,13 @@ class ResponseReply(PartsReply):
     def _add(self, part: Part) -> list[dict[str, Any]]:
         """Return the events for a piece of text."""
         events = [] if self._open == part.kind else self._begin(part.kind)
-        more = {}
+        more: dict[str, Any] = {}
+        if "timings" in self._asked.each:
+            more["timings"] = timings(self._stats)
         if "logprobs" in self._part:
-            more["logprobs"] = [one.to_dict() for one in self._logprobs]
+            named = more["logprobs"] = [one.to_dict() for one in self._logprobs]
             self._logprobs = []
-            self._part["logprobs"] += more["logprobs"]
+            self._part["logprobs"] += named
         self._part["text"] += part.text
         kind = f"{self._part['type']}.delta"
         return [*events, self._event(kind, **self._place, delta=part.text, **more)]

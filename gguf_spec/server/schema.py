@@ -286,28 +286,53 @@ def text_or(some: Shape, text: Shape = TEXT) -> Shape:
     )
 
 
+def _text_of(value: dict[str, Any], at: str) -> str:
+    """Return the text of one of llama-server's objects: `prompt_string`, or parts of `content`."""
+    if value.get("multimodal_data"):
+        raise unsupported(f"{at}.multimodal_data", "is not supported: use chats.")
+    if "content" not in value:
+        return str(TEXT.read(value.get("prompt_string"), f"{at}.prompt_string"))
+    parts, at = value["content"], f"{at}.content"
+    if not isinstance(parts, list) or not all(isinstance(one, dict) for one in parts):
+        raise invalid_value(at, "must be an array of parts.")
+    for i, one in enumerate(parts):
+        if one.get("type") != "text":
+            raise unsupported(f"{at}[{i}]", "is no text.")
+    return "".join(TEXT.read(one.get("text"), f"{at}[{i}].text") for i, one in enumerate(parts))
+
+
 def texts(most: int, fact: str, ids: bool = True) -> Shape:
     """Return the description of a text, or of an array of texts, which is read as a list.
 
     Args:
         most: Maximum number of texts.
         fact: Error for another number, after their place.
-        ids: Whether arrays of token ids count as texts.
+        ids: Whether arrays of token ids, among which may be texts, and llama-server's objects count
+            as texts.
     """
-    one: list[Any] = [TEXT, array_of(COUNT, least=1)] if ids else [TEXT]
-    forms = "a string, an array of token ids, or an array of these"
+    piece = {"anyOf": [TEXT.schema, COUNT]}
+    objects = object_of({"prompt_string?": TEXT, "content?": array_of({"type": "object"})})
+    one: list[Any] = [TEXT, array_of(piece, least=1), objects] if ids else [TEXT]
+    forms = "a text, token ids, an object, or an array of these"
     forms = forms if ids else "a string or an array of strings"
 
-    def is_ids(value: Any) -> bool:
-        return ids and isinstance(value, list) and all(map(is_count, value))
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str) or (ids and isinstance(value, dict)) or is_mixed(value)
 
-    def read(value: Any, at: str) -> list[str | list[int]]:
-        given = [value] if (value and is_ids(value)) or not isinstance(value, list) else value
-        if not all(isinstance(text, str) or is_ids(text) for text in given):
+    def is_mixed(value: Any) -> bool:
+        is_array = ids and isinstance(value, list)
+        return is_array and all(isinstance(x, str) or is_count(x) for x in value)
+
+    def read(value: Any, at: str) -> list[str | list[Any]]:
+        is_one = not isinstance(value, list) or (is_mixed(value) and any(map(is_count, value)))
+        given = [value] if is_one else value
+        if not all(map(is_text, given)):
             raise invalid_value(at, f"must be {forms}.")
         if not 0 < len(given) <= most:
             raise invalid_value(at, fact)
-        return list(given)
+        places = [at if is_one else f"{at}[{i}]" for i in range(len(given))]
+        both = zip(given, places, strict=True)
+        return [_text_of(one, place) if isinstance(one, dict) else one for one, place in both]
 
     some = [array_of(text, most, 1) for text in one]
     return Shape({"anyOf": [*(_shape(text).schema for text in one), *some]}, read)

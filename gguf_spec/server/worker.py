@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from ..results import Stats
 from ..tools.families import family_of
 from .errors import LOG, ApiError, client_closed, shutting_down
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, named
+from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, PromptRead, Started, Why, named
 from .jobs import Choice, Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .requests import CompletionRequest, LineReader
 
 if TYPE_CHECKING:
-    from ..results import Chunk
+    from ..results import Chunk, Progress
     from ..runtime.llm import LLM
     from ..runtime.stream import Stream
 
@@ -252,7 +252,14 @@ class Worker:
         assert isinstance(job.request, CompletionRequest)
         lines = LineReader(job.request.lines) if job.request.lines else None
         times_s, failed = [job.began_s], ""
-        with choice.open(self._step) as stream:
+        read = PromptReport(job, choice.index) if "progress" in job.request.each else None
+
+        def has_read(progress: Progress) -> None:
+            self._step()
+            if read:
+                read.send(progress.done, stream.stats)
+
+        with choice.open(has_read) as stream:
             self.totals.began(stream)
             try:
                 with job.reading(stream):
@@ -270,6 +277,8 @@ class Worker:
                         self._step()
                         one = _within(lines, chunk, stream) if lines else chunk
                         stats = stream.stats if job.request.each else Stats()
+                        if read:  # the last token of a prompt is decoded with the answer
+                            read.send(stats.n_prompt, stats)
                         job.post(ChunkEvent(one, named(llm, one), choice.index, stats))
             except Exception as error:
                 failed = type(error).__name__
@@ -288,6 +297,22 @@ class Worker:
                 job.faults += faults
             why = job.why or ("timeout" if lines and lines.is_over else None)
             job.post(ChoiceEnded(choice.index, stream.result, why))
+
+
+class PromptReport:
+    """Sends how much of the prompt of a choice is read, first what was cached."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self._job, self._index, self._n_sent = job, index, -1
+
+    def send(self, n_read: int, stats: Stats) -> None:
+        """Send a number of tokens, unless as many were sent already."""
+        n_prompt, n_cached = stats.n_prompt, stats.n_cached
+        for n, seconds in ((n_cached, 0.0), (n_read, stats.prompt_s)):
+            if n > self._n_sent:
+                self._n_sent = n
+                counts = Stats(n_prompt, n_cached=n_cached, prompt_s=seconds, total_s=seconds)
+                self._job.post(PromptRead(n, counts, self._index))
 
 
 def _within(lines: LineReader, chunk: Chunk, stream: Stream) -> Chunk:

@@ -72,6 +72,11 @@ AT_HAND = {
     "bert-bge-small": "bert",
     "jina-reranker": "rank",
 }
+# Words of their texts, which their encoders have as one token each.
+WORDS = [
+    "believe", "meaning", "of", "life", "this", "test", "another", "write", "joke", "about", "ai", "from", "very",
+    "long", "prompt", "which", "will", "not", "be", "truncated", "machine", "learning", "system", "that", "uses",
+]  # fmt: skip
 _loaded: dict[str, object] = {}
 
 
@@ -88,7 +93,8 @@ def model_at_hand(name):
         if kind == "coder":
             infill_model(path, ("pre", "suf", "mid", "rep", "sep"))
         else:
-            encoders.write(path, **({"pooling": 4, "ranks": True} if kind == "rank" else {}))
+            kinds = {"pooling": 4, "ranks": True} if kind == "rank" else {}
+            encoders.write(path, words=WORDS, n_ctx=512, **kinds)
     return path
 
 
@@ -133,7 +139,8 @@ class Program:
             options["n_ctx"] //= options.get("parallel", 1)
         if sampling.get("seed", 0) < 0:
             del sampling["seed"]
-        self._server = serve(given, port, key, alias, options | {"sampling": sampling})
+        drafts = any(word.startswith(("--spec-", "--model-draft")) for word in args[1:])
+        self._server = serve(given, port, key, alias, options | {"sampling": sampling}, drafts)
         self.returncode = None
 
     def poll(self):
@@ -150,15 +157,15 @@ class Program:
     kill = terminate
 
 
-def serve(given, port, key, alias, options):
+def serve(given, port, key, alias, options, drafts):
     import gguf_spec
     from gguf_spec.server import serve_in_thread
 
-    name = json.dumps([str(given), options], sort_keys=True)
+    name = json.dumps([str(given), options, drafts], sort_keys=True)
     if name not in _loaded:
         for old in [*_loaded][:-3]:
             _loaded.pop(old).close()
-        draft = "auto" if given == "tales" else None
+        draft = "auto" if given == "tales" and drafts else None
         parts = {"extra_bufts": False, "threads": 1} | options
         _loaded[name] = gguf_spec.load(given, draft, **parts)
     llm = _loaded[name]
@@ -223,6 +230,7 @@ def run(folder, words):
         OUTCOMES: str(outcomes), MODELS: str(folder), "PYTHONPATH": places, "SLOW_TESTS": "0", "PYTEST_ADDOPTS": "",
     }  # fmt: skip
     plugin = ["-p", Path(__file__).stem, "-p", "no:xdist", "-p", "no:cacheprovider"]
+    plugin += ["-m", "not slow"]  # these need models of billions of weights
     command = [sys.executable, "-m", "pytest", *plugin, "-q", "--tb=line", "-rN", *words]
     subprocess.run(command, cwd=folder / FOLDERS[0], env=environment, check=False)
     found = {}

@@ -157,8 +157,21 @@ def test_metrics_with_the_names_of_llama_server(server):
     assert theirs["llamacpp:tokens_predicted_total"] == ours["gguf_spec_generated_tokens_total"]
     assert float(theirs["llamacpp:prompt_tokens_seconds"]) > 0
     for name in theirs:
-        kind = "counter" if name.endswith("_total") else "gauge"
+        counts = name.endswith(("_total", "n_tokens_max"))
+        kind = "counter" if counts else "gauge"
         assert f"# TYPE {name} {kind}\n" in body and f"# HELP {name} " in body
+    assert float(theirs["llamacpp:n_tokens_max"]) > 4
+    assert 0 < float(theirs["llamacpp:n_busy_slots_per_decode"]) <= 1  # one request at a time
+
+
+def test_passes_of_embeddings_are_counted(server):
+    def n_decode():
+        lines = ask(server, path="/metrics").body.decode().splitlines()
+        return next(float(x.split()[1]) for x in lines if x.startswith("llamacpp:n_decode_total"))
+
+    before = n_decode()
+    assert post(server, "/v1/embeddings", input=["a", "b"]).status == 200
+    assert before < n_decode() <= before + 2
 
 
 # ---- fields
@@ -180,7 +193,7 @@ def test_logit_biases_of_texts(server, tales):
     [
         ({"top_n_sigma": -1, "t_max_predict_ms": 0, "verbose": False, "lora": []}, None),
         ({"penalize_nl": False, "cache_prompt": False, "n_keep": 0, "min_keep": 0}, None),
-        ({"return_progress": True, "samplers": ["top_k"]}, "return_progress, samplers"),
+        ({"return_progress": True, "samplers": ["top_k"]}, "samplers"),
         (
             {"speculative.n_max": 3, "reasoning_format": "none"},
             "speculative.n_max, reasoning_format",
@@ -191,6 +204,113 @@ def test_fields_of_llama_server(server, fields, noted):
     plain, reply = ask_chat(server, seed=1), ask_chat(server, seed=1, **fields)
     assert text(plain) == text(reply)
     assert reply.headers.get("x-not-applied") == noted
+
+
+LONG = "the king went home and the fox ran on " * 80
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "n": 2}),
+        ("/v1/completions", {"prompt": LONG}),
+        ("/completion", {"prompt": LONG}),
+        ("/v1/responses", {"input": LONG, "max_output_tokens": 4, "seed": 1}),
+    ],
+)
+@pytest.mark.parametrize("times", [False, True])
+def test_progress_of_a_prompt(server, tales, path, body, times):
+    given = body if "max_output_tokens" in body else body | LIMITS
+    tales.forget()
+    plain = events(post(server, path, stream=True, **given))
+    for is_cached in (False, True):
+        if not is_cached:
+            tales.forget()
+        asked = {"return_progress": True, "timings_per_token": times, "stream": True}
+        found = events(post(server, path, **given, **asked))
+        told = [one for one in found if "prompt_progress" in one]
+        parts = [one["prompt_progress"] for one in told]
+        for index in {one["choices"][0]["index"] if "choices" in one else 0 for one in told}:
+            of_one = [
+                part
+                for one, part in zip(told, parts, strict=True)
+                if "choices" not in one or one["choices"][0]["index"] == index
+            ]
+            first, last = of_one[0], of_one[-1]
+            read = [part["processed"] for part in of_one]
+            assert read == sorted(set(read)) and read[0] == first["cache"] == last["cache"]
+            assert last["processed"] == last["total"] > 500 and first["time_ms"] == 0
+            assert bool(first["cache"]) == (is_cached or index > 0)
+            assert len(of_one) > 2 or first["cache"]
+        assert all(("timings" in one) == times for one in told)
+        if times:
+            assert told[0]["timings"]["prompt_n"] == told[0]["timings"]["predicted_n"] == 0
+            assert told[-1]["timings"]["prompt_n"] == parts[-1]["total"] - parts[-1]["cache"]
+        assert written(found) == written(plain)
+    assert not any("prompt_progress" in one for one in plain)
+    whole = post(server, path, **given, return_progress=True)
+    assert "prompt_progress" not in whole.body.decode() and "x-not-applied" not in whole.headers
+
+
+def written(found):
+    """Return the text of the events of a stream; how it is cut depends on the drafts."""
+    texts = []
+    for one in found:
+        choice = one.get("choices", [{}])[0]
+        texts += [choice.get("text"), choice.get("delta", {}).get("content"), one.get("content")]
+        texts.append(one.get("delta") if "type" in one else None)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def test_times_in_each_event_of_a_response(server):
+    given = {"input": "a", "max_output_tokens": 4, "seed": 1, "stream": True}
+    found = events(post(server, "/v1/responses", **given, timings_per_token=True))
+    made = [one for one in found if one["type"] == "response.output_text.delta"]
+    assert made and all(one["timings"]["predicted_n"] > 0 for one in made)
+    assert found[-1]["timings"] == found[-1]["response"]["timings"]
+    assert "timings" not in events(post(server, "/v1/responses", **given))[-2]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/completion"])
+def test_forms_of_texts(server, tales, path):
+    field = "input" if path == "/v1/embeddings" else "prompt"
+
+    def answer(value):
+        body = post(server, path, **{field: value}, **({} if field == "input" else LIMITS))
+        assert body.status == 200, body.body
+        made = body.json()
+        if field == "input":
+            return [one["embedding"] for one in made["data"]]
+        made = made if isinstance(made, list) else made.get("choices", [made])
+        return [one.get("text", one.get("content")) for one in made]
+
+    ids = tales.tokenize("Once upon")
+    (wanted,) = answer("Once upon")
+    parts = [{"type": "text", "text": "Once"}, {"type": "text", "text": " upon"}]
+    for form in ({"prompt_string": "Once upon"}, {"content": parts}, ids, ["Once", *ids[1:]]):
+        assert answer(form) == [wanted], form
+        assert answer(["a b", form])[1] == wanted, form
+    for wrong, place in (
+        ({"content": "a"}, f"{field}.content"),
+        ({"content": [{"type": "image_url"}]}, f"{field}.content[0]"),
+        (["a", {"content": [{"type": "text"}]}], f"{field}[1].content[0].text"),
+        ({"prompt_string": "a", "multimodal_data": ["x"]}, f"{field}.multimodal_data"),
+        (["a", 1.5], field),
+        ({}, f"{field}.prompt_string"),
+    ):
+        reply = post(server, path, **{field: wrong})
+        assert (reply.status, reply.param) == (400, place), reply.body
+
+
+def test_rows_of_a_model_without_pooling_are_as_they_are(tmp_path):
+    path = encoders.write(tmp_path / "bert.gguf")
+    with gguf_spec.load(path, None, pooling="none", threads=1, extra_bufts=False) as llm:
+        with serve_in_thread(llm) as server:
+            (one,) = post(server, "/embeddings", input="the cat").json()
+        wanted = llm.embed("the cat", normalize=False)[0].tolist()
+    assert one["embedding"] == wanted
+    assert all(abs(sum(x * x for x in row) - 1) > 1e-3 for row in wanted)
 
 
 def test_probabilities_by_their_name(server):

@@ -68,8 +68,8 @@ CHAT = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
 ]  # fmt: skip
 TEXT = [
-    ({"prompt": None}, "prompt"), ({"prompt": ["a", 1]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a", "b"], "n": 65}, "n"),
-    ({"prompt": [1, "a"]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": None}, "prompt"), ({"prompt": ["a", 1.5]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a", "b"], "n": 65}, "n"),
+    ({"prompt": [1, "a", []]}, "prompt"), ({"prompt": {"a": 1}}, "prompt.prompt_string"),
     ({"suffix": "x", "prompt": [1]}, "suffix"), ({"suffix": 5}, "suffix"), ({"suffix": "x", "echo": True}, "suffix"), ({"logprobs": 21}, "logprobs"),
     ({"prompt_logprobs": 21}, "prompt_logprobs"), ({"prompt_logprobs": 1, "suffix": "x"}, "suffix"),
     ({"max_tokens": -2}, "max_tokens"),

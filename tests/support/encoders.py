@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,11 @@ PAD, UNK, CLS, SEP, MASK = range(5)
 
 
 def bert(
-    pooling: int | None = 1, seed: int = 0, ranks: bool = False
+    pooling: int | None = 1,
+    seed: int = 0,
+    ranks: bool = False,
+    words: Sequence[str] = (),
+    n_ctx: int = N_CTX,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return metadata, tokenizer included, and tensors of a BERT with four heads of 16.
 
@@ -25,15 +30,18 @@ def bert(
         pooling: llama.cpp's number of the pooling; None leaves it out.
         seed: Seed of the weights.
         ranks: Whether it has a classification head.
+        words: Further words of its vocabulary.
+        n_ctx: Its longest text, in tokens.
     """
+    tokens = [*TOKENS, *("▁" + word for word in words)]
     rng = np.random.default_rng(seed)
     metadata: dict[str, Any] = {
-        "general.architecture": "bert", "bert.context_length": N_CTX, "bert.embedding_length": N_EMBD, "bert.block_count": N_LAYER,
+        "general.architecture": "bert", "bert.context_length": n_ctx, "bert.embedding_length": N_EMBD, "bert.block_count": N_LAYER,
         "bert.feed_forward_length": N_FF, "bert.attention.head_count": 4, "bert.attention.layer_norm_epsilon": 1e-12,
         "bert.attention.causal": False, "bert.pooling_type": pooling, "tokenizer.ggml.token_type_count": 2,
-    } | vocabulary()  # fmt: skip
+    } | vocabulary(tokens)  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (len(TOKENS), N_EMBD), "token_types.weight": (2, N_EMBD), "position_embd.weight": (N_CTX, N_EMBD),
+        "token_embd.weight": (len(tokens), N_EMBD), "token_types.weight": (2, N_EMBD), "position_embd.weight": (n_ctx, N_EMBD),
         "token_embd_norm.weight": (N_EMBD,), "token_embd_norm.bias": (N_EMBD,),
     }  # fmt: skip
     for i in range(N_LAYER):
@@ -60,11 +68,11 @@ def bert(
     }
 
 
-def vocabulary() -> dict[str, Any]:
+def vocabulary(tokens: Sequence[str] = TOKENS) -> dict[str, Any]:
     """Return the metadata of the tokenizer; it replaces that of `tiny`."""
     return {
         "tokenizer.ggml.model": "bert", "tokenizer.ggml.pre": None, "tokenizer.ggml.merges": None, "tokenizer.chat_template": None,
-        "tokenizer.ggml.token_type": [3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)), "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)), "tokenizer.ggml.tokens": [*tokens],
         "tokenizer.ggml.bos_token_id": CLS, "tokenizer.ggml.eos_token_id": SEP, "tokenizer.ggml.seperator_token_id": SEP,
         "tokenizer.ggml.unknown_token_id": UNK, "tokenizer.ggml.padding_token_id": PAD, "tokenizer.ggml.mask_token_id": MASK,
         "tokenizer.ggml.cls_token_id": CLS, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True,
