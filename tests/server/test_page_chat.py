@@ -48,9 +48,20 @@ class TestChat:
         assert page.text("#told").startswith("Answer: ")
         assert "tokens/s" in page.text(".cost")
         assert page.bodies()[0] | {"messages": 0} == {
-            "model": page.text("#model-name"), "messages": 0, "seed": 3, "max_tokens": 400, "stream": True,
+            "model": page.text("#model-name"), "messages": 0, "seed": 3, "max_tokens": 400, "stream": True, "return_progress": True,
             "stream_options": {"include_usage": True, "include_speculation": True},
         }  # fmt: skip
+
+    def test_says_how_much_of_a_long_prompt_is_read(self, page):
+        states = page.module(
+            "answer.js",
+            """const answer = new it.Answer({messages: []}, () => {});
+            const read = (total, cache, processed) => answer.take({prompt_progress: {total, cache, processed}});
+            const of = (...piece) => { read(...piece); return answer.state; };
+            return [answer.state, of(400, 0, 256), of(4000, 3900, 3950), of(4000, 100, 1124), of(4000, 100, 4000)]""",
+        )  # fmt: skip
+        wait = "Waiting for the first word …"
+        assert states == [wait, wait, wait, "Read 1,124 of 4,000 tokens …", wait]
 
     def test_sends_the_conversation_until_a_new_chat(self, page):
         page.set(max_tokens=20, system="You are brief.")

@@ -2,6 +2,9 @@
 
 import { charsOf } from "./context.js";
 import { streamChat } from "./api.js";
+import { asCount } from "./dom.js";
+
+const SHOWN = 500; // tokens of a prompt; reading fewer takes a moment
 
 /** Answer of the model. `message` has the format of stored messages. */
 export class Answer {
@@ -39,11 +42,22 @@ export class Answer {
     return !this.message.content && !this.message.reasoning;
   }
 
+  /** A line about the state of the answer: its length, or how much of the prompt is read. */
+  get state() {
+    const { tokens } = this.stats;
+    if (tokens) return `${asCount(tokens)} tokens`;
+    const { total = 0, cache = 0, processed = 0 } = this.read ?? {};
+    const shows = total - cache >= SHOWN && processed < total;
+    if (!shows) return "Waiting for the first word …";
+    return `Read ${asCount(processed)} of ${asCount(total)} tokens …`;
+  }
+
   take(piece) {
     const [choice] = piece.choices ?? [];
     if (choice?.delta) this.addText(choice.delta, piece.speculation?.text ?? []);
     if (piece.speculation) this.count(piece.speculation);
     if (choice?.finish_reason) this.message.finish = choice.finish_reason;
+    if (piece.prompt_progress) this.read = piece.prompt_progress;
     if (piece.model) this.message.model = piece.model;
     if (piece.usage) this.finish(piece.usage);
     this.changed();

@@ -78,6 +78,7 @@ export async function streamChat(fields, signal, take) {
   const body = JSON.stringify({
     ...fields,
     stream: true,
+    return_progress: true,
     stream_options: { include_usage: true, include_speculation: true },
   });
   const response = await request("v1/chat/completions", { method: "POST", body, signal });

@@ -6,7 +6,7 @@ import { Composer } from "./composer.js";
 import { charsPerToken, firstThatFits, shortened, startLater, toRequest } from "./context.js";
 import { Conversations, currentId, newConversation, putAside, questionBefore, setCurrentId,
   titleOf, turnBack, turnTo } from "./conversations.js";
-import { $, announce, asCount, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
+import { $, announce, goToEnd, isAtEnd, keepingTheEnd, plural } from "./dom.js";
 import { openDrawer } from "./drawer.js";
 import { connectMenu, exportAll } from "./menu.js";
 import { summaryOf } from "./message.js";
@@ -151,10 +151,9 @@ class Page {
     this.timer ||= setTimeout(() => {
       this.timer = 0;
       if (this.answer !== answer) return;
-      const { stats } = answer.message;
       keepingTheEnd(() => {
         this.view.draw();
-        this.view.cost.textContent = stats.tokens ? `${asCount(stats.tokens)} tokens` : "";
+        this.view.cost.textContent = answer.state;
       });
       if (performance.now() - this.saved > SAVE_MS) this.keep();
     }, DRAW_MS);
