@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 # Tokens that are counted or returned, if the context is smaller.
 COUNTED_MAX = 1 << 17
 Look = Callable[["LLM"], dict[str, Any]]
+# `prompt` and `add_special_tokens` are vLLM's names.
 TOKENIZE = obj(
-    {"content": TEXT, "model?": TEXT.schema}
+    {"content?": TEXT, "prompt?": TEXT, "model?": TEXT.schema, "add_special_tokens?": FLAG}
     | dict.fromkeys(("add_special?", "parse_special?", "with_pieces?"), FLAG),
 )
 DETOKENIZE = obj(
@@ -74,6 +75,7 @@ class ModelRoutes:
             Route("/v1/models/{name:path}", self._one, methods=["GET"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self._tokenizer_info, methods=["GET"]),
             Route("/props", self._props, methods=["GET"]),
             Route("/slots", self._slots, methods=["GET"]),
             Route("/api/ps", self._loaded, methods=["GET"]),
@@ -174,8 +176,13 @@ class ModelRoutes:
     async def _tokenize(self, request: Request) -> Response:
         body = await self._bodies.receive(request)
         data = await self._bodies.convert(body, lambda: TOKENIZE.read(parse(body), ""))
-        content, special = data["content"], data.get("parse_special", True)
+        content, special = data.get("content"), data.get("parse_special", True)
         start, pieces = data.get("add_special", False), data.get("with_pieces", False)
+        is_prompt = content is None and "prompt" in data
+        if is_prompt:
+            content, start = data["prompt"], data.get("add_special_tokens", True)
+        if content is None:
+            raise ApiError("content is required.", "content", "missing_required_parameter")
 
         def look(llm: LLM) -> dict[str, Any]:
             most = max(llm.n_ctx, COUNTED_MAX)
@@ -184,7 +191,8 @@ class ModelRoutes:
             except PromptTooLongError as error:
                 fact = f"has about {error.n_prompt:,} tokens; at most {most:,} are returned."
                 raise invalid_value("content", fact) from None
-            return {"tokens": [_with_piece(llm, id_) for id_ in ids] if pieces else ids}
+            more = {"count": len(ids), "max_model_len": llm.n_ctx} if is_prompt else {}
+            return {"tokens": [_with_piece(llm, id_) for id_ in ids] if pieces else ids} | more
 
         return await self.look(data.get("model"), look)
 
@@ -198,9 +206,18 @@ class ModelRoutes:
             if not all(0 <= token < n_vocab for token in tokens):
                 raise invalid_value("tokens", f"must be ids from 0 to {n_vocab - 1}.")
             data = b"".join(piece_of(llm, token) for token in tokens)
-            return {"content": data.decode("utf-8", errors="replace")}
+            return dict.fromkeys(("content", "prompt"), data.decode("utf-8", errors="replace"))
 
         return await self.look(data.get("model"), look)
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        """Answer with what evaluators read of a tokenizer, with vLLM's field names."""
+
+        def look(llm: LLM) -> dict[str, Any]:
+            about = {"chat_template": llm.chat_template, "model_max_length": llm.n_ctx}
+            return {name: text or None for name, text in _special_texts(llm).items()} | about
+
+        return await self.look(request.query_params.get("model"), look)
 
     async def _props(self, request: Request) -> Response:
         return await self.look(request.query_params.get("model"), self._properties)
@@ -210,9 +227,6 @@ class ModelRoutes:
         if "max_tokens" not in llm.sampling_sources:
             most = self._settings.max_tokens or -1
             params |= {"max_tokens": most, "n_predict": most}
-        special, texts = llm.vocabulary.vocabulary, {}
-        for name in ("bos", "eos"):
-            texts[f"{name}_token"] = llm.token_text(special[name]) if special[name] >= 0 else ""
         return {
             "default_generation_settings": {"id": 0, "n_ctx": llm.n_ctx, "params": params},
             "sampling_sources": llm.sampling_sources,
@@ -222,7 +236,7 @@ class ModelRoutes:
             "modalities": {"vision": llm.can_see, "audio": False},
             "chat_template": llm.chat_template or "",
             "chat_template_caps": template_caps(llm),
-            **texts,
+            **_special_texts(llm),
             "build_info": f"gguf-spec {__version__}",
         }
 
@@ -300,6 +314,15 @@ class ModelRoutes:
         assert isinstance(event, Done)
         response: Response = event.value
         return response
+
+
+def _special_texts(llm: LLM) -> dict[str, str]:
+    """Return the texts of the tokens at the start and at the end of a text; empty without them."""
+    ids = llm.vocabulary.vocabulary
+    return {
+        f"{name}_token": llm.token_text(ids[name]) if ids[name] >= 0 else ""
+        for name in ("bos", "eos")
+    }
 
 
 def _is_name(name: str) -> bool:

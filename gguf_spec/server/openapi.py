@@ -112,7 +112,9 @@ _MODEL = _all("id", "owned_by", object="model", created=COUNT)
 _MODELS, _NAMES = _only(object="list", data=array_of(_MODEL)), _only(models=array_of({}))
 _ITEMS, _DELETED = _all(object="list", data=array_of({})), _only("id", "object", deleted=FLAG)
 _PIECE = _only(id=COUNT, piece={"anyOf": [TEXT.schema, array_of(COUNT)]})
-_TOKENS = _only(tokens={"anyOf": [array_of(COUNT), array_of(_PIECE)]})
+_TOKENS = _only(
+    **_counts("count?", "max_model_len?"), tokens={"anyOf": [array_of(COUNT), array_of(_PIECE)]}
+)
 _SLOT = _only(
     "model",
     id_task={"type": "integer"},
@@ -167,7 +169,7 @@ _POSTS: dict[str, tuple[str, Body | Shape, dict[str, Any], str]] = {
     "/api/embeddings": (_ONE_VECTOR, ollama.EMBEDDINGS, _ONE_EMBEDDED, ""),
     "/api/show": ("Facts about a model.", ollama.SHOW, _SHOWN, ""),
     "/tokenize": ("The tokens of a text.", model_routes.TOKENIZE, _TOKENS, ""),
-    "/detokenize": ("The text of tokens.", model_routes.DETOKENIZE, _only("content"), ""),
+    "/detokenize": ("The text of tokens.", model_routes.DETOKENIZE, _only("content", "prompt"), ""),
 }
 _ID = {"name": "id", "in": "path", "required": True, "schema": TEXT.schema}
 _LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
@@ -182,6 +184,7 @@ _OTHERS: list[tuple[str, str, str, dict[str, Any], tuple[str, ...], dict[str, An
     ("/v1/models", "get", "The models that are served.", _MODELS, (), {}),
     ("/v1/models/{name}", "get", "One of the models.", _MODEL, ("404",), {}),
     ("/slots", "get", _SLOTS, array_of(_SLOT), _OF_MODEL, {}),
+    ("/tokenizer_info", "get", "Its special tokens.", _all("eos_token?"), _OF_MODEL, {}),
     ("/props", "get", "Properties of a model.", _all("chat_template"), _OF_MODEL, {}),
     ("/health", "get", "Whether requests are answered.", _all("status"), ("503",), {}),
     ("/metrics", "get", "Counts in the text format of Prometheus.", TEXT.schema, (), {}),

@@ -311,8 +311,9 @@ def texts(most: int, fact: str, ids: bool = True) -> Shape:
             as texts.
     """
     piece = {"anyOf": [TEXT.schema, COUNT]}
-    objects = object_of({"prompt_string?": TEXT, "content?": array_of({"type": "object"})})
-    one: list[Any] = [TEXT, array_of(piece, least=1), objects] if ids else [TEXT]
+    part = object_of({"type": "text", "text": TEXT})
+    objects = object_of({"prompt_string": TEXT}), object_of({"content": array_of(part)})
+    one: list[Any] = [TEXT, array_of(piece, least=1), *objects] if ids else [TEXT]
     forms = "a text, token ids, an object, or an array of these"
     forms = forms if ids else "a string or an array of strings"
 

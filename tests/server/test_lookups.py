@@ -18,11 +18,26 @@ def test_tokens(server, tales):
     text = "Once upon a time, é 😀"
     ids = post(server, "/tokenize", content=text).json()["tokens"]
     assert ids == tales.vocabulary.tokenize(text, special=True, start=False)
-    assert post(server, "/detokenize", tokens=ids).json() == {"content": text}
+    assert post(server, "/detokenize", tokens=ids).json() == {"content": text, "prompt": text}
     assert post(server, "/tokenize", content="").json() == {"tokens": []}
-    assert post(server, "/detokenize", tokens=[]).json() == {"content": ""}
+    assert post(server, "/detokenize", tokens=[]).json() == {"content": "", "prompt": ""}
     started = post(server, "/tokenize", content="a", add_special=True).json()["tokens"]
     assert started == tales.vocabulary.tokenize("a", special=True, start=True)
+
+
+def test_the_forms_of_vllm(server, tales):
+    """lm-eval reads the tokenizer of a server by them (`tokenizer_backend=remote`)."""
+    text = "Once upon a time"
+    for adds in (False, True):
+        answer = post(server, "/tokenize", prompt=text, add_special_tokens=adds).json()
+        ids = tales.vocabulary.tokenize(text, special=True, start=adds)
+        assert answer == {"tokens": ids, "count": len(ids), "max_model_len": tales.n_ctx}
+    assert post(server, "/tokenize", prompt=text).json() == answer
+    info = ask(server, path="/tokenizer_info").json()
+    props = ask(server, path="/props").json()
+    assert info["eos_token"] == props["eos_token"] and info["bos_token"] == props["bos_token"]
+    assert info["chat_template"] == tales.chat_template and info["model_max_length"] == tales.n_ctx
+    assert post(server, "/tokenize").param == "content"
 
 
 def test_pieces(server):
@@ -47,7 +62,7 @@ def test_special_tokens(tmp_path):
         assert tiny.IM_END not in plain
         assert len(plain) > 1
         for ids in ([tiny.IM_END], plain):
-            assert post(server, "/detokenize", tokens=ids).json() == {"content": "<|im_end|>"}
+            assert post(server, "/detokenize", tokens=ids).json()["content"] == "<|im_end|>"
         told = ask(server, path="/props").json()
         assert (told["bos_token"], told["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
         assert told["chat_template"] == tiny.CHATML
