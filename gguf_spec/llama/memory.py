@@ -196,14 +196,19 @@ def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEs
             n_copies = options.parallel * (_CHECKPOINTS if drafts else 1)
             cache += n_copies * state_bytes(header)
         caches, compute = caches + cache, compute + passes
-    return _estimate(weights + copies, caches, compute, copies, idle, n_ctx)
+    return _estimate(
+        weights=weights + copies,
+        caches=caches,
+        compute=compute,
+        copies=copies,
+        idle=idle,
+        n_ctx=n_ctx,
+    )
 
 
-def _estimate(
-    weights: int, caches: int, compute: int, copies: int, idle: int, n_ctx: int
-) -> MemoryEstimate:
-    base, room = resident_bytes(), (available_bytes(), total_bytes())
-    return MemoryEstimate(weights, caches, compute, base, copies, idle, n_ctx, *room)
+def _estimate(**sizes: int) -> MemoryEstimate:
+    free, machine = available_bytes(), total_bytes()
+    return MemoryEstimate(**sizes, base=resident_bytes(), free=free, machine=machine)
 
 
 def _copies(
@@ -527,7 +532,9 @@ def embedding_needs(
     """Return the memory of an embedding model, with the context for its first texts."""
     copies, idle = _copies(header, options, features)
     weights, compute = header.file_bytes + copies, embedding_bytes(header, options, LEAST)
-    return _estimate(weights, 0, compute, copies, idle, LEAST)
+    return _estimate(
+        weights=weights, caches=0, compute=compute, copies=copies, idle=idle, n_ctx=LEAST
+    )
 
 
 def fit_layers(

@@ -113,11 +113,11 @@ def serve(endpoint: str, threads: int) -> None:
     """Lend the GPU of this machine, or its CPU, until the process ends."""
     device = first_device(GPU_KIND) or first_device(CPU_KIND)
     text, size, pointer = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
-    start = _rpc_function("start_server", None, text, text, size, size, pointer)
+    start = _rpc_function("start_server", None, (text, text, size, size, pointer))
     start(endpoint.encode(), None, threads, 1, (pointer * 1)(device))
 
 
-def _rpc_function(name: str, result: Any, *arguments: Any) -> Any:
+def _rpc_function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
     """Return a function of the RPC backend."""
     registry = call("ggml_backend_reg_by_name", b"RPC")
     symbol = f"ggml_backend_rpc_{name}".encode()
@@ -345,7 +345,7 @@ class _Served:
 
     def __init__(self, pipe: Connection, workers: Iterable[str]) -> None:
         """Connect to the workers; this aborts the process if one cannot be reached."""
-        add, found = _rpc_function("add_server", ctypes.c_void_p, ctypes.c_char_p), []
+        add, found = _rpc_function("add_server", ctypes.c_void_p, [ctypes.c_char_p]), []
         for worker in workers:
             server = add(worker.encode())
             call("ggml_backend_register", server, result=None)

@@ -126,7 +126,7 @@ _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT
 _CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OBJECT})
 
 
-def _message(role: str, least: int, *blocks: Shape) -> Shape:
+def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
     fact, some = "must be a string, or an array of blocks that is not empty.", _blocks(*blocks)
     some = _left_out(some) if role == "assistant" else some
     content = s.text_or(s.array(some, fact, least).to(_without_none))
@@ -135,9 +135,9 @@ def _message(role: str, least: int, *blocks: Shape) -> Shape:
 
 _MESSAGES = chat.conversation(
     {
-        "user": _message("user", 1, _TEXT, _IMAGE, _RESULT, _DOCUMENT, _FOUND),
-        "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
-        "system": _message("system", 1, _TEXT).hidden,
+        "user": _message("user", 1, (_TEXT, _IMAGE, _RESULT, _DOCUMENT, _FOUND)),
+        "assistant": _message("assistant", 0, (_TEXT, _THOUGHT, _CALL)),
+        "system": _message("system", 1, (_TEXT,)).hidden,
     }
 )
 _TOOL = s.obj(
