@@ -16,10 +16,22 @@ from tests.support import children
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for folder in (".", ".github", "docs", "gguf_spec/data/tales", *(ROOT / "plugins").glob("*/"))
+    for folder in (
+        ".",
+        ".github",
+        "docs",
+        "docs/decisions",
+        "gguf_spec/data/tales",
+        *(ROOT / "plugins").glob("*/"),
+    )
     for path in (ROOT / folder).glob("*.md")
 )
-GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.md", "CHANGELOG.md"}
+GENERATED_OR_HISTORY = {
+    "docs/cli.md",
+    "docs/decisions/log.md",
+    "docs/python-api.md",
+    "CHANGELOG.md",
+}
 # Options of other programs: docker, xcode-select, scripts/test, llama.cpp, aider, llm.
 OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type", "--tier"}
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
