@@ -7,7 +7,6 @@ from dataclasses import is_dataclass
 
 import click
 
-from gguf_spec import __version__
 from gguf_spec.cli import cli
 
 MODULES = [
@@ -216,47 +215,6 @@ def commands():
     ]
     parts += [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(cli, "gguf-spec")]
     return "\n".join(parts)
-
-
-class Roff(click.HelpFormatter):
-    """Writes the help of a command as a part of a manual page."""
-
-    def write_usage(self, prog, args="", **_):
-        self.write(f".PP\n.B {roff(prog)}\n{roff(args)}\n")
-
-    def write_heading(self, heading):
-        self.write(f".PP\n.B {roff(heading)}\n")
-
-    def write_paragraph(self):
-        self.write(".PP\n")
-
-    def write_text(self, text):
-        for part in text.split("\n\n"):
-            as_is, lines = part.startswith("\b\n"), part.removeprefix("\b\n")
-            self.write(f".PP\n.nf\n{roff(lines)}\n.fi\n" if as_is else f".PP\n{roff(lines)}\n")
-
-    def write_dl(self, rows, **_):
-        for name, text in rows:
-            self.write(f".TP\n.B {roff(name)}\n{roff(text)}\n")
-
-
-def roff(text):
-    """Return text for a manual page."""
-    text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
-    return re.sub(r"(?m)^\.", "\\\\&.", text)
-
-
-def manual():
-    """The manual page of the program: the help of every command."""
-    summary = cli.help.partition("\n")[0]
-    parts = [f'.TH GGUF\\-SPEC 1 "" "gguf\\-spec {__version__}" "User Commands"\n']
-    parts.append(f".SH NAME\ngguf\\-spec \\- {roff(summary.rstrip('.'))}\n")
-    for path, command, context in walk(cli, "gguf-spec"):
-        page = Roff()
-        command.format_help(context, page)
-        heading = ".SH DESCRIPTION" if command is cli else f".SH {roff(path.upper())}"
-        parts.append(f"{heading}\n{page.getvalue()}")
-    return "".join(parts)
 
 
 def helps(command, path):
