@@ -113,7 +113,7 @@ def documented():
     for section in re.split(r"(?m)^## ", text)[1:]:
         name = section.split("\n", 1)[0]
         also = re.search(r"(?m)^Also in this module: (.*)\.$", section)
-        found[name] = re.findall(r"(?m)^### (?:class )?`(\w+)", section) + re.findall(
+        found[name] = re.findall(r"(?m)^(?:### (?:class )?|\| )`(\w+)", section) + re.findall(
             r"`(\w+)`", also[1] if also else ""
         )
     return found
