@@ -106,7 +106,6 @@ class Context:
 
         Args:
             file: The file. A header that was read before is not read again.
-            options: Load and context options.
             progress: Called with the loaded fraction, 0 to 1.
 
         Raises:
@@ -431,7 +430,6 @@ class Context:
 
         Args:
             sequence: The sequence, whose cache is empty.
-            tokens: The tokens.
             n_read: Length of the prefix that prefill passes decoded, on the grid.
 
         Raises:

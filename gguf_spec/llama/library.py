@@ -57,7 +57,6 @@ class CpuLibrary:
         """Take over a loaded library.
 
         Args:
-            path: Its file.
             start: Where it lies in memory.
         """
         self.path, self._start = path, start

@@ -64,7 +64,6 @@ class Placement:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether a GPU may be used."""
         return NONE not in self.devices
 
     @property
@@ -207,7 +206,6 @@ def adapters(
     The argument is one file or several, each with or without a scale.
 
     Args:
-        given: The argument.
         option: Its name, for error messages.
 
     Raises:

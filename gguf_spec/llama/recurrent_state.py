@@ -153,7 +153,6 @@ class RecurrentState:
         self.kept = kept
 
     def _copy(self) -> Checkpoint:
-        """Return a checkpoint of the present state."""
         for one in self._all:
             if one.n == self._n:
                 return one

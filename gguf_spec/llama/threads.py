@@ -88,7 +88,6 @@ class ThreadGovernor:
         self._trial: _Trial | None = None
 
     def choose(self, kind: PassKind) -> int:
-        """Return the thread count for a pass of this kind."""
         if self._trial is None and self.most > 1:
             self._trial = self._new_trial(kind)
         trial = self._trial
@@ -98,9 +97,7 @@ class ThreadGovernor:
         """Record the time of a pass.
 
         Args:
-            kind: Kind of the pass.
             threads: The count that `choose` returned.
-            seconds: Duration of the pass.
         """
         best = min(self._best.get((kind, threads), seconds), seconds)
         expected_s = self._expected_s(kind)
@@ -125,7 +122,6 @@ class ThreadGovernor:
         self._best[kind, threads] = best * _FORGETTING
 
     def forget(self, owner: Hashable) -> None:
-        """Drop the times of a model."""
         for key in [key for key in [*self._best] if key[0].owner == owner]:
             self._best.pop(key, None)
 
