@@ -409,8 +409,6 @@ class App:
 
         Args:
             request: The request; its body must have been read.
-            model: The model.
-            task: The task.
             names: Option name -> field name, for errors.
 
         Raises:
@@ -566,7 +564,6 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 def _serve(file: Path) -> Callable[[Request], Response]:
-    """Return the handler of a file of the page."""
     body = file.read_bytes()
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = _HEADERS | {"ETag": tag}

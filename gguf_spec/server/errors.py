@@ -123,7 +123,6 @@ def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError
     """Return the error for an invalid option, under the name of its request field.
 
     Args:
-        error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
     param = _field(error.option, names) or error.option
@@ -134,7 +133,6 @@ def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
     """Return the API error for an engine error that the request caused; None for all others.
 
     Args:
-        error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
     if isinstance(error, ApiError):
@@ -178,7 +176,6 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
     Errors that the request did not cause are logged; the client gets only their class name.
 
     Args:
-        error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
     if isinstance(error, ClosedError):

@@ -66,7 +66,6 @@ class OtherField(NamedTuple):
     is_refused: bool = False
 
     def is_neutral(self, value: Any) -> bool:
-        """Return whether a value asks for nothing."""
         return self.neutral is None or any(same(value, one) for one in self.neutral)
 
     def take(self, value: Any, at: str) -> None:

@@ -103,8 +103,6 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
     `prompt` is the end of the prefix, as in llama-server's code.
 
     Args:
-        data: The body.
-        default: Speculation options of the server.
         most: Maximum length of an answer in tokens; None for no limit.
 
     Raises:
@@ -175,7 +173,6 @@ class InfillReply(Reply):
         """Start an answer.
 
         Args:
-            request: The request.
             started: The first event of its job.
         """
         self._asked, self._started = request, started
@@ -193,7 +190,6 @@ class InfillReply(Reply):
         return all_ if len(self._texts) > 1 else all_[0]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the object for a chunk."""
         if not (event.chunk.tokens or event.chunk.text):
             return []
         self._texts[event.index] += event.chunk.text
@@ -208,7 +204,6 @@ class InfillReply(Reply):
         return [made]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last object of a choice, with the counts."""
         result, stats = ended.result, ended.result.stats
         is_full = finish_reason(result.finish_reason, ended.why) == "length"
         stop_type = "limit" if is_full else "eos" if result.stop_string is None else "word"

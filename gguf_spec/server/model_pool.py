@@ -114,7 +114,6 @@ class LoadedModel:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it answers a request."""
         return self.n_users > 0
 
 

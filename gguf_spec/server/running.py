@@ -226,7 +226,6 @@ def call(
     """Do what a `ServedLLM` asks for.
 
     Args:
-        llm: The model.
         data: The body of the request: `method` and `options`.
         send: Called with the kind and the value of each part of the answer.
         reading: Context manager that cancels a stream when the client leaves.
@@ -274,7 +273,6 @@ class ServedStream:
 
         Args:
             parts: Its parts; the first one has the counts before the first pass, and the seed.
-            url: The server.
             end: Ends the connection, which cancels the generation; called from any thread.
             on_prompt: As for `LLM.stream`.
         """
@@ -288,7 +286,6 @@ class ServedStream:
 
     @property
     def result(self) -> Completion:
-        """The result so far."""
         if self._result:
             return self._result
         chunks = self._chunks

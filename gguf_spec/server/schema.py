@@ -107,10 +107,7 @@ def checked(
     """Return the description of values that a function accepts.
 
     Args:
-        schema: Their JSON schema.
-        is_valid: Returns whether a value is valid.
         fact: Error for other values, after their place, such as `must be a string.`
-        code: Error code of other values.
     """
     is_whole = schema.get("type") == "integer"
 
@@ -191,9 +188,7 @@ def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Sh
     """Return the description of an array.
 
     Args:
-        item: Description of its items.
         fact: Error for other values and lengths, after their place.
-        least: Minimum number of items.
         most: Maximum number of items, or None.
     """
     read_item = item.read
@@ -217,7 +212,6 @@ def obj(
     Other fields are taken and noted, unless they are empty.
 
     Args:
-        fields: Descriptions of its fields.
         only: Error for other values, after their place.
         ignored: Names of fields that may have any value.
     """
@@ -290,7 +284,6 @@ def texts(most: int, fact: str, ids: bool = True) -> Shape:
     """Return the description of a text, or of an array of texts, which is read as a list.
 
     Args:
-        most: Maximum number of texts.
         fact: Error for another number, after their place.
         ids: Whether arrays of token ids count as texts.
     """
