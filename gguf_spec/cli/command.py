@@ -266,7 +266,6 @@ class CommandGroup(_OptionHints, click.Group):
     context: click.Context | None = None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by its name, or by its short name at the top."""
         found = super().get_command(ctx, cmd_name)
         if found or ctx.parent or cmd_name not in SHORT_COMMANDS:
             return found

@@ -54,7 +54,6 @@ class Parsed(click.ParamType[T]):
         self.name, self.parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a text."""
         try:
             return self.parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -125,7 +124,6 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
     """Return the decorator that adds the command-line option of a row of the tables.
 
     Args:
-        name: The name in Python.
         more: Arguments of `click.option` that differ in a command.
     """
     rule = OPTIONS[name]

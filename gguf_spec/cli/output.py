@@ -258,7 +258,6 @@ def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[
     """Yield a progress callback that shows a bar with a count and the time left, at a terminal.
 
     Args:
-        title: Description of the task.
         unit: Name of the counted items, in the plural.
     """
     from rich.console import Console
