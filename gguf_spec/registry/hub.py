@@ -154,7 +154,6 @@ def fetch(repo: str, file: str, revision: str, *, force: bool, tick: Callable[[i
         repo: `OWNER/REPO`.
         file: Path inside the repository.
         revision: Branch, tag or commit.
-        force: Download it even if it is in the cache.
         tick: Called with the number of new bytes; negative if bytes must be downloaded again.
     """
     with _hub_settings():

@@ -202,7 +202,6 @@ class Value:
     node: yaml.Node
 
     def error(self, message: str, hint: str) -> InvalidModelsFileError:
-        """Return an error at this position."""
         line = self.node.start_mark.line + 1
         return InvalidModelsFileError(self.file, message, hint, line, self.key)
 
@@ -245,7 +244,6 @@ class Value:
         return given
 
     def need(self, given: Mapping[str, Value], key: str) -> Value:
-        """Return a required field."""
         if key not in given:
             raise self.error(
                 f"{self.key} has no {key}.",
