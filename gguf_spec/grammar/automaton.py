@@ -418,7 +418,6 @@ class Automaton:
         spend(self.work)
 
     def _id(self, word: str, read_token: Callable[[str], int]) -> int:
-        """Return the id of a token that the grammar names."""
         try:
             return read_token(word)
         except InvalidOptionError:
@@ -428,7 +427,6 @@ class Automaton:
             raise refused(self._gbnf, f"{place}: {error}") from error
 
     def forget(self) -> None:
-        """Drop all numbered states."""
         self._numbers: dict[State, int] = {}
         self.states: list[State] = []
         # Rows whose work is counted; and all rows in the cache, with their work.

@@ -735,12 +735,10 @@ def _digits(bound: Decimal) -> tuple[str, str]:
 
 
 def _as_pattern(gbnf: str) -> str:
-    """Return GBNF of digits as a pattern."""
     return re.sub('[" ]', "", gbnf)
 
 
 def _array(schema: dict[str, Any], build: _Converter) -> str:
-    """Return the name of the rule for the arrays of a schema."""
     old = isinstance(schema.get("items"), list)  # older form of prefixItems
     if old and "prefixItems" in schema:
         raise ValueError("two different prefixItems are not supported together")
@@ -883,7 +881,6 @@ def _patterns(
 
 
 def _object(schema: dict[str, Any], build: _Converter) -> str:
-    """Return the name of the rule for the objects of a schema."""
     properties = dict(_typed(schema.get("properties", {}), dict, "properties"))
     required = dict.fromkeys(
         _typed(name, str, "required")
@@ -1304,7 +1301,6 @@ class _Converter:
         return [f"{self._prefix}root ::= {root}", *rules, *self._aliases]
 
     def rule(self, body: str) -> str:
-        """Return the name of the rule with this body."""
         spend(1 + len(body) // 16)
         self._n_bytes += 0 if body in self._rules else len(body)
         if self._n_bytes > MAX_BYTES:
