@@ -221,7 +221,6 @@ class PairChecks:
         self._loads = loads and features is not None
 
     def close(self) -> None:
-        """Free the models."""
         for model in self._loaded:
             model.close()
 
@@ -302,7 +301,6 @@ class PairChecks:
         return Plan(given, files)
 
     def _draft(self, plan: Plan, draft: Draft, model: str) -> Check:
-        """Return the check that explains what drafts."""
         head, files, entry = plan.head, plan.files, plan.load.entry
         by_text = "drafts come from the text only"
         status: Status = "ok"
@@ -331,7 +329,6 @@ class PairChecks:
         return Check("draft", status, found, todo)
 
     def _embeds(self, file: ModelFile) -> Iterator[Check]:
-        """Yield the checks of a model that only computes embeddings."""
         from ..llama.context import Context
         from ..llama.embedder import Embedder
         from ..llama.memory import embedding_needs
@@ -367,7 +364,6 @@ class PairChecks:
         return Check("room", "ok", found)
 
     def _inside(self, plan: Plan) -> Iterator[Check]:
-        """Yield the checks of the loaded models of a plan."""
         from ..llama.context import Context
         from ..llama.head import open_head
         from ..speculative.profile import read_profile
@@ -474,7 +470,6 @@ def _rollback(
 
 
 def _way(model: CachedSequence) -> str:
-    """Return how a model drops rejected tokens."""
     name = model.path.name
     if model.can_roll_back:
         return f"{name} can remove tokens from the cache"
