@@ -481,7 +481,6 @@ class TextChecks:
         """Prepare the checks.
 
         Args:
-            n_tokens: Maximum number of tokens of a text.
             noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
         """
         self.llm, self._n_tokens, self.noise = llm, n_tokens, noise
@@ -687,7 +686,6 @@ class RequestChecks:
 
         Args:
             texts: Checks of texts, with the models; distinguishes near ties from faults.
-            seed: Seed of all texts.
         """
         self._llm, self._texts, self._ids = texts.llm, texts, texts.llm.tokenize(prompt)
         self._samplings = [
