@@ -30,7 +30,6 @@ class TextStream:
         """Start a text.
 
         Args:
-            stop: Strings that end it.
             errors: Treatment of bytes that are not UTF-8: `replace` inserts a replacement
                 character, `ignore` drops them.
         """

@@ -373,7 +373,6 @@ class Thinking:
         """Start after a prompt.
 
         Args:
-            state: State of the parser after the prompt.
             budget: Number of reasoning tokens after which the end is forced; None for no limit.
         """
         self._model, self._format, self._n_prompt = model, reasoning, n_prompt

@@ -42,13 +42,7 @@ class Needs:
 
 
 def forms(messages: Messages, needs: Needs, write: Write) -> Iterator[list[dict[str, Any]]]:
-    """Yield messages as a template needs them, and then in forms for stricter templates.
-
-    Args:
-        messages: The messages.
-        needs: What the template needs in any case.
-        write: Writes calls for the model.
-    """
+    """Yield messages as a template needs them, and then in forms for stricter templates."""
     steps: tuple[dict[str, bool], ...] = (
         {}, {"lead": True, "later": True}, {"join": True}, {"no_system": True},
         {"results": True}, {"calls": True},
