@@ -399,7 +399,6 @@ class Answerer:
 
 
 def _plain(chunks: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
-    """Return the result of a plain line."""
     result = ended[0].result
     found: dict[str, Any] = {"text": result.text}
     if result.reasoning:
