@@ -141,7 +141,6 @@ class Rule(NamedTuple):
         return low and (self.most is None or value <= self.most)
 
     def has_type(self, value: Any) -> bool:
-        """Return whether a value has the type of an allowed one."""
         if self.shape != "one":
             return isinstance(value, tuple if self.shape == "sequence" else Mapping)
         types: dict[str, Any] = {
@@ -646,13 +645,7 @@ _OTHER_NAMES = {
 
 
 def no_such_option(name: str, value: object, known: Iterable[str]) -> OptionTypeError:
-    """Return the error for a keyword argument that a function lacks.
-
-    Args:
-        name: The keyword.
-        value: Its value.
-        known: The names that there are.
-    """
+    """Return the error for a keyword argument that a function lacks."""
     names = [*known]
     near = difflib.get_close_matches(name, names, 1, 0.7)
     near = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in names else near
@@ -672,10 +665,7 @@ def with_options(
     """Return the options of a request with single ones, which were given by keyword.
 
     Args:
-        sampling: Its sampling options.
-        speculation: Its draft options.
         options: Fields of `Sampling` and of `Speculation` with other values.
-        known: Other arguments of the function.
 
     Raises:
         OptionTypeError: There is no such field, or it has another type.

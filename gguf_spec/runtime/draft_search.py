@@ -125,7 +125,6 @@ def candidates(
     """Return all possible drafts for a target, best first; unusable ones are last.
 
     Args:
-        load: The target.
         opened: Files whose headers may have been read already.
 
     Raises:

@@ -53,7 +53,6 @@ class LoadOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no draft is wanted."""
         return self.draft.word == "none"
 
 

@@ -74,7 +74,6 @@ def plan(load: LoadOptions) -> Plan:
 
 
 def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]:
-    """Return the prediction head, the draft model, and notes on their choice."""
     head, notes = NO_HEAD, list[str]()
     given: ModelFile | None = None
     if load.draft.word not in ("none", "ngram"):
@@ -111,7 +110,6 @@ def _head(load: LoadOptions, given: ModelFile | None) -> HeadChoice:
     """Return the prediction head that drafts, or why one that was found is not used.
 
     Args:
-        load: The target.
         given: The file that is named as the draft; None for a head in the target's file.
 
     Raises:
@@ -179,7 +177,6 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
     """Return how many requests run at once, and why; the reason is empty if the user decided.
 
     Args:
-        load: The options of the load.
         files: Files and options of the target, and of its draft if there is one.
     """
     if load.projector and load.parallel != 1:

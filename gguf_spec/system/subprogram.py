@@ -56,7 +56,6 @@ def command(program: str, *arguments: str) -> list[str]:
 
     Args:
         program: One of `PROGRAMS`.
-        arguments: Its arguments.
 
     Raises:
         FrozenAppError: This process cannot start a child.
