@@ -135,7 +135,6 @@ class AcceptanceRates:
                 self._seen.setdefault((name, bucket), start)
 
     def of(self, kind: Kind) -> float:
-        """Return the acceptance rate of a bucket."""
         hits, places = self._seen[kind]
         return hits / places
 
@@ -143,7 +142,6 @@ class AcceptanceRates:
         """Count a proposal.
 
         Args:
-            kind: Its bucket.
             hit: 1 if it was right, 0 if it was wrong; a share if that is explained in part.
         """
         seen = self._seen[kind]
@@ -223,7 +221,6 @@ def fitted(priors: Sequence[float], seen: Sequence[tuple[float, float]]) -> list
     the observations of its bucket.
 
     Args:
-        priors: Prior acceptance rate of each bucket.
         seen: Hits and positions of each bucket.
 
     Returns:
