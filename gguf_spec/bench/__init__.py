@@ -464,8 +464,6 @@ class _Work:
     """One case to be run.
 
     Attributes:
-        workload: Name of the workload.
-        conversations: The conversations.
         samplings: Sampling options of each conversation.
         runs: Finished runs by contender name.
         texts: Tokens of each conversation by plain decoding, by round.
