@@ -98,8 +98,6 @@ class Place(NamedTuple):
 
     Attributes:
         module: Module of this package that defines the command.
-        name: Name of the command in the module.
-        help: Short help.
     """
 
     module: str
@@ -255,7 +253,6 @@ class CommandGroup(_OptionHints, click.Group):
     """Group that records the command to run, and has hints for unknown commands.
 
     Attributes:
-        root: The group of all commands.
         running: The command of this process; None before it is known.
         context: Context of the command; None before its arguments are read.
     """

@@ -46,7 +46,6 @@ class Parsed(click.ParamType[T]):
     """Parameter type whose texts a function parses; other values are taken as they are.
 
     Attributes:
-        name: Name of the value in the help.
         parse: Parses a text; raises a ValueError with a message for the user.
     """
 

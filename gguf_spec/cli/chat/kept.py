@@ -28,7 +28,6 @@ class KeptChat(NamedTuple):
     """A chat on the disk.
 
     Attributes:
-        path: Its file.
         title: The beginning of its first question.
         updated: Time of its last answer, in seconds since 1970.
         model: Name of the model of its last answer.
