@@ -109,7 +109,6 @@ class EditPlan:
     """How an edit is made: by code, or by a model that writes a part or the whole text.
 
     Attributes:
-        lines: Lines of the old text.
         reading: What the instruction says.
         by_code: The change, where it needs no model.
         part: The lines that the model writes, or None for the whole text.

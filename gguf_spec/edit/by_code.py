@@ -26,8 +26,6 @@ class CodeEdit:
     """A change that was made by code.
 
     Attributes:
-        lines: The new lines.
-        n_places: Number of places that were changed.
         doubt: Why it is not certain that exactly these places were meant; empty if it is.
     """
 
