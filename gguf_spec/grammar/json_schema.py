@@ -220,7 +220,6 @@ class Dropped(NamedTuple):
 
     Attributes:
         path: JSON pointer of the schema with the keyword.
-        keyword: The keyword.
         value: Its value as JSON text, which may be cut.
         reason: Why, without a full stop.
     """
@@ -989,12 +988,10 @@ class _Facts:
     """Facts about a schema that is not a boolean, without references and `allOf` at its top level.
 
     Attributes:
-        schema: The schema.
         choice: The first of `anyOf` and `oneOf` that it has; empty for none.
         values: The values of `enum` as texts; None without `enum`.
         types: Types of the valid values.
         written: Types of the values that a grammar of the schema can write.
-        named: The named properties.
         required: Names of the required properties.
         rest: `additionalProperties`, or None.
         is_object: Whether its grammar writes objects, and their properties decide which.
