@@ -66,7 +66,6 @@ class Context:
     """The context of a model: its sequences, and the only passes over them.
 
     Attributes:
-        weights: Weights and vocabulary of the model.
         sequences: Its sequences, by their ids in llama.cpp.
         n_ctx: Capacity of each sequence, in positions.
         reads_at_once: Most tokens that one prefill pass decodes.

@@ -741,7 +741,6 @@ class Offloaded(NamedTuple):
     """The part of a model that is on devices.
 
     Attributes:
-        n_bytes: Bytes of its weights.
         share: Share of the layers, and so of the cache, from 0 to 1.
         has_output: Whether the output matrix is there, which computes the logits.
     """

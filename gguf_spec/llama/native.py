@@ -220,7 +220,6 @@ class SequenceTokens(NamedTuple):
     Attributes:
         sequence: Its id in llama.cpp.
         n_past: Number of its cached tokens.
-        tokens: Token ids.
         n_rows: Number of last tokens whose logits are computed.
         n_more: Number of further tokens at the end, without logits.
     """

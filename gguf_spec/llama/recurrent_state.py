@@ -38,8 +38,6 @@ class RollbackCounts(NamedTuple):
     """Number of times that a state was restored.
 
     Attributes:
-        snapshots: From a snapshot.
-        checkpoints: From a checkpoint.
         copies: Number of checkpoints that were taken.
     """
 

@@ -379,8 +379,6 @@ class Part(NamedTuple):
     """Part of a pass: what one sequence decodes.
 
     Attributes:
-        sequence: The sequence.
-        tokens: Token ids.
         n_rows: Number of last tokens whose logits are returned; 0 only reads.
     """
 

@@ -53,7 +53,6 @@ class PassKind(NamedTuple):
 
     Attributes:
         owner: Id of the model.
-        n_tokens: Tokens in the pass.
         n_rows: Rows of logits that the pass computes.
         depth: Bit length of the number of cached tokens.
     """
@@ -202,7 +201,6 @@ class _Trial:
     """A few passes with another thread count.
 
     Attributes:
-        threads: The thread count.
         seconds: Times of its passes.
         slowness: Times of its passes, divided by the best time of their kind.
         expected_s: Expected total time with the current count, in seconds.

@@ -353,11 +353,7 @@ class Span(NamedTuple):
 
 
 class PromptTokens(list[int]):
-    """Token ids of a prompt, and the images in it, which stay in memory as long as this list.
-
-    Attributes:
-        chunks: The embeddings of its images.
-    """
+    """Token ids of a prompt, and the images in it, which stay in memory as long as this list."""
 
     def __init__(self, ids: Iterable[int], chunks: Sequence[Chunk]) -> None:
         super().__init__(ids)
@@ -368,7 +364,6 @@ class Pictures:
     """The images of one LLM. Any thread may ask for ids; one at a time computes embeddings.
 
     Attributes:
-        projector: The projector that encodes them.
         spans: The embeddings of all images so far, by their first id.
     """
 

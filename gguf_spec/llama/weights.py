@@ -38,8 +38,6 @@ class Weights(OfOneProcess):
     """Weights, adapters and vocabulary of a model.
 
     Attributes:
-        file: The file.
-        path: Its path.
         options: Load and context options.
         n_ctx: Capacity of the context, in positions; 0 without one.
         n_vocab: V, the length of a row of logits.
