@@ -512,7 +512,6 @@ class Argument(NamedTuple):
     """Type of an argument of the Python API.
 
     Attributes:
-        accepts: Returns whether a value has the type.
         allowed: The type in words; completes a sentence that ends with "must be".
         optional: Whether None is allowed.
         hint: How to write it; empty for the usual hint.
