@@ -192,9 +192,7 @@ class Value:
     """A value of a YAML file with its position.
 
     Attributes:
-        file: The file.
         key: The key with its parent keys, as in `models.smollm2-1.7b.draft`.
-        node: The YAML node.
     """
 
     file: Path
