@@ -24,8 +24,6 @@ class LoadOptions:
     """A target on this disk, and the options with which it is loaded; others as for `load`.
 
     Attributes:
-        entry: The target's entry.
-        file: The target's file.
         target: Options of the target; saved measurements are looked up by them.
         of_draft: The same for a draft model, or for a prediction head in a file of its own.
         projector: Header of the projector, or None.
@@ -79,10 +77,8 @@ class Plan:
     """Files and options that a load opens, with the reasons. Nothing is loaded yet.
 
     Attributes:
-        load: The options of the load.
         files: Files and options of the target, and of the file that is loaded for drafts.
         draft: The file of a draft model, or None.
-        head: The prediction head.
         notes: Explanations of the choice of the target and of the drafts.
         parallel_reason: Why that many requests run at once; empty if the user gave the number.
     """
