@@ -56,7 +56,6 @@ class OtherField(NamedTuple):
     Attributes:
         reason: Why the neutral values change nothing, or what holds instead.
         neutral: Values that ask for nothing; None if no value asks for anything.
-        routes: Routes that know the field.
         is_refused: Whether other values would change the meaning of the answer.
     """
 

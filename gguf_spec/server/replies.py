@@ -68,7 +68,6 @@ class StreamFormat(NamedTuple):
     """Format of a streamed answer.
 
     Attributes:
-        media_type: Media type of the response.
         write: Returns the bytes of one object.
         ping: Bytes without a meaning, which keep a connection open.
         end: Bytes after a complete answer; they are not sent after an error.

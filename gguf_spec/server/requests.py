@@ -510,7 +510,6 @@ class Body(NamedTuple):
     """Description of a body that asks for an answer.
 
     Attributes:
-        route: Its route.
         fields: Descriptions of its fields, without those of other APIs.
         needed: Name of the field that must be there.
     """

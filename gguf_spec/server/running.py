@@ -259,7 +259,6 @@ class ServedStream:
 
     Attributes:
         stats: Token counts and times; complete after the last chunk.
-        seed: The seed in use.
     """
 
     def __init__(
