@@ -117,7 +117,6 @@ class RoundState:
     Attributes:
         start: Tokens of the text before the round.
         n_past: Tokens in the target's cache before the round.
-        prices: Expected costs.
         hopeful: Costs used for decisions: `prices`, or lower ones for unconfirmed widths in a round
             that explores.
         steps: The draft tokens.

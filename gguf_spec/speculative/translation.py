@@ -81,8 +81,6 @@ class Reading:
     draft ids of the last word only. A target token that begins with a space begins a word.
 
     Attributes:
-        tokens: The target ids.
-        ids: The draft ids.
         n_stable: Number of first draft ids that did not change since it was set.
     """
 

@@ -67,7 +67,6 @@ class Proposal(NamedTuple):
     """Proposal of one draft token.
 
     Attributes:
-        token: Its id.
         kind: Its drafter and bucket, for the acceptance rate.
         q: The distribution it was drawn from, if the acceptance rule needs it; None if it was not
             drawn.

@@ -64,7 +64,6 @@ class DraftToken(NamedTuple):
     """Token chosen from a row.
 
     Attributes:
-        token: Its id.
         confidence: Bucket from 0, lowest, to `N_CONFIDENCE_BUCKETS` - 1.
         q: The distribution it was drawn from, if the acceptance rule needs it.
     """
