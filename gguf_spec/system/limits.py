@@ -28,7 +28,6 @@ class MemoryLimit(NamedTuple):
     """A limit of memory.
 
     Attributes:
-        n_bytes: The limit.
         left: What can still be allocated, in bytes.
         source: The file or the setting that says so.
     """
