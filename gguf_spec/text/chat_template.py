@@ -737,8 +737,6 @@ class _Marks(NamedTuple):
     Template and messages contain none.
 
     Attributes:
-        begin: Marks the start of a content.
-        end: Marks the end of a content.
         tag: Marks the start of a tag-like text in a content, with its white space.
         after_tag: Marks the end of a tag-like text.
     """

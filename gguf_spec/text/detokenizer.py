@@ -21,7 +21,6 @@ class TextStream:
 
     Attributes:
         stop_string: The stop string that ended the text, or None.
-        decoder: Decoder of the pieces.
     """
 
     def __init__(

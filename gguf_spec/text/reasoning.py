@@ -82,8 +82,6 @@ class TagSyntax:
     is not changed, nor are later tags.
 
     Attributes:
-        open: The opening tag.
-        close: The closing tag.
         end: Text that ends an open reasoning part and begins the answer.
     """
 
@@ -345,7 +343,6 @@ class _Place(NamedTuple):
     """State after a token.
 
     Attributes:
-        state: State of the parser.
         n: Number of tokens so far.
         n_inside: Number of tokens of reasoning so far.
         n_forced: Number of tokens of the forced end so far; 0 outside of it.
