@@ -74,7 +74,6 @@ class Unenforced:
 
     Attributes:
         dropped: The keywords by tool.
-        use: The tools.
         schema: The schema of an answer that calls no tool.
     """
 

@@ -677,7 +677,6 @@ class NamedCall:
     Attributes:
         begins: Texts with which a call may begin, the usual one first; may be one empty text.
         middle: Text between the name and the arguments.
-        notation: Notation of the arguments.
         end: Text after the arguments; after JSON it may be missing in an answer.
         skipped: Texts that may stand after the name, each followed by a word: such as an id.
     """
