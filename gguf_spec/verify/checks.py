@@ -459,11 +459,8 @@ class Job(NamedTuple):
 
     Attributes:
         prompt: Index of the prompt.
-        ids: The prompt.
         name: Name of the sampling options, a key of `SAMPLINGS`.
-        sampling: The sampling options.
         drafter: Name of the draft setting.
-        plain: The plain text.
     """
 
     prompt: int
@@ -676,9 +673,6 @@ class RequestChecks:
     """Checks of single features, each with a few short texts.
 
     Each text is compared with the plain text that the same request gives on empty caches.
-
-    Attributes:
-        parts: The checks by name.
     """
 
     def __init__(self, texts: TextChecks, prompt: str, seed: int) -> None:
