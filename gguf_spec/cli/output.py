@@ -116,12 +116,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def speed(s: Stats) -> str:
-    """Return the speed of an answer."""
     return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s"
 
 
 def stats_lines(s: Stats, seed: int) -> str:
-    """Return the lines of --stats."""
     busy = s.draft_s + s.verify_s + s.other_s or 1.0
     cached = f", {s.n_cached} of them cached," if s.n_cached else ""
     prompt = f"prompt: {s.n_prompt} tokens{cached} in {s.prompt_s * 1000:,.0f} ms"

@@ -94,7 +94,6 @@ def _changes(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int
 
 
 def apply(lines: Sequence[str], hunks: Iterable[Hunk]) -> list[str]:
-    """Return lines with some changes made."""
     new, at = list[str](), 0
     for hunk in sorted(hunks, key=lambda one: (one.start, one.end)):
         new += [*lines[at : hunk.start], *hunk.new]

@@ -193,7 +193,6 @@ class Header:
 
 
 def damaged(path: Path, why: str) -> NotAModelError:
-    """Return the error for a damaged GGUF file."""
     return NotAModelError(
         path, f"{path.name} is a damaged GGUF file: {why}.", "download or convert it again."
     )

@@ -59,7 +59,6 @@ def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command of a child process."""
     return subprogram.command("gguf_spec.llama.selftest", *arguments)
 
 

@@ -63,7 +63,6 @@ def folder() -> Path:
 
 
 def endpoint() -> str:
-    """Return the hub's address."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT

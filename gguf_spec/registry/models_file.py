@@ -168,7 +168,6 @@ def split_names(file: str) -> list[str]:
 
 
 def is_repo(text: str) -> bool:
-    """Return whether a text has the form OWNER/REPO."""
     return len(text) <= 96 and bool(_REPO.fullmatch(text))
 
 

@@ -83,17 +83,14 @@ class ApiError(Exception):
 
 
 def invalid_value(param: str, message: str) -> ApiError:
-    """Return the error for a field with an invalid value."""
     return ApiError(f"{param} {message}", param, "invalid_value")
 
 
 def unknown(param: str) -> ApiError:
-    """Return the error for an unknown field."""
     return ApiError(f"Unknown field: {param}.", param, "unknown_parameter")
 
 
 def client_closed() -> ApiError:
-    """Return the error for a client that closed the connection."""
     return ApiError("The client closed the connection.", None, "cancelled", 499)
 
 
@@ -251,12 +248,10 @@ _ANTHROPIC_TYPES = {
 
 
 def openai_error(refusal: ApiError) -> dict[str, Any]:
-    """Return an error in the format of OpenAI."""
     return {"error": refusal.error}
 
 
 def anthropic_error(refusal: ApiError) -> dict[str, Any]:
-    """Return an error in the format of Anthropic."""
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
     kind, code = _ANTHROPIC_TYPES.get(refusal.status, other), refusal.error["code"]
     error = {"type": kind, "message": refusal.error["message"]}
@@ -268,5 +263,4 @@ def anthropic_error(refusal: ApiError) -> dict[str, Any]:
 
 
 def ollama_error(refusal: ApiError) -> dict[str, Any]:
-    """Return an error in the format of Ollama."""
     return {"error": refusal.error["message"]}

@@ -362,7 +362,6 @@ def now() -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return a time in nanoseconds."""
     return round(seconds * 1e9)
 
 
@@ -547,7 +546,6 @@ def header_of(model: ServedModel) -> Header | None:
 
 
 def entry_of(model: ServedModel) -> dict[str, Any]:
-    """Return the entry of a model in a list."""
     header = header_of(model)
     return {
         "name": model.id,

@@ -114,7 +114,6 @@ _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "ref
 
 
 def new_id(prefix: str) -> str:
-    """Return a random id."""
     return f"{prefix}_{secrets.token_hex(16)}"
 
 

@@ -89,12 +89,10 @@ def array_of(
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
-    """Return the error for a field or a value that is not supported."""
     return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 

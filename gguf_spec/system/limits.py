@@ -50,7 +50,6 @@ class ProcessorLimit(NamedTuple):
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Return all limits of memory."""
     limits = [*_address_space()]
     for folder in _folders("memory"):
         for name, name_of_used in _MEMORY:

@@ -38,7 +38,6 @@ def freeze_support() -> None:
 
 
 def is_frozen() -> bool:
-    """Return whether this is a frozen app."""
     return bool(getattr(sys, "frozen", False)) or "__compiled__" in globals()
 
 

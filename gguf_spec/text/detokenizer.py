@@ -152,5 +152,4 @@ def joined(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def text_of(parts: Sequence[Part], kind: str) -> str:
-    """Return the text of all parts of one kind."""
     return "".join(part.text for part in parts if part.kind == kind)

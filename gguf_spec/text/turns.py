@@ -57,7 +57,6 @@ def forms(messages: Messages, needs: Needs, write: Write) -> Iterator[list[dict[
 
 
 def fitted(messages: Messages, needs: Needs, write: Write) -> list[dict[str, Any]]:
-    """Return messages in the form that a template needs."""
     some = [dict(message) for message in messages]
     if needs.calls:
         some = with_calls_in_text(some, write)
@@ -82,7 +81,6 @@ def fitted(messages: Messages, needs: Needs, write: Write) -> list[dict[str, Any
 
 
 def with_calls_in_text(messages: Messages, write: Write) -> list[dict[str, Any]]:
-    """Return messages whose calls are part of their texts."""
     found = []
     for message in map(dict, messages):
         if calls := message.pop("tool_calls", None):
@@ -94,7 +92,6 @@ def with_calls_in_text(messages: Messages, write: Write) -> list[dict[str, Any]]
 
 
 def with_results_of_user(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages with the results of tools as messages of the user."""
     results = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in messages]
     return [
         {"role": "user", "content": result} if message["role"] == "tool" else dict(message)
@@ -103,7 +100,6 @@ def with_results_of_user(messages: Messages) -> list[dict[str, Any]]:
 
 
 def with_parts(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages whose contents are arrays of parts."""
     return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
 
 

@@ -20,7 +20,6 @@ _SHOWN = 20  # chats in the list
 
 
 def history_file() -> Path:
-    """Return the file of the typed lines."""
     return state_folder() / "chat-history"
 
 

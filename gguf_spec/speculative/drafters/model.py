@@ -575,7 +575,6 @@ def name_of(model: LanguageModel | None) -> str:
 def drafter_of(
     model: LanguageModel, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None
 ) -> ModelDrafter:
-    """Return the drafter of a draft model or of a prediction head."""
     if not needs_rows(model):
         return ModelDrafter(model, guess, n_vocab, first)
     kind = EagleDrafter if name_of(model) == EagleDrafter.name else HeadDrafter
