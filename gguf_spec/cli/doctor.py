@@ -52,7 +52,7 @@ def doctor(**options: Any) -> int:
     from ..doctor import doctor as run
 
     options = with_measured_model(options)
-    given = load_arguments(options, options["draft"])
+    given = load_arguments(options | {"chat_template_file": None}, options["draft"])
     how, of_draft = context_options(**given)
     diagnosis = run(
         options["model"],
