@@ -151,12 +151,19 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
     from .gguf.validation import ModelFile
     from .llama.options import ContextOptions
     from .llama.own_kernels import extra_bufts_work
-    from .runtime.draft_search import LoadOptions, candidates, head_candidate
+    from .runtime.draft_search import candidates, head_candidate
+    from .runtime.load_options import LoadOptions
 
     entry = resolve(model, models_file)
     file = ModelFile(path(entry))
     options = ContextOptions(extra_bufts=extra_bufts_work())
-    load = LoadOptions(entry, file, options, options, Path(models_file) if models_file else None)
+    load = LoadOptions(
+        entry=entry,
+        file=file,
+        target=options,
+        of_draft=options,
+        models_file=Path(models_file) if models_file else None,
+    )
     head, found = head_candidate(load), candidates(load)
     return [
         *([head] if head and head.fits else []),

@@ -27,6 +27,27 @@ HEADS = tuple(name for name, kind in DRAFTERS.items() if kind.needs == "head")
 # values of `draft` that name no model, and what they mean
 DRAFT_WORDS = {name: kind.word for name, kind in DRAFTERS.items() if kind.word}
 DRAFT_WORDS["none"] = "plain decoding"
+
+
+class Draft(NamedTuple):
+    """What drafts, as the argument `draft` of `load` says.
+
+    Attributes:
+        word: One of `DRAFT_WORDS`; empty for a model.
+        model: Name, path or entry of a draft model or of a prediction head; None for a word.
+    """
+
+    word: str
+    model: Any = None
+
+    @classmethod
+    def of(cls, given: Any) -> Draft:
+        """Return what an argument says; None is `none`."""
+        if given is None or (isinstance(given, str) and given in DRAFT_WORDS):
+            return cls(given or "none")
+        return cls("", given)
+
+
 LOGPROBS_MAX = 100  # maximum number of reported alternatives per token
 # Largest magnitude of options that are combined with logits, so that logits stay finite.
 _MODERATE = 1_000_000
@@ -66,6 +87,9 @@ class Rule(NamedTuple):
         flags: Names on the command line; empty for `--field-name`.
         inverted: Whether the flag on the command line sets the option to False.
         in_requests: Whether server requests have a field with this name and these values.
+        metavar: Its value in the help of the command line; empty for that of its type.
+        default: Default of an option of `load` on the command line; None as `choices` and type say.
+        of_speed: Whether an option of `load` changes no text, as those do that begin with `draft_`.
     """
 
     type: Literal["number", "integer", "boolean", "string", "any"]
@@ -81,6 +105,9 @@ class Rule(NamedTuple):
     flags: tuple[str, ...] = ()
     inverted: bool = False
     in_requests: bool = True
+    metavar: str | None = None
+    default: Any = None
+    of_speed: bool = False
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value is allowed. A sequence must be a tuple; a mapping is not read."""
@@ -114,7 +141,6 @@ class Rule(NamedTuple):
         return low and (self.most is None or value <= self.most)
 
     def has_type(self, value: Any) -> bool:
-        """Return whether a value has the type of an allowed one."""
         if self.shape != "one":
             return isinstance(value, tuple if self.shape == "sequence" else Mapping)
         types: dict[str, Any] = {
@@ -230,7 +256,7 @@ SAMPLING: dict[str, Rule] = {
     "grammar": Rule("string", "File with a GBNF grammar that the answer follows.", optional=True),
     "json_schema": Rule(
         "any", "JSON schema that the answer follows, or @FILE; {} allows any JSON.",
-        optional=True, in_requests=False,
+        optional=True, metavar="JSON", in_requests=False,
     ),
     "seed": Rule(
         "integer", "Seed; the same seed gives the same text.  [default: random, see --stats]",
@@ -247,7 +273,7 @@ SAMPLING: dict[str, Rule] = {
     "ignore_eos": Rule("boolean", "Do not end at an end token."),
     "logprobs": Rule(
         "integer", "Show the probability of each token and N alternatives, on stderr or in --json.",
-        0, LOGPROBS_MAX, optional=True, in_requests=False,
+        0, LOGPROBS_MAX, optional=True, metavar="N", in_requests=False,
     ),
     "think_budget": Rule(
         "integer", "Maximum number of reasoning tokens; then the model must answer.",
@@ -287,15 +313,17 @@ SPECULATION: dict[str, Rule] = {
 }  # fmt: skip
 LOADING: dict[str, Rule] = {
     "reference": Rule(
-        "string", "Text file as an additional source of drafts.", flags=("--draft-text",)
+        "string", "Text file as an additional source of drafts.", flags=("--draft-text",),
+        of_speed=True,
     ),
     "n_ctx": Rule(
         "integer", f"Context length in tokens.  [default: as trained, at most {DEFAULT_CTX}, or "
         "16384 where a tenth of the free memory holds it]",
-        2, optional=True, flags=("--ctx",),
+        2, optional=True, flags=("--ctx",), of_speed=True,
     ),
     "threads": Rule(
-        "integer", "Number of threads.  [default: physical cores]", 1, 512, optional=True
+        "integer", "Number of threads.  [default: physical cores]", 1, 512, optional=True,
+        of_speed=True,
     ),
     "flash_attention": Rule(
         "string", "Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
@@ -303,42 +331,50 @@ LOADING: dict[str, Rule] = {
     ),
     "draft_flash_attention": Rule("string", _SAME, choices=_ATTENTION, optional=True),
     "kv_type": Rule(
-        "string", "Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0."
+        "string", "Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.",
+        default="f16",
     ),
     "draft_kv_type": Rule("string", _SAME, optional=True),
     "gpu_layers": Rule(
         "any",
         "Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend; auto for as "
         "many as fit.",
+        default=-1,
     ),
     "draft_gpu_layers": Rule("any", _SAME, optional=True),
     "device": Rule(
         "string",
         "Device for the layers, as doctor names it, or none for the CPU alone. Repeatable.  "
         "[default: all GPUs]",
-        shape="sequence", items_max=_ITEMS_MAX,
+        shape="sequence", items_max=_ITEMS_MAX, metavar="DEVICE",
     ),
-    "draft_device": Rule("string", _SAME, shape="sequence", items_max=_ITEMS_MAX),
+    "draft_device": Rule(
+        "string", _SAME, shape="sequence", items_max=_ITEMS_MAX, metavar="DEVICE",
+    ),
     "cpu_moe": Rule("boolean", "Keep the experts of all layers in main memory."),
     "n_cpu_moe": Rule(
-        "integer", "Keep the experts of the first N layers in main memory.", 0, LAYERS_MAX
+        "integer", "Keep the experts of the first N layers in main memory.", 0, LAYERS_MAX,
+        metavar="N", default=0,
     ),
     "override_tensor": Rule(
         "string",
         "PATTERN=DEVICE: put the tensors whose names match a regular expression on a device, or on "
         "CPU. The first match counts. Repeatable.",
-        shape="sequence", items_max=_ITEMS_MAX,
+        shape="sequence", items_max=_ITEMS_MAX, metavar="PATTERN=DEVICE",
     ),
     "mmap": Rule(
         "boolean",
         "Map the files into memory, or read them into it.  [default: what is faster and fits]",
-        optional=True, flags=("--mmap/--no-mmap",),
+        optional=True, flags=("--mmap/--no-mmap",), of_speed=True,
     ),
-    "mlock": Rule("boolean", "Lock the weights in main memory, so that they are never paged out."),
+    "mlock": Rule(
+        "boolean", "Lock the weights in main memory, so that they are never paged out.",
+        of_speed=True,
+    ),
     "numa": Rule(
         "string",
         "Placement of threads on a machine with several NUMA nodes.  [default: by the system]",
-        choices=("distribute", "isolate", "numactl"), optional=True,
+        choices=("distribute", "isolate", "numactl"), optional=True, of_speed=True,
     ),
     "kernels": Rule(
         "string",
@@ -366,7 +402,7 @@ LOADING: dict[str, Rule] = {
     ),
     "rpc": Rule(
         "string", "Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
-        shape="sequence",
+        shape="sequence", metavar="HOST:PORT",
     ),
 }  # fmt: skip
 # Options that only commands for several requests and for embeddings have.
@@ -380,6 +416,7 @@ REQUESTS: dict[str, Rule] = {
         "string",
         "Memory for the caches of earlier texts, such as 500MB or 2GiB: a request that begins "
         "like one of them needs not read that part. 0: none. auto: an eighth of the free memory.",
+        metavar="SIZE",
     ),
     "shared_drafts": Rule(
         "boolean",
@@ -432,10 +469,6 @@ def default_sampling(
 
 # Options with texts that are compared with those of answers.
 _WRITTEN = ("stop", "dry_sequence_breakers", "grammar")
-# Options of `llama.options.read_placement`.
-PLACEMENT = (
-    "device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap", "mlock", "numa", "kernels",
-)  # fmt: skip
 
 
 def well_formed(text: str) -> str:
@@ -479,7 +512,6 @@ class Argument(NamedTuple):
     """Type of an argument of the Python API.
 
     Attributes:
-        accepts: Returns whether a value has the type.
         allowed: The type in words; completes a sentence that ends with "must be".
         optional: Whether None is allowed.
         hint: How to write it; empty for the usual hint.
@@ -612,13 +644,7 @@ _OTHER_NAMES = {
 
 
 def no_such_option(name: str, value: object, known: Iterable[str]) -> OptionTypeError:
-    """Return the error for a keyword argument that a function lacks.
-
-    Args:
-        name: The keyword.
-        value: Its value.
-        known: The names that there are.
-    """
+    """Return the error for a keyword argument that a function lacks."""
     names = [*known]
     near = difflib.get_close_matches(name, names, 1, 0.7)
     near = [_OTHER_NAMES[name]] if _OTHER_NAMES.get(name) in names else near
@@ -638,10 +664,7 @@ def with_options(
     """Return the options of a request with single ones, which were given by keyword.
 
     Args:
-        sampling: Its sampling options.
-        speculation: Its draft options.
         options: Fields of `Sampling` and of `Speculation` with other values.
-        known: Other arguments of the function.
 
     Raises:
         OptionTypeError: There is no such field, or it has another type.

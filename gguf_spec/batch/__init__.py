@@ -445,6 +445,5 @@ def _begins(data: bytes) -> bool:
 
 
 def _cannot(what: str, path: Path, error: OSError) -> BatchFileError:
-    """Return the error about a file that cannot be read or written."""
     fact = f"{path} cannot be {what}: {error.strerror}."
     return BatchFileError(path, fact, "check the file, its folder and its permissions.")

@@ -288,7 +288,6 @@ class LineResult(NamedTuple):
     """The result of a line.
 
     Attributes:
-        number: Number of the line.
         data: Line of the file with the results, with its line feed.
         fault: Description of the error; None if the line was answered.
     """
@@ -303,7 +302,6 @@ class Answerer:
     """Answers lines with a model, from any thread.
 
     Attributes:
-        llm: The model.
         defaults: Options of the lines that do not set them.
         created: Time of the answers in OpenAI's format, in seconds since 1970.
         cancellation: Has the running streams.
@@ -399,7 +397,6 @@ class Answerer:
 
 
 def _plain(chunks: list[ChunkEvent], ended: list[ChoiceEnded]) -> dict[str, Any]:
-    """Return the result of a plain line."""
     result = ended[0].result
     found: dict[str, Any] = {"text": result.text}
     if result.reasoning:

@@ -376,8 +376,6 @@ def ratios(runs: Sequence[Run], others: Sequence[Run], what: str) -> Spread:
     """Return the ratio of a metric between two sets of runs, over their common rounds.
 
     Args:
-        runs: Runs of the numerators.
-        others: Runs of the denominators.
         what: Name of a field or property of `Run`.
     """
     by_round = {run.round: getattr(run, what) for run in others}
@@ -466,8 +464,6 @@ class _Work:
     """One case to be run.
 
     Attributes:
-        workload: Name of the workload.
-        conversations: The conversations.
         samplings: Sampling options of each conversation.
         runs: Finished runs by contender name.
         texts: Tokens of each conversation by plain decoding, by round.
@@ -513,7 +509,6 @@ class _Race:
                     self.progress(Progress("bench", done, total, "runs"))
 
     def cases(self) -> Iterator[Case]:
-        """Yield the results of all started cases."""
         for work in self.work:
             if ADAPTIVE in work.runs or USELESS in work.runs:
                 results = []

@@ -131,7 +131,6 @@ def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
 
 
 def _state(now: BatchProgress) -> str:
-    """Return the progress line."""
     total = "" if now.n_lines is None else f" of {now.n_lines:,}"
     left = f", {_duration(now.seconds_left)} left" if now.seconds_left is not None else ""
     failed = f", {now.n_failed:,} failed" if now.n_failed else ""
@@ -139,7 +138,6 @@ def _state(now: BatchProgress) -> str:
 
 
 def _summary(end: BatchProgress) -> str:
-    """Return the line at the end."""
     total = "" if end.n_lines in (None, end.n_done) else f" of {end.n_lines:,}"
     before = f" ({end.n_before:,} of them before)" if end.n_before else ""
     failed = f", {end.n_failed:,} failed" if end.n_failed else ""

@@ -98,8 +98,6 @@ class Place(NamedTuple):
 
     Attributes:
         module: Module of this package that defines the command.
-        name: Name of the command in the module.
-        help: Short help.
     """
 
     module: str
@@ -255,7 +253,6 @@ class CommandGroup(_OptionHints, click.Group):
     """Group that records the command to run, and has hints for unknown commands.
 
     Attributes:
-        root: The group of all commands.
         running: The command of this process; None before it is known.
         context: Context of the command; None before its arguments are read.
     """
@@ -266,7 +263,6 @@ class CommandGroup(_OptionHints, click.Group):
     context: click.Context | None = None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command by its name, or by its short name at the top."""
         found = super().get_command(ctx, cmd_name)
         if found or ctx.parent or cmd_name not in SHORT_COMMANDS:
             return found

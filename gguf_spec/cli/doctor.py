@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import GgufSpecError
-from ..options import PLACEMENT
 from .command import Command, flag, json_option
 from .download import at_terminal
 from .error_text import in_command
-from .options import load_models, model_options, with_measured_model
+from .options import load_arguments, load_models, model_options, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -49,30 +48,12 @@ def doctor(**options: Any) -> int:
       gguf-spec doctor --online --json
       gguf-spec doctor -m target.gguf --read-all
     """
-    from ..doctor import ContextOptions, adapters, read_placement
+    from ..doctor import context_options
     from ..doctor import doctor as run
 
     options = with_measured_model(options)
-    how = ContextOptions(
-        n_ctx=options["ctx"],
-        threads=options["threads"],
-        flash_attention=options["flash_attention"],
-        kv_type=options["kv_type"],
-        gpu_layers=options["gpu_layers"],
-        extra_bufts=options["extra_bufts"] is not False,
-        verbose=options["verbose"] > 0,
-        lora=adapters(options["lora"]),
-        rpc=options["rpc"],
-        placement=read_placement(**{name: options[name] for name in PLACEMENT}),
-    )
-    of_draft = how.for_draft(
-        options["draft_flash_attention"],
-        options["draft_kv_type"],
-        options["draft_gpu_layers"],
-        adapters(options["draft_lora"], "draft_lora"),
-        options["draft_threads"],
-        options["draft_device"],
-    )
+    given = load_arguments(options | {"chat_template_file": None}, options["draft"])
+    how, of_draft = context_options(**given)
     diagnosis = run(
         options["model"],
         options["draft"],

@@ -180,10 +180,7 @@ class _Change:
     """What is to be written to a file.
 
     Attributes:
-        source: The file.
-        result: The edit.
         facts: What `--json` says about the generation.
-        changes: All changes as a patch.
         new: The text to write; None if it is not wanted.
     """
 

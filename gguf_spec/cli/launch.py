@@ -30,7 +30,6 @@ class Client(NamedTuple):
     In texts `$url`, `$model`, `$key`, `$context` and `$folder` stand for the values of a run.
 
     Attributes:
-        install: How to install it.
         context: Least context in tokens that suits it.
         variables: Environment variables of its process.
         arguments: Arguments before those of the user.

@@ -280,7 +280,6 @@ _FACTS = (
 
 
 def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
-    """Return the known facts of a model, for --json."""
     from ..models import verified
 
     names = ("file", "size_bytes", "sha256")
@@ -402,7 +401,6 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
 
 
 def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
-    """Return the table of the possible drafts, and of those that are refused."""
     fitting = [one for one in found if one.fits]
     refused = [one for one in found if not one.fits and one.path]
     absent = Counter(one.why for one in found if not one.fits and not one.path)

@@ -46,7 +46,6 @@ class Parsed(click.ParamType[T]):
     """Parameter type whose texts a function parses; other values are taken as they are.
 
     Attributes:
-        name: Name of the value in the help.
         parse: Parses a text; raises a ValueError with a message for the user.
     """
 
@@ -54,7 +53,6 @@ class Parsed(click.ParamType[T]):
         self.name, self.parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a text."""
         try:
             return self.parse(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -108,25 +106,15 @@ _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 # Arguments of `click.option` for options whose text is not read as the type in the table.
 _CLICK: dict[str, dict[str, Any]] = {
-    "reference": _FILE,
-    "kv_type": {"default": "f16"},
-    "gpu_layers": {"type": LAYERS, "default": -1},
+    **dict.fromkeys(("reference", "mmproj", "grammar"), _FILE),
+    "gpu_layers": {"type": LAYERS},
     "draft_gpu_layers": {"type": LAYERS},
-    "device": {"metavar": "DEVICE"},
-    "draft_device": {"metavar": "DEVICE"},
-    "n_cpu_moe": {"metavar": "N", "default": 0},
-    "override_tensor": {"metavar": "PATTERN=DEVICE"},
-    "mmproj": _FILE,
     "lora": {"type": ADAPTER},
     "draft_lora": {"type": ADAPTER},
-    "rpc": {"metavar": "HOST:PORT"},
     "parallel": {"type": REQUESTS_AT_ONCE, "default": "auto"},
-    "prefix_memory": {"metavar": "SIZE", "default": "auto"},
+    "prefix_memory": {"default": "auto"},
     "k": {"show_envvar": True},
     "logit_bias": {"type": Parsed("ID=BIAS", token_bias)},
-    "grammar": _FILE,
-    "json_schema": {"metavar": "JSON"},
-    "logprobs": {"metavar": "N"},
 }
 _TYPES = {"number": float, "integer": int, "string": str, "any": str}
 
@@ -135,11 +123,12 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
     """Return the decorator that adds the command-line option of a row of the tables.
 
     Args:
-        name: The name in Python.
         more: Arguments of `click.option` that differ in a command.
     """
     rule = OPTIONS[name]
-    how: dict[str, Any] = {"type": _TYPES.get(rule.type), "help": rule.help}
+    how: dict[str, Any] = {
+        "type": _TYPES.get(rule.type), "help": rule.help, "metavar": rule.metavar
+    }  # fmt: skip
     if rule.type == "boolean":
         # without a default, click gives False for a flag that is not set
         how |= {"default": None, "is_flag": True} if rule.optional else {"is_flag": True}
@@ -150,6 +139,8 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
     elif rule.choices:
         default = None if rule.optional else rule.choices[0]
         how |= {"type": click.Choice(rule.choices), "default": default}
+    elif rule.default is not None:
+        how["default"] = rule.default
     return click.option(*FLAGS[name], **(how | _CLICK.get(name, {}) | more))
 
 
@@ -327,7 +318,9 @@ def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> Se
     return found
 
 
-def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation) -> dict[str, Any]:
+def load_arguments(
+    options: dict[str, Any], draft: str, speculation: Speculation | None = None
+) -> dict[str, Any]:
     """Return the arguments of `load`, except the model, the models file and callbacks."""
     given = {
         name: options[PARAMETERS[name]]

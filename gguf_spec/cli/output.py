@@ -116,12 +116,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def speed(s: Stats) -> str:
-    """Return the speed of an answer."""
     return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s"
 
 
 def stats_lines(s: Stats, seed: int) -> str:
-    """Return the lines of --stats."""
     busy = s.draft_s + s.verify_s + s.other_s or 1.0
     cached = f", {s.n_cached} of them cached," if s.n_cached else ""
     prompt = f"prompt: {s.n_prompt} tokens{cached} in {s.prompt_s * 1000:,.0f} ms"
@@ -258,7 +256,6 @@ def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[
     """Yield a progress callback that shows a bar with a count and the time left, at a terminal.
 
     Args:
-        title: Description of the task.
         unit: Name of the counted items, in the plural.
     """
     from rich.console import Console

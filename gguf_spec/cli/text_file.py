@@ -87,7 +87,6 @@ class TextFile:
 
     @property
     def data(self) -> bytes:
-        """Bytes of the file."""
         return self._data
 
     def encoded(self, text: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import Text
-from ..llama.options import ContextOptions, adapters, read_placement
+from ..llama.options import ContextOptions, context_options
 from ..system.machine import format_bytes
 from . import installation, models
 from .installation import Check, own_folders
@@ -24,10 +24,9 @@ __all__ = [
     "Check",
     "ContextOptions",
     "Diagnosis",
-    "adapters",
+    "context_options",
     "doctor",
     "own_folders",
-    "read_placement",
 ]
 
 

@@ -17,17 +17,17 @@ from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
-from ..options import DEFAULT_CTX, DRAFT_WORDS, default_sampling
+from ..options import DEFAULT_CTX, DRAFT_WORDS, Draft, default_sampling
 from ..registry import hub as hub_module
 from ..registry.download import path as local
 from ..registry.resolve import Entry, entries, resolve, user_file
+from ..runtime.load_options import LoadOptions, Plan
 from ..system.files import cache_file, read_json, this_machine, write_json
 from ..system.machine import format_bytes
 from .installation import COMPILED, READY_MADE, REBUILD, Check, Status, file_sizes, has, origin
 
 if TYPE_CHECKING:
     from ..llama.sequence import CachedSequence
-    from ..runtime.plan import HeadChoice
     from ..speculative.profile import Profile
     from ..tune import Tuning
 
@@ -38,8 +38,6 @@ _REINSTALL_HUB = "reinstall it: pip install --force-reinstall huggingface_hub."
 
 # tokens of the passes that are compared between builds of llama.cpp
 _COMPARED = (1, 8)
-
-Files = list[tuple[ModelFile, ContextOptions]]
 
 
 def hub_cache() -> Check:
@@ -223,7 +221,6 @@ class PairChecks:
         self._loads = loads and features is not None
 
     def close(self) -> None:
-        """Free the models."""
         for model in self._loaded:
             model.close()
 
@@ -245,17 +242,18 @@ class PairChecks:
                 yield from self._embeds(target)
                 return
             role = "draft"
-            files, head, notes = self._plan(entry, target, draft)
-            yield self._draft(entry, draft, files, head, notes, str(model))
-            if self._reads_all and (other := files[-1][0]).path != target.path:
+            drafts = Draft.of(draft)
+            planned = self._plan(entry, target, drafts)
+            yield self._draft(planned, drafts, str(model))
+            if self._reads_all and (other := planned.files[-1][0]).path != target.path:
                 yield contents("draft file", other.header)
         except GgufSpecError as error:
             yield Check(role, "fail", error.message, error.hint)
             return
-        n_ctx = max(2, files[0][1].positions(_trained(target.header)))
-        files = [(file, replace(options, n_ctx=n_ctx)) for file, options in files]
-        features = self._features or {}
-        headers = [(file.header, options) for file, options in files]
+        n_ctx = max(2, planned.target.positions(_trained(target.header)))
+        files = [(file, replace(options, n_ctx=n_ctx)) for file, options in planned.files]
+        planned = replace(planned, files=files)
+        features, headers = self._features or {}, planned.headers
         wanted = needs(headers, features)
         found = (
             f"{format_bytes(wanted.added)}, "
@@ -270,7 +268,7 @@ class PairChecks:
         room = self._fits(wanted, found, longest, texts)
         yield room
         if self._loads and room.status != "fail":
-            yield from self._inside(entry.name, files, head)
+            yield from self._inside(planned)
 
     def _why_ctx(self, n_ctx: int, trained: int) -> str:
         if self._options.n_ctx or has(self._features or {}, "GPU"):
@@ -280,60 +278,44 @@ class PairChecks:
         why = "fits into" if n_ctx > DEFAULT_CTX else "more would take over"
         return f" ({why} a tenth of the free memory; trained for {trained:,})"
 
-    def _plan(
-        self, entry: Entry, target: ModelFile, draft: str | Path | None
-    ) -> tuple[Files, HeadChoice | None, tuple[str, ...]]:
-        """Return what `load` opens: files with options, the prediction head, and notes.
-
-        Without llama.cpp no draft is searched, and there is no head.
-        """
-        if self._features is None:
-            files = [(target, self._options)]
-            if draft is not None and draft not in DRAFT_WORDS:
-                path = local(resolve(draft, self._models_file))
-                files.append((ModelFile(path, as_draft=True), self._draft_options))
-            return files, None, ()
-        from ..runtime.draft_search import LoadOptions
-        from ..runtime.plan import plan
-
-        planned = plan(
-            LoadOptions(
-                entry=entry,
-                file=target,
-                target=self._options,
-                of_draft=self._draft_options,
-                models_file=self._models_file,
-                # `ngram` has snapshots for drafts
-                draft="ngram" if draft in (None, "none") else draft,
-                parallel=self._options.parallel,
-            )
+    def _plan(self, entry: Entry, target: ModelFile, draft: Draft) -> Plan:
+        """Return what `load` opens; without llama.cpp no draft is searched, nor a head."""
+        given = LoadOptions(
+            entry=entry,
+            file=target,
+            target=self._options,
+            of_draft=self._draft_options,
+            models_file=self._models_file,
+            # `ngram` has snapshots for drafts
+            draft=Draft("ngram") if draft.word == "none" else draft,
+            parallel=self._options.parallel,
         )
-        return planned.files, planned.head, planned.notes
+        if self._features is not None:
+            from ..runtime.plan import plan
 
-    def _draft(
-        self,
-        entry: Entry,
-        draft: str | Path | None,
-        files: Files,
-        head: HeadChoice | None,
-        notes: tuple[str, ...],
-        model: str,
-    ) -> Check:
-        """Return the check that explains what drafts."""
+            return plan(given)
+        files = [(target, self._options)]
+        if draft.model:
+            path = local(resolve(draft.model, self._models_file))
+            files.append((ModelFile(path, as_draft=True), self._draft_options))
+        return Plan(given, files)
+
+    def _draft(self, plan: Plan, draft: Draft, model: str) -> Check:
+        head, files, entry = plan.head, plan.files, plan.load.entry
         by_text = "drafts come from the text only"
         status: Status = "ok"
         todo = ""
-        if len(files) > 1 and not (head and head.kind):
+        if len(files) > 1 and not head.kind:
             return _file("draft", files[1][0].header)
-        if head and head.kind:
+        if head.kind:
             header = (head.file or files[0][0]).header
             found = (
                 f"the prediction head in {header.path.name} drafts ({head_kind(header)}), unless "
                 "requests run in parallel"
             )
-        elif draft in (None, "none", "ngram"):
-            found = by_text if draft == "ngram" else "none: plain decoding"
-        elif head and head.why_not and draft != "auto":
+        elif draft.word in ("none", "ngram"):
+            found = by_text if draft.word == "ngram" else "none: plain decoding"
+        elif head.why_not and draft.word != "auto":
             status, found = "warn", f"{head.why_not}: drafts come from elsewhere"
             todo = Text("to name another draft, set {draft}.")
         elif entry.draft in DRAFT_WORDS:
@@ -342,12 +324,11 @@ class PairChecks:
             status, found = "warn", "no draft was searched, because llama.cpp does not work"
             todo = "see the check llama.cpp above."
         else:
-            status, found = "warn", notes[-1]
+            status, found = "warn", plan.notes[-1]
             todo = f"see `gguf-spec models drafts {model}`."
         return Check("draft", status, found, todo)
 
     def _embeds(self, file: ModelFile) -> Iterator[Check]:
-        """Yield the checks of a model that only computes embeddings."""
         from ..llama.context import Context
         from ..llama.embedder import Embedder
         from ..llama.memory import embedding_needs
@@ -382,8 +363,7 @@ class PairChecks:
             return Check("room", "warn", found, less_memory())
         return Check("room", "ok", found)
 
-    def _inside(self, name: str, files: Files, head: HeadChoice | None) -> Iterator[Check]:
-        """Yield the checks of the loaded models."""
+    def _inside(self, plan: Plan) -> Iterator[Check]:
         from ..llama.context import Context
         from ..llama.head import open_head
         from ..speculative.profile import read_profile
@@ -391,19 +371,19 @@ class PairChecks:
         from ..tune import Tuning
 
         try:
-            target = Context(*files[0]).sequences[0]
+            target = Context(*plan.files[0]).sequences[0]
             self._loaded.append(target)
-            if head and head.kind:
+            if plan.head.kind:
                 of_head = replace(self._draft_options, n_ctx=target.n_ctx, head="self")
-                self._loaded.insert(0, open_head(target, of_head, head.file))
-            elif len(files) > 1:
-                self._loaded.insert(0, Context(*files[1]).sequences[0])
+                self._loaded.insert(0, open_head(target, of_head, plan.head.file))
+            elif len(plan.files) > 1:
+                self._loaded.insert(0, Context(*plan.files[1]).sequences[0])
         except GgufSpecError as error:
             yield Check("loading", "fail", error.message, error.hint)
             return
         draft = self._loaded[0] if len(self._loaded) > 1 else None
         yield Check("loading", "ok", f"llama.cpp loads {'both' if draft else 'it'}")
-        if draft and not (head and head.kind):
+        if draft and not plan.head.kind:
             try:
                 translation = translation_of(target.weights, draft.weights)
                 same = f"the draft has that of the target, {target.n_vocab:,} tokens"
@@ -420,7 +400,7 @@ class PairChecks:
         profile = read_profile(target, draft)
         found, todo = "not measured yet; `gguf-spec tune` measures them", ""
         if profile:
-            self.tuning = Tuning(name, draft.label if draft else None, profile)
+            self.tuning = Tuning(plan.load.entry.name, draft.label if draft else None, profile)
             found = f"measured in {profile.seconds:.1f} s; `gguf-spec tune` measures them again"
             if profile.disturbed:
                 found = f"measured in {profile.seconds:.1f} s beside other programs"
@@ -490,7 +470,6 @@ def _rollback(
 
 
 def _way(model: CachedSequence) -> str:
-    """Return how a model drops rejected tokens."""
     name = model.path.name
     if model.can_roll_back:
         return f"{name} can remove tokens from the cache"

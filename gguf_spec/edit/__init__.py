@@ -109,7 +109,6 @@ class EditPlan:
     """How an edit is made: by code, or by a model that writes a part or the whole text.
 
     Attributes:
-        lines: Lines of the old text.
         reading: What the instruction says.
         by_code: The change, where it needs no model.
         part: The lines that the model writes, or None for the whole text.
@@ -122,7 +121,6 @@ class EditPlan:
 
         Args:
             text: The old text, with line feeds.
-            instruction: What to change.
             name: Name of the file, whose ending says how it is read.
             scope: The parts that may change: names such as `Store.total`, or lines such as `10-40`.
                 Empty: what the instruction names, or else the whole text.
@@ -190,7 +188,6 @@ class EditPlan:
 
     @property
     def needs_model(self) -> bool:
-        """Whether a model must write it."""
         return self.by_code is None
 
     @cached_property
@@ -199,7 +196,6 @@ class EditPlan:
         return ", ".join(one.label for one in self.reading.scope)
 
     def result_by_code(self) -> Edit:
-        """Return the change that needs no model."""
         assert self.by_code is not None
         hunks = hunks_between(self.lines, self.by_code.lines)
         doubt = self.by_code.doubt
@@ -211,7 +207,6 @@ class EditPlan:
 
         Args:
             answer: The new part or text, as `EditPrompt.text_of` returns it.
-            completion: Its generation.
         """
         new = split_lines(answer)
         written = "text"
@@ -311,7 +306,6 @@ class EditPlan:
         """Return the request to a model.
 
         Args:
-            llm: The model.
             others: Name -> text of files that it also sees, as far as the context holds them.
 
         Raises:
@@ -401,10 +395,6 @@ class EditPrompt:
         """Make the request.
 
         Args:
-            llm: The model.
-            text: The old text.
-            instruction: What to change.
-            name: Name of the file.
             part: The lines to write; None for the whole text.
             others: Name -> text of other files; the last ones are left out if they do not fit.
             beside: `before` or `after`: only new lines beside the part are written.

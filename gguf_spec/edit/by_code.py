@@ -26,8 +26,6 @@ class CodeEdit:
     """A change that was made by code.
 
     Attributes:
-        lines: The new lines.
-        n_places: Number of places that were changed.
         doubt: Why it is not certain that exactly these places were meant; empty if it is.
     """
 
@@ -46,11 +44,7 @@ def edit_by_code(
     """Make the change that an instruction asks for, if it is one that needs no model.
 
     Args:
-        instruction: What the user wrote.
         reading: What it says about the place.
-        lines: Lines of the text.
-        parts: Its named parts.
-        name: Name of the file.
     """
     if reading.rename is None:
         return _remove(instruction, reading, lines, name) or _set_value(instruction, reading, lines)
@@ -69,7 +63,6 @@ def edit_by_code(
 
 
 def _allowed(reading: Reading, lines: Sequence[str]) -> set[int]:
-    """Return the lines that may change."""
     scope = set(range(len(lines)))
     if reading.scope:
         scope = {i for part in reading.scope for i in range(part.start, part.end)}
@@ -385,7 +378,6 @@ class _Module:
         return any(pattern.search(line) for line in self.lines[part.start : part.end])
 
     def tables(self) -> Iterator[symtable.SymbolTable]:
-        """Yield the scopes of the module."""
         waiting = [self.table]
         while waiting:
             table = waiting.pop()
@@ -404,7 +396,6 @@ class _Module:
 
     @staticmethod
     def parameters(function: symtable.SymbolTable) -> tuple[str, ...]:
-        """Return the names of the parameters of a function."""
         return function.get_parameters() if isinstance(function, symtable.Function) else ()
 
     def is_local(self, name: str, part: Part) -> bool:
@@ -415,7 +406,6 @@ class _Module:
         )
 
     def is_global(self, name: str) -> bool:
-        """Return whether the module defines a name."""
         if name not in self.table.get_identifiers():
             return False
         symbol = self.table.lookup(name)

@@ -76,15 +76,7 @@ def without_look_alikes(
 def doubtful_places(
     lines: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
 ) -> list[str]:
-    """Return an objection to changes at places that the instruction does not name.
-
-    Args:
-        lines: The old lines.
-        hunks: The changes in the parts that may change.
-        reading: What the instruction says.
-        name: Name of the file.
-        instruction: The instruction.
-    """
+    """Return an objection to changes at places that the instruction does not name."""
     found = _named_as_another(reading, instruction) if hunks else []
     is_free = reading.is_everywhere or is_move(hunks, instruction)
     if not hunks or found or is_free or len(lines) > _MANY:
@@ -271,7 +263,6 @@ def _stem(word: str) -> str:
 
 
 def _shared(asked: Collection[str], words: Collection[str]) -> set[str]:
-    """Return which of some words are among others, in any form."""
     stems = {_stem(one) for one in words}
     return {
         one

@@ -94,7 +94,6 @@ def _changes(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int, int
 
 
 def apply(lines: Sequence[str], hunks: Iterable[Hunk]) -> list[str]:
-    """Return lines with some changes made."""
     new, at = list[str](), 0
     for hunk in sorted(hunks, key=lambda one: (one.start, one.end)):
         new += [*lines[at : hunk.start], *hunk.new]
@@ -146,15 +145,7 @@ def _with_tabs(line: str, width: int) -> str:
 def objections(
     old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
 ) -> list[str]:
-    """Return why a change is not written without a question; nothing if it can be.
-
-    Args:
-        old: The old lines.
-        hunks: The changes in the parts that may change.
-        reading: What the instruction says.
-        name: Name of the file.
-        instruction: The instruction.
-    """
+    """Return why a change is not written without a question; nothing if it can be."""
     new = apply(old, hunks)
     found = []
     moved = {line.strip() for hunk in hunks for line in hunk.new}
@@ -253,7 +244,6 @@ def _lost(hunk: Hunk, *, is_named: bool) -> list[str]:
     """Return the old lines of a change that no new line takes the place of.
 
     Args:
-        hunk: The change.
         is_named: Whether the instruction names a part around it; its lines may be rewritten.
     """
     n_old, n_new = len(hunk.old), len(hunk.new)
@@ -464,8 +454,6 @@ def patch(old: bytes, new: bytes, name: str) -> bytes:
     """Return a patch that `git apply` takes, with the bytes of both versions.
 
     Args:
-        old: The old file.
-        new: The new file.
         name: Its name from the folder where the patch is applied, with slashes.
     """
     # one character a byte; only a line feed ends a line

@@ -107,13 +107,7 @@ class Reading:
 
 
 def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Reading:
-    """Read an instruction for a text.
-
-    Args:
-        instruction: What the user wrote.
-        lines: Lines of the text.
-        parts: Its named parts.
-    """
+    """Read an instruction for a text."""
     words = frozenset(re.findall(r"\w+", instruction.lower()))
     if len(instruction) > _MOST_READ:
         return Reading(None, (), (), bool(_EVERYWHERE.search(instruction)), words)

@@ -83,8 +83,6 @@ def _reader(suffix: str, stem: str, first: str) -> Callable[[list[str]], Iterabl
     """Return the function that reads a kind of file.
 
     Args:
-        suffix: Ending of its name.
-        stem: Its name.
         first: Its first line.
     """
     by_name: tuple[tuple[bool, Callable[[list[str]], Iterable[Part]]], ...] = (
@@ -163,7 +161,6 @@ def _end_of_block(
     """Return the line behind the lines that are indented more than the first one.
 
     Args:
-        lines: The lines.
         start: The first line.
         deep: Its indentation, if it counts as another one.
         closing: Whether a closing bracket below, not indented more, is a part of it.
@@ -418,7 +415,6 @@ def _block(start: int, words: str, end: int, last: str) -> Iterator[Part]:
 
     Args:
         start: Its first line.
-        words: The words before its brace.
         end: The line behind it.
         last: Its last line, which may name a type.
     """

@@ -138,5 +138,4 @@ LAST_ROWS = frozenset(
 
 
 def architecture(name: str) -> Architecture:
-    """Return the facts about an architecture by its name in a file."""
     return _TABLE.get(name, _USUAL)

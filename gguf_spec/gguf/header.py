@@ -84,11 +84,7 @@ _SPELLED: dict[Any, Callable[[int], set[bytes]]] = {
 
 @dataclass(frozen=True)
 class ArrayLength:
-    """Length of an array whose values were not kept.
-
-    Attributes:
-        n: Number of values.
-    """
+    """Length of an array whose values were not kept."""
 
     n: int
 
@@ -97,7 +93,6 @@ class Tensor(NamedTuple):
     """Position and type of a tensor.
 
     Attributes:
-        name: Its name.
         shape: Size of each dimension; the first is the length of a row.
         type: Number of its ggml type.
         offset: Start of its data in bytes, relative to `data_at` of its file.
@@ -121,7 +116,6 @@ class Header:
         path: The file, or the first file of a split model.
         metadata: Its scalar values and strings. An array of at most 1,024 numbers is a tuple, and
             so are the kept ids of a trimmed vocabulary; any other array is an `ArrayLength`.
-        n_tensors: Number of tensors.
         file_bytes: Size of the file, or of all files of a split model.
         kinds: The type of each value in llama.cpp's notation, such as `u32`; `[str]` for an array
             of strings.
@@ -199,7 +193,6 @@ class Header:
 
 
 def damaged(path: Path, why: str) -> NotAModelError:
-    """Return the error for a damaged GGUF file."""
     return NotAModelError(
         path, f"{path.name} is a damaged GGUF file: {why}.", "download or convert it again."
     )

@@ -23,7 +23,6 @@ _OF_SHARED = ("nextn.pre_projection.weight", "nextn.post_projection.weight")
 
 
 def is_eagle(header: Header) -> bool:
-    """Return whether a file is an EAGLE-3 head."""
     return header.facts.heads == "layers"
 
 

@@ -113,7 +113,6 @@ def spend(n: int) -> None:
 
 
 def refused(gbnf: str, why: str) -> InvalidGrammarError:
-    """Return the error for a grammar that cannot be used."""
     return InvalidGrammarError("grammar", gbnf if len(gbnf) < 80 else gbnf[:77] + "...", why)
 
 
@@ -136,7 +135,6 @@ def _letters(text: str) -> Iterator[tuple[int, bool]]:
 
 
 def others_than(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the complement of the ranges."""
     others, at = [], 0
     for low, high in sorted(r for r in ranges if r[0] <= r[1] and r[0] <= sys.maxunicode):
         if low > at:
@@ -146,7 +144,6 @@ def others_than(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a GBNF literal."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
@@ -418,7 +415,6 @@ class Automaton:
         spend(self.work)
 
     def _id(self, word: str, read_token: Callable[[str], int]) -> int:
-        """Return the id of a token that the grammar names."""
         try:
             return read_token(word)
         except InvalidOptionError:
@@ -428,7 +424,6 @@ class Automaton:
             raise refused(self._gbnf, f"{place}: {error}") from error
 
     def forget(self) -> None:
-        """Drop all numbered states."""
         self._numbers: dict[State, int] = {}
         self.states: list[State] = []
         # Rows whose work is counted; and all rows in the cache, with their work.

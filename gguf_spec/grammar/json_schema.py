@@ -220,7 +220,6 @@ class Dropped(NamedTuple):
 
     Attributes:
         path: JSON pointer of the schema with the keyword.
-        keyword: The keyword.
         value: Its value as JSON text, which may be cut.
         reason: Why, without a full stop.
     """
@@ -735,12 +734,10 @@ def _digits(bound: Decimal) -> tuple[str, str]:
 
 
 def _as_pattern(gbnf: str) -> str:
-    """Return GBNF of digits as a pattern."""
     return re.sub('[" ]', "", gbnf)
 
 
 def _array(schema: dict[str, Any], build: _Converter) -> str:
-    """Return the name of the rule for the arrays of a schema."""
     old = isinstance(schema.get("items"), list)  # older form of prefixItems
     if old and "prefixItems" in schema:
         raise ValueError("two different prefixItems are not supported together")
@@ -883,7 +880,6 @@ def _patterns(
 
 
 def _object(schema: dict[str, Any], build: _Converter) -> str:
-    """Return the name of the rule for the objects of a schema."""
     properties = dict(_typed(schema.get("properties", {}), dict, "properties"))
     required = dict.fromkeys(
         _typed(name, str, "required")
@@ -992,12 +988,10 @@ class _Facts:
     """Facts about a schema that is not a boolean, without references and `allOf` at its top level.
 
     Attributes:
-        schema: The schema.
         choice: The first of `anyOf` and `oneOf` that it has; empty for none.
         values: The values of `enum` as texts; None without `enum`.
         types: Types of the valid values.
         written: Types of the values that a grammar of the schema can write.
-        named: The named properties.
         required: Names of the required properties.
         rest: `additionalProperties`, or None.
         is_object: Whether its grammar writes objects, and their properties decide which.
@@ -1304,7 +1298,6 @@ class _Converter:
         return [f"{self._prefix}root ::= {root}", *rules, *self._aliases]
 
     def rule(self, body: str) -> str:
-        """Return the name of the rule with this body."""
         spend(1 + len(body) // 16)
         self._n_bytes += 0 if body in self._rules else len(body)
         if self._n_bytes > MAX_BYTES:

@@ -171,8 +171,6 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
     """Write a model of `N_LAYERS` layers with this attention and random weights.
 
     Args:
-        path: The file to write.
-        shape: Shape of the attention.
         n_ctx: Trained context length in its metadata, in positions.
     """
     numbers = {

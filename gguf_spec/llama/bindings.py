@@ -130,7 +130,6 @@ class Tensors:
         return tensor
 
     def compute(self, result: int, n_values: int, threads: int = 1) -> NDArray[np.float32]:
-        """Compute a tensor and return its first values."""
         graph = call("ggml_new_graph_custom", self.context, ctypes.c_size_t(_MOST_INPUTS), False)
         call("ggml_build_forward_expand", graph, result, result=None)
         call("ggml_graph_compute_with_ctx", self.context, graph, threads, result=ctypes.c_int)

@@ -66,7 +66,6 @@ class Context:
     """The context of a model: its sequences, and the only passes over them.
 
     Attributes:
-        weights: Weights and vocabulary of the model.
         sequences: Its sequences, by their ids in llama.cpp.
         n_ctx: Capacity of each sequence, in positions.
         reads_at_once: Most tokens that one prefill pass decodes.
@@ -106,7 +105,6 @@ class Context:
 
         Args:
             file: The file. A header that was read before is not read again.
-            options: Load and context options.
             progress: Called with the loaded fraction, 0 to 1.
 
         Raises:
@@ -431,7 +429,6 @@ class Context:
 
         Args:
             sequence: The sequence, whose cache is empty.
-            tokens: The tokens.
             n_read: Length of the prefix that prefill passes decoded, on the grid.
 
         Raises:

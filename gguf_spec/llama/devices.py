@@ -94,7 +94,6 @@ def check_placement(placement: Placement, option: str = "device") -> None:
     """Reject devices that this build of llama.cpp does not have.
 
     Args:
-        placement: Devices and memory of the weights.
         option: Name of the option with the devices, `device` or `draft_device`.
 
     Raises:
@@ -124,8 +123,6 @@ def apply_placement(placement: Placement, params: Any, names: Iterable[str]) -> 
     """Write the fields of `llama_model_params` for devices and memory.
 
     Args:
-        placement: Devices and memory of the weights.
-        params: The parameters.
         names: Names of the model's tensors.
 
     Returns:

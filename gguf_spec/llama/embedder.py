@@ -151,7 +151,6 @@ class Embedder(OfOneProcess):
         return min(max(LEAST, 1 << (n_tokens - 1).bit_length()), padded(self._model.n_ctx))
 
     def _flash_of(self, capacity: int) -> str:
-        """Return the flash attention of a context."""
         return flash_attention(self._model.file.header, self._model.options, capacity)
 
     def _opened(self, longest: int) -> Native:
@@ -271,7 +270,6 @@ def _groups(texts: Sequence[Sequence[int]], room: int, most: int) -> Iterator[li
 
 
 def _decode(native: Native, parts: Sequence[SequenceTokens]) -> None:
-    """Run a pass."""
     native.batch.fill(parts)
     log.clear()
     if code := native.decode():

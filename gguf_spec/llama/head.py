@@ -82,7 +82,6 @@ class Head(CachedSequence):
 
         Args:
             target: The target; its options say that a head is used.
-            options: Options of the draft model.
             file: The head's own file; None if it is in that of the target.
 
         Raises:
@@ -186,18 +185,10 @@ class Head(CachedSequence):
         return done
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Decode tokens without logits."""
         for i in range(0, len(tokens), self.reads_at_once):
             self._decode(tokens[i : i + self.reads_at_once], 0)
 
     def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
-        """Decode tokens and return the logits after each of the last `n_rows`.
-
-        Raises:
-            InvalidOptionError: `n_rows` or a token id is out of range.
-            DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
-                the cache is empty.
-        """
         if not 0 < n_rows <= min(len(tokens), K_MAX + 1):
             raise InvalidOptionError("n_rows", n_rows, f"from 1 to {len(tokens)}")
         if len(tokens) > N_BATCH:
@@ -327,7 +318,6 @@ class SharedHead(Head):
     shares_cache = needs_token = True  # the mean of no cached tokens is not a number
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Count tokens."""
         self._cached = [*self.cached, *tokens]
         self._n_true, self._own = self.n_past, None
 
@@ -350,15 +340,12 @@ class SharedHead(Head):
         return rows
 
     def rollback(self, to: int) -> None:
-        """Drop all tokens after the first `to`, and those decoded with own rows."""
         self._cached = self.cached[: self._kept(to)]
 
     def state_bytes(self) -> int:
-        """Return 0."""
         return 0
 
     def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
-        """Count the tokens."""
         self.rollback(0)
         self.read(tokens)
         return n_read == 0 and not len(state)
@@ -444,7 +431,6 @@ def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
     process before it is loaded.
 
     Args:
-        target: The file of the target.
         head: The head's own file; None if it is in that of the target.
     """
     files = [target, *([head] if head else [])]

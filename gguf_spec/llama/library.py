@@ -48,8 +48,6 @@ class CpuLibrary:
     """The library with llama.cpp's kernels for this processor.
 
     Attributes:
-        path: Its file.
-        functions: The loaded library.
         variant: Generation of processors that it is made for; empty for a build for one machine.
     """
 
@@ -57,7 +55,6 @@ class CpuLibrary:
         """Take over a loaded library.
 
         Args:
-            path: Its file.
             start: Where it lies in memory.
         """
         self.path, self._start = path, start

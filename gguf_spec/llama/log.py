@@ -56,7 +56,6 @@ class Log:
         return next(reversed([*self]), "")
 
     def clear(self) -> None:
-        """Drop all lines."""
         _lines.clear()
         _last.clear()
 

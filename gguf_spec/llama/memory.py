@@ -159,7 +159,6 @@ def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEs
     """Return the memory that models need if they are loaded together.
 
     Args:
-        models: The models.
         features: Features of the llama.cpp build; None to ask it.
     """
     header, options = models[0]
@@ -196,14 +195,19 @@ def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEs
             n_copies = options.parallel * (_CHECKPOINTS if drafts else 1)
             cache += n_copies * state_bytes(header)
         caches, compute = caches + cache, compute + passes
-    return _estimate(weights + copies, caches, compute, copies, idle, n_ctx)
+    return _estimate(
+        weights=weights + copies,
+        caches=caches,
+        compute=compute,
+        copies=copies,
+        idle=idle,
+        n_ctx=n_ctx,
+    )
 
 
-def _estimate(
-    weights: int, caches: int, compute: int, copies: int, idle: int, n_ctx: int
-) -> MemoryEstimate:
-    base, room = resident_bytes(), (available_bytes(), total_bytes())
-    return MemoryEstimate(weights, caches, compute, base, copies, idle, n_ctx, *room)
+def _estimate(**sizes: int) -> MemoryEstimate:
+    free, machine = available_bytes(), total_bytes()
+    return MemoryEstimate(**sizes, base=resident_bytes(), free=free, machine=machine)
 
 
 def _copies(
@@ -291,8 +295,6 @@ def parallel_in_room(
     """Return for how many requests at once the caches take at most a quarter of the free memory.
 
     Args:
-        models: The models.
-        most: The largest number to return.
         features: Features of the llama.cpp build; None to ask it.
 
     Returns:
@@ -326,7 +328,6 @@ def with_snapshots(models: Models, k: int) -> list[tuple[Header, ContextOptions]
     are not checked.
 
     Args:
-        models: The models.
         k: Longest draft that is wanted, in tokens.
     """
     (header, options), *others = models
@@ -358,7 +359,6 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
     The kernel would kill the process instead. Models that may use a GPU are not checked.
 
     Args:
-        models: The models.
         features: Features of the llama.cpp build; None to ask it.
 
     Raises:
@@ -402,8 +402,6 @@ def check_room_to_embed(
     Models that may use a GPU are not checked.
 
     Args:
-        header: Header of the model.
-        options: Its options.
         n_tokens: Number of tokens of the context of a loaded model; None before it is loaded.
         at_once: Most tokens of a pass.
 
@@ -459,7 +457,6 @@ def row_values(header: Header, n_ctx: int, flash: bool) -> int:
     """Return the approximate number of values that a pass holds for each of its tokens.
 
     Args:
-        header: Header of the model.
         n_ctx: Positions that the attention reads.
         flash: Whether it is flash attention.
     """
@@ -527,7 +524,9 @@ def embedding_needs(
     """Return the memory of an embedding model, with the context for its first texts."""
     copies, idle = _copies(header, options, features)
     weights, compute = header.file_bytes + copies, embedding_bytes(header, options, LEAST)
-    return _estimate(weights, 0, compute, copies, idle, LEAST)
+    return _estimate(
+        weights=weights, caches=0, compute=compute, copies=copies, idle=idle, n_ctx=LEAST
+    )
 
 
 def fit_layers(
@@ -536,7 +535,6 @@ def fit_layers(
     """Return the models with numbers in place of `auto`.
 
     Args:
-        models: The models.
         devices: Returns the devices for the option `device`.
     """
     if not any(options.gpu_layers == "auto" for _, options in models):
@@ -563,9 +561,6 @@ def read_files(models: Models) -> list[tuple[Header, ContextOptions]]:
     which passes over few rows take up to a fifth longer. A file is read if `mmap` is None, many of
     its bytes are not repacked, and all models together take at most half of the free memory. A head
     in a file of its own stays mapped.
-
-    Args:
-        models: The models.
 
     Returns:
         Header and options of each model, in their order.
@@ -705,7 +700,6 @@ def state_bytes(header: Header) -> int:
 
 
 def _is_recurrent(header: Header, layer: int) -> bool:
-    """Return whether a layer caches a state."""
     facts = header.facts
     if facts.cache != "hybrid" or facts.caches_both:
         return facts.cache == "recurrent" or facts.caches_both
@@ -747,7 +741,6 @@ class Offloaded(NamedTuple):
     """The part of a model that is on devices.
 
     Attributes:
-        n_bytes: Bytes of its weights.
         share: Share of the layers, and so of the cache, from 0 to 1.
         has_output: Whether the output matrix is there, which computes the logits.
     """

@@ -102,10 +102,7 @@ class Native(OfOneProcess):
         """Load the weights, or those of a prediction head, and return whether llama.cpp succeeded.
 
         Args:
-            path: The file.
-            params: llama.cpp's parameters.
             placement: Devices and memory of the weights; None for llama.cpp's choice.
-            names: Names of the tensors.
         """
         # llama.cpp reads them until the end of the call
         arrays = apply_placement(placement, params, names) if placement else []
@@ -121,12 +118,7 @@ class Native(OfOneProcess):
         return bool(self._adapters[-1])
 
     def open(self, params: Any, n_batch: int = N_BATCH) -> bool:
-        """Create the context and its batch and return whether llama.cpp succeeded.
-
-        Args:
-            params: Parameters of the context.
-            n_batch: Largest number of tokens in a batch.
-        """
+        """Create the context and its batch and return whether llama.cpp succeeded."""
         _keep(self._contexts, C.llama_init_from_model, self._models[0], params)
         if not self._contexts[0]:
             return False
@@ -150,7 +142,6 @@ class Native(OfOneProcess):
         return self._models[-1], self._heads[-1], self._batches[-1]
 
     def use_adapters(self, scales: Sequence[float]) -> None:
-        """Apply all adapters, each with its scale."""
         n = len(self._adapters)
         C.llama_set_adapters_lora(
             self._contexts[0],
@@ -229,7 +220,6 @@ class SequenceTokens(NamedTuple):
     Attributes:
         sequence: Its id in llama.cpp.
         n_past: Number of its cached tokens.
-        tokens: Token ids.
         n_rows: Number of last tokens whose logits are computed.
         n_more: Number of further tokens at the end, without logits.
     """

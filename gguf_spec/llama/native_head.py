@@ -80,7 +80,6 @@ class NativeHead:
         """Write tokens and the row for each of them.
 
         Args:
-            tokens: Token ids.
             rows: The rows, shape `(len(tokens), width)`.
             first: Position of the first token.
             n_rows: Number of last tokens whose logits and rows are computed.
@@ -176,7 +175,6 @@ class TargetRows:
         """Choose the rows.
 
         Args:
-            native: The target.
             layers: Numbers of the layers; empty for the state after the last layer alone.
         """
         self._n_layers: int = native.model(C.llama_model_n_layer)

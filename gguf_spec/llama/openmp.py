@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-# spins at a barrier before a thread sleeps; chosen in docs/experiments.md
+# spins at a barrier before a thread sleeps; chosen in docs/decisions/threads.md
 SPIN_COUNT = 10_000
 # The same for llama.cpp's own threads: some time slices, so that a thread sleeps only where another
-# program keeps the late one waiting for longer; chosen in docs/experiments.md.
+# program keeps the late one waiting for longer; chosen in docs/decisions/threads.md.
 OWN_SPIN_COUNT = 1_000_000
 # variables of the user or the host process; they have priority
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
@@ -48,9 +48,22 @@ class Placement:
     numa: str | None = None
     kernels: str = "auto"
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Placement:
+        """Return the placement from arguments of `load`; whether the devices exist is not checked.
+
+        Raises:
+            InvalidOptionError: An argument is not allowed.
+        """
+        names = {"device", "cpu_moe", "override_tensor"} | {one.name for one in fields(cls)}
+        values = {name: checked(name, given[name]) for name in given if name in names}
+        devices, overrides = values.pop("device", ()), values.pop("override_tensor", ())
+        if values.pop("cpu_moe", False):
+            values["n_cpu_moe"] = LAYERS_MAX
+        return cls(devices, overrides=tuple(map(_override, overrides)), **values)
+
     @property
     def uses_gpu(self) -> bool:
-        """Whether a GPU may be used."""
         return NONE not in self.devices
 
     @property
@@ -113,31 +126,6 @@ def expression(names: Iterable[str]) -> str:
         for rest, numbers in layers.items()
     ]
     return f"^(?:{'|'.join(parts)})$"
-
-
-def read_placement(
-    device: str | Sequence[str] = (),
-    cpu_moe: bool = False,
-    n_cpu_moe: int = 0,
-    override_tensor: str | Sequence[str] = (),
-    mmap: bool | None = None,
-    mlock: bool = False,
-    numa: str | None = None,
-    kernels: str = "auto",
-) -> Placement:
-    """Return the placement from arguments of `load`.
-
-    Whether the devices exist is not checked (`devices.check_placement`).
-
-    Raises:
-        InvalidOptionError: An argument is not allowed.
-    """
-    n_experts = checked("n_cpu_moe", n_cpu_moe)
-    devices = checked("device", device)
-    n_experts = LAYERS_MAX if checked("cpu_moe", cpu_moe) else n_experts
-    overrides = tuple(_override(one) for one in checked("override_tensor", override_tensor))
-    others = (("mmap", mmap), ("mlock", mlock), ("numa", numa), ("kernels", kernels))
-    return Placement(devices, n_experts, overrides, *(checked(*one) for one in others))
 
 
 def _override(given: str) -> tuple[str, str]:
@@ -218,7 +206,6 @@ def adapters(
     The argument is one file or several, each with or without a scale.
 
     Args:
-        given: The argument.
         option: Its name, for error messages.
 
     Raises:
@@ -399,6 +386,34 @@ class ContextOptions:
 
     def _named(self, option: str) -> str:
         return f"draft_{option}" if self.drafts else option
+
+
+def context_options(**given: Any) -> tuple[ContextOptions, ContextOptions]:
+    """Return the options of a target and of its draft model from arguments of `load`, by name.
+
+    Other arguments have no effect. Files, devices and workers are not checked.
+
+    Raises:
+        InvalidOptionError: An argument is not allowed.
+    """
+    rpc = given.get("rpc", ())
+    own = {one.name for one in fields(ContextOptions)} - {"parallel"}  # which may be `auto`
+    values = {name: value for name, value in given.items() if name in own} | {
+        "placement": Placement.of(given),
+        "lora": adapters(given.get("lora", ())),
+        "rpc": (rpc,) if isinstance(rpc, str) else tuple(rpc),
+        "extra_bufts": given.get("extra_bufts") is not False,
+    }
+    target = ContextOptions(**values)
+    checked("draft_threads", given.get("draft_threads"))
+    return target, target.for_draft(
+        **{
+            name: given.get(f"draft_{name}")
+            for name in ("flash_attention", "kv_type", "gpu_layers", "threads")
+        },
+        lora=adapters(given.get("draft_lora", ()), "draft_lora"),
+        devices=checked("draft_device", given.get("draft_device", ())),
+    )
 
 
 def head_sizes(header: Header) -> list[tuple[int, int]]:

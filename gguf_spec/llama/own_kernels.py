@@ -244,7 +244,6 @@ def keep_threads() -> None:
 
 
 def keeps_threads() -> bool:
-    """Return whether `keep_threads` is in force."""
     return bool(_keeps_threads)
 
 
@@ -256,7 +255,6 @@ def _handles() -> tuple[int, int]:
 
 @cache
 def library() -> Any:
-    """Return the loaded library."""
     return ctypes.CDLL(str(path_of_library()))
 
 
@@ -321,5 +319,4 @@ def flash_on_cpu(header: Header, options: ContextOptions) -> str:
 
 
 def is_x86() -> bool:
-    """Return whether this is an x86-64 processor."""
     return platform.machine().lower() in ("x86_64", "amd64")

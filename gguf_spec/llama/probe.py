@@ -59,7 +59,6 @@ def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command of a child process."""
     return subprogram.command("gguf_spec.llama.selftest", *arguments)
 
 
@@ -67,7 +66,6 @@ def result_file(test: str, *key: object) -> Path:
     """Return the file of a result.
 
     Args:
-        test: Name of the test.
         key: What the result depends on, beside the machine and the build of llama.cpp.
     """
     return cache_file("probe", [test, *this_machine(), *llama_parts(), *key])
@@ -85,7 +83,6 @@ def remembered(
     A file that is damaged or of another version counts as missing.
 
     Args:
-        file: The file.
         find: Runs the test and returns the problem.
         warning: What to log when a problem is found, with a place for it; empty to log nothing.
         keep: Whether a problem is kept. A success is kept in any case.

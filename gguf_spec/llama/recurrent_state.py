@@ -38,8 +38,6 @@ class RollbackCounts(NamedTuple):
     """Number of times that a state was restored.
 
     Attributes:
-        snapshots: From a snapshot.
-        checkpoints: From a checkpoint.
         copies: Number of checkpoints that were taken.
     """
 
@@ -153,7 +151,6 @@ class RecurrentState:
         self.kept = kept
 
     def _copy(self) -> Checkpoint:
-        """Return a checkpoint of the present state."""
         for one in self._all:
             if one.n == self._n:
                 return one

@@ -113,12 +113,11 @@ def serve(endpoint: str, threads: int) -> None:
     """Lend the GPU of this machine, or its CPU, until the process ends."""
     device = first_device(GPU_KIND) or first_device(CPU_KIND)
     text, size, pointer = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
-    start = _rpc_function("start_server", None, text, text, size, size, pointer)
+    start = _rpc_function("start_server", None, (text, text, size, size, pointer))
     start(endpoint.encode(), None, threads, 1, (pointer * 1)(device))
 
 
-def _rpc_function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a function of the RPC backend."""
+def _rpc_function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
     registry = call("ggml_backend_reg_by_name", b"RPC")
     symbol = f"ggml_backend_rpc_{name}".encode()
     address = call("ggml_backend_reg_get_proc_address", registry, symbol)
@@ -132,7 +131,6 @@ class RemoteNative(Native):
         """Create the object of a context in the child.
 
         Args:
-            child: The child.
             weights: Another object whose weights are used; None for the first one, with which the
                 child ends.
         """
@@ -151,7 +149,6 @@ class RemoteNative(Native):
         return super()._give_up()
 
     def share(self) -> RemoteNative:
-        """Return an object for a further context on the same weights."""
         return RemoteNative(self._child, self)
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -185,7 +182,6 @@ class RemoteNative(Native):
         return True
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the model in the child."""
         return self._call("model", function.__name__, *arguments)
 
     def context(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -201,11 +197,9 @@ class RemoteNative(Native):
         return self._call("context", function.__name__, *arguments)
 
     def cache(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of the cache in the child."""
         return self._call("cache", function.__name__, *arguments)
 
     def decode(self) -> int:
-        """Decode the batch in the child and return llama.cpp's code."""
         self.has_copies = False
         return int(self._call("decode", self.batch.packed()))
 
@@ -276,8 +270,6 @@ class Child:
 
         Args:
             place: The context that it is about; 0 is the first one.
-            name: Name of the method.
-            arguments: Its arguments.
 
         Raises:
             WorkerError: The child has ended.
@@ -312,7 +304,6 @@ class Child:
             raise self._lost() from None
 
     def _lost(self) -> WorkerError:
-        """Return the error for a child that has ended."""
         self.end()
         lost = unreachable(self._workers)
         names = " and ".join(lost or self._workers)
@@ -345,7 +336,7 @@ class _Served:
 
     def __init__(self, pipe: Connection, workers: Iterable[str]) -> None:
         """Connect to the workers; this aborts the process if one cannot be reached."""
-        add, found = _rpc_function("add_server", ctypes.c_void_p, ctypes.c_char_p), []
+        add, found = _rpc_function("add_server", ctypes.c_void_p, [ctypes.c_char_p]), []
         for worker in workers:
             server = add(worker.encode())
             call("ggml_backend_register", server, result=None)
@@ -385,7 +376,6 @@ class _Served:
     def load(
         self, path: bytes, n_layers: int, placement: Placement | None, names: list[str]
     ) -> bool:
-        """Load the weights into the workers."""
         params = C.llama_model_default_params()
         params.n_gpu_layers, params.use_extra_bufts = n_layers, False
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
@@ -400,23 +390,19 @@ class _Served:
         return loaded
 
     def open(self, params: bytes, n_batch: int) -> bool:
-        """Create the context."""
         kind = type(C.llama_context_default_params())
         return self._native.open(kind.from_buffer_copy(params), n_batch)
 
     def state(self, size: int, sequence: int) -> bytes:
-        """Return the serialised cache of a sequence."""
         buffer = (ctypes.c_uint8 * size)()
         n = self._native.context(C.llama_state_seq_get_data, buffer, size, sequence)
         return bytes(buffer[:n])
 
     def restore(self, state: bytes, sequence: int) -> int:
-        """Restore the cache of a sequence."""
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
         return int(self._native.context(C.llama_state_seq_set_data, buffer, len(state), sequence))
 
     def decode(self, packed: Any) -> int:
-        """Decode a batch."""
         self._native.batch.unpack(packed)
         return self._native.decode()
 

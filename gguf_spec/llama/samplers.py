@@ -193,12 +193,8 @@ class Dry:
         """Prepare for token histories of one model.
 
         Args:
-            model: The model.
-            multiplier: DRY multiplier.
-            base: DRY base.
             allowed_length: Longest repetition without a penalty, in tokens.
             last_n: Number of last tokens that are searched; -1 for all.
-            breakers: Texts that end a repetition.
         """
         # llama.cpp allocates memory for the whole range
         self._last_n = min(last_n, model.n_ctx) if last_n >= 0 else model.n_ctx

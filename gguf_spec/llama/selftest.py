@@ -254,7 +254,6 @@ def head(target: str, path: str = "") -> bool:
     """Return whether a prediction head proposes tokens.
 
     Args:
-        target: The file of the target.
         path: The head's own file; empty if it is in that of the target.
     """
     options = ContextOptions(n_ctx=64, threads=1, gpu_layers=0, extra_bufts=False)

@@ -166,7 +166,6 @@ class CachedSequence:
         return cached
 
     def put_cached(self, cached: list[int]) -> None:
-        """Set the tokens of the cache after a change."""
         self._cached = cached
 
     def forget(self, data: bool = False) -> None:
@@ -224,7 +223,6 @@ class CachedSequence:
         self._cached = cached
 
     def copy_from(self, other: CachedSequence) -> None:
-        """Replace the cache by a copy of another sequence's."""
         self.rollback(0)
         cached = other.cached  # empties one with unknown contents
         self.native.has_copies = True  # until the next pass
@@ -357,10 +355,6 @@ class CachedSequence:
     def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Decode tokens and return the logits after each of the last `n_rows` tokens.
 
-        Args:
-            tokens: Token ids.
-            n_rows: Number of rows to return.
-
         Returns:
             A view of shape `(n_rows, V)` into llama.cpp's buffer. The next call overwrites it.
 
@@ -385,8 +379,6 @@ class Part(NamedTuple):
     """Part of a pass: what one sequence decodes.
 
     Attributes:
-        sequence: The sequence.
-        tokens: Token ids.
         n_rows: Number of last tokens whose logits are returned; 0 only reads.
     """
 

@@ -53,7 +53,6 @@ class PassKind(NamedTuple):
 
     Attributes:
         owner: Id of the model.
-        n_tokens: Tokens in the pass.
         n_rows: Rows of logits that the pass computes.
         depth: Bit length of the number of cached tokens.
     """
@@ -88,7 +87,6 @@ class ThreadGovernor:
         self._trial: _Trial | None = None
 
     def choose(self, kind: PassKind) -> int:
-        """Return the thread count for a pass of this kind."""
         if self._trial is None and self.most > 1:
             self._trial = self._new_trial(kind)
         trial = self._trial
@@ -98,9 +96,7 @@ class ThreadGovernor:
         """Record the time of a pass.
 
         Args:
-            kind: Kind of the pass.
             threads: The count that `choose` returned.
-            seconds: Duration of the pass.
         """
         best = min(self._best.get((kind, threads), seconds), seconds)
         expected_s = self._expected_s(kind)
@@ -125,7 +121,6 @@ class ThreadGovernor:
         self._best[kind, threads] = best * _FORGETTING
 
     def forget(self, owner: Hashable) -> None:
-        """Drop the times of a model."""
         for key in [key for key in [*self._best] if key[0].owner == owner]:
             self._best.pop(key, None)
 
@@ -206,7 +201,6 @@ class _Trial:
     """A few passes with another thread count.
 
     Attributes:
-        threads: The thread count.
         seconds: Times of its passes.
         slowness: Times of its passes, divided by the best time of their kind.
         expected_s: Expected total time with the current count, in seconds.

@@ -178,7 +178,6 @@ class Projector(OfOneProcess):
         return list(ids[: n.value])
 
     def _bitmap(self, image: Image) -> int:
-        """Return the decoded pixels of an image."""
         binding, n = self._mtmd, len(image.data)
         options = binding.mtmd_helper_init_opt_default()
         options.video_params.ffmpeg_bin_dir = _NO_FFMPEG
@@ -350,16 +349,11 @@ class Span(NamedTuple):
 
     @property
     def ids(self) -> range:
-        """All ids."""
         return range(self.first, self.first + self.n_tokens)
 
 
 class PromptTokens(list[int]):
-    """Token ids of a prompt, and the images in it, which stay in memory as long as this list.
-
-    Attributes:
-        chunks: The embeddings of its images.
-    """
+    """Token ids of a prompt, and the images in it, which stay in memory as long as this list."""
 
     def __init__(self, ids: Iterable[int], chunks: Sequence[Chunk]) -> None:
         super().__init__(ids)
@@ -370,7 +364,6 @@ class Pictures:
     """The images of one LLM. Any thread may ask for ids; one at a time computes embeddings.
 
     Attributes:
-        projector: The projector that encodes them.
         spans: The embeddings of all images so far, by their first id.
     """
 
@@ -378,7 +371,6 @@ class Pictures:
         """Begin without images.
 
         Args:
-            projector: The projector that encodes them.
             n_batch: Largest number of embeddings of a pass.
         """
         self.projector, self._n_batch = projector, n_batch
@@ -498,7 +490,6 @@ class VisionSequence(CachedSequence):
         If this fails, the context is closed.
 
         Args:
-            context: The context, with one sequence.
             images: Checked header of the projector; or for a draft model the images of the target.
 
         Raises:
@@ -542,7 +533,6 @@ class VisionSequence(CachedSequence):
 
     @property
     def why_plain(self) -> str:
-        """Reason why nothing can be drafted by it or for it; empty if it can."""
         if self.recurrent and not self.sees:
             return f"{self.path.name} is recurrent or hybrid, and cannot leave images out"
         return super().why_plain
@@ -639,12 +629,10 @@ class VisionSequence(CachedSequence):
             super().rollback(min([to, *inside]))
 
     def adopt(self, cached: Sequence[int], n_read: int, least_cut: int) -> None:
-        """Take over the first sequence, which other code has changed."""
         self._placed = self._placed_in(cached)
         super().adopt(cached, n_read, least_cut)
 
     def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
-        """Restore the cache from a serialised state."""
         self.rollback(0)
         self._placed = self._placed_in(tokens)
         return super().restore(tokens, n_read, state)

@@ -38,8 +38,6 @@ class Weights(OfOneProcess):
     """Weights, adapters and vocabulary of a model.
 
     Attributes:
-        file: The file.
-        path: Its path.
         options: Load and context options.
         n_ctx: Capacity of the context, in positions; 0 without one.
         n_vocab: V, the length of a row of logits.
@@ -293,7 +291,6 @@ class Weights(OfOneProcess):
         return piece
 
     def is_end(self, token: int) -> bool:
-        """Return whether a token ends a generation."""
         return token < IMAGE_IDS and bool(self.native.vocab(C.llama_vocab_is_eog, token))
 
     @cached_property
@@ -345,8 +342,6 @@ def safe_cuts(
     takes its white space.
 
     Args:
-        text: A text.
-        names: The names of special tokens.
         stripping: Those that take the white space before them.
         distance: The least number of bytes between two places.
     """

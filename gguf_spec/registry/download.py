@@ -595,7 +595,6 @@ def known_sum(path: Path) -> str | None:
 
 
 def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
-    """Return the sha256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

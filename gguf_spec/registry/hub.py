@@ -63,7 +63,6 @@ def folder() -> Path:
 
 
 def endpoint() -> str:
-    """Return the hub's address."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
@@ -154,7 +153,6 @@ def fetch(repo: str, file: str, revision: str, *, force: bool, tick: Callable[[i
         repo: `OWNER/REPO`.
         file: Path inside the repository.
         revision: Branch, tag or commit.
-        force: Download it even if it is in the cache.
         tick: Called with the number of new bytes; negative if bytes must be downloaded again.
     """
     with _hub_settings():

@@ -168,7 +168,6 @@ def split_names(file: str) -> list[str]:
 
 
 def is_repo(text: str) -> bool:
-    """Return whether a text has the form OWNER/REPO."""
     return len(text) <= 96 and bool(_REPO.fullmatch(text))
 
 
@@ -192,9 +191,7 @@ class Value:
     """A value of a YAML file with its position.
 
     Attributes:
-        file: The file.
         key: The key with its parent keys, as in `models.smollm2-1.7b.draft`.
-        node: The YAML node.
     """
 
     file: Path
@@ -202,7 +199,6 @@ class Value:
     node: yaml.Node
 
     def error(self, message: str, hint: str) -> InvalidModelsFileError:
-        """Return an error at this position."""
         line = self.node.start_mark.line + 1
         return InvalidModelsFileError(self.file, message, hint, line, self.key)
 
@@ -245,7 +241,6 @@ class Value:
         return given
 
     def need(self, given: Mapping[str, Value], key: str) -> Value:
-        """Return a required field."""
         if key not in given:
             raise self.error(
                 f"{self.key} has no {key}.",

@@ -212,7 +212,6 @@ def _running(
 
 
 def no_space(name: str, where: Path, what: str) -> NoSpaceError:
-    """Return the error for a full disk of the store."""
     message = f"the disk of {where} is full: {what}."
     return NoSpaceError(name, message, None, None, "XDG_CACHE_HOME")
 

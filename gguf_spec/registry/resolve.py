@@ -173,7 +173,6 @@ class LocalModel:
     Attributes:
         name: Its name, as `-m` takes it if the program has names: `OWNER/REPO:QUANT`,
             `ollama:NAME:TAG`, or the file name.
-        path: The file.
         repo: `OWNER/REPO` if it is known, as in the hub's cache and in LM Studio's folder.
         commit: The commit if it lies in the hub's cache.
     """

@@ -9,13 +9,11 @@ measured on this machine, then the others by the speed-up that their size sugges
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from ..errors import GgufSpecError, Pull, Text, VocabularyMismatchError
-from ..gguf.header import Header
 from ..gguf.heads import (
     described,
     head_bytes,
@@ -28,15 +26,14 @@ from ..gguf.heads import (
 )
 from ..gguf.validation import ModelFile, trimmed
 from ..gguf.vocabulary import FileVocabulary
-from ..llama.options import ContextOptions
-from ..options import DRAFT_WORDS, K_MAX, Speculation
+from ..options import DRAFT_WORDS, K_MAX
 from ..registry import download
 from ..registry.resolve import Entry, entries, local_models
-from ..results import OnProgress
 from ..speculative.profile import ModelKey, read_profile
 from ..speculative.vocabularies import check_vocabulary, common_share
 from ..system.files import cache_file, read_json, write_json
 from ..system.machine import format_bytes
+from .load_options import LoadOptions
 
 _VERSION = 2  # format version of cached vocabulary comparisons
 # Model of the acceptance rate: its upper limit, and the size of the draft relative to the target
@@ -45,54 +42,6 @@ _LIKELY, _SIZE_OF_LIKELY = (0.85, 0.04)
 # Factor of the acceptance rate of a draft with another tokenizer; largest share of its common
 # tokens, because 1 stands for the same vocabulary.
 _TRANSLATED, _NOT_ALL = (0.7, 0.99)
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """A target on this disk, and the options with which it is loaded.
-
-    Attributes:
-        entry: The target's entry.
-        file: The target's file.
-        target: Options of the target; saved measurements are looked up by them.
-        of_draft: The same for a draft model, or for a prediction head in a file of its own.
-        models_file: As for `load`.
-        draft: As for `load`.
-        parallel: As for `load`.
-        speculation: As for `load`.
-        projector: Header of the projector, or None.
-        text: Text as an additional source of drafts, or None.
-        shared_drafts: As for `load`.
-        prefix_memory: As for `load`.
-        progress: As for `load`.
-        on_measure: As for `load`.
-        notes: Explanations of the choice of the target.
-        sampling: Default sampling options, before those of models.yaml and of the file.
-        chat_template: As for `load`.
-    """
-
-    entry: Entry
-    file: ModelFile
-    target: ContextOptions
-    of_draft: ContextOptions
-    models_file: Path | None = None
-    draft: str | Path | None = "auto"
-    parallel: int | Literal["auto"] = 1
-    speculation: Speculation | None = None
-    projector: Header | None = None
-    text: str | None = None
-    shared_drafts: bool = False
-    prefix_memory: int | str = "auto"
-    progress: OnProgress | None = None
-    on_measure: Callable[[], object] | None = None
-    notes: Sequence[str] = ()
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    chat_template: str | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether no draft is wanted."""
-        return self.draft in (None, "none")
 
 
 @dataclass(frozen=True)
@@ -134,7 +83,7 @@ class Candidate:
     def is_guess(self) -> bool:
         """Whether its texts must be translated and nothing else is known of it.
 
-        A gain that the size suggests is worth too little then: `auto` does not take it.
+        An estimate from the file size alone is not reliable enough then: `auto` does not take it.
         """
         return self.translated and not (self.declared or self.measured)
 
@@ -176,7 +125,6 @@ def candidates(
     """Return all possible drafts for a target, best first; unusable ones are last.
 
     Args:
-        load: The target.
         opened: Files whose headers may have been read already.
 
     Raises:

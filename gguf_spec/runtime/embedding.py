@@ -122,8 +122,6 @@ def choose(
     """Return the options with their probabilities.
 
     Args:
-        scorer: Computes the rows.
-        options: The options.
         wholes: Token ids of the prompt, and of the prompt with each option.
         on_pass: As for `Scorer.score`.
 

@@ -57,7 +57,6 @@ class _Marked:
     def tokenize(
         self, text: str, *, special: bool, start: bool = True, most: int | None = None
     ) -> list[int]:
-        """Return the ids of a text with marks."""
         found: list[int] = []
         for i, part in enumerate(self._split.split(text)):
             if part in self._ids:
@@ -126,7 +125,6 @@ def encode(
     """Return the token ids of a text or messages; none for an empty prompt.
 
     Args:
-        target: The model.
         prompt: A text, or messages for its chat template. In a text `<__media__>` stands for an
             image; without it the images come first. The images of messages are parts of their
             contents.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -26,7 +26,7 @@ from ..llama.devices import check_placement
 from ..llama.embedder import Embedder
 from ..llama.head import open_head
 from ..llama.memory import check_room, check_room_to_embed, prefix_memory_in_room
-from ..llama.options import Adapter, AdapterFile, ContextOptions, adapters, read_placement
+from ..llama.options import AdapterFile, ContextOptions, context_options
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
 from ..llama.sequence import CachedSequence
@@ -35,6 +35,7 @@ from ..options import (
     K_MAX,
     LOADING,
     REQUESTS,
+    Draft,
     Sampling,
     Speculation,
     check_types,
@@ -54,9 +55,9 @@ from ..speculative.vocabularies import translation_of
 from ..system.files import read_text
 from ..system.machine import available_bytes, format_bytes, parse_bytes
 from .default_model import DefaultModel, chosen_model
-from .draft_search import LoadOptions
 from .llm import LLM
-from .plan import Plan, plan
+from .load_options import LoadOptions, Plan
+from .plan import plan
 
 OnShare: TypeAlias = "Callable[[float], object] | None"
 """Called with the loaded share of a model, 0 to 1; returning False cancels."""
@@ -192,20 +193,23 @@ def load(
         WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
-    for name, value in others.items():
+    given = locals()
+    for name, value in given.pop("others").items():
         raise no_such_option(name, value, {*LOADING, *REQUESTS, *ARGUMENTS})
-    check_types(
-        chat_template=chat_template,
-        draft=None if isinstance(draft, Entry) else draft, speculation=speculation,
-        flash_attention=flash_attention, kv_type=kv_type,
-        draft_flash_attention=draft_flash_attention, draft_kv_type=draft_kv_type, mmproj=mmproj,
-        lora=lora, draft_lora=draft_lora, extra_bufts=extra_bufts, rpc=rpc, reference=reference,
-        shared_drafts=shared_drafts, models_file=models_file, progress=progress,
-        on_measure=on_measure, verbose=verbose,
-    )  # fmt: skip
+    return open_plan(plan(_read(given)))
+
+
+def _read(given: dict[str, Any]) -> LoadOptions:
+    """Return the target and its options from the arguments of `load`, which are checked."""
+    model, draft, sampling = given["model"], given["draft"], given["sampling"]
+    reference, chat_template = given["reference"], given["chat_template"]
+    typed = {name: value for name, value in given.items() if name in ARGUMENTS}
+    typed |= {"model": "", "sampling": None, "draft": None if isinstance(draft, Entry) else draft}
+    check_types(**typed)
     if not (sampling is None or isinstance(sampling, Mapping)):
         raise wrong_type("sampling", sampling, "a mapping of option names to values, or None")
-    named, notes = Path(models_file) if models_file is not None else None, list[str]()
+    named = Path(given["models_file"]) if given["models_file"] is not None else None
+    notes = list[str]()
     if model is None or isinstance(model, DefaultModel):
         chosen = chosen_model(named, model)
         entry, notes = chosen.entry, [chosen.note] if chosen.note else []
@@ -215,67 +219,25 @@ def load(
         raise InvalidOptionError("chat_template", chat_template[:60], "a template in Jinja")
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
-    placement = read_placement(
-        device, cpu_moe, n_cpu_moe, override_tensor,
-        mmap=mmap, mlock=mlock, numa=numa, kernels=kernels,
-    )  # fmt: skip
-    options = ContextOptions(
-        n_ctx=n_ctx,
-        threads=threads,
-        flash_attention=flash_attention,
-        kv_type=kv_type,
-        gpu_layers=gpu_layers,
-        extra_bufts=extra_bufts is not False,
-        verbose=verbose,
-        lora=_read_adapters(lora),
-        rpc=parse_workers(rpc),
-        pooling=pooling,
-        placement=placement,
-    )
-    of_draft = options.for_draft(
-        draft_flash_attention,
-        draft_kv_type,
-        draft_gpu_layers,
-        _read_adapters(draft_lora, "draft_lora"),
-        checked("draft_threads", draft_threads),
-        checked("draft_device", draft_device),
-    )
-    options, of_draft = _on_this_machine(file.header, options, of_draft, extra_bufts)
-    given = LoadOptions(
-        entry=entry,
-        file=file,
-        target=options,
-        of_draft=of_draft,
-        models_file=named,
-        draft=draft,
-        parallel=parallel,
-        speculation=speculation,
-        projector=choose_projector(mmproj, file, options),
-        text=text,
-        shared_drafts=shared_drafts,
-        prefix_memory=prefix_memory,
-        progress=progress,
-        on_measure=on_measure,
-        notes=notes,
-        sampling={name: checked(name, value) for name, value in (sampling or {}).items()},
-        chat_template=chat_template,
-    )
-    return _open_embedder(given) if file.embeds_only else _open(plan(given))
-
-
-def _read_adapters(
-    given: AdapterFile | Sequence[AdapterFile], option: str = "lora"
-) -> tuple[Adapter, ...]:
-    """Return the adapters from an argument of `load`, whose files are readable.
-
-    Raises:
-        ModelError: A file is missing or damaged.
-        InvalidOptionError: As for `adapters`.
-    """
-    found = adapters(given, option)
-    for one in found:
-        read_header(one.path)
-    return found
+    parse_workers(given["rpc"])
+    options, of_draft = context_options(**given)
+    for adapter in (*options.lora, *of_draft.lora):
+        read_header(adapter.path)
+    options, of_draft = _on_this_machine(file.header, options, of_draft, given["extra_bufts"])
+    same = {one.name: given[one.name] for one in fields(LoadOptions) if one.name in given}
+    read = {
+        "entry": entry,
+        "file": file,
+        "target": options,
+        "of_draft": of_draft,
+        "projector": choose_projector(given["mmproj"], file, options),
+        "text": text,
+        "notes": notes,
+        "models_file": named,
+        "draft": Draft.of(draft),
+        "sampling": {name: checked(name, value) for name, value in (sampling or {}).items()},
+    }
+    return LoadOptions(**same | read)
 
 
 def _on_this_machine(
@@ -323,9 +285,11 @@ def choose_projector(
     return header
 
 
-def _open(plan: Plan) -> LLM:
+def open_plan(plan: Plan) -> LLM:
     """Load the models of a plan, and measure their costs if that was not done before."""
     given = plan.load
+    if given.file.embeds_only:
+        return _open_embedder(given)
     check_room(plan.headers)
     n_kept_bytes = _prefix_memory(given.prefix_memory, plan.headers)
     check_workers(given.target.rpc)

@@ -1,4 +1,6 @@
-"""Plan of a load: its files, drafts and slots, decided by headers and measurements before it.
+"""Plan of a load: files, drafts and slots, decided before anything is loaded.
+
+It is decided from headers and measurements.
 
 V(N) is the time of a pass over one row of each of N sequences. N requests decode N / V(N) tokens
 per second in all, and each of them 1 / V(N). If the user gives no number, N grows only while twice
@@ -9,13 +11,11 @@ little.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import replace
 
 from ..errors import NoSpeculationError, Option, Text
 from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
-from ..gguf.validation import Header, ModelFile
+from ..gguf.validation import ModelFile
 from ..llama.head import why_head_fails
 from ..llama.memory import (
     ctx_in_room,
@@ -27,12 +27,13 @@ from ..llama.memory import (
 )
 from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
-from ..options import AUTO_PARALLEL_MAX, DRAFT_WORDS, HEADS, K_MAX, Speculation
+from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
 from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.cost_model import BatchCosts, CostModel, Pace
 from ..speculative.profile import ModelKey, Profile, read_profile
-from .draft_search import LoadOptions, choose, head_candidate
+from .draft_search import choose, head_candidate
+from .load_options import NO_HEAD, NOT_WITH_PARALLEL, Files, HeadChoice, LoadOptions, Plan
 
 # Requests at once where no costs are measured.
 _USUAL = 4
@@ -41,69 +42,6 @@ _LEAST_GAIN = 1.25
 # Tokens; length of the texts for which the gain is compared.
 _DEPTH = 512
 _BY_MEMORY = "the caches of more would need over a quarter of the free memory"
-# Why a head is not used if several requests run at once.
-_NOT_WITH_PARALLEL = "prediction heads are not used with parallel requests"
-
-Files = list[tuple[ModelFile, ContextOptions]]
-
-
-class HeadChoice(NamedTuple):
-    """The prediction head that drafts.
-
-    Attributes:
-        kind: `own` for a head in the target's file, `file` for one in a file of its own; empty for
-            none.
-        file: Its own file.
-        why_not: Why a head that was found or asked for is not used, as a sentence.
-    """
-
-    kind: Literal["", "own", "file"] = ""
-    file: ModelFile | None = None
-    why_not: str = ""
-
-
-NO_HEAD = HeadChoice()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Files and options that a load opens, with the reasons. Nothing is loaded yet.
-
-    Attributes:
-        load: The options of the load.
-        files: Files and options of the target, and of the file that is loaded for drafts.
-        draft: The file of a draft model, or None.
-        head: The prediction head.
-        notes: Explanations of the choice of the target and of the drafts.
-        parallel_reason: Why that many requests run at once; empty if the user gave the number.
-    """
-
-    load: LoadOptions
-    files: Files
-    draft: ModelFile | None = None
-    head: HeadChoice = NO_HEAD
-    notes: tuple[str, ...] = ()
-    parallel_reason: str = ""
-
-    @property
-    def target(self) -> ContextOptions:
-        """Options of the target, with numbers in place of `auto`."""
-        return self.files[0][1]
-
-    @property
-    def headers(self) -> list[tuple[Header, ContextOptions]]:
-        """Headers and options of the files, for estimates of memory."""
-        return [(file.header, options) for file, options in self.files]
-
-    def draft_notes(self, notes: Sequence[str]) -> list[str]:
-        """Return those of the notes that are about drafts the user did not decide about.
-
-        The notes of the load are about the target. The user may choose between parallel requests
-        and the head.
-        """
-        chosen = self.head.why_not == _NOT_WITH_PARALLEL
-        drafts = [one for one in notes if one not in self.load.notes]
-        return [one for one in drafts if not (chosen and one.startswith(_NOT_WITH_PARALLEL))]
 
 
 def plan(load: LoadOptions) -> Plan:
@@ -136,12 +74,11 @@ def plan(load: LoadOptions) -> Plan:
 
 
 def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]:
-    """Return the prediction head, the draft model, and notes on their choice."""
     head, notes = NO_HEAD, list[str]()
     given: ModelFile | None = None
-    if load.draft not in (None, "none", "ngram"):
-        if load.draft not in DRAFT_WORDS:
-            path = local(resolve(load.draft, load.models_file))
+    if load.draft.word not in ("none", "ngram"):
+        if load.draft.model:
+            path = local(resolve(load.draft.model, load.models_file))
             given = ModelFile(path, as_draft=True)
         head = _head(load, given)
         notes += [f"{head.why_not}: drafts come from elsewhere."] if head.why_not else []
@@ -153,7 +90,7 @@ def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]
         if own and best and best.measured and best.gain > own.gain:
             head, draft = NO_HEAD, best.file
             notes.append(why)
-    elif load.draft == "auto" and not head.kind and load.entry.draft != "ngram":
+    elif load.draft.word == "auto" and not head.kind and load.entry.draft != "ngram":
         best, why = choose(load)
         draft = best.file if best else None
         notes += [why] if why else []
@@ -164,14 +101,15 @@ def _drafts(load: LoadOptions) -> tuple[HeadChoice, ModelFile | None, list[str]]
 
 def _is_free(load: LoadOptions) -> bool:
     """Return whether the user leaves it open what drafts."""
-    return load.draft == "auto" and not (load.speculation and load.speculation.drafter == "mtp")
+    return load.draft.word == "auto" and not (
+        load.speculation and load.speculation.drafter == "mtp"
+    )
 
 
 def _head(load: LoadOptions, given: ModelFile | None) -> HeadChoice:
     """Return the prediction head that drafts, or why one that was found is not used.
 
     Args:
-        load: The target.
         given: The file that is named as the draft; None for a head in the target's file.
 
     Raises:
@@ -179,11 +117,11 @@ def _head(load: LoadOptions, given: ModelFile | None) -> HeadChoice:
     """
     n_slots, _ = choose_parallel(load, [(load.file, load.target)])
     options = replace(load.target, parallel=n_slots)
-    asked = Option("draft", "mtp") if load.draft == "mtp" else None
+    asked = Option("draft", "mtp") if load.draft.word == "mtp" else None
     drafter = (load.speculation or Speculation()).drafter
-    if (load.draft == "auto" and drafter == "mtp") or (given and drafter in HEADS):
+    if (load.draft.word == "auto" and drafter == "mtp") or (given and drafter in HEADS):
         asked = Option("drafter", drafter)
-    if load.draft == "auto" and load.entry.draft not in (None, "ngram") and not asked:
+    if load.draft.word == "auto" and load.entry.draft not in (None, "ngram") and not asked:
         return NO_HEAD
     is_there = is_head_alone(given.header) if given else asked or n_heads(load.file.header)
     if not is_there:
@@ -210,7 +148,7 @@ def _why_no_head(load: LoadOptions, given: ModelFile | None, options: ContextOpt
     if load.projector:
         return "prediction heads are not used with images"
     if options.parallel > 1:
-        return _NOT_WITH_PARALLEL
+        return NOT_WITH_PARALLEL
     if options.rpc:
         return "prediction heads are not used for a target on workers"
     return why_head_fails(load.file, given)
@@ -239,7 +177,6 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
     """Return how many requests run at once, and why; the reason is empty if the user decided.
 
     Args:
-        load: The options of the load.
         files: Files and options of the target, and of its draft if there is one.
     """
     if load.projector and load.parallel != 1:

@@ -113,7 +113,6 @@ class Distribution(NamedTuple):
     probs: NDArray[np.float64]
 
     def prob(self, token: int) -> float:
-        """Return the probability of one token."""
         i = int(np.searchsorted(self.ids, token))
         return float(self.probs[i]) if i < len(self.ids) and self.ids[i] == token else 0.0
 
@@ -356,8 +355,6 @@ def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:
 
     Args:
         logits: The row, shape `(V,)`.
-        token: The token.
-        n_top: Number of likeliest tokens.
     """
     wide = logits.astype(np.float64)
     wide -= wide.max()

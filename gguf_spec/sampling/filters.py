@@ -17,8 +17,6 @@ def make_filters(model: Weights, s: Sampling, n_prompt: int, prefill: str = "") 
     """Make the filters that the options of a request require.
 
     Args:
-        model: The target.
-        s: The options.
         n_prompt: Number of prompt tokens; a grammar begins after them.
         prefill: Text at the end of the prompt that the grammar has already accepted.
 

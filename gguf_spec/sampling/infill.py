@@ -17,22 +17,12 @@ class Infill:
     """The sampler as a function of the candidates, without a limit for the length of a token."""
 
     def __init__(self, model: Weights) -> None:
-        """Prepare for one model.
-
-        Args:
-            model: The target.
-        """
         self._model = model
         turn = int(model.native.vocab(C.llama_vocab_eot))
         self._end = turn if turn >= 0 else int(model.vocabulary["eos"])
 
     def kept(self, ids: Ids, logits: NDArray[np.float64]) -> Ids:
-        """Return the ids that stay; an end token, if no text is likely enough.
-
-        Args:
-            ids: Ids of the candidates.
-            logits: Their logits.
-        """
+        """Return the ids that stay; an end token, if no text is likely enough."""
         probs = np.exp(logits - logits.max())
         order = np.argsort(-probs, kind="stable")
         ids, probs = ids[order], probs[order] / probs.sum()

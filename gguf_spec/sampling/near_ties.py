@@ -67,7 +67,6 @@ def is_near_tie(
         sampler: The chain, under the rule `coupled` or greedy.
         logits: The row, shape `(V,)`.
         history: All token ids before this one.
-        token: The chosen token.
         noise: Largest change of logits against each other, in logits.
     """
     if noise == 0:

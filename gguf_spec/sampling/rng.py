@@ -61,7 +61,6 @@ class SeededRng:
         self._uniform = np.random.Generator(np.random.Philox(seed)).random
 
     def chance(self, probability: float) -> bool:
-        """Return True with the given probability."""
         if probability >= 1 or probability <= 0:
             return probability >= 1
         return bool(self._uniform() < probability)

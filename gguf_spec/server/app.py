@@ -120,7 +120,6 @@ class ApiFormat(NamedTuple):
     """API format of a route that completes text. The format of errors is that of its path.
 
     Attributes:
-        path: The path.
         read: Converts a body, with the speculation options and the token limit of the server.
             Raises `ApiError` for an invalid field.
         reply: Makes the reply of a request and the first event of its job.
@@ -169,7 +168,6 @@ class App:
     """ASGI application of the server; it owns the worker, but no socket.
 
     Attributes:
-        models: The models that it serves.
         status_token: Token that opens the route `/api/ps` beside the API key, and alone the route
             for commands of this user.
         worker: Its threads answer the requests.
@@ -409,8 +407,6 @@ class App:
 
         Args:
             request: The request; its body must have been read.
-            model: The model.
-            task: The task.
             names: Option name -> field name, for errors.
 
         Raises:
@@ -566,7 +562,6 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 def _serve(file: Path) -> Callable[[Request], Response]:
-    """Return the handler of a file of the page."""
     body = file.read_bytes()
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = _HEADERS | {"ETag": tag}

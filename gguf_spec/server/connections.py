@@ -90,7 +90,6 @@ class Connection(H11Protocol):
         """Create the protocol of a connection.
 
         Args:
-            most: Most connections.
             patience: Seconds in which a client must take some data.
             given: Arguments of uvicorn.
         """
@@ -188,7 +187,6 @@ class LimitedUvicorn(uvicorn.Server):
     """uvicorn with limits for its connections."""
 
     async def startup(self, sockets: Any = None) -> None:
-        """Start to listen."""
         await super().startup(sockets)
         for one in sockets or ():
             one.listen(128)  # uvicorn has set it to the number that is accepted at once

@@ -53,7 +53,6 @@ class EditForm:
         """Begin an edit.
 
         Args:
-            plan: How it is made.
             max_tokens: The limit of the request; None without one.
         """
         self.plan, self._max_tokens = plan, max_tokens
@@ -125,7 +124,6 @@ class EditReply(Reply):
         """Start an answer.
 
         Args:
-            request: The request.
             started: The first event of its job.
         """
         self._form, self._names, self._model = request.more, request.names, started.model
@@ -153,6 +151,5 @@ class EditReply(Reply):
         return []
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return nothing: an edit is not streamed."""
         del ended
         return []

@@ -121,8 +121,6 @@ def vectors_of(
     Args:
         request: The read body.
         ids: The texts as token ids.
-        llm: The model.
-        run: The run of the task.
         options: Options of `LLM.embed`.
 
     Raises:

@@ -83,17 +83,14 @@ class ApiError(Exception):
 
 
 def invalid_value(param: str, message: str) -> ApiError:
-    """Return the error for a field with an invalid value."""
     return ApiError(f"{param} {message}", param, "invalid_value")
 
 
 def unknown(param: str) -> ApiError:
-    """Return the error for an unknown field."""
     return ApiError(f"Unknown field: {param}.", param, "unknown_parameter")
 
 
 def client_closed() -> ApiError:
-    """Return the error for a client that closed the connection."""
     return ApiError("The client closed the connection.", None, "cancelled", 499)
 
 
@@ -123,7 +120,6 @@ def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError
     """Return the error for an invalid option, under the name of its request field.
 
     Args:
-        error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
     param = _field(error.option, names) or error.option
@@ -134,7 +130,6 @@ def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
     """Return the API error for an engine error that the request caused; None for all others.
 
     Args:
-        error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
     if isinstance(error, ApiError):
@@ -178,7 +173,6 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
     Errors that the request did not cause are logged; the client gets only their class name.
 
     Args:
-        error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
     if isinstance(error, ClosedError):
@@ -254,12 +248,10 @@ _ANTHROPIC_TYPES = {
 
 
 def openai_error(refusal: ApiError) -> dict[str, Any]:
-    """Return an error in the format of OpenAI."""
     return {"error": refusal.error}
 
 
 def anthropic_error(refusal: ApiError) -> dict[str, Any]:
-    """Return an error in the format of Anthropic."""
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
     kind, code = _ANTHROPIC_TYPES.get(refusal.status, other), refusal.error["code"]
     error = {"type": kind, "message": refusal.error["message"]}
@@ -271,5 +263,4 @@ def anthropic_error(refusal: ApiError) -> dict[str, Any]:
 
 
 def ollama_error(refusal: ApiError) -> dict[str, Any]:
-    """Return an error in the format of Ollama."""
     return {"error": refusal.error["message"]}

@@ -22,7 +22,6 @@ class Started:
     """Event: the model is loaded, the prompt is valid and the generation has started.
 
     Attributes:
-        model: Name of the model.
         family: Syntax of its tool calls.
         n_prompt: Number of tokens of the prompt.
         sampling: Sampling options, those that hold where the request has none included.
@@ -39,10 +38,8 @@ class TokenInfo:
     """Token with its log-probability and the alternatives at its position.
 
     Attributes:
-        text: Text of the token.
         piece: Bytes of the token.
         logprob: Log-probability; at least -9999.
-        id: The token.
         top: Most likely tokens at this position.
     """
 
@@ -66,7 +63,6 @@ class ChunkEvent:
     """Event: one chunk of a choice.
 
     Attributes:
-        chunk: The chunk.
         logprobs: Its tokens with log-probabilities; empty unless requested.
         index: Index of the choice.
         stats: Statistics of the choice up to here.
@@ -99,7 +95,6 @@ class ChoiceEnded:
 
     Attributes:
         index: Index of the choice.
-        result: The completion.
         why: Reason for a cancellation; None if the choice was not cancelled.
     """
 
@@ -120,23 +115,14 @@ class Ping:
 
 @dataclass(frozen=True)
 class Done:
-    """Event: a task has run.
-
-    Attributes:
-        value: The returned value.
-    """
+    """Event: a task has run."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Event: a part of the result of a task.
-
-    Attributes:
-        kind: What it is.
-        value: The part.
-    """
+    """Event: a part of the result of a task."""
 
     kind: str
     value: Any

@@ -56,7 +56,6 @@ class OtherField(NamedTuple):
     Attributes:
         reason: Why the neutral values change nothing, or what holds instead.
         neutral: Values that ask for nothing; None if no value asks for anything.
-        routes: Routes that know the field.
         is_refused: Whether other values would change the meaning of the answer.
     """
 
@@ -66,7 +65,6 @@ class OtherField(NamedTuple):
     is_refused: bool = False
 
     def is_neutral(self, value: Any) -> bool:
-        """Return whether a value asks for nothing."""
         return self.neutral is None or any(same(value, one) for one in self.neutral)
 
     def take(self, value: Any, at: str) -> None:

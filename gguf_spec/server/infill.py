@@ -87,8 +87,6 @@ def read_infill(data: dict[str, Any], default: Speculation, most: int | None) ->
     `prompt` is the end of the prefix, as in llama-server's code.
 
     Args:
-        data: The body.
-        default: Speculation options of the server.
         most: Maximum length of an answer in tokens; None for no limit.
 
     Raises:
@@ -159,7 +157,6 @@ class InfillReply(Reply):
         """Start an answer.
 
         Args:
-            request: The request.
             started: The first event of its job.
         """
         self._asked, self._started = request, started
@@ -182,7 +179,6 @@ class InfillReply(Reply):
         return [made | prompt_progress(event, self._asked)]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the object for a chunk."""
         if not (event.chunk.tokens or event.chunk.text):
             return []
         self._texts[event.index] += event.chunk.text
@@ -197,7 +193,6 @@ class InfillReply(Reply):
         return [made]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last object of a choice, with the counts."""
         result, stats = ended.result, ended.result.stats
         is_full = finish_reason(result.finish_reason, ended.why) == "length"
         stop_type = "limit" if is_full else "eos" if result.stop_string is None else "word"

@@ -48,7 +48,6 @@ def _block(kind: str, fields: Fields) -> Shape:
 
 
 def _blocks(*blocks: Shape) -> Shape:
-    """Return the description of blocks of some types."""
     kinds = {one.schema["properties"]["type"]["const"]: one for one in blocks}
     fact = f"must be {' or '.join(kinds)}: other blocks are not supported here."
     return s.tagged("type", kinds, fact)
@@ -126,7 +125,7 @@ _THOUGHT = _block("thinking", {"thinking": s.TEXT, "signature?": s.unread(s.TEXT
 _CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OBJECT})
 
 
-def _message(role: str, least: int, *blocks: Shape) -> Shape:
+def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
     fact, some = "must be a string, or an array of blocks that is not empty.", _blocks(*blocks)
     some = _left_out(some) if role == "assistant" else some
     content = s.text_or(s.array(some, fact, least).to(_without_none))
@@ -135,9 +134,9 @@ def _message(role: str, least: int, *blocks: Shape) -> Shape:
 
 _MESSAGES = chat.conversation(
     {
-        "user": _message("user", 1, _TEXT, _IMAGE, _RESULT, _DOCUMENT, _FOUND),
-        "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
-        "system": _message("system", 1, _TEXT).hidden,
+        "user": _message("user", 1, (_TEXT, _IMAGE, _RESULT, _DOCUMENT, _FOUND)),
+        "assistant": _message("assistant", 0, (_TEXT, _THOUGHT, _CALL)),
+        "system": _message("system", 1, (_TEXT,)).hidden,
     }
 )
 _TOOL = s.obj(
@@ -218,8 +217,6 @@ def read_request(
     """Convert the body of a request.
 
     Args:
-        data: The body.
-        default: Speculation options of the server.
         most: Maximum length of an answer in tokens; None for no limit.
         described: Description of the body: `BODY`, or `PROMPT` to count tokens.
 
@@ -344,12 +341,7 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
 
 
 def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    """Return the routes that count the tokens of a prompt, or show it.
-
-    Args:
-        models: Looks models up.
-        bodies: Reads the bodies of requests.
-    """
+    """Return the routes that count the tokens of a prompt, or show it."""
 
     async def answer(read: Callable[..., CompletionRequest], shows: bool, request: Request) -> Any:
         body = await bodies.receive(request)
@@ -418,7 +410,6 @@ class MessageReply(PartsReply):
             self.response["context_management"] = {"applied_edits": []}
 
     def first(self) -> list[dict[str, Any]]:
-        """Return the events before the first text."""
         return [
             {"type": "message_start", "message": self.response | {"content": []}},
             {"type": "ping"},
@@ -448,13 +439,11 @@ class MessageReply(PartsReply):
         return [*events, {"type": "message_delta", "delta": stop, "usage": used, **more}]
 
     def finished(self) -> list[dict[str, Any]]:
-        """Return the last event."""
         return [{"type": "message_stop"}]
 
     # ---- blocks
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return an event of the open block."""
         return {"type": f"content_block_{kind}", "index": len(self.response["content"]), **fields}
 
     def _end(self, block: dict[str, Any]) -> dict[str, Any]:
@@ -464,7 +453,6 @@ class MessageReply(PartsReply):
         return event
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
-        """Return the events for a piece of text."""
         block_type, delta_type, name, more = _BLOCKS[part.kind]
         events = []
         if self._kind != part.kind:

@@ -124,9 +124,6 @@ class Metrics:
         """Add the final statistics of a running stream to the sums.
 
         Args:
-            stream: The stream.
-            model: Name of the model.
-            operation: OpenTelemetry's name of the operation.
             times_s: When the request came, the first tokens (missing without any), and the end.
             error: Error that ended the answer early; None without an error.
         """
@@ -156,7 +153,6 @@ class Metrics:
                 self._observe("gen_ai_server_time_per_output_token_seconds", token_s, of_all)
 
     def _observe(self, name: str, value: float, labels: Mapping[str, str]) -> None:
-        """Add a value to a histogram."""
         for bound in (*_HISTOGRAMS[name][1], math.inf):
             label = _label(**labels, le="+Inf" if bound == math.inf else bound)
             self._sums[f"{name}_bucket", label] += value <= bound
@@ -242,7 +238,6 @@ def _as_llama_server(
 
 
 def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:
-    """Add the statistics of an answer to sums, in place."""
     for name, field in _SUMS.items():
         sums[name, ""] += getattr(stats, field)
     for part in _TIMES:

@@ -99,7 +99,6 @@ class LoadedModel:
     """A model of a pool that is in memory.
 
     Attributes:
-        llm: The model.
         used_s: Time of its last use, by the clock of the pool.
         keeps: Whether it is never unloaded.
         n_users: Number of threads that use it.
@@ -114,7 +113,6 @@ class LoadedModel:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it answers a request."""
         return self.n_users > 0
 
 

@@ -61,10 +61,7 @@ class ModelRoutes:
         """Create the routes.
 
         Args:
-            pool: The models.
             worker: Loads a model that is not in memory.
-            settings: Settings of the server.
-            bodies: Reads the bodies of requests.
             since: Start of the server, in seconds since 1970.
         """
         self._pool, self._worker, self._settings = pool, worker, settings

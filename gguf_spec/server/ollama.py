@@ -119,7 +119,6 @@ def _options() -> dict[str, Any]:
 
 
 def _read_format(value: Any, at: str) -> dict[str, Any]:
-    """Return `format` as a response format."""
     if value == "":
         return {}
     if value == "json":
@@ -334,7 +333,6 @@ def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, 
     """Return the task of a body without a prompt, which only loads the model.
 
     Args:
-        data: The body.
         is_chat: Whether the route is `/api/chat`.
     """
     given = {name for name, value in data.items() if value not in (None, "", [], {})}
@@ -364,7 +362,6 @@ def now() -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return a time in nanoseconds."""
     return round(seconds * 1e9)
 
 
@@ -377,7 +374,6 @@ class OllamaReply(PartsReply):
         """Create a reply.
 
         Args:
-            request: The request.
             started: The first event of its job.
             is_chat: Whether the route is `/api/chat`.
         """
@@ -388,7 +384,6 @@ class OllamaReply(PartsReply):
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response."""
         (last,) = ended
         parts = [part for one in chunks for part in self._parts(one.chunk)] + [*self._parts()]
         text, thinking = (
@@ -445,7 +440,6 @@ class OllamaReply(PartsReply):
         return about
 
     def _end(self, ended: ChoiceEnded) -> dict[str, Any]:
-        """Return the fields of the last object."""
         stats: Stats = ended.result.stats
         return {
             "done": True,
@@ -471,13 +465,7 @@ SHOW = s.obj(
 
 
 def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    """Return the routes of Ollama about models.
-
-    Args:
-        pool: The models.
-        models: Finds the model of a request.
-        bodies: Reads the bodies of requests.
-    """
+    """Return the routes of Ollama about models."""
 
     async def tags(_: Request) -> Response:
         found = await asyncio.to_thread(lambda: [*map(entry_of, pool.models)])
@@ -558,7 +546,6 @@ def header_of(model: ServedModel) -> Header | None:
 
 
 def entry_of(model: ServedModel) -> dict[str, Any]:
-    """Return the entry of a model in a list."""
     header = header_of(model)
     return {
         "name": model.id,
@@ -590,7 +577,6 @@ def description_of(
     """Return the answer of `/api/show` about a model.
 
     Args:
-        model: The model.
         sampling: Its default sampling options, with Ollama's names.
         n_ctx: Length of its context here; None for that of its training.
     """
@@ -618,7 +604,6 @@ def description_of(
 
 
 def _capabilities(header: Header | None, template: str) -> list[str]:
-    """Return the capabilities of a model, by its file."""
     if header is None:
         return []
     if embeds_only(header):

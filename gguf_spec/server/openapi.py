@@ -237,7 +237,6 @@ def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> 
     """Return the OpenAPI description of a server.
 
     Args:
-        ids: Names of its models.
         needs_key: Whether requests require an API key.
         any_model: Whether requests may name any model.
     """

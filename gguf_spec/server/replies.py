@@ -70,7 +70,6 @@ class StreamFormat(NamedTuple):
     """Format of a streamed answer.
 
     Attributes:
-        media_type: Media type of the response.
         write: Returns the bytes of one object.
         ping: Bytes without a meaning, which keep a connection open.
         end: Bytes after a complete answer; they are not sent after an error.
@@ -172,7 +171,6 @@ class ResponseBuilder(Reply):
         """Create a builder.
 
         Args:
-            request: The request.
             started: The first event of its job.
         """
         self._asked, self._family = request, started.family
@@ -192,7 +190,6 @@ class ResponseBuilder(Reply):
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response: the choices from their results."""
         ended = sorted(ended, key=lambda one: one.index)
         named: dict[int, list[TokenInfo]] = {}
         for event in chunks:
@@ -205,7 +202,6 @@ class ResponseBuilder(Reply):
         return self._head | {"choices": choices} | more
 
     def _complete_choice(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
-        """Return a complete choice."""
         finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
         choice: dict[str, Any] = {"index": ended.index}
         choice["logprobs"] = self._logprobs(ended.index, named)
@@ -247,7 +243,6 @@ class ResponseBuilder(Reply):
         return [*self._begun(event.index), piece]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the response chunks for one chunk event; may be empty."""
         chunk, index, pieces = event.chunk, event.index, self._begun(event.index)
         tools = self._tools[index]
         deltas: list[str | Delta] = [*tools.push(chunk.text)] if tools else [chunk.text]
@@ -274,7 +269,6 @@ class ResponseBuilder(Reply):
         return [*pieces, piece]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last chunks of a choice: remaining text, tool calls and finish reason."""
         index, result = ended.index, ended.result
         self._results[index] = result
         pieces, finish = [], finish_reason(result.finish_reason, ended.why)
@@ -377,7 +371,6 @@ class PartsReply(Reply):
         """Start an answer.
 
         Args:
-            request: The request.
             started: The first event of its job.
         """
         use = request.tools
@@ -389,7 +382,6 @@ class PartsReply(Reply):
         self.calls: list[dict[str, Any]] = []
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the objects for a chunk."""
         return [made for part in self._parts(event.chunk) for made in self._add(part)]
 
     @abstractmethod
@@ -436,7 +428,6 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
     """Return the usage object: token counts, and statistics of the speculation.
 
     Args:
-        results: The completions.
         n: Number of completions for each prompt; a prompt is counted once.
     """
     s = _sum([result.stats for result in results])
@@ -567,7 +558,6 @@ class AnswerStream(Response):
 
         Args:
             job: The job whose events are sent.
-            request: Its request.
             reply: Converts the events to response objects.
             written: Format of the stream.
             patience: Time limit in seconds for the client to accept one batch of data.

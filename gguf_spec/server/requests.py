@@ -130,11 +130,6 @@ class LineReader:
     """Finds where an answer ends by its `LineLimits`, while it comes."""
 
     def __init__(self, limits: LineLimits) -> None:
-        """Begin an answer.
-
-        Args:
-            limits: The limits.
-        """
         self._limits, self.is_over = limits, False
         self._missing = 0  # spaces and tabs that the current line needs further
 
@@ -142,7 +137,6 @@ class LineReader:
         """Return the part of the next text that belongs to the answer.
 
         Args:
-            text: The text.
             seconds: Time since the prompt was read.
         """
         if self.is_over:
@@ -333,7 +327,6 @@ class BodyReader:
         """Create a reader.
 
         Args:
-            settings: Settings of the server.
             is_ending: Returns whether the server shuts down.
         """
         self._settings, self._is_ending = settings, is_ending
@@ -396,9 +389,7 @@ class BodyReader:
         """Call a function that reads a body; return its result.
 
         Args:
-            body: The body.
             function: The function; it must not use the event loop.
-            given: Its arguments.
         """
         if len(body) <= _LARGE:
             return function(*given)
@@ -520,7 +511,6 @@ class Body(NamedTuple):
     """Description of a body that asks for an answer.
 
     Attributes:
-        route: Its route.
         fields: Descriptions of its fields, without those of other APIs.
         needed: Name of the field that must be there.
     """
@@ -680,7 +670,6 @@ def of_result(part: Shape, text_kinds: tuple[str, ...] = ("text",)) -> Shape:
     """Return the description of a part of a result; a short text stands for what cannot be read.
 
     Args:
-        part: Description of the parts that can be read.
         text_kinds: Types of parts with text; the first one is that of the short text.
     """
 
@@ -814,8 +803,6 @@ def own(tools: Any, at: str, kinds: Collection[Any] = ("function", None)) -> lis
     """Return the tools that a model can be offered, with their places; others are left out.
 
     Args:
-        tools: The tools of a request.
-        at: Their place.
         kinds: Types of the tools that can be offered; None for a tool without a type.
 
     Raises:
@@ -853,8 +840,6 @@ def given_name(value: Any, names: Collection[str], at: str) -> str:
     """Return the name of a tool that a choice demands.
 
     Args:
-        value: The name.
-        names: Names of the given tools.
         at: Its place in the request.
 
     Raises:
@@ -1044,8 +1029,6 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     """Convert the body of a chat request.
 
     Args:
-        data: The body.
-        default: Speculation options of the server.
         most: Maximum length of an answer in tokens; None for no limit.
 
     Raises:
@@ -1122,8 +1105,6 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     """Convert the body of a text completion request.
 
     Args:
-        data: The body.
-        default: Speculation options of the server.
         most: Maximum length of an answer in tokens; None for no limit.
 
     Raises:
@@ -1169,7 +1150,6 @@ def request_of(
         data: Read fields: `SHARED`, and for a chat `tools` (a `ToolUse`), `reasoning` (as
             `ReasoningFields`), `json_schema`, and `logprobs` (None for none).
         prompts: The prompts: texts, token ids, or messages.
-        default: Speculation options of the server.
         most: Maximum length of an answer in tokens; None for no limit.
         names: Option name -> field name, for options whose field has another name.
 

@@ -60,7 +60,6 @@ def read_file(part: dict[str, Any], at: str) -> str:
     """Return the text of a part of the type `input_file`, as a code block with the file's name.
 
     Args:
-        part: The part.
         at: Its place in the request.
 
     Raises:
@@ -115,7 +114,6 @@ _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "ref
 
 
 def new_id(prefix: str) -> str:
-    """Return a random id."""
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
@@ -141,7 +139,6 @@ def _content(kind: str, *, is_result: bool = False) -> Shape:
     """Return the description of the content of a message or of an output, read as parts.
 
     Args:
-        kind: Type of the parts with text.
         is_result: Whether a text is read as it is, and a short text stands for unreadable parts.
     """
     parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
@@ -372,7 +369,6 @@ def _turn(messages: list[Message], *is_over: str) -> Message:
     """Return the message of the running turn of the assistant, or begin one.
 
     Args:
-        messages: The messages.
         is_over: Fields of a message after which a new turn begins.
     """
     last = messages[-1] if messages else None
@@ -418,7 +414,6 @@ class ResponseStore:
         """Create an empty store.
 
         Args:
-            most: Maximum number of responses.
             most_bytes: Maximum size of all responses with their items, as JSON, in bytes.
         """
         self._most, self._most_bytes = most, most_bytes
@@ -441,7 +436,6 @@ class ResponseStore:
         """Return a response and mark it as used.
 
         Args:
-            id_: Its id.
             param: Field of the request with the id.
 
         Raises:
@@ -682,8 +676,6 @@ def read_response(
     responses included, and the store of the response, or None.
 
     Args:
-        data: The body.
-        default: Speculation options of the server.
         most: Maximum length of an answer in tokens; None for no limit.
         store: The responses that `previous_response_id` and item references name.
 
@@ -823,11 +815,9 @@ class ResponseReply(PartsReply):
         }
 
     def first(self) -> list[dict[str, Any]]:
-        """Return the events before the first text."""
         return [self._state("created"), self._state("in_progress")]
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the events for a chunk."""
         if self._has_logprobs and not event.chunk.reasoning:
             self._logprobs += event.logprobs
         self._stats = event.stats
@@ -838,7 +828,6 @@ class ResponseReply(PartsReply):
         return [self._state("in_progress") | prompt_progress(event, self._asked)]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last events of the items."""
         result, status = ended.result, "completed"
         if finish_reason(result.finish_reason, ended.why) != "stop":
             status = "incomplete"
@@ -863,7 +852,6 @@ class ResponseReply(PartsReply):
         return [self._state(self.response["status"]) | {"timings": self.response["timings"]}]
 
     def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
-        """Return the events for an error that ends the stream."""
         events = self._close("incomplete")
         error = {"code": "server_error", "message": refusal.error["message"]}
         self.response |= {"status": "failed", "error": error}
@@ -879,7 +867,6 @@ class ResponseReply(PartsReply):
         return self._event(kind, response=self.response | {"output": list(self.response["output"])})
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
-        """Return the events for a piece of text."""
         events = [] if self._open == part.kind else self._begin(part.kind)
         more: dict[str, Any] = {}
         if "timings" in self._asked.each:

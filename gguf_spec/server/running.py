@@ -166,10 +166,6 @@ def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
 # ---- models of servers, for commands
 
 CALL = "/gguf-spec/call"
-# Options of `load` that change no text. A context ends a text, and is compared by its length.
-_OF_SPEED = {"reference", "n_ctx", "threads", "mmap", "mlock", "numa"} | {
-    name for name in LOADING if name.startswith("draft_")
-}
 _FACTS = (
     "name", "draft_name", "n_ctx", "prompt", "parallel", "parallel_reason", "notes", "draft_notes",
     "has_chat_template", "chat_template", "can_think", "can_see", "generates", "speculation",
@@ -184,7 +180,9 @@ _PACKED: dict[str, Callable[..., Any]] = {
 def load_key(file: Path, options: Mapping[str, Any]) -> str:
     """Return a digest of what texts depend on: a model's file, its options, and this package."""
     status = file.stat()
-    given = {name: options.get(name) for name in sorted(LOADING.keys() - _OF_SPEED)}
+    # A context ends a text, and is compared by its length.
+    of_text = {name for name, rule in LOADING.items() if not rule.of_speed}
+    given = {n: options.get(n) for n in sorted(of_text) if not n.startswith("draft_")}
     package = __version__, os.fspath(Path(__file__).parents[1])
     facts = package, os.fspath(file.resolve()), status.st_size, status.st_mtime_ns, given
     return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -228,7 +226,6 @@ def call(
     """Do what a `ServedLLM` asks for.
 
     Args:
-        llm: The model.
         data: The body of the request: `method` and `options`.
         send: Called with the kind and the value of each part of the answer.
         reading: Context manager that cancels a stream when the client leaves.
@@ -262,7 +259,6 @@ class ServedStream:
 
     Attributes:
         stats: Token counts and times; complete after the last chunk.
-        seed: The seed in use.
     """
 
     def __init__(
@@ -276,7 +272,6 @@ class ServedStream:
 
         Args:
             parts: Its parts; the first one has the counts before the first pass, and the seed.
-            url: The server.
             end: Ends the connection, which cancels the generation; called from any thread.
             on_prompt: As for `LLM.stream`.
         """
@@ -290,7 +285,6 @@ class ServedStream:
 
     @property
     def result(self) -> Completion:
-        """The result so far."""
         if self._result:
             return self._result
         chunks = self._chunks

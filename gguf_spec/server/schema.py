@@ -89,12 +89,10 @@ def array_of(
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
-    """Return the error for a field or a value that is not supported."""
     return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 
@@ -107,10 +105,7 @@ def checked(
     """Return the description of values that a function accepts.
 
     Args:
-        schema: Their JSON schema.
-        is_valid: Returns whether a value is valid.
         fact: Error for other values, after their place, such as `must be a string.`
-        code: Error code of other values.
     """
     is_whole = schema.get("type") == "integer"
 
@@ -191,9 +186,7 @@ def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Sh
     """Return the description of an array.
 
     Args:
-        item: Description of its items.
         fact: Error for other values and lengths, after their place.
-        least: Minimum number of items.
         most: Maximum number of items, or None.
     """
     read_item = item.read
@@ -217,7 +210,6 @@ def obj(
     Other fields are taken and noted, unless they are empty.
 
     Args:
-        fields: Descriptions of its fields.
         only: Error for other values, after their place.
         ignored: Names of fields that may have any value.
     """
@@ -305,7 +297,6 @@ def texts(most: int, fact: str, ids: bool = True) -> Shape:
     """Return the description of a text, or of an array of texts, which is read as a list.
 
     Args:
-        most: Maximum number of texts.
         fact: Error for another number, after their place.
         ids: Whether arrays of token ids, among which may be texts, and llama-server's objects count
             as texts.

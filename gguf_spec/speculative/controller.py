@@ -117,7 +117,6 @@ class RoundState:
     Attributes:
         start: Tokens of the text before the round.
         n_past: Tokens in the target's cache before the round.
-        prices: Expected costs.
         hopeful: Costs used for decisions: `prices`, or lower ones for unconfirmed widths in a round
             that explores.
         steps: The draft tokens.
@@ -256,7 +255,6 @@ class Exploration:
         return True
 
     def count(self, one: RoundState) -> None:
-        """Count a round."""
         self._since_plain = 0 if one.n_rows == 1 else self._since_plain + 1
 
 
@@ -343,7 +341,6 @@ class DraftModelUse:
         """Return whether another token of the draft model pays, and beats the text's own token.
 
         Args:
-            one: The round.
             reach: Probability that all draft tokens so far are right.
             by_text: Acceptance rate of the text drafters' proposal for the position; 0 without one.
             k: Largest length of the draft, in tokens.
@@ -377,7 +374,6 @@ class DraftModelUse:
         """Return the draft model's next token, or None.
 
         Args:
-            one: The round.
             tokens: The text before the round.
             reach: Probability that all draft tokens so far are right.
             text: Proposal of the text drafters for the same position.

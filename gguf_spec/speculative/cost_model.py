@@ -154,7 +154,6 @@ class CostModel:
             depth: Width in tokens -> extra seconds for each cached token; empty if not known.
             n_most: Widest pass of the table, in tokens. Wider passes read prompts and have one cost
                 per row.
-            pace: Machine speed.
             guesses_depth: `depth` is an estimate: a correction applies to all widths that no
                 pass corrected.
             trusted: The measurement is right: an error is that of the machine. Otherwise the first
@@ -248,7 +247,6 @@ class CostModel:
         Args:
             n: Width of the pass, in tokens.
             n_past: Cached tokens before it.
-            seconds: Measured time.
         """
         if n < 1 or not math.isfinite(seconds):
             return
@@ -581,7 +579,6 @@ class Batch:
         """Return whether the requests of the batch draft another token; None if each decides.
 
         Args:
-            reaches: Reach of each token drafted.
             chance: Mean acceptance rate of further tokens.
         """
         del reaches, chance
@@ -591,7 +588,6 @@ class Batch:
         """Return the draft length of this round.
 
         Args:
-            reaches: Reach of each token drafted.
             n: The best length for this sequence.
         """
         del reaches
@@ -723,7 +719,6 @@ def common_rows(offers: Sequence[Offer], pass_s: Callable[[int], float], rate: f
     """Return the best number of rows of each sequence.
 
     Args:
-        offers: The sequences.
         pass_s: Returns the seconds of a pass over that many rows of each sequence.
         rate: Tokens per second of all sequences that can be reached, the price of a second.
     """
@@ -746,7 +741,6 @@ def best_drafting(
     likeliest to be right come first.
 
     Args:
-        offers: The sequences.
         pass_s: Returns the seconds of a pass over that many rows of each sequence.
         draft_s: Returns the seconds of a pass of the draft model over that many sequences.
         rate: Tokens per second of all sequences that can be reached, the price of a second.

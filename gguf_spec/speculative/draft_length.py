@@ -132,10 +132,8 @@ def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Pr
     the mean acceptance rate.
 
     Args:
-        reaches: Reach of each token drafted so far.
         k: Largest length of a draft, in tokens.
         outlook: Acceptance rates and costs of the tokens to come.
-        prices: Costs of the round.
 
     Returns:
         The gain, in tokens; minus infinity if no more tokens are allowed.

@@ -61,7 +61,6 @@ class ModelPair:
     Attributes:
         target: The model that decides.
         draft: The model that proposes, or a prediction head of the target, or None.
-        profile: Measurement of the pair.
         reference: A text beside the request's own from which drafts may come, or None.
         shared: Earlier answers from which the drafts of all requests may come; None if they are
             private.
@@ -84,7 +83,6 @@ class ModelPair:
         """Join two models.
 
         Args:
-            target: The model that decides.
             draft: The model that proposes, or None.
             measure: Returns the profile of the pair; called when it is first needed. Without it
                 default costs are used.
@@ -157,7 +155,6 @@ class ModelPair:
                 self.target.close()
 
     def use_profile(self, profile: Profile) -> None:
-        """Use a profile from now on."""
         self.profile, self.experiences = profile, profile.experiences()
         exactness, is_measured = self.target.exactness, profile is not DEFAULT_PROFILE
         if is_measured and profile.exact_width > K_MAX and exactness.attention:
@@ -171,7 +168,6 @@ class ModelPair:
         self._measure = None if is_measured else self._measure
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of the learned state."""
         return deepcopy(Snapshot(self.experiences, self.calibration))
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -276,10 +272,8 @@ class ModelPair:
         """Return the drafter of one request.
 
         Args:
-            speculation: Options of the request.
             sampler: The target's chain.
             n_left: Largest length of the answer, in tokens.
-            slots: Slots of the request.
             before: Drafter of the first part of the same request; the new one continues its counts.
         """
         if not speculation.k:

@@ -24,7 +24,6 @@ class PairStatistics:
     """Costs and statistics of a pair on this machine, over all requests so far.
 
     Attributes:
-        target: Cost model of the target.
         draft: Cost model of the draft model; None without one.
         chances: Acceptance rate of each bucket of proposals.
         answer: Usual length of an answer, in tokens.
@@ -34,7 +33,6 @@ class PairStatistics:
         confidences: Number of proposals of the draft model in each confidence bucket.
         spare_s: Seconds available for probes of an unused draft model and for passes of untried
             widths.
-        n_emitted: Tokens emitted in all requests.
     """
 
     target: CostModel
@@ -82,7 +80,6 @@ class Forecast:
     """Predicted seconds of a generation, from the costs known when each round began.
 
     Attributes:
-        rounds_s: Seconds of its rounds.
         plain_s: Seconds of the same tokens in plain decoding.
     """
 
@@ -135,7 +132,6 @@ class AcceptanceRates:
                 self._seen.setdefault((name, bucket), start)
 
     def of(self, kind: Kind) -> float:
-        """Return the acceptance rate of a bucket."""
         hits, places = self._seen[kind]
         return hits / places
 
@@ -143,7 +139,6 @@ class AcceptanceRates:
         """Count a proposal.
 
         Args:
-            kind: Its bucket.
             hit: 1 if it was right, 0 if it was wrong; a share if that is explained in part.
         """
         seen = self._seen[kind]
@@ -223,7 +218,6 @@ def fitted(priors: Sequence[float], seen: Sequence[tuple[float, float]]) -> list
     the observations of its bucket.
 
     Args:
-        priors: Prior acceptance rate of each bucket.
         seen: Hits and positions of each bucket.
 
     Returns:

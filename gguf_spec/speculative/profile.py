@@ -241,7 +241,6 @@ class Profile:
         return replace(self, target=target, draft=draft, checked=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values."""
         return asdict(self)
 
     @classmethod

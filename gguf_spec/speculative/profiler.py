@@ -89,8 +89,6 @@ def measure(
     """Measure a pair. Both caches are empty afterwards.
 
     Args:
-        target: The target.
-        draft: The draft model, if there is one.
         budget_s: Seconds for the passes of the target; the first few widths are measured
             in any case.
         thorough: Measure all widths five times each, also behind many cached tokens, and the

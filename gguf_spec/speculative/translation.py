@@ -81,8 +81,6 @@ class Reading:
     draft ids of the last word only. A target token that begins with a space begins a word.
 
     Attributes:
-        tokens: The target ids.
-        ids: The draft ids.
         n_stable: Number of first draft ids that did not change since it was set.
     """
 
@@ -95,7 +93,6 @@ class Reading:
         self._word = b""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append target tokens to the text."""
         for token in tokens:
             self._append(token)
 
@@ -195,9 +192,7 @@ class TranslatedModel:
         """Make a view of a draft model.
 
         Args:
-            model: The draft model.
             target: The target; only its vocabulary is used.
-            translation: Correspondence of the tokens.
         """
         self._model, self._target, self._translation = model, target, translation
         self._reading = Reading(translation)
@@ -232,7 +227,6 @@ class TranslatedModel:
 
     @property
     def cached(self) -> list[int]:
-        """The target tokens that were read."""
         return self._reading.tokens
 
     @property
@@ -241,7 +235,6 @@ class TranslatedModel:
         return len(self._reading.tokens)
 
     def is_end(self, token: int) -> bool:
-        """Return whether a target token ends a generation."""
         return self._target.is_end(token)
 
     def recognise(self, tokens: Sequence[int]) -> None:
@@ -261,7 +254,6 @@ class TranslatedModel:
         reading.cut(known)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Append target tokens to the cache."""
         reading = self._reading
         reading.extend(tokens)
         done = self._synchronise(len(reading.ids))
@@ -274,10 +266,6 @@ class TranslatedModel:
 
         Where a target token ends inside a draft token, the row after the draft token before is
         returned.
-
-        Args:
-            tokens: Target ids.
-            n_rows: Number of rows.
 
         Returns:
             Logits over the target's tokens, shape `(n_rows, V)`. The next call overwrites them.

@@ -45,11 +45,6 @@ def common_share(
 ) -> float:
     """Return the number of common tokens as a share of the smaller vocabulary.
 
-    Args:
-        target: Vocabulary of the target.
-        draft: Vocabulary of the draft.
-        error: The difference of the vocabularies.
-
     Raises:
         VocabularyMismatchError: They have too few tokens in common, or no texts to compare.
     """

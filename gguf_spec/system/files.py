@@ -163,7 +163,6 @@ def atomic_write(path: Path, *, private: bool = True, lasting: bool = True) -> I
     A device such as `/dev/stdout` or a pipe is never replaced: what was written is copied to it.
 
     Args:
-        path: The file to create or replace.
         private: Whether only the user may read it. If not, the umask decides.
         lasting: Whether it must survive a loss of power, too. If not, it may be empty then, or have
             zeros in it.
@@ -222,7 +221,6 @@ def move(part: Path, path: Path, *, lasting: bool = True) -> None:
     """Give a written and synced file its place: after a loss of power it or the old one is there.
 
     Args:
-        part: The file.
         path: Its place on the same disk; a file there is replaced.
         lasting: Whether to wait until the new name is on the disk.
     """

@@ -28,7 +28,6 @@ class MemoryLimit(NamedTuple):
     """A limit of memory.
 
     Attributes:
-        n_bytes: The limit.
         left: What can still be allocated, in bytes.
         source: The file or the setting that says so.
     """
@@ -51,7 +50,6 @@ class ProcessorLimit(NamedTuple):
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Return all limits of memory."""
     limits = [*_address_space()]
     for folder in _folders("memory"):
         for name, name_of_used in _MEMORY:

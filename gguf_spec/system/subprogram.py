@@ -38,7 +38,6 @@ def freeze_support() -> None:
 
 
 def is_frozen() -> bool:
-    """Return whether this is a frozen app."""
     return bool(getattr(sys, "frozen", False)) or "__compiled__" in globals()
 
 
@@ -56,7 +55,6 @@ def command(program: str, *arguments: str) -> list[str]:
 
     Args:
         program: One of `PROGRAMS`.
-        arguments: Its arguments.
 
     Raises:
         FrozenAppError: This process cannot start a child.

@@ -590,7 +590,6 @@ class _Encoder:
         """Return the parts of a prompt, each with a flag: whether the template wrote it.
 
         Args:
-            prompt: Renders them.
             end: What follows the rendered messages, before the prefill.
             start: The prompt begins with the start token.
 
@@ -738,8 +737,6 @@ class _Marks(NamedTuple):
     Template and messages contain none.
 
     Attributes:
-        begin: Marks the start of a content.
-        end: Marks the end of a content.
         tag: Marks the start of a tag-like text in a content, with its white space.
         after_tag: Marks the end of a tag-like text.
     """
@@ -880,10 +877,6 @@ def _rendered(
     """Return the text of messages.
 
     Args:
-        template: The template.
-        messages: The messages.
-        tools: The tools.
-        values: Further variables.
         typed: Whether the template takes contents as arrays of parts.
 
     Raises:

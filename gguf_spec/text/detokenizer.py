@@ -21,7 +21,6 @@ class TextStream:
 
     Attributes:
         stop_string: The stop string that ended the text, or None.
-        decoder: Decoder of the pieces.
     """
 
     def __init__(
@@ -30,7 +29,6 @@ class TextStream:
         """Start a text.
 
         Args:
-            stop: Strings that end it.
             errors: Treatment of bytes that are not UTF-8: `replace` inserts a replacement
                 character, `ignore` drops them.
         """
@@ -154,5 +152,4 @@ def joined(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def text_of(parts: Sequence[Part], kind: str) -> str:
-    """Return the text of all parts of one kind."""
     return "".join(part.text for part in parts if part.kind == kind)

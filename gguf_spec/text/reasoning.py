@@ -82,8 +82,6 @@ class TagSyntax:
     is not changed, nor are later tags.
 
     Attributes:
-        open: The opening tag.
-        close: The closing tag.
         end: Text that ends an open reasoning part and begins the answer.
     """
 
@@ -345,7 +343,6 @@ class _Place(NamedTuple):
     """State after a token.
 
     Attributes:
-        state: State of the parser.
         n: Number of tokens so far.
         n_inside: Number of tokens of reasoning so far.
         n_forced: Number of tokens of the forced end so far; 0 outside of it.
@@ -373,7 +370,6 @@ class Thinking:
         """Start after a prompt.
 
         Args:
-            state: State of the parser after the prompt.
             budget: Number of reasoning tokens after which the end is forced; None for no limit.
         """
         self._model, self._format, self._n_prompt = model, reasoning, n_prompt

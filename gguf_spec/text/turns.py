@@ -42,13 +42,7 @@ class Needs:
 
 
 def forms(messages: Messages, needs: Needs, write: Write) -> Iterator[list[dict[str, Any]]]:
-    """Yield messages as a template needs them, and then in forms for stricter templates.
-
-    Args:
-        messages: The messages.
-        needs: What the template needs in any case.
-        write: Writes calls for the model.
-    """
+    """Yield messages as a template needs them, and then in forms for stricter templates."""
     steps: tuple[dict[str, bool], ...] = (
         {}, {"lead": True, "later": True}, {"join": True}, {"no_system": True},
         {"results": True}, {"calls": True},
@@ -63,7 +57,6 @@ def forms(messages: Messages, needs: Needs, write: Write) -> Iterator[list[dict[
 
 
 def fitted(messages: Messages, needs: Needs, write: Write) -> list[dict[str, Any]]:
-    """Return messages in the form that a template needs."""
     some = [dict(message) for message in messages]
     if needs.calls:
         some = with_calls_in_text(some, write)
@@ -88,7 +81,6 @@ def fitted(messages: Messages, needs: Needs, write: Write) -> list[dict[str, Any
 
 
 def with_calls_in_text(messages: Messages, write: Write) -> list[dict[str, Any]]:
-    """Return messages whose calls are part of their texts."""
     found = []
     for message in map(dict, messages):
         if calls := message.pop("tool_calls", None):
@@ -100,7 +92,6 @@ def with_calls_in_text(messages: Messages, write: Write) -> list[dict[str, Any]]
 
 
 def with_results_of_user(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages with the results of tools as messages of the user."""
     results = [f"<tool_response>\n{m['content']}\n</tool_response>" for m in messages]
     return [
         {"role": "user", "content": result} if message["role"] == "tool" else dict(message)
@@ -109,7 +100,6 @@ def with_results_of_user(messages: Messages) -> list[dict[str, Any]]:
 
 
 def with_parts(messages: Messages) -> list[dict[str, Any]]:
-    """Return messages whose contents are arrays of parts."""
     return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
 
 

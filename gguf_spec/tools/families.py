@@ -61,7 +61,6 @@ class Family:
     The text of an answer has the names of special tokens, see `tokens`.
 
     Attributes:
-        name: Name of the family.
         models: Some models, for the documentation.
         marks: Sets of texts; a template that contains all texts of a set is of this family.
         call: Notation of a call.

@@ -74,7 +74,6 @@ class Unenforced:
 
     Attributes:
         dropped: The keywords by tool.
-        use: The tools.
         schema: The schema of an answer that calls no tool.
     """
 
@@ -87,7 +86,6 @@ class Unenforced:
         return [(name or "", one) for name, some in self.dropped.items() for one in some]
 
     def texts(self) -> list[str]:
-        """Return these as texts."""
         return [f"{name}{':' if name else ''}{one}" for name, one in self.notes()]
 
     def faults(self, text: str, family: Family) -> list[tuple[str, str]]:

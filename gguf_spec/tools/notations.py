@@ -277,7 +277,6 @@ class JsonNotation:
         return to_rules(dict(schema), prefix)
 
     def write(self, arguments: Mapping[str, Any]) -> str:
-        """Return arguments in this notation."""
         return _json(dict(arguments))
 
 
@@ -350,7 +349,6 @@ class TagNotation:
             yield
 
     def rules(self, schema: Schema, prefix: str, sym: Sym) -> list[str]:
-        """Return grammar rules for the arguments."""
         rules: list[str] = []
 
         def rule(body: str) -> str:
@@ -432,7 +430,6 @@ class PairNotation:
 
     @property
     def is_python(self) -> bool:
-        """Whether the values are Python's."""
         return not self.quote
 
     def read(self, source: Source, name: str, _schema: Schema) -> Steps[None]:
@@ -482,7 +479,6 @@ class PairNotation:
             source.at += 1
 
     def _string(self, source: Source, quote: str) -> Steps[None]:
-        """Read a string after its opening quote."""
         while True:
             found = yield from source.until([quote, "\\"] if self.is_python else [quote])
             if not found:
@@ -519,7 +515,6 @@ class PairNotation:
         return json.dumps(part)
 
     def rules(self, schema: Schema, prefix: str, sym: Sym) -> list[str]:
-        """Return grammar rules for the arguments."""
         return _PairRules(self, schema, prefix, sym).rules()
 
     def write(self, arguments: Mapping[str, Any]) -> str:
@@ -682,7 +677,6 @@ class NamedCall:
     Attributes:
         begins: Texts with which a call may begin, the usual one first; may be one empty text.
         middle: Text between the name and the arguments.
-        notation: Notation of the arguments.
         end: Text after the arguments; after JSON it may be missing in an answer.
         skipped: Texts that may stand after the name, each followed by a word: such as an id.
     """

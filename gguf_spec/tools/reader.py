@@ -274,7 +274,6 @@ class ToolDeltas:
         return self._deltas(self._reader.push(text))
 
     def finish(self) -> list[Delta]:
-        """Return the last deltas."""
         return self._deltas(self._reader.finish())
 
     def _deltas(self, events: Sequence[Event]) -> list[Delta]:

@@ -81,7 +81,6 @@ class Source:
     # ---- events
 
     def drop(self) -> None:
-        """Drop the text that was read."""
         self.text, self._n_given = self.text[self.at :], max(0, self._n_given - self.at)
         self.at = self._sent = 0
 
@@ -103,7 +102,6 @@ class Source:
         self._sent = self.at
 
     def end(self) -> None:
-        """End the call."""
         self.events.append(Event("end"))
         self._is_open = False
 
@@ -246,7 +244,6 @@ def _step(text: str, at: int, still_open: list[str]) -> int:
     """Read up to the next character that matters in an object, an array or a string.
 
     Args:
-        at: Position in it.
         still_open: Closing characters of what is open, changed here; a backslash for an escape.
 
     Returns:

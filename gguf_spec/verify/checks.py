@@ -459,11 +459,8 @@ class Job(NamedTuple):
 
     Attributes:
         prompt: Index of the prompt.
-        ids: The prompt.
         name: Name of the sampling options, a key of `SAMPLINGS`.
-        sampling: The sampling options.
         drafter: Name of the draft setting.
-        plain: The plain text.
     """
 
     prompt: int
@@ -481,7 +478,6 @@ class TextChecks:
         """Prepare the checks.
 
         Args:
-            n_tokens: Maximum number of tokens of a text.
             noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
         """
         self.llm, self._n_tokens, self.noise = llm, n_tokens, noise
@@ -677,9 +673,6 @@ class RequestChecks:
     """Checks of single features, each with a few short texts.
 
     Each text is compared with the plain text that the same request gives on empty caches.
-
-    Attributes:
-        parts: The checks by name.
     """
 
     def __init__(self, texts: TextChecks, prompt: str, seed: int) -> None:
@@ -687,7 +680,6 @@ class RequestChecks:
 
         Args:
             texts: Checks of texts, with the models; distinguishes near ties from faults.
-            seed: Seed of all texts.
         """
         self._llm, self._texts, self._ids = texts.llm, texts, texts.llm.tokenize(prompt)
         self._samplings = [

@@ -1,7 +1,9 @@
-"""Hooks of hatchling for what build_backend.py decides: the dependency llama-cpp-python, and the kernels."""
+"""Hooks of hatchling: the dependency llama-cpp-python and the kernels, as build_backend.py decides, and the manual page."""
 
 import os
+import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -16,8 +18,17 @@ class Dependencies(MetadataHookInterface):
         metadata["dependencies"] = [llama, *self.config["dependencies"]]
 
 
-class Kernels(BuildHookInterface):
+sys.path.insert(0, str(Path(__file__).parent))
+from manual import manual  # noqa: E402
+
+
+class Files(BuildHookInterface):
     def initialize(self, _version: str, build_data: dict) -> None:
+        self._made = tempfile.TemporaryDirectory()
+        page = Path(self._made.name, "gguf-spec.1")
+        commands = Path(self.root, "docs", "cli.md").read_text(encoding="utf-8")
+        page.write_text(manual(commands, self.metadata.version), encoding="utf-8")
+        build_data["shared_data"][str(page)] = "share/man/man1/gguf-spec.1"
         library = Path(self.root, LIBRARY)
         if os.environ.get("GGUF_SPEC_WHEEL_WITH_KERNELS") and library.exists():
             build_data["force_include"][str(library)] = LIBRARY

@@ -7,7 +7,6 @@ from dataclasses import is_dataclass
 
 import click
 
-from gguf_spec import __version__
 from gguf_spec.cli import cli
 
 MODULES = [
@@ -33,6 +32,15 @@ MODULES = [
     "gguf_spec_ray",
     "gguf_spec_compat",
 ]
+# Classes whose objects come from a function of the package -> that function.
+MAKERS = {
+    "LLM": "load",
+    "Stream": "LLM.stream",
+    "Turn": "Chat.stream",
+    "AsyncStream": "AsyncLLM.stream",
+    "AsyncChat": "AsyncLLM.chat",
+    "ServedLLM": "served",
+}
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
 
@@ -51,7 +59,9 @@ def reference():
             is_ours = (inspect.isclass(value) or inspect.isfunction(value)) and (
                 value.__module__.startswith("gguf_spec")
             )
-            if is_ours and value not in seen:
+            if name == "gguf_spec.errors" and inspect.isclass(value) and is_ours:
+                seen.add(value)  # in the table
+            elif is_ours and value not in seen:
                 seen.add(value)
                 inherits = " (with inherited members)" if hidden_bases(value, listed) else ""
                 entries += [
@@ -62,7 +72,8 @@ def reference():
                 others.append(f"`{thing}`")
         parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
         if name == "gguf_spec.errors":
-            parts.append(f"The classes:\n\n{tree(module.GgufSpecError)}\n")
+            rows = "\n".join(errors(module.GgufSpecError))
+            parts.append(f"| error | is a | meaning | attributes |\n|---|---|---|---|\n{rows}\n")
         if name == "gguf_spec.drafters":
             rows = module.DRAFTERS.items()
             parts.append("".join(f"- `{one}`: {kind.help}\n" for one, kind in rows))
@@ -72,20 +83,16 @@ def reference():
     return "\n".join(parts)
 
 
-def tree(kind, indent=""):
-    """A class and those below it, as a list."""
-    others = [base.__name__ for base in kind.__bases__[1:]]
-    line = f"{indent}- {kind.__name__}{f' ({others[0]})' if others else ''}"
-    return "\n".join(
-        [
-            line,
-            *(
-                tree(one, indent + "    ")
-                for one in kind.__subclasses__()
-                if one.__module__ == kind.__module__
-            ),
-        ]
-    )
+def errors(kind):
+    """Yield rows of a table: an error class and those below it, with meaning and attributes."""
+    about, _, attributes = markdown(kind.__doc__).partition("Attributes:\n")
+    about = " ".join(about.split()).replace("|", "\\|")
+    attributes = re.sub(r"\s+", " ", attributes).strip().removeprefix("- ").replace(" - `", "; `")
+    bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+    yield f"| `{kind.__name__}` | {bases} | {about} | {attributes} |"
+    for one in kind.__subclasses__():
+        if one.__module__ == kind.__module__:
+            yield from errors(one)
 
 
 def public(module):
@@ -124,17 +131,20 @@ def described(name, value, listed):
     made = (
         ""
         if issubclass(value, BaseException)
+        or name in MAKERS
         or (is_dataclass(value) and not value.__dataclass_params__.init)
         else signature(value)
     )
     yield f"### class `{name}{made}`\n"
     if bases:
         yield f"Is a {', '.join(f'`{base}`' for base in bases)}.\n"
+    if name in MAKERS:
+        yield f"Made by `{MAKERS[name]}`.\n"
     yield f"{markdown(value.__doc__)}\n"
     if issubclass(value, BaseException):
         return
     init = vars(value).get("__init__")
-    if init and init.__doc__ and not is_dataclass(value):
+    if init and init.__doc__ and not is_dataclass(value) and name not in MAKERS:
         yield f"{markdown(init.__doc__)}\n"
     members = {one: member for kind in (*hidden, value) for one, member in vars(kind).items()}
     for one, member in sorted(members.items()):
@@ -192,7 +202,9 @@ def flat(text):
 def markdown(text):
     """A docstring, its sections as lists."""
     lines, section = [], False
-    for line in inspect.cleandoc(text or "").splitlines():
+    # of files of the package users need not know
+    text = re.sub(r"\s+\(`(?:\w+/)+\w+\.py`\)", "", inspect.cleandoc(text or ""))
+    for line in text.splitlines():
         if line in SECTIONS:
             section = True
             lines += [f"{line}", ""]
@@ -216,47 +228,6 @@ def commands():
     ]
     parts += [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(cli, "gguf-spec")]
     return "\n".join(parts)
-
-
-class Roff(click.HelpFormatter):
-    """Writes the help of a command as a part of a manual page."""
-
-    def write_usage(self, prog, args="", **_):
-        self.write(f".PP\n.B {roff(prog)}\n{roff(args)}\n")
-
-    def write_heading(self, heading):
-        self.write(f".PP\n.B {roff(heading)}\n")
-
-    def write_paragraph(self):
-        self.write(".PP\n")
-
-    def write_text(self, text):
-        for part in text.split("\n\n"):
-            as_is, lines = part.startswith("\b\n"), part.removeprefix("\b\n")
-            self.write(f".PP\n.nf\n{roff(lines)}\n.fi\n" if as_is else f".PP\n{roff(lines)}\n")
-
-    def write_dl(self, rows, **_):
-        for name, text in rows:
-            self.write(f".TP\n.B {roff(name)}\n{roff(text)}\n")
-
-
-def roff(text):
-    """Return text for a manual page."""
-    text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
-    return re.sub(r"(?m)^\.", "\\\\&.", text)
-
-
-def manual():
-    """The manual page of the program: the help of every command."""
-    summary = cli.help.partition("\n")[0]
-    parts = [f'.TH GGUF\\-SPEC 1 "" "gguf\\-spec {__version__}" "User Commands"\n']
-    parts.append(f".SH NAME\ngguf\\-spec \\- {roff(summary.rstrip('.'))}\n")
-    for path, command, context in walk(cli, "gguf-spec"):
-        page = Roff()
-        command.format_help(context, page)
-        heading = ".SH DESCRIPTION" if command is cli else f".SH {roff(path.upper())}"
-        parts.append(f"{heading}\n{page.getvalue()}")
-    return "".join(parts)
 
 
 def helps(command, path):

@@ -23,6 +23,8 @@ LINK = re.compile(r"(?<=\]\()\.\./([^)#]+)")
 def on_files(files, config):
     """Add the files that Markdown pages link to outside of docs/."""
     for page in list(files.documentation_pages()):
+        if "/" in page.src_uri:  # its links lead to pages above it
+            continue
         for name in LINK.findall(page.content_string):
             path = place(name)
             if not files.get_file_from_path(path):
@@ -39,6 +41,8 @@ def on_page_markdown(markdown, page, **_):
     """Let links to such files lead to their copies, and mkdocstrings write the API. A page that is itself a copy loses its links."""
     if page.file.src_uri.startswith("files/"):
         return re.sub(r"\[([^\]]+)\]\((?!http)[^)]+\)", r"\1", markdown)
+    if "/" in page.file.src_uri:
+        return markdown
     if page.file.src_uri == "python-api.md":
         return ENTRY.sub(lambda found: found[1] + (INHERITED if found[2] else "") + "\n", markdown)
     if page.file.src_uri == "architecture.md":

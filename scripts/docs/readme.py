@@ -1,4 +1,4 @@
-"""Write the generated documentation: docs/cli.md, docs/gguf-spec.1, docs/python-api.md and parts of other pages. With --check only report stale files.
+"""Write the generated documentation: docs/cli.md, docs/python-api.md and parts of other pages. With --check only report stale files.
 
 .venv/bin/python scripts/docs/readme.py [--check]
 """
@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from _reference import commands, manual, reference
+from _reference import commands, reference
 
 from gguf_spec.gguf.architectures import NAMES, architecture
 from gguf_spec.registry.resolve import entries
@@ -142,7 +142,6 @@ def with_parts(name):
 MADE = {name: partial(with_parts, name) for name in PARTS} | {
     "docs/python-api.md": reference,
     "docs/cli.md": commands,
-    "docs/gguf-spec.1": manual,
 }
 
 

@@ -12,7 +12,7 @@ from gguf_spec.llama.head import Head
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import plan as plan_module
-from gguf_spec.runtime.draft_search import LoadOptions
+from gguf_spec.runtime.load_options import LoadOptions
 from gguf_spec.speculative.drafters import HeadDrafter
 from tests.exactness.with_heads import (
     GREEDY,
@@ -369,7 +369,9 @@ def test_values_of_draft_in_models_yaml(folder, declared, kind):
     """`ngram` means that there is no draft model; the head in the file is none."""
     path = folder / "trained.gguf"
     entry, options = replace(resolve(path), draft=declared), ContextOptions(256, 1)
-    planned = plan_module.plan(LoadOptions(entry, ModelFile(path), options, options.for_draft()))
+    planned = plan_module.plan(
+        LoadOptions(entry=entry, file=ModelFile(path), target=options, of_draft=options.for_draft())
+    )
     assert planned.head.kind == kind
 
 

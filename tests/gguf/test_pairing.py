@@ -20,7 +20,8 @@ from gguf_spec.registry import download
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import draft_search
-from gguf_spec.runtime.draft_search import LoadOptions, candidates, choose
+from gguf_spec.runtime.draft_search import candidates, choose
+from gguf_spec.runtime.load_options import LoadOptions
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.profile import ModelKey, Profile, write_profile
 from gguf_spec.system.files import cache_file
@@ -60,11 +61,19 @@ def put(path, *model, **changes):
     return tiny.write(path, *model, **changes)
 
 
+def to_load(target, options, name=None, overlay=None):
+    """A target with its options, under its name in a models file."""
+    return LoadOptions(
+        entry=resolve(name, overlay) if name else resolve(target),
+        file=ModelFile(target),
+        target=options,
+        of_draft=OPTIONS,
+        models_file=overlay,
+    )
+
+
 def names(target):
-    return {
-        one.name: one
-        for one in candidates(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
-    }
+    return {one.name: one for one in candidates(to_load(target, OPTIONS))}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +142,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
         "llama_model_load_from_file",
         lambda *_: pytest.fail("weights were loaded"),
     )
-    found, why = choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
+    found, why = choose(to_load(target, OPTIONS))
     assert (found.path, found.name) == (right, "right.gguf")
     assert (
         why
@@ -165,7 +174,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
 
 def test_ollamas_blobs_have_no_names(home, target):
     blob = put(home / ".ollama/models/blobs/sha256-abc", tiny.llama(n_layer=4))
-    assert choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))[0].path == blob
+    assert choose(to_load(target, OPTIONS))[0].path == blob
 
 
 def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
@@ -175,14 +184,14 @@ def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
     (target.parent / "nowhere.gguf").symlink_to(home / "nothing.gguf")
     assert [
         one.path.resolve()
-        for one in candidates(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
+        for one in candidates(to_load(target, OPTIONS))
         if one.fits and not one.translated
     ] == [real]
     assert "itself.gguf" not in names(target)
 
 
 def test_nothing_to_find(home, target):
-    found, why = choose(LoadOptions(resolve(target), ModelFile(target), OPTIONS, OPTIONS))
+    found, why = choose(to_load(target, OPTIONS))
     assert found is None
     assert (
         why
@@ -199,14 +208,10 @@ def test_drafts_of_models_yaml_are_first_and_marked(home, target, tmp_path):
     overlay.write_text(
         f"models:\n  big: {{path: {target}, draft: small}}\n  small: {{path: {small}}}\n"
     )
-    found, why = choose(
-        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
-    )
+    found, why = choose(to_load(target, OPTIONS, "big", overlay))
     assert (found.path, found.declared, why) == (small, True, "")
     small.unlink()
-    found, why = choose(
-        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
-    )
+    found, why = choose(to_load(target, OPTIONS, "big", overlay))
     assert (found.path, found.declared) == (smaller, False)
     assert why
 
@@ -218,9 +223,7 @@ def test_what_is_not_on_the_disk_is_named(home, target, tmp_path):
         f"models:\n  big: {{path: {target}, draft: away, tokenizer: zoo}}\n"
         f"  away: {{repo: a/b, file: c.gguf, revision: '{pin}', size_bytes: 1000, sha256: null, license: mit, tokenizer: zoo}}\n"
     )
-    found, why = choose(
-        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
-    )
+    found, why = choose(to_load(target, OPTIONS, "big", overlay))
     assert found is None
     assert why.endswith("To download one, use gguf_spec.pull('away').")
 
@@ -231,7 +234,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
         put(target.parent / "light.gguf", tiny.llama(n_layer=2)),
         put(target.parent / "heavy.gguf", tiny.llama(n_layer=20)),
     )
-    assert choose(LoadOptions(resolve(target), ModelFile(target), plain, OPTIONS))[0].path == light
+    assert choose(to_load(target, plain))[0].path == light
 
     def measured(draft, right):
         profile = Profile(
@@ -249,7 +252,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
 
     measured(light, 0.05)
     measured(heavy, 0.9)
-    found, why = choose(LoadOptions(resolve(target), ModelFile(target), plain, OPTIONS))
+    found, why = choose(to_load(target, plain))
     assert found.path == heavy
     assert "measured on this machine" in why
 
@@ -329,9 +332,7 @@ def test_a_declared_draft_that_does_not_fit_is_read_once(home, target, tmp_path,
     overlay.write_text(
         f"models:\n  big: {{path: {target}, draft: wrong}}\n  wrong: {{path: {wrong}}}\n"
     )
-    found, _ = choose(
-        LoadOptions(resolve("big", overlay), ModelFile(target), OPTIONS, OPTIONS, overlay)
-    )
+    found, _ = choose(to_load(target, OPTIONS, "big", overlay))
     assert found is None
     assert steps.count("header of wrong.gguf") == 1
 

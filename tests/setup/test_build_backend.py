@@ -57,7 +57,7 @@ def clone(tmp_path_factory):
     shutil.copy(ROOT / "gguf_spec" / "__init__.py", clone / "gguf_spec")
     (clone / "out").mkdir()
     (clone / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "gguf-spec.1", clone / "docs")
+    shutil.copy(ROOT / "docs" / "cli.md", clone / "docs")
     return clone
 
 

@@ -1,6 +1,7 @@
 """Options of the command line that commands share."""
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -10,7 +11,9 @@ from click.testing import CliRunner
 import gguf_spec
 from gguf_spec.cli import options
 from gguf_spec.cli.options import ADAPTER
-from gguf_spec.options import LOADING, Speculation
+from gguf_spec.errors import InvalidOptionError
+from gguf_spec.llama.options import context_options
+from gguf_spec.options import LOADING, Draft, Speculation
 from gguf_spec.runtime.load import load
 
 
@@ -162,3 +165,38 @@ def test_from_the_environment(loaded):
         "q8_0",
         0,
     )
+
+
+def test_defaults_of_the_command_line_are_those_of_load():
+    parameters = inspect.signature(load).parameters
+    defaults = {name: rule.default for name, rule in LOADING.items() if rule.default is not None}
+    assert defaults == {name: parameters[name].default for name in defaults}
+
+
+@pytest.mark.parametrize(
+    ("given", "word", "model"),
+    [
+        (None, "none", None), ("none", "none", None), ("auto", "auto", None),
+        ("mtp", "mtp", None), ("ngram", "ngram", None),
+        ("smollm2", "", "smollm2"), (Path("auto"), "", Path("auto")),
+    ],
+)  # fmt: skip
+def test_what_a_draft_says(given, word, model):
+    """A path is that of a file, also where its name is a word."""
+    assert Draft.of(given) == (word, model)
+
+
+def test_options_of_both_models_from_arguments_of_load():
+    target, draft = context_options(
+        threads=3,
+        draft_kv_type="q8_0",
+        draft_threads=1,
+        n_cpu_moe=2,
+        device="none",
+        parallel="auto",
+    )
+    assert (target.threads, target.kv_type, target.placement.n_cpu_moe) == (3, "f16", 2)
+    assert (draft.threads, draft.kv_type, draft.placement.n_cpu_moe) == (1, "q8_0", 0)
+    assert draft.placement.devices == target.placement.devices == ("none",)
+    with pytest.raises(InvalidOptionError, match=r"^draft_threads is 0"):
+        context_options(draft_threads=0)

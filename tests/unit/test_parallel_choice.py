@@ -6,9 +6,11 @@ import pytest
 
 from gguf_spec.options import Speculation
 from gguf_spec.runtime import plan as plan_module
-from gguf_spec.runtime.draft_search import LoadOptions
+from gguf_spec.runtime.load_options import LoadOptions
 from gguf_spec.runtime.plan import choose_parallel
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
+
+FILES = dict.fromkeys(("entry", "file", "target", "of_draft"))
 
 
 class File:
@@ -22,7 +24,7 @@ def chosen(monkeypatch, target=None, room=16, speculation=None, **profile):
         plan_module, "parallel_in_room", lambda models, most: room and min(room, most)
     )
     monkeypatch.setattr(plan_module, "read_profile", lambda *keys: found)
-    load = LoadOptions(None, None, None, None, parallel="auto", speculation=speculation)
+    load = LoadOptions(**FILES, parallel="auto", speculation=speculation)
     return choose_parallel(load, [(File(), None)])
 
 
@@ -91,5 +93,5 @@ def test_one_for_what_needs_passes_of_its_own(monkeypatch):
 
 def test_images_are_read_one_request_at_a_time():
     for parallel in ("auto", 2):
-        load = LoadOptions(None, None, None, None, parallel=parallel, projector=object())
+        load = LoadOptions(**FILES, parallel=parallel, projector=object())
         assert choose_parallel(load, []) == (1, "prompts with images are read one by one")

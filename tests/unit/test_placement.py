@@ -19,7 +19,6 @@ from gguf_spec.llama.options import (
     ContextOptions,
     Placement,
     expression,
-    read_placement,
 )
 from gguf_spec.llama.own_kernels import Kernels
 from gguf_spec.options import LOADING, PARAMETERS, REQUESTS
@@ -69,7 +68,7 @@ def with_devices(monkeypatch):
 )
 def test_what_is_refused(options, said, with_devices):
     with pytest.raises(InvalidOptionError) as caught:
-        check_placement(read_placement(**options))
+        check_placement(Placement.of(options))
     assert str(caught.value).startswith(said)
     assert len(str(caught.value)) < 600
 
@@ -107,8 +106,8 @@ def test_what_selects_no_tensor_is_refused(tmp_path):
         ({"override_tensor": "exps=CPU"}, "a pattern that matches a tensor of plain.gguf, such as"),
     ):
         with pytest.raises(InvalidOptionError, match=said):
-            read_placement(**options).check_header(plain)
-        read_placement(**options).check_header(mixture)
+            Placement.of(options).check_header(plain)
+        Placement.of(options).check_header(mixture)
 
 
 def test_a_draft_has_neither_the_tensors_nor_the_experts_of_the_target():
@@ -137,9 +136,9 @@ def test_a_second_numa_strategy_is_refused(monkeypatch):
 
 def test_the_first_pattern_counts_before_the_experts():
     names = [f"blk.{i}.ffn_{kind}.weight" for i in range(3) for kind in ("up_exps", "norm")]
-    found = read_placement(n_cpu_moe=2, override_tensor=[r"^blk\.1\.=Big0", "norm=CPU"]).places(
-        names
-    )
+    found = Placement.of(
+        {"n_cpu_moe": 2, "override_tensor": [r"^blk\.1\.=Big0", "norm=CPU"]}
+    ).places(names)
     assert found == {
         "blk.0.ffn_up_exps.weight": "CPU",
         "blk.0.ffn_norm.weight": "CPU",
@@ -147,8 +146,8 @@ def test_the_first_pattern_counts_before_the_experts():
         "blk.1.ffn_norm.weight": "Big0",
         "blk.2.ffn_norm.weight": "CPU",
     }
-    assert len(read_placement(cpu_moe=True).places(names)) == 3
-    assert read_placement(cpu_moe=True).n_cpu_moe == LAYERS_MAX
+    assert len(Placement.of({"cpu_moe": True}).places(names)) == 3
+    assert Placement.of({"cpu_moe": True}).n_cpu_moe == LAYERS_MAX
 
 
 def test_an_expression_matches_just_its_names():

@@ -20,7 +20,6 @@ _SHOWN = 20  # chats in the list
 
 
 def history_file() -> Path:
-    """Return the file of the typed lines."""
     return state_folder() / "chat-history"
 
 
@@ -28,7 +27,6 @@ class KeptChat(NamedTuple):
     """A chat on the disk.
 
     Attributes:
-        path: Its file.
         title: The beginning of its first question.
         updated: Time of its last answer, in seconds since 1970.
         model: Name of the model of its last answer.

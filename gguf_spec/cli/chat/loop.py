@@ -738,7 +738,6 @@ def _path(text: str) -> Path:
 
 
 def _short(text: str, n_most: int = 60) -> str:
-    """Return a text in one line of limited length."""
     text = " ".join(text.split())
     return text if len(text) <= n_most else text[: n_most - 3].rstrip() + "..."
 

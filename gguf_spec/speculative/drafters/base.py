@@ -45,7 +45,6 @@ class NoDrafter:
     """Drafter without proposals: plain decoding."""
 
     def __init__(self, why_none: str = "speculation is switched off") -> None:
-        """Set the reason why nothing is drafted."""
         self.why_none = why_none
 
     def keep(self, prompt: Sequence[int]) -> None:
@@ -55,7 +54,6 @@ class NoDrafter:
         """Do nothing."""
 
     def draft(self, _tokens: Sequence[int], _k: int, /) -> Draft:
-        """Return an empty draft."""
         return Draft([], [])
 
     def learn(self, _tokens: Sequence[int], _rows: Logits, /) -> None:
@@ -69,7 +67,6 @@ class Proposal(NamedTuple):
     """Proposal of one draft token.
 
     Attributes:
-        token: Its id.
         kind: Its drafter and bucket, for the acceptance rate.
         q: The distribution it was drawn from, if the acceptance rule needs it; None if it was not
             drawn.

@@ -64,7 +64,6 @@ class DraftToken(NamedTuple):
     """Token chosen from a row.
 
     Attributes:
-        token: Its id.
         confidence: Bucket from 0, lowest, to `N_CONFIDENCE_BUCKETS` - 1.
         q: The distribution it was drawn from, if the acceptance rule needs it.
     """
@@ -433,7 +432,6 @@ class ModelDrafter:
         retain_prefix(self._model, known[offset:])
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Begin a draft that follows `tokens`."""
         self._history = [*tokens]
         self._n_known, self._is_held = len(tokens), False
 
@@ -458,7 +456,6 @@ class ModelDrafter:
         return Proposal(token, (self.name, confidence), q)
 
     def follow(self, token: int) -> None:
-        """Append `token` to the draft."""
         self._history.append(token)
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
@@ -539,7 +536,6 @@ class HeadDrafter(ModelDrafter):
     def __init__(
         self, head: Head, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None
     ) -> None:
-        """Make a drafter, as `ModelDrafter`."""
         super().__init__(head, guess, n_vocab, first)
         self._head = head
         self.can_review = not head.shares_cache
@@ -554,7 +550,6 @@ class HeadDrafter(ModelDrafter):
         return super().propose()
 
     def review(self, tokens: Sequence[int], n_read: int, n: int) -> list[tuple[Kind, bool]]:
-        """Evaluate guesses on known text, as `ModelDrafter`."""
         self._head.skipped = max(0, len(tokens) - 1 - n_read - self.n_past)
         try:
             return super().review(tokens, n_read, n)
@@ -580,7 +575,6 @@ def name_of(model: LanguageModel | None) -> str:
 def drafter_of(
     model: LanguageModel, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None
 ) -> ModelDrafter:
-    """Return the drafter of a draft model or of a prediction head."""
     if not needs_rows(model):
         return ModelDrafter(model, guess, n_vocab, first)
     kind = EagleDrafter if name_of(model) == EagleDrafter.name else HeadDrafter
@@ -630,7 +624,6 @@ class DraftTeam:
             return None
 
     def switch_off(self, failures: Mapping[str, str]) -> None:
-        """Switch off the named drafters, for the given reasons."""
         self.failures |= failures
         self.texts = [one for one in self.texts if one.name not in failures]
         if self.model and self.model.name in failures:

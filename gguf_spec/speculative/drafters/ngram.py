@@ -85,7 +85,6 @@ class SuffixAutomaton:
         Args:
             state: State of the match so far.
             length: Length of the match so far, in tokens.
-            token: The next token.
         """
         while state >= 0:
             after = self._next[state].get(token)
@@ -159,12 +158,6 @@ class SharedTexts:
     """
 
     def __init__(self, most: int = _MOST, n_pages: int = _N_PAGES) -> None:
-        """Begin without texts.
-
-        Args:
-            most: Most tokens of all texts.
-            n_pages: Most pages.
-        """
         self._of_page, self._n_pages = most // n_pages, n_pages
         self.pages = [SuffixAutomaton()]
         self._used_at: dict[SuffixAutomaton, int] = {}
@@ -172,7 +165,6 @@ class SharedTexts:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens of all texts."""
         return sum(page.n_tokens for page in self.pages)
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -192,7 +184,6 @@ class SharedTexts:
                 self._turn()
 
     def use(self, page: SuffixAutomaton) -> None:
-        """Count a use of a page."""
         self._n_used += 1
         self._used_at[page] = self._n_used
 
