@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_spec.cli import config as config_file
 from tests.cli.test_errors import check
 
 
@@ -138,6 +139,12 @@ def test_no_file(here, config, tmp_path):
     env = {"XDG_CONFIG_HOME": str(tmp_path / "none")}
     assert out(here("config", "path", env=env)) == f"{tmp_path}/none/gguf-spec/config.toml\n"
     assert "does not exist" in out(here("config", env=env))
+
+
+def test_without_a_file_no_other_command_is_imported(here, monkeypatch, tmp_path):
+    monkeypatch.setattr(config_file, "_commands", None)
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert out(here("generate", "a", "-m", "abc.gguf", "-d", "none", "--raw", "-t", 0, env=env))
 
 
 def test_an_editor_that_cannot_be_started(here, tmp_path):
