@@ -233,6 +233,12 @@ def stock_kernels(monkeypatch):
 
 
 @pytest.fixture
+def unmeasured(monkeypatch, tmp_path_factory):
+    """No pair was measured before: on one core a test with `threads=1` measures for those with the default, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("unmeasured")))
+
+
+@pytest.fixture
 def copies_pay(monkeypatch):
     """Kept prefixes are copied whatever was measured: small models read as fast as memory is copied."""
     from gguf_spec.runtime.prefix_cache import PrefixStore

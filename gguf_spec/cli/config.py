@@ -217,8 +217,8 @@ def origin(command: Command, parameter: str) -> str | None:
 
 def _settings(command: Command) -> Iterator[tuple[str, str, Any, click.Option]]:
     """Yield section, key, value and option of all that is set for a command; the last one holds."""
-    tables = _tables(read())
-    own = next((name for name, one in _commands() if one is command), "")
+    tables = _tables(document) if (document := read()) else {}  # or all commands are imported
+    own = next((name for name, one in _commands() if one is command), "") if tables else ""
     for section in (DEFAULT, own):
         for key, value in tables.get(section, {}).items():
             option = _option(command, key)

@@ -122,11 +122,11 @@ def changed(kind: str, want: dict) -> list:
 # Steps
 
 
-def install(log, *what) -> None:
+def install(log, *what, pip=PIP) -> None:
     """Install packages; the wheel of llama-cpp-python and the kernels are ours to make, not the build backend's."""
     options = ["--no-compile", "--constraint", CONSTRAINTS]
     if call(
-        [*PIP, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
+        [*pip, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
     ):
         raise failure("installing the packages", log)
 
@@ -250,8 +250,9 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
         VENV.unlink()
     elif VENV.exists():
         shutil.rmtree(VENV)
-    command = [base_python(), "-I", "-m", "venv", VENV]
-    if call([*command, "--without-pip"] if kept else command, log):
+    wheel = pip_of_python()
+    without = ["--without-pip"] if kept or wheel else []
+    if call([base_python(), "-I", "-m", "venv", *without, VENV], log):
         raise failure("python -m venv", log)
     if kept:
         folder = kept_packages(kept, want)
@@ -260,8 +261,22 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
             with contextlib.suppress(OSError):
                 os.utime(folder)  # see keep_packages
     else:
-        install(log, "pip", "hatchling", "editables")
+        pip = [PIP[0], "-I", wheel / "pip", *PIP[4:]] if wheel else PIP
+        install(log, "pip", "hatchling", "editables", pip=pip)
     return kept
+
+
+def pip_of_python():
+    """Return the wheel of pip that comes with this Python, None where it is not found.
+
+    Its pip runs where it lies and installs ours. To install it first and compile its files takes five seconds of processor time.
+    """
+    import ensurepip
+    import sysconfig
+
+    folders = [Path(ensurepip.__file__).parent / "_bundled"]
+    folders += [Path(one) for one in [sysconfig.get_config_var("WHEEL_PKG_DIR")] if one]
+    return next((wheel for one in folders for wheel in one.glob("pip-*.whl")), None)
 
 
 # ---- packages for other clones

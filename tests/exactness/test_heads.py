@@ -316,6 +316,7 @@ def test_a_file_with_only_a_head_is_not_a_model(folder):
                 assert not llm.draft_name
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_models_lists_a_head_among_the_drafts(folder):
     found = models.find_drafts(folder / "random.gguf")
     assert found[0].name == "mtp"

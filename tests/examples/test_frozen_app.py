@@ -50,7 +50,8 @@ def app(request, tmp_path_factory):
                 HERE / "frozen_app.py",
             ),
         ],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        # it reads what programs of the system say as UTF-8
+        env=os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"},
         check=True,
         limit_s=600,
     )

@@ -158,6 +158,7 @@ def test_the_controller_uses_it_only_where_it_pays(pair, prompts):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("unmeasured")
 def test_it_is_listed_and_not_chosen_unmeasured(tmp_path):
     target = find("tales")
     (tmp_path / "target.gguf").symlink_to(target)

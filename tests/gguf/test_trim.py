@@ -281,6 +281,7 @@ def test_a_table_of_other_tokens_is_not_a_table_of_the_target(half, tmp_path):
     check_vocabulary(target, names)
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_drafts_lists_it(half, tmp_path):
     target = find("tales")
     for path in (target, half):

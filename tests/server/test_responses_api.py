@@ -82,6 +82,11 @@ def test_the_text_is_that_of_the_chat(client, speculation):
     assert (last.output_text, last.usage.output_tokens) == (wanted, 24)
 
 
+def test_the_message_of_a_developer_is_one_of_the_system():
+    item = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]}  # fmt: skip
+    assert messages_of(None, [item]) == messages_of("Be kind.", [])
+
+
 def test_events_of_a_text(client):
     with client.responses.create(input="Hello.", stream=True, **ASKED) as stream:
         events = events_of(stream)
