@@ -81,6 +81,8 @@ class Context:
         n_decoded: Number of sequences of the last pass.
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
             driver of a GPU compiles kernels for it.
+        restores_windows: Whether a state of a text that is longer than a sliding window has the
+            bits of the text.
         follows_machine: Whether the thread count adapts to the load of the machine. True only if
             the options give no count and the count changes no logit that matters: on a CPU, and not
             with llama.cpp's flash attention, unless it is a draft model.
@@ -150,9 +152,11 @@ class Context:
         self.flash_attention = options.flash_attention if on_gpu else flash_on_cpu(header, options)
         self.threads: int = options.threads or physical_cores()
         may_vary = options.threads is None and not (on_gpu or options.rpc)
-        self.follows_machine = may_vary and (
-            options.drafts or self.flash_attention == "off" or has_own_attention(header, options)
-        )
+        takes_own, is_flash = has_own_attention(header, options), self.flash_attention == "on"
+        self.follows_machine = may_vary and (options.drafts or not is_flash or takes_own)
+        # llama.cpp puts a window back into the first cells, where its own kernels add in another
+        # order. The bits of a draft do not matter.
+        self.restores_windows = options.drafts or (is_flash and takes_own and not on_gpu)
         self._governor = shared_governor(self.threads) if self.follows_machine else None
         self.slow_first_pass = on_gpu
         self.exactness = predicted(header, options, self.flash_attention)

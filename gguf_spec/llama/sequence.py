@@ -274,9 +274,14 @@ class CachedSequence:
         return n_tokens if 0 < n_window < n_tokens else 0
 
     def state_bytes(self) -> int:
-        """Return the approximate size of `state`, in bytes; 0 if there is none."""
+        """Return the approximate size of `state`, in bytes; 0 if there is none.
+
+        There is none where a restored one would give other bits (`Context.restores_windows`).
+        """
         if self.cached:
             self.settle()
+        if self.least_cut_of_state(len(self.cached)) and not self.context.restores_windows:
+            return 0
         if not self.cached or not self.context.finish_copies():
             return 0
         return int(self.native.context(C.llama_state_seq_get_size, self.index))

@@ -146,9 +146,9 @@ def _read(
     if made_by != [isinstance(one, dict) and one.get("made_by") for one in found]:
         return data, "it was saved with other models, settings or another build of llama.cpp"
     key = _key()
-    if key is None or not any(n_states):
+    if key is None or not n_states[0]:  # that of the target
         where = f"{cache_folder()} cannot be read, where the key of its caches is"
-        return data, where if any(n_states) else "it was saved without caches"
+        return data, where if n_states[0] else "it was saved without caches"
     if n_bytes != len(head) + n_data + sum(n_states) + 32:
         return data, "its caches are damaged"
     digest = hmac.new(key, head + about_bytes, hashlib.sha256)
