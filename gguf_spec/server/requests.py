@@ -1252,14 +1252,16 @@ def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spe
 
 
 def joined(prompt: Any, llm: LLM) -> Any:
-    """Return a prompt of token ids and texts as token ids; others as they are."""
+    """Return a prompt of token ids and texts as token ids; others as they are.
+
+    Raises:
+        PromptTooLongError: It has many more tokens than the context holds.
+    """
     if not (isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)):
         return prompt
     tokens: list[int] = []
     for i, one in enumerate(prompt):
-        tokens += (
-            llm.vocabulary.tokenize(one, special=True, start=i == 0)
-            if isinstance(one, str)
-            else [one]
-        )
+        most, tokenize = max(0, llm.n_ctx - len(tokens)), llm.vocabulary.tokenize
+        is_text = isinstance(one, str)
+        tokens += tokenize(one, special=True, start=i == 0, most=most) if is_text else [one]
     return tokens

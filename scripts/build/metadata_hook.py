@@ -19,7 +19,7 @@ class Dependencies(MetadataHookInterface):
 
 
 sys.path.insert(0, str(Path(__file__).parent))
-from manual import manual  # noqa: E402
+from manual import manual  # noqa: E402 -- found by the path set above
 
 
 class Files(BuildHookInterface):
