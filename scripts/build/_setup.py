@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,11 +123,11 @@ def changed(kind: str, want: dict) -> list:
 # Steps
 
 
-def install(log, *what, pip=PIP) -> None:
+def install(log, *what) -> None:
     """Install packages; the wheel of llama-cpp-python and the kernels are ours to make, not the build backend's."""
     options = ["--no-compile", "--constraint", CONSTRAINTS]
     if call(
-        [*pip, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
+        [*PIP, "install", *options, *what], log, {**os.environ, SWITCH: "0", KERNELS_SWITCH: "0"}
     ):
         raise failure("installing the packages", log)
 
@@ -261,15 +262,19 @@ def make_venv(why: list, kind: str, want: dict, log) -> str:
             with contextlib.suppress(OSError):
                 os.utime(folder)  # see keep_packages
     else:
-        pip = [PIP[0], "-I", wheel / "pip", *PIP[4:]] if wheel else PIP
-        install(log, "pip", "hatchling", "editables", pip=pip)
+        if wheel:
+            with zipfile.ZipFile(wheel) as files:
+                files.extractall(
+                    VENV / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+                )
+        install(log, "pip", "hatchling", "editables")
     return kept
 
 
 def pip_of_python():
     """Return the wheel of pip that comes with this Python, None where it is not found.
 
-    Its pip runs where it lies and installs ours. To install it first and compile its files takes five seconds of processor time.
+    Unpacked, it is installed. The module `venv` compiles all of its files, which takes five seconds of processor time.
     """
     import ensurepip
     import sysconfig
