@@ -57,6 +57,7 @@ AUTO_PARALLEL_MAX = 16
 K_MAX = 64
 # Longest default context, in tokens.
 DEFAULT_CTX = 4096
+LONG_CTX = 16_384  # where a tenth of the free memory holds it
 # Ids from here on stand for embeddings of images, not for tokens (`llama.vision`).
 IMAGE_IDS = 1 << 30
 # How embeddings are pooled, by llama.cpp's numbers.
@@ -318,7 +319,7 @@ LOADING: dict[str, Rule] = {
     ),
     "n_ctx": Rule(
         "integer", f"Context length in tokens.  [default: as trained, at most {DEFAULT_CTX}, or "
-        "16384 where a tenth of the free memory holds it]",
+        f"{LONG_CTX} where a tenth of the free memory holds it]",
         2, optional=True, flags=("--ctx",), of_speed=True,
     ),
     "threads": Rule(

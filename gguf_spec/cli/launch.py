@@ -240,8 +240,9 @@ def _running(model: str | None, context: int) -> ServerFacts | None:
 
     for server in running_servers():
         for one in server.models:
-            if model in (None, one["name"]) and one["context_length"] >= context:
-                return ServerFacts(server.url, one["name"], one["context_length"])
+            most = one.get("context_max", one["context_length"])
+            if model in (None, one["name"]) and most >= context:
+                return ServerFacts(server.url, one["name"], most)
     return None
 
 

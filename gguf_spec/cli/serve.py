@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConflictError
-from ..options import DRAFT_WORDS, PARAMETERS, duration
+from ..options import DRAFT_WORDS, LONG_CTX, PARAMETERS, duration
 from . import signals
 from .command import CONTROL, Command, flag, option
 from .download import default_model, offer_download
@@ -79,6 +79,12 @@ _DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     multiple=True,
     metavar="ORIGIN",
 )
+@option(
+    "--ctx-max",
+    "Length to which the context grows when a request needs more, in tokens.  [default: without "
+    "--ctx, what the model was trained for and the free memory holds]",
+    type=int,
+)
 @table_option("parallel")
 @table_option("prefix_memory")
 @table_option("shared_drafts")
@@ -119,7 +125,10 @@ def serve(quiet: bool, **options: Any) -> int:
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    limit = options["max_tokens_limit"]
+    limit, ctx_max = options["max_tokens_limit"], options["ctx_max"]
+    if ctx_max is not None and ctx_max < (options["ctx"] or LONG_CTX):
+        least = "at least --ctx" if options["ctx"] else f"at least {LONG_CTX} without --ctx"
+        raise InvalidOptionError("ctx_max", ctx_max, least)
     given = {name: options[PARAMETERS[name]] for name in _DEFAULTS}
     options["default_sampling"] = {k: v for k, v in given.items() if v is not None}
     if given["max_tokens"] == -1:
@@ -177,7 +186,13 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     if alias and len(names) > 1:
         raise OptionConflictError(Option("alias"), "several models", "name them in a models file.")
     models = [
-        served_model(default_model(file) if name is None else name, file, alias=alias, **given)
+        served_model(
+            default_model(file) if name is None else name,
+            file,
+            alias=alias,
+            ctx_max=options["ctx_max"],
+            **given,
+        )
         for name in names
     ]
     keep_alive = options["keep_alive"]
@@ -274,7 +289,9 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
     loaded = pool.loaded(first)
     context = ""
     if loaded:
-        context = f", context of {loaded.llm.n_ctx:,} tokens, {at_once(loaded.llm)}"
+        most = pool.ctx_max(first)
+        grows = f" (up to {most:,} where a request needs it)" if most > loaded.llm.n_ctx else ""
+        context = f", context of {loaded.llm.n_ctx:,} tokens{grows}, {at_once(loaded.llm)}"
     lines = [
         f"Model         {first.id}{context}",
         *(f"On demand     {model.id}" for model in others),

@@ -15,7 +15,14 @@ from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.adapters import read_projector
 from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
-from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
+from ..llama.memory import (
+    MemoryEstimate,
+    largest_ctx,
+    longest_ctx,
+    needs,
+    prefix_memory_in_room,
+    state_bytes,
+)
 from ..llama.options import ContextOptions
 from ..options import DEFAULT_CTX, DRAFT_WORDS, Draft, default_sampling
 from ..registry import hub as hub_module
@@ -258,7 +265,7 @@ class PairChecks:
         found = (
             f"{format_bytes(wanted.added)}, "
             f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
-            + self._why_ctx(wanted.n_ctx, _trained(target.header))
+            + self._why_ctx(wanted.n_ctx, _trained(target.header), longest_ctx(headers, features))
         )
         longest = 0 if wanted.fits else largest_ctx(headers, features)
         kept = prefix_memory_in_room(headers, features)
@@ -270,13 +277,14 @@ class PairChecks:
         if self._loads and room.status != "fail":
             yield from self._inside(planned)
 
-    def _why_ctx(self, n_ctx: int, trained: int) -> str:
+    def _why_ctx(self, n_ctx: int, trained: int, most: int) -> str:
         if self._options.n_ctx or has(self._features or {}, "GPU"):
             return ""
         if n_ctx == trained:
             return " (as trained)"
         why = "fits into" if n_ctx > DEFAULT_CTX else "more would take over"
-        return f" ({why} a tenth of the free memory; trained for {trained:,})"
+        grows = f"; serve lets it grow to {most:,}" if most > n_ctx else ""
+        return f" ({why} a tenth of the free memory; trained for {trained:,}{grows})"
 
     def _plan(self, entry: Entry, target: ModelFile, draft: Draft) -> Plan:
         """Return what `load` opens; without llama.cpp no draft is searched, nor a head."""

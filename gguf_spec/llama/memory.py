@@ -24,7 +24,7 @@ from ..errors import NotEnoughMemoryError, Text
 from ..gguf.header import TOKENS
 from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header, embeds_only
-from ..options import DEFAULT_CTX, K_MAX
+from ..options import DEFAULT_CTX, K_MAX, LONG_CTX
 from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
 from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
@@ -42,7 +42,7 @@ _MOST_SCORES = 256 << 20
 # Share of the free memory that the caches of requests may take if the user gives no number.
 _CACHES_SHARE = 0.25
 # Contexts that are taken without being asked for, and the share of the free memory for them.
-_LONG_CONTEXTS, _CTX_SHARE = (16_384, 8_192), 0.1
+_LONG_CONTEXTS, _CTX_SHARE = (LONG_CTX, 8_192), 0.1
 # Share of the memory that stays free which kept prefixes may take, and bounds of that memory.
 _KEPT_SHARE, _LEAST_KEPT, _MOST_KEPT = 1 / 8, 64 << 20, 8 << 30
 # largest number of rows of logits of a pass
@@ -287,6 +287,22 @@ def ctx_in_room(models: Models, features: Mapping[str, str] | None = None) -> in
             if longer.fits and longer.caches <= _CTX_SHARE * (longer.free or 0):
                 return n_ctx
     return None
+
+
+def longest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
+    """Return the longest context with which models could be loaded in place of theirs.
+
+    It is at most the trained one. Where positions are rotated in another way behind some length,
+    it ends there: longer contexts have other texts. Models that may use a GPU keep what they have.
+    """
+    header, options = models[0]
+    most = header.whole("context_length")
+    n_ctx = options.positions(most)
+    if any("rope_factors_long" in tensor.name for tensor in header.tensors):
+        most = header.whole("rope.scaling.original_context_length", most)
+    if most <= n_ctx or any(uses_gpu(one) for _, one in models):
+        return n_ctx
+    return max(n_ctx, largest_ctx(_with(models, n_ctx=most), features))
 
 
 def parallel_in_room(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ from .images import (
     with_images,
 )
 from .many import checked_threads, generate_many
-from .prefix_cache import PrefixStore
+from .prefix_cache import Kept, PrefixStore
 from .request_queue import ParallelQueue, RequestQueue, Ticket
 from .session_file import restore as restore_session
 from .session_file import save as save_session
@@ -90,6 +90,10 @@ _LOG = logging.getLogger(__name__)
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
 _ROLES = {"system", "user", "assistant"}
 _USER, _ASSISTANT = "User:", "Assistant:"  # role labels for models without a chat template
+
+
+KeptTexts: TypeAlias = tuple[list[object], list[Kept]]
+"""What decides the states of caches, and the states."""
 
 
 class LLM(OfOneProcess):
@@ -110,6 +114,7 @@ class LLM(OfOneProcess):
         notes: Explanations of unexpected behaviour, such as an unused draft. One sentence each.
         draft_notes: Those of `notes` that are about the choice of the draft.
         parallel_reason: Why `parallel` has its value; empty if the caller gave the number.
+        n_ctx_max: Longest context with which the model could have been loaded, in tokens.
     """
 
     def __init__(
@@ -125,8 +130,9 @@ class LLM(OfOneProcess):
         prefix_memory: int = 0,
         parallel_reason: str = "",
         sampling_sources: Mapping[str, str] | None = None,
+        n_ctx_max: int = 0,
     ) -> None:
-        self.name = name
+        self.name, self.n_ctx_max = name, max(n_ctx_max, pair.target.n_ctx)
         self.draft_name = pair.draft.label if pair.draft else None
         self.prompt, self.speculation, self.notes = prompt, speculation, tuple(notes)
         self.sampling, self.sampling_sources = sampling or Sampling(), dict(sampling_sources or {})
@@ -866,6 +872,36 @@ class LLM(OfOneProcess):
             self._kept.forget()
 
         self._queue.in_turn(empty)
+
+    def kept_texts(self) -> KeptTexts:
+        """Return the states of all caches and kept texts, for the next LLM of the same files.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        return self._queue.in_turn(
+            lambda: (self._kind_of_caches, self._kept.all_of(self._pair.slots))
+        )
+
+    def add_texts(self, texts: KeptTexts) -> None:
+        """Keep the texts of another LLM, so that they need not be read again.
+
+        Nothing is kept of other files, or of ones that were replaced.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        if self._kind_of_caches == texts[0]:
+            self._queue.in_turn(lambda: self._kept.add_all(texts[1]))
+
+    @property
+    def _kind_of_caches(self) -> list[object]:
+        """All but the length that decides what the states of the caches are."""
+        models = [one for one in (self._target, self._draft) if one]
+        return [
+            (one.file.content_id, one.options.kv_type, one.flash_attention, one.reads_at_once)
+            for one in models
+        ] + [one.exactness for one in models]
 
     def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
         """Write both caches and the given data to a file, completely or not at all.

@@ -25,7 +25,12 @@ from ..llama.context import Context
 from ..llama.devices import check_placement
 from ..llama.embedder import Embedder
 from ..llama.head import open_head
-from ..llama.memory import check_room, check_room_to_embed, prefix_memory_in_room
+from ..llama.memory import (
+    check_room,
+    check_room_to_embed,
+    longest_ctx,
+    prefix_memory_in_room,
+)
 from ..llama.options import AdapterFile, ContextOptions, context_options
 from ..llama.own_kernels import extra_bufts_work
 from ..llama.remote import check_workers, parse_workers
@@ -292,6 +297,7 @@ def open_plan(plan: Plan) -> LLM:
         return _open_embedder(given)
     check_room(plan.headers)
     n_kept_bytes = _prefix_memory(given.prefix_memory, plan.headers)
+    n_ctx_max = longest_ctx(plan.headers)
     check_workers(given.target.rpc)
     start_backend()
     costs = depth_costs(given.file.header, plan.target)
@@ -336,6 +342,7 @@ def open_plan(plan: Plan) -> LLM:
             draft_notes=draft_notes,
             prefix_memory=n_kept_bytes,
             parallel_reason=plan.parallel_reason,
+            n_ctx_max=n_ctx_max,
         )
         _measure(llm, pair)
         opened.pop_all()

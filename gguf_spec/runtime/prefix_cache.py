@@ -210,6 +210,18 @@ class PrefixStore:
 
     # ---- saving
 
+    def all_of(self, pairs: Sequence[SlotPair]) -> list[Kept]:
+        """Save all caches, and return all texts, least recently used first."""
+        for caches in pairs if self._limit else ():
+            self._save_before(caches, 0)
+        return [*self._kept.values()]
+
+    def add_all(self, texts: Sequence[Kept]) -> None:
+        """Keep texts of another store, the last ones if there is not room for all."""
+        for kept in texts:
+            if self._make_room(kept.n_bytes):
+                self._add(_key(kept.target.tokens), kept)
+
     def _save_before(self, caches: SlotPair, n_same: int) -> None:
         """Save caches of which only the first `n_same` tokens stay."""
         target = caches.target

@@ -453,6 +453,8 @@ class App:
             try:
                 call(llm, data, send, job.reading)
             except PromptTooLongError as error:
+                if not job.n_ctx and self._pool.ctx_max(model) > error.n_prompt:
+                    raise  # the context grows
                 job.post(Sent("too long", [error.n_prompt, error.n_ctx, "about" in error.message]))
             except GgufSpecError as error:
                 job.post(Sent("refused", [error.message, error.hint]))

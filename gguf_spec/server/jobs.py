@@ -135,7 +135,10 @@ def _thinks(options: Mapping[str, Any]) -> bool:
 
 
 def requests_of(
-    request: CompletionRequest, llm: LLM, why: Callable[[], Why | None] = lambda: None
+    request: CompletionRequest,
+    llm: LLM,
+    why: Callable[[], Why | None] = lambda: None,
+    grows: bool = False,
 ) -> Iterator[Choice]:
     """Yield the generations of a request: all choices of the first prompt, then of the next.
 
@@ -143,9 +146,11 @@ def requests_of(
         request: The request.
         llm: The model.
         why: Returns the reason if the request is cancelled.
+        grows: Whether a longer context can be had, so that no messages are left out.
 
     Raises:
         ApiError: The grammar for tool calls cannot be made.
+        PromptTooLongError: `grows`, and the messages are too long.
     """
     request = with_grammar(request, llm)
     request = request.fit(request, llm) if request.fit else request
@@ -154,6 +159,8 @@ def requests_of(
     if request.operation == "chat":
         request = replace(request, prompts=tuple(seen(one, llm) for one in request.prompts))
     if request.drops_oldest:
+        if grows:
+            llm.tokenize(request.prompts[0], most=_prompt_room(llm, sampling.max_tokens), **options)
         fitting = newest_that_fit(llm, request.prompts[0], sampling.max_tokens, **options)
         request = replace(request, prompts=(fitting,))
     if isinstance(sampling, WholeGrammarSampling) and not _thinks(options):
@@ -290,6 +297,8 @@ class Job:
         faults: What the answers do not fulfil of these.
         has_started: Whether the first event was sent. From then on other threads may answer further
             choices.
+        n_ctx: Length of the context that it waits or waited for, in tokens.
+        begins_again: Whether it waits for that context.
     """
 
     def __init__(
@@ -323,7 +332,8 @@ class Job:
         self._choosing = threading.Lock()
         self._choices: Iterator[Choice] | None = None
         self._n_chosen = 0
-        self.failed = self.has_started = False
+        self.failed = self.has_started = self.begins_again = False
+        self.n_ctx = 0
 
     def post(self, event: Event) -> None:
         """Send an event to the event loop. May be called from any thread."""
@@ -333,17 +343,30 @@ class Job:
     @property
     def has_more(self) -> bool:
         """Whether a thread can answer a further choice, beside others or after them."""
+        if self.why or self.failed or self.begins_again:
+            return self.begins_again
         n_choices = self.request.n_choices if isinstance(self.request, CompletionRequest) else 0
-        return self.has_started and not (self.why or self.failed) and self._n_chosen < n_choices
+        return self.has_started and self._n_chosen < n_choices
 
-    def next_choice(self, llm: LLM) -> Choice | None:
-        """Return the next choice, or None after the last one or an error."""
+    def begin_again(self, n_ctx: int) -> None:
+        """Begin again when the context has this length; nothing was sent yet."""
+        self.n_ctx, self.begins_again = n_ctx, True
+        self._choices, self._n_chosen = None, 0
+
+    def next_choice(self, llm: LLM, n_ctx_max: int = 0) -> Choice | None:
+        """Return the next choice, or None after the last one or an error.
+
+        Args:
+            llm: The model.
+            n_ctx_max: Length to which its context may grow.
+        """
         assert isinstance(self.request, CompletionRequest)
         with self._choosing:
             if self.failed or (self.why and self.has_started):
                 return None
             if self._choices is None:
-                self._choices = requests_of(self.request, llm, lambda: self.why)
+                grows = max(llm.n_ctx, self.n_ctx) < n_ctx_max
+                self._choices = requests_of(self.request, llm, lambda: self.why, grows)
             chosen = next(self._choices, None)
             self._n_chosen += chosen is not None
             return chosen

@@ -17,7 +17,7 @@ from ..models import resolve
 from ..options import Speculation
 from ..results import OnProgress
 from ..system.process import OfOneProcess
-from .errors import ApiError, client_closed, log, not_loaded
+from .errors import LOG, ApiError, client_closed, log, not_loaded
 from .running import load_key
 
 if TYPE_CHECKING:
@@ -32,22 +32,26 @@ class ServedModel:
     Attributes:
         id: Name in responses.
         names: Other names in lower case that requests may use.
-        load: Loads the model; its argument is called with the progress.
+        load: Loads the model; its argument is called with the progress. Where the context may grow,
+            it has a second one, the length.
         path: Its file, or the first file of a split model.
         key: `running.load_key` of it; empty for a model that was loaded outside of the pool.
+        ctx_max: Length to which its context may grow; None for as long as fits, 0 for none.
     """
 
     id: str
     names: frozenset[str]
-    load: Callable[[OnProgress | None], LLM]
+    load: Callable[..., LLM]
     path: Path | None = None
     key: str = ""
+    ctx_max: int | None = 0
 
 
 def served_model(
     model: str | Path | DefaultModel | None = None,
     models_file: str | Path | None = None,
     alias: str | None = None,
+    ctx_max: int | None = None,
     **options: Any,
 ) -> ServedModel:
     """Return a model on this disk for a `ModelPool`, without loading it.
@@ -56,6 +60,8 @@ def served_model(
         model: As for `gguf_spec.load`.
         models_file: As for `gguf_spec.load`.
         alias: Name in responses, and others after commas; None for that of the model.
+        ctx_max: Length to which the context grows when a request needs more. None: where `n_ctx` is
+            not given, as long as the model was trained for and the free memory holds.
         options: Other arguments of `gguf_spec.load`.
 
     Raises:
@@ -74,13 +80,15 @@ def served_model(
     if entry.repo:
         names |= {entry.repo, f"hf:{entry.repo}"}
 
-    def load(progress: OnProgress | None) -> LLM:
+    def load(progress: OnProgress | None, n_ctx: int | None = None) -> LLM:
         from ..runtime.load import load as load_model
 
-        return load_model(model, models_file=models_file, progress=progress, **options)
+        own = options | ({"n_ctx": n_ctx} if n_ctx else {})
+        return load_model(model, models_file=models_file, progress=progress, **own)
 
-    lower = frozenset(name.lower() for name in names)
-    return ServedModel((*given, entry.name)[0], lower, load, file, load_key(file, options))
+    lower, id_ = frozenset(name.lower() for name in names), (*given, entry.name)[0]
+    most = 0 if ctx_max is None and options.get("n_ctx") else ctx_max
+    return ServedModel(id_, lower, load, file, load_key(file, options), most)
 
 
 def loaded_model(llm: LLM) -> ServedModel:
@@ -226,19 +234,22 @@ class ModelPool(OfOneProcess):
             self._loaded[model.id] = LoadedModel(llm, self._clock(), keeps)
 
     @contextmanager
-    def use(self, model: ServedModel, is_cancelled: Callable[[], bool]) -> Iterator[LLM]:
+    def use(
+        self, model: ServedModel, is_cancelled: Callable[[], bool], n_ctx: int = 0
+    ) -> Iterator[LLM]:
         """Load a model if necessary and mark it as in use.
 
         Args:
             model: The model.
             is_cancelled: Whether to give up loading.
+            n_ctx: Length that its context must have; a shorter one grows, unless that fails.
 
         Raises:
             ApiError: It cannot be loaded, or `is_cancelled` returned True.
         """
         one = self.loaded(model)
-        if one is None:
-            self.add(model, self._load(model, is_cancelled))
+        if one is None or one.llm.n_ctx < n_ctx:
+            self._reload(model, one.llm if one else None, is_cancelled, n_ctx)
             one = self.loaded(model)
         assert one
         with self._lock:
@@ -257,11 +268,46 @@ class ModelPool(OfOneProcess):
             if is_over:
                 one.llm.close()
 
-    def _load(self, model: ServedModel, is_cancelled: Callable[[], bool]) -> LLM:
+    def ctx_max(self, model: ServedModel) -> int:
+        """Return the length to which the context of a loaded model may grow, in tokens.
+
+        Raises:
+            ClosedError: The program that serves it has closed it.
+        """
+        one = self.loaded(model)
+        if not one:
+            return 0
+        most = one.llm.n_ctx_max if model.ctx_max is None else model.ctx_max
+        return one.llm.n_ctx if one.keeps else max(one.llm.n_ctx, most)
+
+    def _reload(
+        self,
+        model: ServedModel,
+        llm: LLM | None,
+        is_cancelled: Callable[[], bool],
+        n_ctx: int,
+    ) -> None:
+        """Load a model, with the texts of the one that is loaded, whose context is too short."""
+        before, texts = 0, None
+        if llm:
+            before, texts = llm.n_ctx, llm.kept_texts()
+            self._unload(model.id)
+        try:
+            new = self._load(model, is_cancelled, n_ctx or None)
+        except ApiError:
+            if not before:
+                raise
+            new = self._load(model, is_cancelled, before)
+        if texts:
+            new.add_texts(texts)
+            LOG.info("The context of %s has %s tokens now.", model.id, f"{new.n_ctx:,}")
+        self.add(model, new)
+
+    def _load(self, model: ServedModel, is_cancelled: Callable[[], bool], n_ctx: int | None) -> LLM:
         """Load a model; unload those used longest ago while there is not enough memory."""
         while True:
             try:
-                return model.load(lambda _: not is_cancelled())
+                return model.load(lambda _: not is_cancelled(), *([n_ctx] if n_ctx else []))
             except NotEnoughMemoryError as error:
                 with self._lock:
                     idle = [

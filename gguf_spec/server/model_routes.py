@@ -130,7 +130,8 @@ class ModelRoutes:
         return about | {
             "loaded": True,
             # as llama-server, vLLM and OpenRouter name it
-            **dict.fromkeys(("n_ctx", "max_model_len", "context_length"), llm.n_ctx),
+            "n_ctx": llm.n_ctx,
+            **dict.fromkeys(("max_model_len", "context_length"), self._pool.ctx_max(model)),
             "meta": llm.facts,
             "capabilities": does,
             "max_tokens": self._settings.max_tokens,
@@ -162,6 +163,7 @@ class ModelRoutes:
                     "size_vram": 0,
                     "digest": "",
                     "context_length": loaded.llm.n_ctx,
+                    "context_max": self._pool.ctx_max(model),
                     "draft": loaded.llm.draft_name,
                     "busy": loaded.is_busy,
                     "seconds_left": left,

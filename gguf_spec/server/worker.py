@@ -16,6 +16,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from ..errors import PromptTooLongError
 from ..results import Stats
 from ..tools.families import family_of
 from .errors import LOG, ApiError, client_closed, shutting_down
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from ..results import Chunk, Progress
     from ..runtime.llm import LLM
     from ..runtime.stream import Stream
+
+
+# tokens of an answer for which the context grows, where the request names no number
+_ROOM = 1024
 
 
 class Worker:
@@ -195,7 +200,7 @@ class Worker:
         if self._unloads and not self._running:
             return None
         job: Job | None
-        if self._waiting and self._room(self._waiting[0].model):
+        if self._waiting and self._room(self._waiting[0].model, self._waiting[0].n_ctx):
             job = self._waiting.popleft()
             self._running.append(job)
         else:
@@ -209,11 +214,18 @@ class Worker:
     def _n_busy(self) -> int:
         return sum(job.n_threads for job in self._running)
 
-    def _room(self, model: ServedModel) -> int:
-        """Return how many more threads may answer requests for a model."""
+    def _room(self, model: ServedModel, n_ctx: int = 0) -> int:
+        """Return how many more threads may answer requests for a model.
+
+        Args:
+            model: The model.
+            n_ctx: Length that its context must have. It grows when no request runs.
+        """
         if self._running and self._running[0].model is not model:
             return 0
         loaded = self._pool.loaded(model)
+        if loaded and loaded.llm.n_ctx < max(n_ctx, *(job.n_ctx for job in self._running), 0):
+            return 0 if self._running else 1
         # Only one thread may load it.
         return max(0, (loaded.llm.parallel if loaded else 1) - self._n_busy)
 
@@ -225,13 +237,22 @@ class Worker:
             return bool(job.why)
 
         try:
+            job.begins_again = False
             self._pool.unload_idle(but_for=job.model)
-            with self._pool.use(job.model, is_cancelled) as llm:
+            with self._pool.use(job.model, is_cancelled, job.n_ctx) as llm:
                 self._have_threads(llm.parallel)
-                if not isinstance(job.request, CompletionRequest):
-                    job.last = Done(job.request(llm))
-                elif choice := job.next_choice(llm):
-                    self._choose(job, llm, choice)
+                most = self._pool.ctx_max(job.model)
+                try:
+                    if not isinstance(job.request, CompletionRequest):
+                        job.last = Done(job.request(llm))
+                    elif choice := job.next_choice(llm, most):
+                        self._choose(job, llm, choice, most)
+                except PromptTooLongError as error:
+                    drops = getattr(job.request, "drops_oldest", False)
+                    if error.n_prompt >= most > llm.n_ctx and not drops:
+                        raise PromptTooLongError(error.n_prompt, most) from None
+                    if not _grows(job, llm, most, error.n_prompt):
+                        raise
         except Exception as error:
             job.fail(error)
 
@@ -248,7 +269,7 @@ class Worker:
                 job.finish()
         self._changed.notify_all()
 
-    def _choose(self, job: Job, llm: LLM, choice: Choice) -> None:
+    def _choose(self, job: Job, llm: LLM, choice: Choice, n_ctx_max: int) -> None:
         assert isinstance(job.request, CompletionRequest)
         lines = LineReader(job.request.lines) if job.request.lines else None
         times_s, failed = [job.began_s], ""
@@ -260,6 +281,10 @@ class Worker:
                 read.send(progress.done, stream.stats)
 
         with choice.open(has_read) as stream:
+            room = min(choice.sampling.max_tokens or _ROOM, llm.n_ctx // 4)
+            n_wanted = stream.stats.n_prompt + room
+            if n_wanted > llm.n_ctx and _grows(job, llm, n_ctx_max, n_wanted):
+                return
             self.totals.began(stream)
             try:
                 with job.reading(stream):
@@ -297,6 +322,22 @@ class Worker:
                 job.faults += faults
             why = job.why or ("timeout" if lines and lines.is_over else None)
             job.post(ChoiceEnded(choice.index, stream.result, why))
+
+
+def _grows(job: Job, llm: LLM, most: int, n_tokens: int) -> bool:
+    """Let a job begin again with a longer context; return False if that is no help.
+
+    Args:
+        job: The job.
+        llm: Its model.
+        most: Length to which the context may grow.
+        n_tokens: Tokens of the prompt, and of the answer if they are known.
+    """
+    n_ctx = min(most, max(2 * llm.n_ctx, n_tokens + n_tokens // 4))
+    if job.has_started or n_ctx <= max(llm.n_ctx, job.n_ctx):
+        return False
+    job.begin_again(n_ctx)
+    return True
 
 
 class PromptReport:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,123 @@ def test_models_on_demand(files):
         ).json() == {"tokens": [97, 98]}
         assert loaded(server) == ["one.Q8_0.gguf", "two.Q8_0.gguf"]
     assert not any(pool.loaded(model) for model in pool.models)
+
+
+# ---- a context that grows
+
+WORDS = {"draft": None, "threads": 1, "extra_bufts": False, "prefix_memory": "64MiB"}
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory):
+    """A model whose next token depends on all that it has read."""
+    path = tmp_path_factory.mktemp("random") / "random.gguf"
+    return tiny.write(path, tiny.llama(n_layer=2, seed=3), metadata={"llama.context_length": 4096})
+
+
+def answer(server, prompt, max_tokens=24, **fields):
+    reply = ask_text(server, prompt=prompt, temperature=0, max_tokens=max_tokens, **fields)
+    assert reply.status == 200, reply.body
+    data = reply.json()
+    return data["choices"][0]["text"], data["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def n_ctx(server):
+    [one] = ask(server, path="/v1/models").json()["data"]
+    return one["n_ctx"], one["max_model_len"]
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_the_context_grows_with_what_was_read(random_model, parallel):
+    """The text is that of a long context, and the earlier text is not read again."""
+    begin = "".join(chr(97 + i * 7 % 26) for i in range(200))
+    long = begin + "".join(chr(97 + i * 11 % 26) for i in range(300))
+    options = WORDS | {"parallel": parallel}
+    with serve_in_thread(ModelPool([served_model(random_model, n_ctx=2048, **options)])) as server:
+        wanted = [answer(server, one)[0] for one in (begin, long, long + "xyz")]
+        assert n_ctx(server) == (2048, 2048)
+    model = served_model(random_model, n_ctx=256, ctx_max=2048, **options)
+    with serve_in_thread(ModelPool([model])) as server:
+        assert answer(server, begin) == (wanted[0], 0)
+        assert n_ctx(server) == (256, 2048)
+        text, n_cached = answer(server, long)
+        assert text == wanted[1] and n_cached >= 190
+        assert n_ctx(server)[0] == 625  # the prompt and a quarter
+        text, n_cached = answer(server, long + "xyz")
+        assert text == wanted[2] and n_cached >= 490
+        # the prompt fits, and the answer does not
+        answer(server, long + begin[:120], max_tokens=100)
+        assert n_ctx(server)[0] == 1250
+        reply = ask_text(server, prompt="a" * 3000)
+        assert (reply.status, reply.code) == (400, "context_length_exceeded")
+        assert b"2048 tokens. However, your prompt has 3000" in reply.body.replace(b"about ", b"")
+        assert n_ctx(server)[0] == 1250  # for nothing
+
+
+def test_only_when_no_other_request_runs(random_model):
+    """A long prompt waits for the answers that run; those that come later have the new context."""
+    options = WORDS | {"parallel": 2, "n_ctx": 256, "ctx_max": 1024}
+    with (
+        serve_in_thread(ModelPool([served_model(random_model, **options)])) as server,
+        ThreadPoolExecutor(6) as threads,
+    ):
+        prompts = ["a" * 60, "b" * 400, "c" * 70, "d" * 500, "e" * 80, "f" * 90]
+        answers = list(threads.map(lambda one: answer(server, one, max_tokens=100), prompts))
+        assert n_ctx(server)[0] >= 625
+    with serve_in_thread(ModelPool([served_model(random_model, **WORDS, n_ctx=1024)])) as server:
+        alone = [answer(server, one, max_tokens=100)[0] for one in prompts]
+    assert [text for text, _ in answers] == alone
+
+
+def test_where_it_cannot_grow_the_old_length_is_kept(random_model):
+    """The memory does not suffice: the request is refused, and the next one is answered."""
+    model = served_model(random_model, n_ctx=256, ctx_max=2048, **WORDS)
+    asked = []
+
+    def load(progress, n_ctx=None):
+        asked.append(n_ctx)
+        if n_ctx and n_ctx > 256:
+            raise NotEnoughMemoryError("full", 2, 1)
+        return model.load(progress, n_ctx)
+
+    with serve_in_thread(ModelPool([replace(model, load=load)])) as server:
+        before = answer(server, "a" * 100)
+        reply = ask_text(server, prompt="a" * 300, max_tokens=4)
+        assert (reply.status, reply.code) == (400, "context_length_exceeded")
+        assert answer(server, "a" * 100) == (before[0], 99)
+        assert asked == [None, 512, 256]
+
+
+def test_messages_are_left_out_only_at_its_end(random_model):
+    """`truncation: auto` leaves out the oldest ones; with room they are kept."""
+    messages = [{"role": "user", "content": "abc " * 40}, {"role": "assistant", "content": "d"}] * 3
+    body = {"input": [*messages, {"role": "user", "content": "efg"}], "truncation": "auto"}
+    counts = []
+    for ctx_max in (None, 400, 2048):
+        model = served_model(random_model, n_ctx=256, ctx_max=ctx_max, **WORDS)
+        with serve_in_thread(ModelPool([model])) as server:
+            reply = ask(server, "POST", "/v1/responses", body | {"max_output_tokens": 16})
+            assert reply.status == 200, reply.body
+            counts.append((reply.json()["usage"]["input_tokens"], n_ctx(server)[0]))
+    assert counts[0][0] < counts[1][0] < counts[2][0]
+    assert [n for _, n in counts[:2]] == [256, 400] and counts[2][1] > 400
+
+
+def test_a_file_that_was_replaced_shares_no_states(random_model, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(random_model.read_bytes())
+    with gguf_spec.load(path, n_ctx=256, **WORDS) as llm:
+        llm.generate("abc " * 30, max_tokens=2)
+        texts = llm.kept_texts()
+    other = tiny.write(
+        tmp_path / "other.gguf", tiny.llama(n_layer=2, seed=4),
+        metadata={"llama.context_length": 4096},
+    )  # fmt: skip
+    other.replace(path)
+    for model, n_kept in ((path, 0), (random_model, 1)):
+        with gguf_spec.load(model, n_ctx=512, **WORDS) as llm:
+            llm.add_texts(texts)
+            assert llm.prefix_memory.n_entries == n_kept
 
 
 def test_nothing_is_kept(files):

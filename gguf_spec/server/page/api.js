@@ -56,7 +56,7 @@ export async function readModels() {
   const told = await (await request("v1/models")).json();
   return told.data.map((one) => ({
     id: one.id,
-    n_ctx: one.n_ctx ?? null,
+    n_ctx: one.context_length ?? null,
     max_tokens: one.max_tokens ?? null,
     draft: one.draft ?? null,
     speculates: one.speculation === true,
