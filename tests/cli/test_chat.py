@@ -60,7 +60,11 @@ def test_bytes_that_are_not_text_do_not_end_the_chat(chat):
 def test_lines_in_other_encodings(chat, cli, encoding):
     """As programs of Windows write them; a command is found, so nothing is noise."""
     lines = "a text that is long enough\n/set seed 3\nagain\n".encode(encoding)
-    assert seen(chat(lines, run=cli)) == (0, f"{SAYS}\n{SAYS}\n", "seed                  3 (changed)\n")
+    assert seen(chat(lines, run=cli)) == (
+        0,
+        f"{SAYS}\n{SAYS}\n",
+        "seed                  3 (changed)\n",
+    )
 
 
 @pytest.mark.parametrize("data", [b"a\n" + bytes(5000), b'a\n"""\n' + b"y\n" * 2600])
