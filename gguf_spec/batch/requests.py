@@ -7,9 +7,10 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from ..errors import ClosedError, GgufSpecError
+from ..errors import BatchFileError, ClosedError, GgufSpecError
 from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # Maximum length of a line in bytes: that of a request body over HTTP.
 LINE_BYTES = 4 << 20
+# Bytes of a line behind which its end is not searched: a device, or a damaged file.
+_ENDLESS = 64 * LINE_BYTES
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -53,7 +56,11 @@ class Line:
 
 
 def read_lines(file: BinaryIO) -> Iterator[Line]:
-    """Yield the lines of a file that are not blank; only one of them is in memory."""
+    """Yield the lines of a file that are not blank; only one of them is in memory.
+
+    Raises:
+        BatchFileError: A line seems to be endless.
+    """
     number = 0
     while data := file.readline(LINE_BYTES + 1):
         number += 1
@@ -63,9 +70,15 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
             data = data.strip()
         hashed.update(data)
         if not is_whole:
+            n = len(data)
             while data and not data.endswith(b"\n"):
                 data = file.readline(LINE_BYTES)
                 hashed.update(data)
+                n += len(data)
+                if n > _ENDLESS:
+                    fact = f"line {number:,} has more than {_ENDLESS:,} bytes, and may be endless."
+                    hint = "give a file with one request in each line."
+                    raise BatchFileError(Path(str(getattr(file, "name", "-"))), fact, hint, number)
         if data or not is_whole:
             yield Line(number, data if is_whole else None, hashed.hexdigest())
 

@@ -32,6 +32,7 @@ def start() -> None:
     if _started or threading.current_thread() is not threading.main_thread():
         return
     _started.append(1)
+    sys.unraisablehook = _dropped
     for number in _numbers():
         signal.signal(number, _interrupt if number == signal.SIGINT else _end)
     if sys.platform != "win32":
@@ -87,6 +88,18 @@ def _end(number: int, _frame: object) -> None:
     for one in _numbers("SIGTERM", "SIGHUP"):
         signal.signal(one, lambda *_: None)  # the clean-up goes on; the watch limits it
     raise SystemExit(128 + number)
+
+
+def _dropped(told: Any) -> None:
+    """Send a signal again whose exception Python dropped, as it does in `__del__` and callbacks."""
+    error, number = told.exc_value, signal.SIGINT
+    if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+        sys.__unraisablehook__(told)
+        return
+    if isinstance(error, SystemExit):
+        number = getattr(signal, "SIGHUP", number) if error.code == 129 else signal.SIGTERM
+        signal.signal(number, _end)
+    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 
 def _watch(read: int) -> None:

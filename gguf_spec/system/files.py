@@ -103,9 +103,16 @@ _BOMS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-# Share of zeros among every second byte from which a text without a mark is UTF-16, as most
+# Share of zeros among the other bytes from which a text without a mark is UTF-16 or 32, as most
 # letters of programs and logs are ASCII, and the fewest letters to tell.
 _ZEROS, _PAIRS = 0.7, 8
+# encoding, bytes of a unit, and which of them is the letter
+_WITHOUT_MARK = (
+    ("utf-32-le", 4, 0),
+    ("utf-32-be", 4, 3),
+    ("utf-16-le", 2, 0),
+    ("utf-16-be", 2, 1),
+)
 
 
 def read_text(source: Path | BinaryIO) -> str:
@@ -138,13 +145,11 @@ def encoding_of(data: bytes) -> tuple[str, int]:
         if data.startswith(mark):
             return encoding, len(mark)
     start = data[:4096]
-    half = len(start) // 2
-    for encoding, zeros, others in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
-        if (
-            half >= _PAIRS
-            and start[zeros::2].count(0) >= _ZEROS * half
-            and not start[others::2].count(0)
-        ):
+    for encoding, width, place in _WITHOUT_MARK:
+        n = len(start) // width
+        units = [start[i : n * width : width].count(0) for i in range(width)]
+        is_ascii = units.pop(place) == 0 and min(units) >= _ZEROS * n
+        if n >= _PAIRS and is_ascii:
             return encoding, 0
     return "utf-8", 0
 

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from gguf_spec import Sampling
 from gguf_spec.batch import LineDefaults
 from gguf_spec.batch import requests as answers
 from gguf_spec.batch.requests import LINE_BYTES, read_head, read_lines, read_request, seed_of_line
-from gguf_spec.errors import InvalidGrammarError, InvalidOptionError
+from gguf_spec.errors import BatchFileError, InvalidGrammarError, InvalidOptionError
 from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.options import Speculation
 from gguf_spec.server import serve_in_thread
@@ -64,6 +65,13 @@ def test_a_line_that_is_too_long_is_not_kept():
     other = lines_of(b"a\n" + long + b"z\n")[1]
     assert other.digest != lines[1].digest
     assert len(lines_of(b"x" * LINE_BYTES)[0].data) == LINE_BYTES
+
+
+def test_an_endless_line_is_an_error(monkeypatch):
+    monkeypatch.setattr(answers, "_ENDLESS", 2 * LINE_BYTES)
+    with Path("/dev/zero").open("rb") as file, pytest.raises(BatchFileError, match="line 1") as e:
+        [*read_lines(file)]
+    assert str(e.value.path) == "/dev/zero"
 
 
 # ---- defaults

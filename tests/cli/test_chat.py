@@ -56,6 +56,26 @@ def test_bytes_that_are_not_text_do_not_end_the_chat(chat):
     assert seen(chat(b"\xff\xfe\x00 a\xc3\n")) == (0, f"{SAYS}\n", "")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", pytest.param("utf-32-le", marks=pytest.mark.full)])
+def test_lines_in_other_encodings(chat, cli, encoding):
+    """As programs of Windows write them; a command is found, so nothing is noise."""
+    lines = "a text that is long enough\n/set seed 3\nagain\n".encode(encoding)
+    assert seen(chat(lines, run=cli)) == (
+        0,
+        f"{SAYS}\n{SAYS}\n",
+        "seed                  3 (changed)\n",
+    )
+
+
+@pytest.mark.parametrize("data", [b"a\n" + bytes(5000), b'a\n"""\n' + b"y\n" * 2600])
+def test_an_endless_message_ends_the_chat(chat, data, monkeypatch):
+    monkeypatch.setattr(loop, "MOST_BYTES", 5000)
+    code, out, err = seen(chat(data))
+    assert (code, out) == (1, f"{SAYS}\n")
+    assert "which no context holds" in err
+    assert err.count("Error") == 1
+
+
 def objects(result):
     return [json.loads(line) for line in result.stdout.decode().splitlines()]
 

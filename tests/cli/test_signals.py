@@ -33,6 +33,7 @@ STAGES = {
     "    name == 'click' and stop()\n"
     "    return before(name, *a, **k)\n"
     "builtins.__import__ = slow",
+    "start": "import gguf_spec.cli as cli\nbefore = cli._set_up\ncli._set_up = lambda: (before(), stop())",
     "download": "from gguf_spec.cli import download\ndownload.offer_download = lambda *_: stop()",
     "set-up": "from gguf_spec.llama import own_kernels\nown_kernels.start = lambda *_: stop_natively()",
     "native call": "from gguf_spec.llama.native import Native\nNative.load = lambda *_: stop_natively()",
@@ -106,6 +107,7 @@ def check(command, stage, number, is_first, folder):
     ("stage", "name"),
     [
         ("imports", "SIGTERM"),
+        ("start", "SIGINT"),
         ("set-up", "SIGTERM"),
         pytest.param("answer", "SIGHUP", marks=pytest.mark.full),
         pytest.param("answer", "SIGINT", marks=pytest.mark.full),  # a pass that is short may end
@@ -174,6 +176,23 @@ def test_clean_up_runs_and_further_signals_do_not_interrupt_it(tmp_path):
     )
     done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (143, "clean\n", "")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_whose_exception_python_drops_is_sent_again(name, code):
+    """An exception that a handler raises is dropped in `__del__` and in callbacks, such as those of locks of imports."""
+    program = (
+        "import os, signal, time\nfrom gguf_spec.cli import signals\nfrom gguf_spec.__main__ import main\nimport gguf_spec.cli\n"
+        "class Dropped:\n"
+        f"    def __del__(self): os.kill(os.getpid(), signal.{name}); time.sleep(0.01)\n"
+        "def run():\n"
+        "    signals.start()\n    Dropped()\n"
+        "    try:\n        time.sleep(20)\n"
+        "    finally:\n        print('clean', flush=True)\n"
+        "gguf_spec.cli.main = run\nmain()"
+    )
+    done = children.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "clean\n", "")
 
 
 def test_a_handled_signal_does_not_end_the_process():

@@ -25,6 +25,7 @@ ASCII = "2026-11-27 ERROR a line of a log\r\n"
     [
         TEXT.encode("utf-8"), TEXT.encode("utf-8-sig"), TEXT.encode("utf-16"), TEXT.encode("utf-32"),
         b"\xfe\xff" + TEXT.encode("utf-16-be"), TEXT.encode("utf-16-le"), TEXT.encode("utf-16-be"),
+        TEXT.encode("utf-32-le"), TEXT.encode("utf-32-be"),
     ],
 )  # fmt: skip
 def test_marks_and_encodings(tmp_path, monkeypatch, data):

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ from ...options import (
     Rule,
     checked,
 )
+from ...system.files import encoding_of
 from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
@@ -105,6 +107,7 @@ Enter sends the message. For a new line press Alt-Enter, or Enter after a backsl
 or begin and end the message with \"\"\". Pasted text stays one message.
 Ctrl-C stops an answer and keeps its text. The arrow keys show earlier lines.
 A line that begins with a space is sent unchanged, even with a slash."""
+_TOO_LONG = f"a message has more than {MOST_BYTES:,} letters, which no context holds."
 _COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # does not match /etc/hosts
 
 
@@ -128,6 +131,7 @@ class PipeUI:
     def __init__(self, llm: LLM, chat: Chat, show_draft: bool, *, as_json: bool = False) -> None:
         self.llm, self.chat = llm, chat
         self.show_draft, self.show_thinking, self.code = show_draft, False, 0
+        self._is_read = False
         self._as_json, self._out = as_json, Console(highlight=False, soft_wrap=True)
 
     def begin(self, loaded: str) -> None:
@@ -136,10 +140,15 @@ class PipeUI:
             self.say(loaded)
 
     def read(self) -> str | None:
-        """Return the next line of stdin, or None after the last one."""
-        line = sys.stdin.buffer.readline(MOST_BYTES) if sys.stdin else b""
-        text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
-        return text.rstrip("\r\n") if line else None
+        """Return the next line of stdin, or None after the last one, or after an endless one."""
+        if not self._is_read and isinstance(sys.stdin, TextIOWrapper):
+            self._is_read, peek = True, getattr(sys.stdin.buffer, "peek", bytes)
+            sys.stdin.reconfigure(encoding=encoding_of(peek())[0], errors="replace", newline="\n")
+        line = sys.stdin.readline(MOST_BYTES) if sys.stdin else ""
+        if len(line) == MOST_BYTES and not line.endswith("\n"):
+            self.fail(_TOO_LONG, "send less.")
+            return None
+        return line.removeprefix("\ufeff").rstrip("\r\n") if line else None
 
     def interrupt(self, error: BaseException) -> None:
         raise error
@@ -244,15 +253,20 @@ class ChatLoop:
         text = self._ui.read()
         if text is None or not text.startswith(BLOCK):
             return text
-        while is_open_block(text):
+        lines, n, is_open = [text], len(text), is_open_block(text)
+        while is_open:
             line = self._ui.read()
             if line is None:
                 raise GgufSpecError(
                     f"the input ended before the closing {BLOCK}.", f"end the message with {BLOCK}."
                 )
-            text += f"\n{line}"
+            lines.append(line)
+            n, is_open = n + len(line) + 1, not line.rstrip().endswith(BLOCK)
+            if n > MOST_BYTES:
+                self._ui.fail(_TOO_LONG, "send less.")
+                return None
         # A space in front: what is inside of the quotes is never a command.
-        return " " + text.rstrip()[len(BLOCK) : -len(BLOCK)].strip("\n")
+        return " " + "\n".join(lines).rstrip()[len(BLOCK) : -len(BLOCK)].strip("\n")
 
     def _do(self, line: str) -> None:
         """Send a message, or carry out a command.
