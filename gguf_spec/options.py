@@ -1,10 +1,9 @@
 """Options: a table with one `Rule` for each, and those of requests as frozen dataclasses.
 
-`SAMPLING` and `SPECULATION` hold the options of a request; the dataclasses validate every value on
-construction. `LOADING` and `REQUESTS` hold those of `load`, beside the model and its draft. The
-checks, the options of the command line, the fields of server requests and the OpenAPI schema are
-made from the tables. What the table of `load` does not check is left to
-`llama.options.ContextOptions`.
+`SAMPLING` holds the options of a request (those that drafts add are in `SPECULATION`), `LOADING`
+those of `load` beside the model and its draft. The dataclasses check every value on construction.
+The options of the command line, the fields of server requests and the OpenAPI schema are made from
+the tables.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 from .drafters import DRAFTERS, installed
 from .errors import InvalidOptionError, Option, OptionTypeError, Text
+
+__all__ = ["AUTO_PARALLEL_MAX", "LOADING", "POOLING", "SAMPLING", "Rule", "Sampling", "Speculation"]
 
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
@@ -142,6 +143,7 @@ class Rule(NamedTuple):
         return low and (self.most is None or value <= self.most)
 
     def has_type(self, value: Any) -> bool:
+        """Return whether a value has the type of the option; an integer is a number."""
         if self.shape != "one":
             return isinstance(value, tuple if self.shape == "sequence" else Mapping)
         types: dict[str, Any] = {

@@ -274,6 +274,7 @@ class ToolDeltas:
         return self._deltas(self._reader.push(text))
 
     def finish(self) -> list[Delta]:
+        """End the answer; return the last deltas."""
         return self._deltas(self._reader.finish())
 
     def _deltas(self, events: Sequence[Event]) -> list[Delta]:

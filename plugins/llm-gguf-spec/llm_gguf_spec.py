@@ -23,8 +23,7 @@ import gguf_spec
 from gguf_spec import models
 from gguf_spec.errors import GgufSpecError
 from gguf_spec.options import LOADING, SAMPLING
-from gguf_spec.tools.families import ToolUse, family_of
-from gguf_spec.tools.reader import ToolReader
+from gguf_spec.tools import ToolReader, ToolUse, family_of
 
 _TYPES: dict[str, type] = {"number": float, "integer": int, "boolean": bool, "string": str}
 _SAMPLING = {

@@ -15,6 +15,8 @@ MODULES = [
         f"gguf_spec.{name}"
         for name in [
             "errors",
+            "options",
+            "tools",
             "drafters",
             "models",
             "images",

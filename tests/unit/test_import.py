@@ -1,3 +1,4 @@
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -104,6 +105,64 @@ def test_every_package_lists_its_public_names(name):
         assert len(set(module.__all__)) == len(module.__all__)
     for one in getattr(module, "__all__", ()):
         assert getattr(module, one) is not None
+
+
+# Modules that are not public, and that a plugin imports all the same: it belongs to one version, and replaces a part of the package.
+NOT_PUBLIC = {
+    "gguf-spec-compat": {
+        "arrays", "errors", "gguf.validation", "gguf.vocabulary", "llama.bindings", "llama.context", "llama.memory", "llama.options",
+        "llama.own_kernels", "llama.sequence", "registry", "registry.resolve", "runtime.embedding", "sampling.chain",
+        "speculative.drafters", "speculative.drafters.model", "speculative.pair_statistics", "speculative.vocabularies", "system.process",
+    },
+    "gguf-spec-ray": {"server.errors", "server.replies", "server.requests"},
+}  # fmt: skip
+
+
+def imported(tree):
+    """Yield the module and the name of each import from the package, also by `import_module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, one.name) for one in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((one.name, "") for one in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"gguf_spec(\.\w+)+", str(node.value)):
+            yield node.value, ""
+
+
+def hidden(source):
+    """Return the modules from which a source takes what is not public."""
+    found = set()
+    for module, name in imported(ast.parse(source)):
+        if module.split(".")[0] != "gguf_spec":
+            continue
+        if module not in MODULES or (name and name not in public(importlib.import_module(module))):
+            is_public = f"{module}.{name}" in MODULES
+            found |= set() if is_public else {module.removeprefix("gguf_spec.")}
+    return found
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")), ids=lambda one: one.name)  # fmt: skip
+def test_plugins_import_what_is_public(folder):
+    found = {one for path in folder.rglob("*.py") for one in hidden(path.read_text("utf-8"))}
+    assert found == NOT_PUBLIC.get(folder.name, set())
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from gguf_spec.tools.reader import ToolReader", "tools.reader"),
+        ("from gguf_spec.options import REQUESTS", "options"),
+        ("import gguf_spec.llama.context", "llama.context"),
+        ("import_module('gguf_spec.runtime.plan')", "runtime.plan"),
+        ("from gguf_spec import runtime", "gguf_spec"),
+    ],
+)
+def test_a_hidden_import_is_found(source, module):
+    assert hidden(source) == {module}
+    assert (
+        hidden("from gguf_spec.tools import ToolReader\nfrom gguf_spec import models, load")
+        == set()
+    )
 
 
 def documented():

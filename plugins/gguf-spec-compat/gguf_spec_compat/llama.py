@@ -43,15 +43,13 @@ from gguf_spec.errors import (
     written,
 )
 from gguf_spec.gguf.validation import Header, read_header
-from gguf_spec.llama.options import KV_TYPES
 from gguf_spec.options import POOLING, SAMPLING
 from gguf_spec.registry import download, hub
 from gguf_spec.registry.resolve import Part, resolve, split_names
 from gguf_spec.runtime.embedding import encode_texts
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.system.process import OfOneProcess
-from gguf_spec.tools.families import Family, ToolUse, family_of, reads_tools
-from gguf_spec.tools.reader import ToolDeltas, whole_answer
+from gguf_spec.tools import ToolDeltas, ToolUse, family_of, reads_tools, whole_answer
 
 Dict = dict[str, Any]
 
@@ -69,7 +67,10 @@ class UnsupportedError(GgufSpecError, AttributeError):
 
 
 ANY_SEED = (-1, 0xFFFFFFFF)  # seeds that mean "draw a random seed" in llama.cpp
-_F16 = KV_TYPES["f16"][0]  # ggml type number of F16, the default type of the cache
+# type of the cache -> its ggml number
+_KV_TYPES = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2,
+}  # fmt: skip
 
 # Arguments that are accepted and have no effect. They change no text, and gguf-spec chooses the
 # settings that they tune itself.
@@ -136,7 +137,7 @@ _NOT_HERE = {
 }  # fmt: skip
 # Value of an argument of `load` -> value of the argument of `Llama`.
 _VALUES_HERE: dict[str, dict[object, object]] = {
-    "kv_type": {name: number for name, (number, _) in KV_TYPES.items()},
+    "kv_type": {name: number for name, number in _KV_TYPES.items()},  # noqa: C416 - other types
     "flash_attention": {"auto": None, "on": True, "off": False},
     "draft": {"none": None},
 }
@@ -164,8 +165,8 @@ def kv_type(type_k: int | None, type_v: int | None) -> str:
     Raises:
         InvalidOptionError: The types differ, or the cache does not support them.
     """
-    numbers = {number: name for name, (number, _) in KV_TYPES.items()}
-    k, v = (_F16 if number is None else number for number in (type_k, type_v))
+    numbers = {number: name for name, number in _KV_TYPES.items()}
+    k, v = (_KV_TYPES["f16"] if number is None else number for number in (type_k, type_v))
     for name, number in (("type_k", k), ("type_v", v)):
         if number not in numbers:
             known = ", ".join(f"{n} ({name})" for n, name in sorted(numbers.items()))
@@ -1055,7 +1056,7 @@ class _Answer:
     n_before: int = 0
     is_chat: bool = False
     tool: str | None = None
-    calls: tuple[Family, ToolUse] | None = None
+    calls: tuple[Any, ToolUse] | None = None
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -7,9 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import AUTO_PARALLEL_MAX
 from gguf_spec.server import Settings
-from gguf_spec.server.settings import check
 
 from .data import load_on_node
 
@@ -18,6 +18,12 @@ _SETTINGS = tuple(one.name for one in fields(Settings))
 _OTHER_REQUESTS = 16
 # The ingress is on the head node, whose loss ends every cluster: no other loss ends an answer.
 _ON_THE_HEAD = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+
+
+def check(option: str, value: object, allowed: str, ok: bool) -> None:
+    """Raise the error of an option, unless its value is valid (`ok`)."""
+    if not ok:
+        raise InvalidOptionError(option, value, allowed)
 
 
 class Replica:
