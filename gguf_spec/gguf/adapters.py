@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import UnsupportedModelError
 from .architectures import PROJECTOR
 from .header import Header, damaged, shown
-from .validation import read_header
+from .validation import check_written, read_header
 
 _F32 = 0
 # ends of the names of the two matrices of an adapter
@@ -55,6 +55,7 @@ def check_adapter(path: Path, model: Header) -> None:
         UnsupportedModelError: It contains something else, or belongs to another model.
     """
     header = read_header(path)
+    check_written(header)
     _check_kind(header, model)
     shapes = {tensor.name: _four(tensor.shape) for tensor in model.tensors}
     pairs = _pairs(header)
@@ -190,6 +191,7 @@ def read_projector(path: Path) -> Header:
                 f"the tensor {shown(tensor.name)} is of the type {tensor.type} "
                 "but llama.cpp computes with it in f32",
             )
+    check_written(header)
     return header
 
 

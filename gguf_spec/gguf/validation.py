@@ -54,8 +54,10 @@ __all__ = [
 _MAX_PARTS, _FIRST_PART = 1024, re.compile(r"(.+)-00001-of-(\d{5})\.gguf")
 # ggml types
 _F32, _I32 = 0, 26
-# samples of a file that show zeros in place of data, their bytes, and those of a tensor that counts
+# samples of a file that show zeros in place of data, their bytes, and those at the end of a tensor
 _N_SAMPLES, _SAMPLE, _LEAST = 16, 4096, 64
+# ends of the names of norms, of models and of projectors
+_NORMS = ("norm.weight", "ln1.weight", "ln2.weight", "_ln.weight")
 # parts of the names of tensors that must be f32, besides all one-dimensional tensors
 _ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")
 # Special tokens of the tokenizer `bert`: metadata key -> default of llama.cpp.
@@ -467,7 +469,7 @@ def _unwritten(file: BinaryIO, data_at: int, tensors: list[Tensor]) -> Tensor | 
 
     def ends_in_zeros(tensor: Tensor) -> bool:
         end = tensor.offset + tensor.n_bytes
-        return is_zero(max(tensor.offset, end - _SAMPLE), end)
+        return is_zero(max(tensor.offset, end - _LEAST), end)
 
     def begins_with_zeros(tensor: Tensor) -> bool:
         return is_zero(tensor.offset, tensor.offset + tensor.n_bytes)
@@ -476,17 +478,18 @@ def _unwritten(file: BinaryIO, data_at: int, tensors: list[Tensor]) -> Tensor | 
     at = (size * i // _N_SAMPLES for i in range(1, _N_SAMPLES + 1))
     if not any(is_zero(max(0, end - _SAMPLE), end) for end in at):
         return None
-    norms = [one for one in tensors if one.name.endswith("norm.weight") and one.type == _F32]
+    norms = [one for one in tensors if one.name.endswith(_NORMS) and one.type == _F32]
     for norm in norms:
         if norm.n_bytes >= _LEAST and begins_with_zeros(norm) and ends_in_zeros(norm):
             return norm
-    for one, following in itertools.pairwise(tensors):
+    matrices = (i for i, one in enumerate(tensors) if len(one.shape) > 1)
+    for i, after in itertools.pairwise(matrices):
         if (
-            min(len(one.shape), len(following.shape)) > 1
-            and (ends_in_zeros(one) and begins_with_zeros(following))
-            and not begins_with_zeros(one)
+            ends_in_zeros(tensors[i])
+            and all(map(begins_with_zeros, tensors[i + 1 : after + 1]))
+            and not begins_with_zeros(tensors[i])
         ):
-            return one
+            return tensors[i]
     return None
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Logits
-from ..errors import ClosedError, DecodeError, InvalidOptionError
+from ..errors import ClosedError, DecodeError, InvalidOptionError, NotAModelError
 from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
 from ..gguf.validation import ModelFile
 from ..options import K_MAX
@@ -434,6 +434,10 @@ def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
         head: The head's own file; None if it is in that of the target.
     """
     files = [target, *([head] if head else [])]
+    try:
+        files[-1].check_written()
+    except NotAModelError as error:
+        return error.message.removesuffix(".")
 
     def find() -> str:
         name = files[-1].path.name

@@ -22,8 +22,10 @@ from gguf_spec.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
+from gguf_spec.gguf.adapters import read_projector
 from gguf_spec.gguf.validation import ModelFile, read_header
-from tests.support import children, tiny
+from gguf_spec.llama.head import why_head_fails
+from tests.support import children, eagle, families, projector_file, tiny
 
 
 def load(path, draft=None, **options):
@@ -415,6 +417,29 @@ def test_a_file_whose_end_was_not_written(gguf_dir, tmp_path, share):
         gguf_spec.load(path, "none", n_ctx=64)
     found = [check for check in doctor(path, "none").checks if check.status == "fail"]
     assert "zeros" in found[0].found
+
+
+def half_written(path, share=0.5):
+    """Write zeros in place of the end of a file's data."""
+    header = read_header(path)
+    begin = header.data_at + int((header.file_bytes - header.data_at) * share)
+    return zeroed(path, path, begin, header.file_bytes)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
+def test_a_projector_or_a_head_whose_end_was_not_written(tmp_path, share):
+    """Between the matrices of a projector are its biases, and it names its norms in another way."""
+    projector = half_written(projector_file.write(tmp_path / "mmproj.gguf"), share)
+    with pytest.raises(NotAModelError, match=r"mmproj\.gguf has zeros in place of data"):
+        read_projector(projector)
+    for name, model in (
+        ("own.gguf", families.with_head(families.family("qwen35"))),
+        ("eagle.gguf", eagle.head()),
+    ):
+        tiny.write(tmp_path / name, model)
+        assert "zeros" not in why_head_fails(ModelFile(tmp_path / name), None)
+        half_written(tmp_path / name, share)
+        assert f"{name} has zeros in place of data" in why_head_fails(ModelFile(tmp_path / name), None)  # fmt: skip
 
 
 def test_tensors_that_are_zero_by_right(gguf_dir, tmp_path):

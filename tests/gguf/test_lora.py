@@ -369,6 +369,9 @@ def test_invalid_files(folder, tmp_path):
     (tmp_path / "cut.gguf").write_bytes((folder / "lora.gguf").read_bytes()[:-500])
     refused(folder, tmp_path / "cut.gguf", "cut short", kind=NotAModelError)
     refused(folder, folder / "model.gguf", "model.gguf is not an adapter but of type 'model'")
+    data = (folder / "lora.gguf").read_bytes()
+    (tmp_path / "half.gguf").write_bytes(data[:-6000] + bytes(6000))
+    refused(folder, tmp_path / "half.gguf", "zeros in place of data", kind=NotAModelError)
 
 
 @pytest.mark.parametrize(
