@@ -357,7 +357,9 @@ EXPORT const char * gguf_spec_kernels_start(void * cpu, void * base, const char 
         if (!has(set) || (*wanted && strcmp(set->name, wanted))) continue;
         List & entries = list();
         const size_t n = entries.last - entries.first;
-        BufferType ** more = (BufferType **) malloc((n + 1) * sizeof(*more)); // freed with the list
+        void * make = dlsym(RTLD_DEFAULT, "_Znwm"); // operator new, as ggml finds it: it frees the list by operator delete
+        if (!make) make = dlsym(base, "_Znwm");
+        BufferType ** more = (BufferType **) (make ? (void * (*) (size_t)) make : malloc)((n + 1) * sizeof(*more));
         if (!more) break;
         kernels = set;
         entry.get_name = [](BufferType *) { return "GGUF_SPEC"; };

@@ -177,3 +177,24 @@ def test_close_during_a_round_of_the_same_thread_is_refused():
     llm.close()
     with pytest.raises(ClosedError):
         llm.generate("ab", FREE)
+
+
+def test_what_waits_for_its_turn_does_not_run_after_the_end():
+    """Such as an embedding or a session: it would use models that are freed."""
+    with llm_of() as llm:
+        queue, ticket, outcomes = llm._queue, Ticket(), []
+        queue.take(ticket)
+
+        def wait(_):
+            try:
+                queue.in_turn(lambda: outcomes.append("ran"))
+            except ClosedError:
+                outcomes.append("refused")
+
+        threads = in_threads(wait, 1)
+        wait_until(lambda: len(queue._tickets) == 2)
+        queue.is_closed = True
+        queue.leave(ticket)
+        join_all(threads)
+        assert outcomes == ["refused"]
+        queue.is_closed = False

@@ -1,14 +1,19 @@
 """Several requests at once, for each kind of cache: the tokens are those of separate requests."""
 
+import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
+from gguf_spec.errors import BusyError
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import backend, memory
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.runtime import request_queue
+from gguf_spec.runtime.request_queue import _MOST_UNREAD
 from gguf_spec.speculative.profile import write_profile
 
 PROMPTS = ["abc ab " * (3 + i) for i in range(6)]
@@ -74,3 +79,162 @@ def test_auto_follows_the_measured_costs(gguf_dir):
 def test_wrong_numbers(gguf_dir, wrong):
     with pytest.raises(gguf_spec.errors.InvalidOptionError, match="from 1 to 64, or auto"):
         gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=wrong, **PLAIN)
+
+
+def in_another_thread(work):
+    """Return what a function returns; the test fails where it waits for ever."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found, "it waits for ever"
+    return found[0]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
+def test_what_a_callback_raises_ends_its_request_alone(gguf_dir, error):
+    def fail(_):
+        raise error
+
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
+        right = llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens
+        with pytest.raises(error):
+            llm.generate(PROMPTS[1], SAMPLINGS[1], on_token=fail)
+        assert in_another_thread(lambda: llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens) == right
+
+
+def test_a_request_whose_reader_is_behind_waits(gguf_dir):
+    """While another one makes 150 tokens, it makes as many as its stream holds."""
+    long = Sampling(seed=1, max_tokens=150, ignore_eos=True)
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
+        right = llm.generate("abc", long).tokens
+        stream = llm.stream("abc", long)
+        said = [*next(stream).tokens]
+        (job,) = llm._queue._running
+        in_another_thread(lambda: llm.generate("ab", long))
+        assert job._out.qsize() == _MOST_UNREAD
+        said += [token for chunk in stream for token in chunk.tokens]
+        assert tuple(said) == right
+
+
+def test_a_cancelled_request_whose_reader_is_behind_ends(gguf_dir):
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
+        stream = llm.stream("abc", Sampling(seed=1, max_tokens=None, ignore_eos=True))
+        next(stream)
+        (job,) = llm._queue._running
+        in_another_thread(lambda: llm.generate("ab", Sampling(max_tokens=150, ignore_eos=True)))
+        assert job.task.is_parked
+        llm._queue.cancel()
+        in_another_thread(lambda: llm.generate("ab", Sampling(max_tokens=9, ignore_eos=True)))
+        assert job.has_ended
+        assert [chunk.finish_reason for chunk in stream][-1] == "cancelled"
+
+
+def until(condition):
+    """Wait for what other threads do."""
+    waited = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        waited.wait(0.01)
+    raise AssertionError("it never came")
+
+
+def test_a_request_that_waits_for_slots_is_cancelled_at_once(gguf_dir):
+    long = Sampling(max_tokens=None, ignore_eos=True)
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
+        held = [llm.stream("abc", long), llm.stream("ab", long)]
+        for stream in held:
+            next(stream)
+        with pytest.raises(BusyError):
+            llm.stream("a", long)
+        made = []
+
+        def read():
+            made.append(llm.stream("a", long))
+            return [chunk.finish_reason for chunk in made[0]]
+
+        found = []
+        thread = threading.Thread(target=lambda: found.append(read()), daemon=True)
+        thread.start()
+        until(lambda: made and llm._queue._queue)
+        made[0].cancel()
+        thread.join(60)
+        assert found == [["cancelled"]]
+        assert llm._queue.n_running == 2
+
+
+def test_no_request_is_started_before_a_turn_that_is_awaited(gguf_dir, tmp_path):
+    order, short = [], Sampling(max_tokens=2, ignore_eos=True)
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
+        stream = llm.stream("abc", Sampling(max_tokens=None, ignore_eos=True))
+        next(stream)
+
+        def save():
+            llm.save_session(tmp_path / "one.session", {})
+            order.append("turn")
+
+        def generate():
+            llm.generate("ab", short)
+            order.append("request")
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (save, generate)]
+        threads[0].start()
+        until(lambda: len(llm._queue._tickets) == 2)
+        threads[1].start()
+        until(lambda: llm._queue._queue or order)
+        list(stream)
+        for thread in threads:
+            thread.join(60)
+        assert order == ["turn", "request"]
+
+
+def test_slots_whose_preparation_fails_are_emptied(gguf_dir, monkeypatch):
+    """They may be half copied or restored."""
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
+        right = llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens
+        assert any(one.n_cached for one in llm.slots())
+
+        def fail(*_):
+            raise RuntimeError("half copied")
+
+        monkeypatch.setattr(request_queue, "choose_slots", fail)
+        with pytest.raises(RuntimeError, match="half copied"):
+            llm.generate(PROMPTS[0], SAMPLINGS[0])
+        assert not any(one.n_cached for one in llm.slots())
+        monkeypatch.undo()
+        assert llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens == right
+
+
+def test_preparing_slots_changes_no_row_of_the_others(gguf_dir, monkeypatch):
+    """Saving a cache may need a pass, which overwrites llama.cpp's rows."""
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=2, **PLAIN) as llm:
+        right = llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens
+        arrived, goes_on, said = threading.Event(), threading.Event(), []
+
+        def choose(pairs, prompt, kept, real=request_queue.choose_slots):
+            free = next(pair.target for pair in pairs if pair.task is None)
+            free.rollback(0)
+            free.logits([7], 1)
+            free.rollback(0)
+            return real(pairs, prompt, kept)
+
+        def wait(token):
+            said.append(token)
+            if len(said) == 3:
+                arrived.set()
+                assert goes_on.wait(60)
+
+        found = []
+        work = partial(llm.generate, PROMPTS[0], SAMPLINGS[0], on_token=wait)
+        thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+        thread.start()
+        assert arrived.wait(60)
+        monkeypatch.setattr(request_queue, "choose_slots", choose)
+        other = threading.Thread(target=llm.generate, args=("ab", SAMPLINGS[1]), daemon=True)
+        other.start()
+        until(lambda: llm._queue.n_waiting)
+        goes_on.set()
+        thread.join(60)
+        other.join(60)
+        assert found[0].tokens == right

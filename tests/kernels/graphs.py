@@ -16,8 +16,8 @@ TYPES = {
     "IQ4_NL": 20, "BF16": 30, "MXFP4": 39,
 }  # fmt: skip
 REPACKED = ("Q4_0", "IQ4_NL", "MXFP4", "Q4_K", "Q2_K")
-# offsets of the fields `data` and `extra` of a tensor
-_DATA, _EXTRA = 248, 320
+# offsets of the sizes of a tensor, and of its fields `data` and `extra`
+SIZES, _DATA, _EXTRA = 16, 248, 320
 
 
 class _Init(c.Structure):
@@ -186,10 +186,10 @@ def put(context, kind, shape, data):
 _GUARD = np.full(1 << 20, 0xA5, np.uint8)
 
 
-def computed(context, result, shape, threads, planned=0, which=None):
+def computed(context, result, shape, threads, planned=0, which=None, use_ref=False):
     """Compute a tensor and return it as an array. Nothing may be written behind the work memory.
 
-    planned: threads for which this was planned, unless as many; which: kernels that compute, unless those that plan, as in `kernels`.
+    planned: threads for which this was planned, unless as many; which: kernels that compute, unless those that plan, as in `kernels`; use_ref: with ggml's reference.
     """
     g = ggml()
     graph = g.graph(context)
@@ -197,7 +197,7 @@ def computed(context, result, shape, threads, planned=0, which=None):
     plan = g.plan(graph, planned or threads, None)
     memory = np.empty(plan.n_bytes + _GUARD.size, np.uint8)
     memory[plan.n_bytes :] = _GUARD
-    plan.memory, plan.threads = memory.ctypes.data, threads
+    plan.memory, plan.threads, plan.use_ref = memory.ctypes.data, threads, use_ref
     with contextlib.nullcontext() if which is None else kernels(which):
         assert g.compute(graph, plan) == 0
     assert np.array_equal(memory[plan.n_bytes :], _GUARD), "written behind the work memory"

@@ -127,7 +127,9 @@ def test_variants(options, instruction_set):
     size = options.pop("size", 1.0)
     if "sinks" in options:
         options["sinks"] = np.linspace(-3, 9, 6)
-    q, k, v = case(6, 3, 7, 700, size=size)
+    q, k, v = case(
+        6, 2, 7, 700, size=size
+    )  # slopes of a group of 3 heads are shifted in each vector of rows
     mask = causal(1, 7, 700, 600)
     mask = np.where(np.isinf(mask), mask, -(np.arange(700) % 9).astype(np.float16))
     with kernels(2, instruction_set):
@@ -159,6 +161,17 @@ def test_hidden_positions_change_nothing(instruction_set):
         spoilt = attention(q, k, v, mask)
         assert np.array_equal(spoilt[:, 0], found[:, 0])
         assert np.isnan(spoilt[:, 1:]).all()
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_pieces_that_begin_in_other_cells_for_each_row(instruction_set):
+    """Behind a window longer than a piece."""
+    q, k, v = case(4, 2, 9, 1300)
+    mask = causal(1, 9, 1300, 1291, 700)
+    with kernels(2, instruction_set):
+        found = attention(q, k, v, mask)
+        assert np.abs(found - exact(q, k, v, mask, (F16, F16))).max() < 1e-4
+        assert np.array_equal(alone(q, k, v, mask), found)
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
@@ -337,6 +350,12 @@ def test_numbers_that_are_not_finite_reach_the_row(name, kind):
                 one = spoilt(inputs, name, value, where)
                 shares.add(as_stock(one, value is ODD[0] and where == 0, kinds=(kind, kind)))
     assert min(shares) < 1
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_one_infinite_score_in_each_of_two_pieces(value):
+    inputs = [*case(4, 2, 3, 600), causal(1, 3, 600, 597)]
+    assert as_stock(spoilt(inputs, "k", value, [100, 550])) < 1
 
 
 @pytest.mark.few(1)

@@ -76,3 +76,33 @@ def test_each_compiler_makes_the_same_bits(tmp_path):
         for version, bits in others:
             different = [one for one in bits if bits[one] != first[1][one]]
             assert not different, f"{name}: {version} and {first[0]}"
+
+
+SANITIZERS = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=vptr",
+    "-O1",
+    "-w",
+]  # vptr: a mirror of llama.cpp's class
+
+
+@pytest.mark.slow
+def test_the_sanitizers_find_nothing_in_the_self_test(tmp_path):
+    """Nor at the end, where llama.cpp frees its list with our entry."""
+    if not own_kernels.start().name:
+        pytest.skip(own_kernels.in_use().reason)
+    if not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    asked = [["g++", f"-print-file-name={name}"] for name in ("libasan.so", "libubsan.so")]
+    found = [children.run(one, capture_output=True, text=True).stdout.strip() for one in asked]
+    if not all(map(os.path.isabs, found)):
+        pytest.skip("g++ has no sanitizers here")
+    library = build_kernels.build(tmp_path, "best", flags=SANITIZERS, compiler=["g++"])
+    options = "detect_leaks=0:halt_on_error=1:log_path=" + str(tmp_path / "found")
+    env = {"GGUF_SPEC_KERNELS_LIBRARY": str(library), "GGUF_SPEC_KERNELS": "auto"}
+    env |= {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": options, "UBSAN_OPTIONS": options}
+    name = build_kernels.sets("best")[0]
+    command = [sys.executable, "-c", BITS, name]
+    done = children.run(command, env=os.environ | env, capture_output=True, text=True, check=False)
+    faults = [path.read_text(errors="replace") for path in tmp_path.glob("found*")]
+    assert not faults and done.returncode == 0, (faults, done.stderr)

@@ -1,5 +1,6 @@
 """Our products against llama.cpp's single rows to the last bit, and against float64."""
 
+import ctypes as c
 import os
 import sys
 from pathlib import Path
@@ -8,9 +9,11 @@ import gguf
 import numpy as np
 import pytest
 
+from gguf_spec.llama import own_kernels
 from tests.support import children, tiny
 
-from .graphs import REPACKED, TYPES, Weights, ggml, is_repacked, kernels, quantized
+from . import graphs
+from .graphs import F16, F32, REPACKED, TYPES, Weights, ggml, is_repacked, kernels, quantized
 
 SETS = ("avx2", "avxvnni", "avx512", "avx512vnni")
 # types whose products add in llama.cpp's order: with these instruction sets, or with all
@@ -124,8 +127,6 @@ def test_experts(name):
 
 def test_rows_are_computed_by_us():
     """Without the own kernels the other tests could not fail."""
-    from gguf_spec.llama import own_kernels
-
     w, x = numbers((8, 256), 1), numbers((2, 256), 2)
     weights = Weights(quantized(w, TYPES["Q6_K"]), TYPES["Q6_K"], 256, 8)
     for which, more in ((0, 0), (1, 1), (2, 0), (3, 1)):
@@ -133,6 +134,44 @@ def test_rows_are_computed_by_us():
             before = own_kernels.n_computed(attentions=False)
             weights.product(x)
             assert own_kernels.n_computed(attentions=False) == before + more
+
+
+def products_of(w, x, wide=0, kind=F32, **options):
+    """Multiply float matrices w (b, columns, k) with rows x (b, n, k) of a type, of which `wide` more numbers lie behind each row."""
+    g, (b, n, k) = ggml(), x.shape
+    stored = np.concatenate([x, np.full((b, n, wide), np.nan)], 2)
+    stored = stored.astype(np.float16 if kind == F16 else np.float32)
+    with graphs._context(8 * (w.nbytes + stored.nbytes) + (1 << 22)) as context:
+        given = graphs.put(context, kind, (k + wide, n, b, 1), stored)
+        c.c_int64.from_address(given + graphs.SIZES).value = k
+        weights = graphs.put(context, kind, (k, *w.shape[1::-1], 1), w.astype(stored.dtype))
+        result = g.mul_mat(context, weights, given)
+        return graphs.computed(context, result, (b, n, w.shape[1]), 2, **options)
+
+
+@pytest.mark.parametrize(
+    ("n_matrices", "batches", "wide", "kind", "is_ours"),
+    [(1, 3, 0, F32, True), (1, 2, 5, F32, True), (3, 3, 0, F32, False), (1, 1, 0, F16, False)],
+)
+def test_forms_of_activations(n_matrices, batches, wide, kind, is_ours):
+    """Several batches, rows apart from each other; what no kernel here takes is left to llama.cpp's."""
+    k, n, columns = 128, 5, 24
+    w = numbers((n_matrices, columns, k), 1).astype(np.float16).astype(np.float32)
+    x = numbers((batches, n, k), 2).astype(np.float16).astype(np.float32)
+    exact = x.astype(np.float64) @ w.astype(np.float64).transpose(0, 2, 1)
+    with kernels(1):
+        before = own_kernels.n_computed(attentions=False)
+        found = products_of(w, x, wide, kind)
+        assert own_kernels.n_computed(attentions=False) == before + is_ours
+    assert np.abs(found - exact).max() < 1e-3 * np.abs(exact).max()
+
+
+def test_the_reference_is_llama_cpps():
+    w, x = numbers((1, 24, 128), 1), numbers((1, 5, 128), 2)
+    with kernels(1):
+        before = own_kernels.n_computed(attentions=False)
+        products_of(w, x, use_ref=True)
+        assert own_kernels.n_computed(attentions=False) == before
 
 
 LONG = 4_456_448  # weights of a row, of which 8 MiB of stack would have no room for two bytes each

@@ -326,6 +326,14 @@ def test_the_answer_names_what_is_not_applied(server):
     assert "x-not-applied" not in ask_chat(server).headers
 
 
+def test_infinite_numbers_in_a_line_of_a_batch():
+    """A bias may be infinite there, too, and the error names the field of the line."""
+    assert parse(b'{"body": {"logit_bias": {"5": -1e999}}}')["body"]["logit_bias"]["5"] == -math.inf
+    with pytest.raises(ApiError) as caught:
+        parse(b'{"body": {"stop": [1e999]}}')
+    assert caught.value.error["param"] == "stop"
+
+
 def check_bodies(n):
     for seed in range(n):
         rng = random.Random(seed)

@@ -226,6 +226,14 @@ def test_a_body_that_is_too_large(tales, times):
         assert ask_text(one).status == 200
 
 
+def test_a_body_of_the_largest_size(tales):
+    body = {"prompt": "x", "max_tokens": 1, "user": ""}
+    body["user"] = "y" * (1000 - len(json.dumps(body)))
+    with serve_in_thread(tales, body_bytes=1000) as one:
+        assert ask_text(one, **body).status == 200
+        assert ask_text(one, **body | {"user": body["user"] + "y"}).status == 413
+
+
 def test_a_body_that_is_not_sent(tales):
     with (
         serve_in_thread(tales, timeout=0.5) as one,
