@@ -16,7 +16,7 @@ from ..edit import hunks_between
 from ..errors import GgufSpecError
 from ..system.files import atomic_write, encoding_of, is_device, read_text, state_folder
 
-__all__ = ["TextFile", "is_device"]
+__all__ = ["TextFile", "encoding_of", "is_device"]
 
 # No context holds a longer text; a byte is rarely more than one token.
 MOST_BYTES = 4_000_000

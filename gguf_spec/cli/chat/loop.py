@@ -41,7 +41,6 @@ from ...options import (
     Rule,
     checked,
 )
-from ...system.files import encoding_of
 from .. import signals
 from ..command import CONTROL
 from ..error_text import in_command, message_and_hint
@@ -56,7 +55,7 @@ from ..output import (
     styled,
     write,
 )
-from ..text_file import MOST_BYTES, TextFile
+from ..text_file import MOST_BYTES, TextFile, encoding_of
 from .kept import KeptChats
 
 if TYPE_CHECKING:
