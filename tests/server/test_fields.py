@@ -356,6 +356,21 @@ def test_arguments_of_earlier_calls_may_be_deep_and_reasoning_may_come_twice():
     assert read_messages([answer])[0]["reasoning_content"] == "y"
 
 
+def test_tools_have_different_names():
+    one, other = ({"type": "function", "function": {"name": name}} for name in ("f", "g"))
+    assert read("chat", tools=[one, other]).tools.names == ["f", "g"]
+    with pytest.raises(ApiError, match="different names"):
+        read("chat", tools=[one, other, one])
+
+
+def test_tools_of_a_server_are_left_out_beside_others_only(noted):
+    one, searched = {"type": "function", "function": {"name": "f"}}, {"type": "web_search"}
+    assert read("chat", tools=[searched, one]).tools.names == ["f"]
+    assert noted == ["tools[].web_search"]
+    with pytest.raises(ApiError, match="other tools are not supported"):
+        read("chat", tools=[searched])
+
+
 def test_infinite_numbers_in_a_line_of_a_batch():
     """A bias may be infinite there, too, and the error names the field of the line."""
     assert parse(b'{"body": {"logit_bias": {"5": -1e999}}}')["body"]["logit_bias"]["5"] == -math.inf
