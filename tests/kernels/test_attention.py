@@ -161,6 +161,12 @@ def test_hidden_positions_change_nothing(instruction_set):
         spoilt = attention(q, k, v, mask)
         assert np.array_equal(spoilt[:, 0], found[:, 0])
         assert np.isnan(spoilt[:, 1:]).all()
+        for d in (5, 13, 20, 63):  # in each vector of a head
+            q, k, v = case(4, 2, 6, 520)
+            v[:, :, 515, d] = np.nan
+            one = attention(q, k, v, mask)
+            assert np.array_equal(one[:, 0], found[:, 0])
+            assert np.isnan(one[:, 1:, :, d]).all()
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
@@ -380,3 +386,42 @@ def test_a_query_with_nan_behind_a_cache_of_8_bits():
         found = attention(*spoilt(inputs, "q", np.nan, 2), kinds=(Q8_0, Q8_0))
     assert np.isnan(found[:, 2, 1]).all()
     assert np.isnan(found).mean() == 1 / 20
+
+
+def test_rows_of_several_heads_in_a_block():
+    q, k, v = case(16, 16, 3, 600)
+    mask = causal(1, 3, 600, 597)
+    with kernels(2):
+        found = attention(q, k, v, mask, threads=1)
+        assert np.abs(found - exact(q, k, v, mask, (F16, F16))).max() < 1e-4
+        assert np.array_equal(alone(q, k, v, mask), found)
+
+
+def test_each_stream_has_its_mask():
+    q, k, v = case(4, 2, 3, 100, streams=2)
+    mask = causal(2, 3, 100, 97)
+    mask[1, :, :, :50] = HIDDEN
+    with kernels(2):
+        found = attention(q, k, v, mask)
+    assert np.abs(found - exact(q, k, v, mask, (F16, F16))).max() < 1e-4
+
+
+def test_heads_that_are_too_long_are_left_to_llama_cpp():
+    q, k, v = case(2, 1, 2, 40, key=608)
+    mask = causal(1, 2, 40, 38)
+    with kernels(2):
+        before = own_kernels.n_computed(attentions=True)
+        found = attention(q, k, v, mask)
+        assert own_kernels.n_computed(attentions=True) == before
+    assert np.abs(found - exact(q, k, v, mask, (F16, F16))).max() < 0.02
+
+
+def test_a_large_query_behind_a_cache_of_8_bits_is_finite():
+    inputs = spoilt([*case(4, 2, 3, 100), causal(1, 3, 100, 97)], "q", 1e5, 2)
+    assert as_stock(inputs, kinds=(Q8_0, Q8_0)) == 1
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_an_infinite_score_of_the_first_position_under_a_cap(value):
+    inputs = [*case(4, 2, 5, 200), causal(1, 5, 200, 195)]
+    as_stock(spoilt(inputs, "k", value, 0), cap=30.0)

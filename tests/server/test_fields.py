@@ -10,7 +10,7 @@ from gguf_spec.options import Sampling, Speculation
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.fields import BUDGETS, IGNORED_FIELDS, NOTED, OTHER_FIELDS, OTHER_NAMES
 from gguf_spec.server.messages_api import read_request
-from gguf_spec.server.requests import MESSAGES, parse, read_chat, read_text
+from gguf_spec.server.requests import MESSAGES, parse, read_arguments, read_chat, read_text
 from gguf_spec.server.responses_api import ResponseStore, read_response
 from tests.server import field_bodies
 from tests.server.conftest import ask, ask_chat
@@ -324,6 +324,51 @@ def test_the_answer_names_what_is_not_applied(server):
         reply = ask_chat(server, **more, stream=stream)
         assert (reply.status, reply.headers["x-not-applied"]) == (200, "verbosity, zap")
     assert "x-not-applied" not in ask_chat(server).headers
+
+
+def test_biases_of_tokens_and_of_texts():
+    """False forbids and 0 does not; only digits of ASCII and other decimal ones are ids."""
+    given = [["5", 0], ["6", False], ["7", 0.0], ["\u00b2", 1], ["12345678901", 1]]
+    for biases in (given, dict(given)):
+        found = read_text({"prompt": "a", "logit_bias": biases}, Speculation(), None)
+        assert dict(found.sampling.logit_bias) == {5: 0, 6: -math.inf, 7: 0}
+        assert dict(found.biases) == {"\u00b2": 1, "12345678901": 1}
+
+
+def test_limits_of_stop_strings():
+    for stop, fits in (
+        ("x" * 256, True),
+        ("x" * 257, False),
+        (["x"] * 16, True),
+        (["x"] * 17, False),
+    ):
+        if fits:
+            assert read("text", stop=stop).sampling.stop
+            continue
+        with pytest.raises(ApiError):
+            read("text", stop=stop)
+
+
+def test_arguments_of_earlier_calls_may_be_deep_and_reasoning_may_come_twice():
+    deep = "[" * 200_000
+    assert read_arguments(deep, "x") == deep
+    answer = {"role": "assistant", "content": "a", "reasoning": "x", "reasoning_content": "y"}
+    assert read_messages([answer])[0]["reasoning_content"] == "y"
+
+
+def test_tools_have_different_names():
+    one, other = ({"type": "function", "function": {"name": name}} for name in ("f", "g"))
+    assert read("chat", tools=[one, other]).tools.names == ["f", "g"]
+    with pytest.raises(ApiError, match="different names"):
+        read("chat", tools=[one, other, one])
+
+
+def test_tools_of_a_server_are_left_out_beside_others_only(noted):
+    one, searched = {"type": "function", "function": {"name": "f"}}, {"type": "web_search"}
+    assert read("chat", tools=[searched, one]).tools.names == ["f"]
+    assert noted == ["tools[].web_search"]
+    with pytest.raises(ApiError, match="other tools are not supported"):
+        read("chat", tools=[searched])
 
 
 def test_infinite_numbers_in_a_line_of_a_batch():

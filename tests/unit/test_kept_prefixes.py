@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gguf_spec.errors import RollbackError
 from gguf_spec.llama.exactness import Exactness, common
+from gguf_spec.llama.recurrent_state import Checkpoint
 from gguf_spec.runtime import prefix_cache
 from gguf_spec.runtime.prefix_cache import LEAST_COPIED, PrefixStore
 from gguf_spec.speculative.drafters import FirstRead
@@ -310,3 +311,11 @@ def test_sizes(text, n):
 def test_wrong_sizes(text):
     with pytest.raises(ValueError):
         parse_bytes(text)
+
+
+def test_a_checkpoint_is_used_up_to_what_two_texts_share():
+    points = [Checkpoint(n, np.zeros(1, np.uint8)) for n in (100, 200)]
+    state = prefix_cache._State(A, len(A), np.zeros(1, np.uint8), 0, points)
+    kept = prefix_cache.Kept(state, None, Exactness(), is_whole=True)
+    for same, n in ((99, 0), (100, 100), (199, 100), (200, 200), (299, 200), (300, 300)):
+        assert kept.reusable([*A[:same], 9, 9]) == n

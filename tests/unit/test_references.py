@@ -235,3 +235,12 @@ def test_models_of_other_programs_are_listed(home, tmp_path):
         "big-00001-of-00002.gguf", "mine-Q4_K_M.gguf", "some-Q4_K_M.gguf",
     ]  # fmt: skip
     assert all(models.find(one.name) == one.path for one in found)
+
+
+def test_a_name_of_ollama_stays_in_its_folder(home):
+    """Each part is a name: `..` would lead to other manifests."""
+    in_ollama(home, "x/latest")
+    in_ollama(home, "registry.ollama.ai/library/y/latest", "cd" * 32)
+    assert (home / ".ollama/models/manifests/registry.ollama.ai/../x/latest").exists()
+    assert ollama_model("../x") is None
+    assert ollama_model("y")

@@ -841,3 +841,46 @@ def test_a_dead_proxy_is_named_with_its_variable(monkeypatch, error, said):
     assert hint == "correct or unset HTTPS_PROXY, or name the host in NO_PROXY."
     monkeypatch.setenv("NO_PROXY", "huggingface.co")
     assert hub_module._by_proxy(error, kinds, str(error)) is None
+
+
+TWO_PARTS = Entry("two", "me/two", "main", (Part("a.gguf", 100), Part("b.gguf", 7, "f" * 64)), None)
+
+
+def test_only_missing_files_need_room(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(download, "_cached", lambda _: [tmp_path / "a.gguf", None])
+    monkeypatch.setattr(download, "find", lambda _: None)
+    monkeypatch.setattr(download, "_check_room", lambda *given: asked.append(given))
+    download.check_room([TWO_PARTS])
+    assert asked == [("two", 7)]
+
+
+def test_files_of_two_commits_are_no_model(monkeypatch):
+    monkeypatch.setattr(download, "_ask", lambda _, part, __: (part.file[0] * 40, part.size_bytes))
+    monkeypatch.setattr(hub_module, "cached", lambda *_: None)
+    monkeypatch.setattr(hub_module, "fetch", lambda *_, **__: pytest.fail("it is downloaded"))
+    with pytest.raises(errors.HubError, match="is being changed"):
+        download._from_hub(TWO_PARTS, False, lambda _: None)
+
+
+def test_the_etag_of_a_file_in_git_is_no_sum(monkeypatch):
+    part = TWO_PARTS.parts[1]
+    for etag, fails in (("a" * 40, False), ("a" * 64, True), ("f" * 64, False)):
+        monkeypatch.setattr(hub_module, "ask", lambda *_, etag=etag: (COMMIT, etag, 7))
+        if fails:
+            with pytest.raises(errors.CorruptFileError):
+                download._ask(TWO_PARTS, part, lambda _: None)
+        else:
+            assert download._ask(TWO_PARTS, part, lambda _: None) == (COMMIT, 7)
+
+
+@pytest.mark.parametrize(("n_bytes", "loaded"), [(7, 0), (6, 1)])
+def test_a_file_from_packages_has_its_size(monkeypatch, tmp_path, n_bytes, loaded):
+    goal = tmp_path / "models/x/b.gguf"
+    goal.parent.mkdir(parents=True)
+    goal.write_bytes(bytes(n_bytes))
+    monkeypatch.setattr(download, "_stored", lambda _: goal)
+    monkeypatch.setattr(download, "_join", lambda *_: 1)
+    monkeypatch.setattr(download, "_publish", lambda *_: None)
+    entry = replace(TWO_PARTS, parts=TWO_PARTS.parts[1:])
+    assert download._from_packages(entry, False, lambda _: None) == loaded
