@@ -43,6 +43,7 @@ _MOST_SCORES = 256 << 20
 _CACHES_SHARE = 0.25
 # Contexts that are taken without being asked for, and the share of the free memory for them.
 _LONG_CONTEXTS, _CTX_SHARE = (LONG_CTX, 8_192), 0.1
+_MOST_POSITIONS = (1 << 31) - 1  # as `ContextOptions` allows
 # Share of the memory that stays free which kept prefixes may take, and bounds of that memory.
 _KEPT_SHARE, _LEAST_KEPT, _MOST_KEPT = 1 / 8, 64 << 20, 8 << 30
 # largest number of rows of logits of a pass
@@ -296,7 +297,7 @@ def longest_ctx(models: Models, features: Mapping[str, str] | None = None) -> in
     it ends there: longer contexts have other texts. Models that may use a GPU keep what they have.
     """
     header, options = models[0]
-    most = header.whole("context_length")
+    most = min(header.whole("context_length"), _MOST_POSITIONS)
     n_ctx = options.positions(most)
     if any("rope_factors_long" in tensor.name for tensor in header.tensors):
         most = header.whole("rope.scaling.original_context_length", most)
