@@ -297,7 +297,8 @@ class Job:
         faults: What the answers do not fulfil of these.
         has_started: Whether the first event was sent. From then on other threads may answer further
             choices.
-        n_ctx: Length of the context that it waits or waited for, in tokens.
+        n_ctx: Length of the context that it waits for, in tokens.
+        tried: The longest for which it has waited.
         begins_again: Whether it waits for that context.
     """
 
@@ -333,7 +334,7 @@ class Job:
         self._choices: Iterator[Choice] | None = None
         self._n_chosen = 0
         self.failed = self.has_started = self.begins_again = False
-        self.n_ctx = 0
+        self.n_ctx = self.tried = 0
 
     def post(self, event: Event) -> None:
         """Send an event to the event loop. May be called from any thread."""
@@ -350,7 +351,7 @@ class Job:
 
     def begin_again(self, n_ctx: int) -> None:
         """Begin again when the context has this length; nothing was sent yet."""
-        self.n_ctx, self.begins_again = n_ctx, True
+        self.n_ctx, self.tried, self.begins_again = n_ctx, n_ctx, True
         self._choices, self._n_chosen = None, 0
 
     def next_choice(self, llm: LLM, n_ctx_max: int = 0) -> Choice | None:
@@ -365,7 +366,7 @@ class Job:
             if self.failed or (self.why and self.has_started):
                 return None
             if self._choices is None:
-                grows = max(llm.n_ctx, self.n_ctx) < n_ctx_max
+                grows = max(llm.n_ctx, self.tried) < n_ctx_max
                 self._choices = requests_of(self.request, llm, lambda: self.why, grows)
             chosen = next(self._choices, None)
             self._n_chosen += chosen is not None

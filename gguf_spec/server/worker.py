@@ -240,6 +240,7 @@ class Worker:
             job.begins_again = False
             self._pool.unload_idle(but_for=job.model)
             with self._pool.use(job.model, is_cancelled, job.n_ctx) as llm:
+                job.n_ctx = 0  # also where the context could not grow
                 self._have_threads(llm.parallel)
                 most = self._pool.ctx_max(job.model)
                 try:
@@ -334,7 +335,7 @@ def _grows(job: Job, llm: LLM, most: int, n_tokens: int) -> bool:
         n_tokens: Tokens of the prompt, and of the answer if they are known.
     """
     n_ctx = min(most, max(2 * llm.n_ctx, n_tokens + n_tokens // 4))
-    if job.has_started or n_ctx <= max(llm.n_ctx, job.n_ctx):
+    if job.has_started or n_ctx <= max(llm.n_ctx, job.tried):
         return False
     job.begin_again(n_ctx)
     return True

@@ -172,6 +172,10 @@ def test_where_it_cannot_grow_the_old_length_is_kept(random_model):
         assert (reply.status, reply.code) == (400, "context_length_exceeded")
         assert answer(server, "a" * 100) == (before[0], 99)
         assert asked == [None, 512, 256]
+        # the prompts fit, and what is left is little: one try for all choices, which then run
+        reply = ask_text(server, prompt="a" * 230, max_tokens=60, n=3, seed=1, temperature=1)
+        assert [one["finish_reason"] for one in reply.json()["choices"]] == ["length"] * 3
+        assert asked == [None, 512, 256, 512, 256]
 
 
 def test_messages_are_left_out_only_at_its_end(random_model):
