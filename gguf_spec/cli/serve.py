@@ -127,7 +127,8 @@ def serve(quiet: bool, **options: Any) -> int:
     """
     limit, ctx_max = options["max_tokens_limit"], options["ctx_max"]
     if ctx_max is not None and ctx_max < (options["ctx"] or LONG_CTX):
-        least = "at least --ctx" if options["ctx"] else f"at least {LONG_CTX} without --ctx"
+        why = ", the value of --ctx" if options["ctx"] else " without --ctx"
+        least = f"at least {options['ctx'] or LONG_CTX}{why}"
         raise InvalidOptionError("ctx_max", ctx_max, least)
     given = {name: options[PARAMETERS[name]] for name in _DEFAULTS}
     options["default_sampling"] = {k: v for k, v in given.items() if v is not None}
@@ -289,7 +290,7 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
     loaded = pool.loaded(first)
     context = ""
     if loaded:
-        most = pool.ctx_max(first)
+        most = pool.ctx_max(loaded.llm)
         grows = f" (up to {most:,} where a request needs it)" if most > loaded.llm.n_ctx else ""
         context = f", context of {loaded.llm.n_ctx:,} tokens{grows}, {at_once(loaded.llm)}"
     lines = [

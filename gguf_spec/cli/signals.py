@@ -93,12 +93,14 @@ def _end(number: int, _frame: object) -> None:
 def _dropped(told: Any) -> None:
     """Send a signal again whose exception Python dropped, as it does in `__del__` and callbacks."""
     error, number = told.exc_value, signal.SIGINT
-    if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+    ends = {128 + one: one for name in _NAMES if (one := getattr(signal, name, 0))}
+    code = error.code if isinstance(error, SystemExit) else None
+    if code in ends:
+        number = ends[code]
+        signal.signal(number, _end)
+    elif not isinstance(error, KeyboardInterrupt):
         sys.__unraisablehook__(told)
         return
-    if isinstance(error, SystemExit):
-        number = getattr(signal, "SIGHUP", number) if error.code == 129 else signal.SIGTERM
-        signal.signal(number, _end)
     threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 

@@ -294,14 +294,16 @@ def longest_ctx(models: Models, features: Mapping[str, str] | None = None) -> in
     """Return the longest context with which models could be loaded in place of theirs.
 
     It is at most the trained one. Where positions are rotated in another way behind some length,
-    it ends there: longer contexts have other texts. Models that may use a GPU keep what they have.
+    it ends there: longer contexts have other texts. Models that may use a GPU keep what they have,
+    as do all where the free memory is unknown.
     """
     header, options = models[0]
-    most = min(header.whole("context_length"), _MOST_POSITIONS)
+    most = header.whole("context_length")
     n_ctx = options.positions(most)
     if any("rope_factors_long" in tensor.name for tensor in header.tensors):
         most = header.whole("rope.scaling.original_context_length", most)
-    if most <= n_ctx or any(uses_gpu(one) for _, one in models):
+    most = min(most, _MOST_POSITIONS)
+    if most <= n_ctx or any(uses_gpu(one) for _, one in models) or available_bytes() is None:
         return n_ctx
     return max(n_ctx, largest_ctx(_with(models, n_ctx=most), features))
 

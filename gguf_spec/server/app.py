@@ -453,7 +453,7 @@ class App:
             try:
                 call(llm, data, send, job.reading)
             except PromptTooLongError as error:
-                if not job.tried and self._pool.ctx_max(model) > error.n_prompt:
+                if not job.tried and self._pool.ctx_max(llm) > error.n_prompt:
                     raise  # the context grows
                 job.post(Sent("too long", [error.n_prompt, error.n_ctx, "about" in error.message]))
             except GgufSpecError as error:

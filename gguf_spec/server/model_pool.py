@@ -268,17 +268,18 @@ class ModelPool(OfOneProcess):
             if is_over:
                 one.llm.close()
 
-    def ctx_max(self, model: ServedModel) -> int:
-        """Return the length to which the context of a loaded model may grow, in tokens.
+    def ctx_max(self, llm: LLM) -> int:
+        """Return the length to which the context of a loaded LLM may grow, in tokens.
 
         Raises:
             ClosedError: The program that serves it has closed it.
         """
-        one = self.loaded(model)
-        if not one:
-            return 0
-        most = one.llm.n_ctx_max if model.ctx_max is None else model.ctx_max
-        return one.llm.n_ctx if one.keeps else max(one.llm.n_ctx, most)
+        for model in self.models:
+            one = self.loaded(model)
+            if one and one.llm is llm and not one.keeps:
+                most = llm.n_ctx_max if model.ctx_max is None else model.ctx_max
+                return max(llm.n_ctx, most)
+        return llm.n_ctx
 
     def _reload(
         self,

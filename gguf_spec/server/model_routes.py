@@ -131,7 +131,7 @@ class ModelRoutes:
             "loaded": True,
             # as llama-server, vLLM and OpenRouter name it
             "n_ctx": llm.n_ctx,
-            **dict.fromkeys(("max_model_len", "context_length"), self._pool.ctx_max(model)),
+            **dict.fromkeys(("max_model_len", "context_length"), self._pool.ctx_max(llm)),
             "meta": llm.facts,
             "capabilities": does,
             "max_tokens": self._settings.max_tokens,
@@ -163,7 +163,7 @@ class ModelRoutes:
                     "size_vram": 0,
                     "digest": "",
                     "context_length": loaded.llm.n_ctx,
-                    "context_max": self._pool.ctx_max(model),
+                    "context_max": self._pool.ctx_max(loaded.llm),
                     "draft": loaded.llm.draft_name,
                     "busy": loaded.is_busy,
                     "seconds_left": left,
@@ -190,7 +190,9 @@ class ModelRoutes:
             except PromptTooLongError as error:
                 fact = f"has about {error.n_prompt:,} tokens; at most {most:,} are returned."
                 raise invalid_value("content", fact) from None
-            more = {"count": len(ids), "max_model_len": llm.n_ctx} if is_prompt else {}
+            more = (
+                {"count": len(ids), "max_model_len": self._pool.ctx_max(llm)} if is_prompt else {}
+            )
             return {"tokens": [_with_piece(llm, id_) for id_ in ids] if pieces else ids} | more
 
         return await self.look(data.get("model"), look)
@@ -213,7 +215,8 @@ class ModelRoutes:
         """Answer with what evaluators read of a tokenizer, with vLLM's field names."""
 
         def look(llm: LLM) -> dict[str, Any]:
-            about = {"chat_template": llm.chat_template, "model_max_length": llm.n_ctx}
+            most = self._pool.ctx_max(llm)
+            about = {"chat_template": llm.chat_template, "model_max_length": most}
             return {name: text or None for name, text in _special_texts(llm).items()} | about
 
         return await self.look(request.query_params.get("model"), look)

@@ -482,7 +482,7 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         sampling = loaded.llm.sampling if loaded else Sampling()
         here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
         shown = {name: value for name, value in here.items() if value not in (None, ())}
-        n_ctx = loaded.llm.n_ctx if loaded else None
+        n_ctx = pool.ctx_max(loaded.llm) if loaded else None
         return JSONResponse(await asyncio.to_thread(description_of, model, shown, n_ctx))
 
     return [

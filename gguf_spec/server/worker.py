@@ -231,18 +231,20 @@ class Worker:
 
     def _answer(self, job: Job) -> None:
         """Answer one choice of a job, or run its task."""
+        # A client that leaves does not end the growth: others use the model.
+        n_ctx = 0 if job.why else job.n_ctx
 
         def is_cancelled() -> bool:
             self._step()
-            return bool(job.why)
+            return job.why == "shutting_down" if n_ctx else bool(job.why)
 
         try:
             job.begins_again = False
             self._pool.unload_idle(but_for=job.model)
-            with self._pool.use(job.model, is_cancelled, job.n_ctx) as llm:
+            with self._pool.use(job.model, is_cancelled, n_ctx) as llm:
                 job.n_ctx = 0  # also where the context could not grow
                 self._have_threads(llm.parallel)
-                most = self._pool.ctx_max(job.model)
+                most = self._pool.ctx_max(llm)
                 try:
                     if not isinstance(job.request, CompletionRequest):
                         job.last = Done(job.request(llm))
@@ -335,7 +337,7 @@ def _grows(job: Job, llm: LLM, most: int, n_tokens: int) -> bool:
         n_tokens: Tokens of the prompt, and of the answer if they are known.
     """
     n_ctx = min(most, max(2 * llm.n_ctx, n_tokens + n_tokens // 4))
-    if job.has_started or n_ctx <= max(llm.n_ctx, job.tried):
+    if job.why or job.has_started or n_ctx <= max(llm.n_ctx, job.tried):
         return False
     job.begin_again(n_ctx)
     return True

@@ -195,6 +195,18 @@ def test_a_signal_whose_exception_python_drops_is_sent_again(name, code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "clean\n", "")
 
 
+def test_an_end_that_no_signal_asked_for_is_dropped_as_ever():
+    """Python drops the exit of `__del__`; only that of a signal is sent again."""
+    code = (
+        "import time\nfrom gguf_spec.cli import signals\nsignals.start()\n"
+        "class Ends:\n    def __del__(self): raise SystemExit(5)\n"
+        "Ends(); time.sleep(0.3); print('goes on')"
+    )
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert "SystemExit: 5" in done.stderr
+
+
 def test_a_handled_signal_does_not_end_the_process():
     code = (
         "import os, signal, time\nfrom gguf_spec.cli import signals\nsignals._PATIENCE_S = 0.1\nsignals.start()\n"

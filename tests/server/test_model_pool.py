@@ -178,6 +178,41 @@ def test_where_it_cannot_grow_the_old_length_is_kept(random_model):
         assert asked == [None, 512, 256, 512, 256]
 
 
+def test_a_client_that_leaves_does_not_take_the_model_from_the_others(random_model):
+    """It leaves while the context grows: the model is there for the next request."""
+    model = served_model(random_model, n_ctx=256, ctx_max=2048, **WORDS)
+    asked, given = [], threading.Event()
+
+    def load(progress, n_ctx=None):
+        asked.append(n_ctx)
+        if n_ctx:
+            [job] = server._app.worker._running
+            server._app.worker.cancel(job, "client_closed")
+            given.set()
+        return model.load(progress, n_ctx)
+
+    with serve_in_thread(ModelPool([replace(model, load=load)])) as server:
+        before = answer(server, "a" * 100)[0]
+        ask_text(server, prompt="a" * 300, max_tokens=4)
+        assert given.wait(30)
+        assert answer(server, "a" * 100) == (before, 99)
+        assert asked == [None, 512] and n_ctx(server)[0] == 512
+
+
+def test_all_routes_tell_the_same_length(random_model):
+    with serve_in_thread(
+        ModelPool([served_model(random_model, n_ctx=256, ctx_max=2048, **WORDS)])
+    ) as server:
+        answer(server, "abc")
+        name = ask(server, path="/v1/models").json()["data"][0]["id"]
+        about = ask(server, "POST", "/api/show", {"model": name}).json()["model_info"]
+        assert about["llama.context_length"] == 2048
+        assert ask(server, "POST", "/tokenize", {"prompt": "a"}).json()["max_model_len"] == 2048
+        assert ask(server, path="/tokenizer_info").json()["model_max_length"] == 2048
+        assert ask(server, path="/api/ps").json()["models"][0]["context_max"] == 2048
+        assert n_ctx(server) == (256, 2048)
+
+
 def test_messages_are_left_out_only_at_its_end(random_model):
     """`truncation: auto` leaves out the oldest ones; with room they are kept."""
     messages = [{"role": "user", "content": "abc " * 40}, {"role": "assistant", "content": "d"}] * 3

@@ -705,6 +705,21 @@ def test_a_context_that_is_too_long(monkeypatch, fitting, proposed):
     assert (room.status, room.todo) == ("fail", f"set n_ctx={proposed}, which would fit.")
 
 
+def test_how_long_the_context_of_a_server_may_grow(monkeypatch, tmp_path):
+    """Where a tenth of the free memory does not hold a long one, it says what `serve` may take."""
+    path = tiny.write(
+        tmp_path / "m.gguf", tiny.llama(n_layer=8), metadata={"llama.context_length": 32768}
+    )
+    options = ContextOptions(threads=1)
+    models = [(read_header(path), ContextOptions(n_ctx=32768, threads=1))]
+    free = needs(models, {"AVX2": "1"}).own + 1000
+    for given, said in ((free, "serve lets it grow to 32,768"), (None, "trained for 32,768")):
+        monkeypatch.setattr(memory, "available_bytes", lambda given=given: given)
+        room = found("room", doctor(path, "none", options))
+        assert said in room.found
+        assert ("grow" in room.found) is (given is not None)
+
+
 def bundled(options=OPTIONS):
     folder = Path(installation.__file__).parents[1] / "data" / "tales"
     headers = [

@@ -14,6 +14,7 @@ from gguf_spec.llama.memory import (
     check_room,
     ctx_in_room,
     largest_ctx,
+    longest_ctx,
     needs,
     parallel_in_room,
     prefix_memory_in_room,
@@ -337,6 +338,38 @@ def test_no_longer_context_than_that_of_the_training_is_proposed(machine):
     machine(100 * GIB)
     trained = header(file_bytes=2 * GIB, context_length=32768, **SMOLLM2)
     assert largest_ctx([(trained, ContextOptions(n_ctx=99_999_999))], {}) == 32768
+
+
+LONG = Tensor("rope_factors_long.weight", (32,), 0, 0, 128)
+
+
+@pytest.mark.parametrize(
+    ("free", "n_ctx", "said", "longest"),
+    [
+        (100 * GIB, 4096, {"context_length": 32768}, 32768),
+        (100 * GIB, None, {"context_length": 32768}, 32768),
+        (None, 4096, {"context_length": 32768}, 4096),  # nobody knows what is free
+        (6 * GIB, 4096, {"context_length": 32768}, None),  # what fits
+        (100 * GIB, 4096, {"context_length": 2048}, 4096),
+        (100 * GIB, 4096, {}, 4096),
+        (10**7 * GIB, 4096, {"context_length": 1 << 39}, (1 << 31) - 1),
+        # positions are rotated in another way behind the original length
+        (100 * GIB, 4096, {"context_length": 32768, "rope__scaling__original_context_length": 8192}, 8192),
+        (100 * GIB, 4096, {"context_length": 32768, "rope__scaling__original_context_length": 1024}, 4096),
+        (10**7 * GIB, 4096, {"context_length": 1 << 39, "rope__scaling__original_context_length": 1 << 39}, (1 << 31) - 1),
+    ],
+)  # fmt: skip
+def test_how_long_a_context_may_grow(machine, monkeypatch, free, n_ctx, said, longest):
+    machine(free, max(free or 0, 64 * GIB))
+    tensors = (LONG,) if "rope__scaling__original_context_length" in said else ()
+    one = header(file_bytes=2 * GIB, tensors=tensors, **SMOLLM2, **said)
+    asked = [(one, ContextOptions(n_ctx=n_ctx))]
+    if longest is None:
+        longest = largest_ctx([(one, ContextOptions(n_ctx=32768))], {})
+        assert 4096 < longest < 32768
+    assert longest_ctx(asked, {}) == longest
+    monkeypatch.setattr(memory, "uses_gpu", lambda options: True)
+    assert longest_ctx(asked, {}) == 4096  # its memory is not known here
 
 
 # ---- parallel requests

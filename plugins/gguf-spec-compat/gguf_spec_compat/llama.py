@@ -43,6 +43,7 @@ from gguf_spec.errors import (
     written,
 )
 from gguf_spec.gguf.validation import Header, read_header
+from gguf_spec.llama.options import KV_TYPES
 from gguf_spec.options import POOLING, SAMPLING
 from gguf_spec.registry import download, hub
 from gguf_spec.registry.resolve import Part, resolve, split_names
@@ -67,10 +68,6 @@ class UnsupportedError(GgufSpecError, AttributeError):
 
 
 ANY_SEED = (-1, 0xFFFFFFFF)  # seeds that mean "draw a random seed" in llama.cpp
-# type of the cache -> its ggml number
-_KV_TYPES = {
-    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2,
-}  # fmt: skip
 
 # Arguments that are accepted and have no effect. They change no text, and gguf-spec chooses the
 # settings that they tune itself.
@@ -137,7 +134,7 @@ _NOT_HERE = {
 }  # fmt: skip
 # Value of an argument of `load` -> value of the argument of `Llama`.
 _VALUES_HERE: dict[str, dict[object, object]] = {
-    "kv_type": {name: number for name, number in _KV_TYPES.items()},  # noqa: C416 - other types
+    "kv_type": {name: number for name, (number, _) in KV_TYPES.items()},
     "flash_attention": {"auto": None, "on": True, "off": False},
     "draft": {"none": None},
 }
@@ -165,8 +162,8 @@ def kv_type(type_k: int | None, type_v: int | None) -> str:
     Raises:
         InvalidOptionError: The types differ, or the cache does not support them.
     """
-    numbers = {number: name for name, number in _KV_TYPES.items()}
-    k, v = (_KV_TYPES["f16"] if number is None else number for number in (type_k, type_v))
+    numbers = {number: name for name, (number, _) in KV_TYPES.items()}
+    k, v = (KV_TYPES["f16"][0] if number is None else number for number in (type_k, type_v))
     for name, number in (("type_k", k), ("type_v", v)):
         if number not in numbers:
             known = ", ".join(f"{n} ({name})" for n, name in sorted(numbers.items()))
