@@ -92,11 +92,9 @@ def _end(number: int, _frame: object) -> None:
 
 def _dropped(told: Any) -> None:
     """Send a signal again whose exception Python dropped, as it does in `__del__` and callbacks."""
-    error, number = told.exc_value, signal.SIGINT
-    ends = {128 + one: one for name in _NAMES if (one := getattr(signal, name, 0))}
-    code = error.code if isinstance(error, SystemExit) else None
-    if code in ends:
-        number = ends[code]
+    error, number = told.exc_value, int(signal.SIGINT)
+    if isinstance(error, SystemExit) and error.code in (128 + one for one in _numbers()):
+        number = error.code - 128
         signal.signal(number, _end)
     elif not isinstance(error, KeyboardInterrupt):
         sys.__unraisablehook__(told)
