@@ -93,8 +93,9 @@ def _end(number: int, _frame: object) -> None:
 def _dropped(told: Any) -> None:
     """Send a signal again whose exception Python dropped, as it does in `__del__` and callbacks."""
     error, number = told.exc_value, int(signal.SIGINT)
-    if isinstance(error, SystemExit) and error.code in (128 + one for one in _numbers()):
-        number = error.code - 128
+    code = error.code if isinstance(error, SystemExit) else None
+    if isinstance(code, int) and code - 128 in _numbers():
+        number = code - 128
         signal.signal(number, _end)
     elif not isinstance(error, KeyboardInterrupt):
         sys.__unraisablehook__(told)
