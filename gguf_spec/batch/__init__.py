@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ..errors import BatchFileError
 from ..options import check_types
 from ..runtime.many import Cancellation, checked_threads, run_all
+from ..server import ServedLLM
 from ..system.files import try_lock
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
@@ -172,7 +173,8 @@ class Batch(OfOneProcess):
         options = defaults.digest(llm)
         self._output.check_options(options[:8].encode())
         defaults.check(llm)
-        self._begun, cancellation = self._clock(), Cancellation()
+        self._begun = self._clock()
+        cancellation = Cancellation(*([llm.end_requests] if isinstance(llm, ServedLLM) else []))
         answerer = Answerer(llm, defaults, self._created, cancellation, self._count)
 
         def tell() -> None:

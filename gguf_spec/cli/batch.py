@@ -18,6 +18,7 @@ from .options import (
     load_models,
     model_options,
     sampling_options,
+    server_option,
     speculation_options,
     table_option,
     think_option,
@@ -56,6 +57,7 @@ _DECIDE = ("kv_type", "lora", "flash_attention")
 @option("-s --system", "System message of plain lines without one; implies --chat.")
 @table_option("overflow")
 @think_option
+@server_option
 @flag("-q --quiet", "Write only errors.")
 def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     """Answer each line of IN.jsonl, in the same order, in OUT.jsonl.

@@ -311,7 +311,9 @@ def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> Se
 
     given = load_arguments(options, draft, speculation)
     least = 0 if is_given("ctx") else options["ctx"] or 0  # that an edit needs
-    found = served(file, given | ({"n_ctx": None} if least else {}), load, least)
+    given |= {"n_ctx": None} if least else {}
+    n = options.get("parallel")
+    found = served(file, given, load, least, n if isinstance(n, int) else 1)
     url = found.url if found else ""
     if found:
         click.echo(f"Note: the server at {url} answers, which holds {found.name}.", err=True)

@@ -35,14 +35,15 @@ class Cancellation:
         is_set: Whether the streams are cancelled; later ones do not begin.
     """
 
-    def __init__(self) -> None:
-        self.is_set = False
+    def __init__(self, on_cancel: Callable[[], object] = lambda: None) -> None:
+        self.is_set, self._on_cancel = False, on_cancel
         # Each access is a single list operation, which Ctrl-C cannot leave half done.
         self._streams: list[Stream] = []
 
     def cancel(self) -> None:
         """Cancel all streams; each ends after its current pass or round."""
         self.is_set = True
+        self._on_cancel()
         for stream in list(self._streams):
             stream.cancel()
 

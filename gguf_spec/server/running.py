@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import socket
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from .. import __version__
-from ..errors import GgufSpecError, PromptTooLongError
+from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..options import K_MAX, LOADING, Sampling, Speculation
 from ..results import Chunk, Completion, OnProgress, Part, Progress, Stats, TokenLogprob
 from ..system.files import atomic_write, state_folder
@@ -168,7 +169,7 @@ def _ask(url: str, token: str) -> tuple[dict[str, Any], ...]:
 CALL = "/gguf-spec/call"
 _FACTS = (
     "name", "draft_name", "n_ctx", "prompt", "parallel", "parallel_reason", "notes", "draft_notes",
-    "has_chat_template", "chat_template", "can_think", "can_see", "generates", "speculation",
+    "has_chat_template", "chat_template", "template_variables", "can_think", "can_see", "generates",
     "sampling", "sampling_sources",
 )  # fmt: skip
 _PACKED: dict[str, Callable[..., Any]] = {
@@ -198,7 +199,7 @@ def pack(value: Any) -> Any:
         return {"type": type(value).__name__, "fields": of}
     if isinstance(value, Mapping):
         return {"type": "dict", "items": [[pack(k), pack(v)] for k, v in value.items()]}
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, frozenset)):
         return {"type": "tuple", "items": [pack(one) for one in value]}
     return [pack(one) for one in value] if isinstance(value, list) else value
 
@@ -217,7 +218,12 @@ def unpack(value: Any) -> Any:
         return {unpack(k): unpack(v) for k, v in value["items"]}
     if value["type"] == "tuple":
         return tuple(unpack(one) for one in value["items"])
-    return _PACKED[value["type"]](**{name: unpack(v) for name, v in value["fields"].items()})
+    fields_of = {name: unpack(v) for name, v in value["fields"].items()}
+    if value["type"] == "WholeGrammarSampling":  # of a batch; it needs numpy
+        from ..sampling.chain import WholeGrammarSampling
+
+        return WholeGrammarSampling(**fields_of)
+    return _PACKED[value["type"]](**fields_of)
 
 
 def call(
@@ -237,7 +243,10 @@ def call(
     elif method == "is_end":
         send("value", llm.vocabulary.is_end(options["token"]))
     elif method in ("tokenize", "token_text"):
-        send("value", getattr(llm, method)(**options))
+        owner: Any = llm.vocabulary if "start" in options else llm
+        send("value", getattr(owner, method)(options.pop("given"), **options))
+    elif method == "token_bytes":
+        send("value", [*llm.token_bytes(options["given"])])
     elif method == "stream":
         if options.pop("reports"):
             options["on_prompt"] = lambda progress: send("progress", progress)
@@ -342,16 +351,28 @@ class ServedLLM:
         url: Base URL of the server.
     """
 
-    def __init__(self, server: RunningServer, model: str, load: Callable[[], LLM]) -> None:
+    def __init__(
+        self,
+        server: RunningServer,
+        model: str,
+        load: Callable[[], LLM],
+        path: Path,
+        speculation: Speculation,
+    ) -> None:
         """Ask a server for a model that it holds.
 
         Args:
             server: The server.
             model: Its name there.
             load: Loads the model in this process.
+            path: Its file.
+            speculation: Draft options of its texts.
         """
         self.url, self._server, self._model, self._load = server.url, server, model, load
+        self.path, self.speculation = path, speculation
         self._llm: LLM | None = None
+        self._loading, self._ended = threading.Lock(), threading.Event()
+        self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
         self._facts: dict[str, Any] = self._call("facts", k=K_MAX)
 
     def __getattr__(self, name: str) -> Any:
@@ -362,8 +383,9 @@ class ServedLLM:
         return self._facts[name]
 
     def _here(self) -> LLM:
-        if self._llm is None:
-            self._llm = self._load()
+        with self._loading:
+            if self._llm is None:
+                self._llm = self._load()
         return self._llm
 
     @property
@@ -373,7 +395,7 @@ class ServedLLM:
 
     @property
     def vocabulary(self) -> Any:
-        """What tells the ends of generations apart from other tokens."""
+        """What tokenises texts, and tells the ends of generations apart from other tokens."""
         return self._llm.vocabulary if self._llm else self
 
     def is_end(self, token: int) -> bool:
@@ -382,12 +404,20 @@ class ServedLLM:
 
     def token_text(self, token: int) -> str:
         """Return the text of a token, as `LLM.token_text`."""
-        return str(self._value("token_text", lambda llm: llm.token_text(token), token=token))
+        return str(self._value("token_text", lambda llm: llm.token_text(token), given=token))
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token, as `LLM.token_bytes`."""
+        return bytes(self._value("token_bytes", lambda llm: llm.token_bytes(token), given=token))
 
     def tokenize(self, prompt: Any, **options: Any) -> list[int]:
-        """Return token ids, as `LLM.tokenize`."""
-        options |= {"prompt": prompt}
-        return list(self._value("tokenize", lambda llm: llm.tokenize(**options), **options))
+        """Return token ids, as `LLM.tokenize`, or as its vocabulary does, which has `start`."""
+
+        def here(llm: LLM) -> list[int]:
+            owner: Any = llm.vocabulary if "start" in options else llm
+            return list(owner.tokenize(prompt, **options))
+
+        return list(self._value("tokenize", here, given=prompt, **options))
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """Start a conversation, as `LLM.chat`."""
@@ -406,6 +436,7 @@ class ServedLLM:
     def stream(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Any:
         """Start a generation, as `LLM.stream`; one with images is of this process."""
         options |= {"prompt": prompt, "sampling": sampling}
+        options["speculation"] = options.get("speculation") or self.speculation
         if not self._llm and not options.get("images"):
             report = options.get("on_prompt")
             asked = options | {"on_prompt": None, "reports": report is not None}
@@ -439,25 +470,47 @@ class ServedLLM:
         connection = http.client.HTTPConnection(at.hostname or "", at.port)
         data = {"model": self._model, "method": method, "options": pack(options)}
         headers = {"Authorization": f"Bearer {self._server.token}"}
-        try:
-            connection.request("POST", CALL, json.dumps(data), headers)
-            channel, response = connection.sock, connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
+        while True:
+            try:
+                connection.request("POST", CALL, json.dumps(data), headers)
+                channel, response = connection.sock, connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                raise _NotServedError from error
+            if response.status == 200:
+                break
+            wait = response.getheader("Retry-After", "")
             connection.close()
-            raise _NotServedError from error
-        if response.status != 200:
-            connection.close()
-            raise _NotServedError
+            if response.status != 429 or not wait.isdigit():
+                raise _NotServedError
+            if self._ended.wait(int(wait)):  # other requests wait in its queue
+                raise ClosedError
 
         def end() -> None:
             with contextlib.suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)
 
         parts = _parts(response, connection)
-        first = next(parts, None)  # an error comes here
+        self._waiting.append(end)
+        try:
+            if self._ended.is_set():
+                raise ClosedError
+            first = next(parts, None)  # an error comes here
+        except _NotServedError:
+            if self._ended.is_set():
+                raise ClosedError from None
+            raise
+        finally:
+            self._waiting.remove(end)
         if first is None:
             raise _NotServedError
         return itertools.chain([first], parts), end
+
+    def end_requests(self) -> None:
+        """End the requests that wait for their turn in the server; refuse further ones."""
+        self._ended.set()
+        for end in [*self._waiting]:
+            end()
 
     def close(self) -> None:
         """Close what was loaded in this process."""
@@ -496,7 +549,11 @@ def _parts(
 
 
 def served(
-    file: Path, options: Mapping[str, Any], load: Callable[[], LLM], least_ctx: int = 0
+    file: Path,
+    options: Mapping[str, Any],
+    load: Callable[[], LLM],
+    least_ctx: int = 0,
+    least_parallel: int = 1,
 ) -> ServedLLM | None:
     """Return a model in a running server of this user, if its texts are those of this process.
 
@@ -505,14 +562,20 @@ def served(
         options: Arguments of `load`.
         load: Loads the model in this process, where the server cannot answer.
         least_ctx: Least number of tokens that its context must hold.
+        least_parallel: Least number of requests that it must run at once.
     """
     key, n_ctx = load_key(file, options), options.get("n_ctx")
+    speculation = options.get("speculation") or Speculation()
+    if speculation.accept != "coupled":  # then texts depend on the drafts
+        return None
     for server in running_servers():
         loaded = {one.get("name") for one in server.models}
         for model in (name for name, other in server.keys.items() if other == key):
             with contextlib.suppress(_NotServedError):
-                found = ServedLLM(server, model, load) if model in loaded else None
-                fits = found and n_ctx in (None, found.n_ctx) and found.n_ctx >= least_ctx
-                if found and fits and found.is_exact:
+                if model not in loaded:
+                    continue
+                found = ServedLLM(server, model, load, file, speculation)
+                fits = n_ctx in (None, found.n_ctx) and found.n_ctx >= least_ctx
+                if fits and found.is_exact and found.parallel >= least_parallel:
                     return found
     return None

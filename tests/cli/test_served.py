@@ -1,15 +1,18 @@
 """Commands let a running server of this user answer, if it holds the same model with the same options."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
 import gguf_spec
 from gguf_spec import Chunk, Sampling
+from gguf_spec.batch import Batch, LineDefaults
 from gguf_spec.errors import GgufSpecError, NoTokenLeftError
 from gguf_spec.runtime.stream import Stream
 from gguf_spec.server import (
@@ -101,6 +104,92 @@ def test_other_options_load_the_model(run, options):
         pytest.skip("with this variant they are no other options")
     answer = run(*GENERATE, *options)
     assert NOTE not in answer.stderr
+
+
+LINES = [
+    {"prompt": "Once upon a time", "max_tokens": 12},
+    {"prompt": "The fox", "max_tokens": 12, "temperature": 0, "logprobs": 2},
+    {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8},
+    {"prompt": "a " * 5000},
+    {"prompt": "The", "max_tokens": 4, "logit_bias": {"the": 2}},
+    {"prompt": "yes or no?", "max_tokens": 8, "grammar": 'root ::= "yes" | "no"'},
+    {"prompt": "no such temperature", "temperature": "x"},
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 6, "n": 2, "echo": True}},
+    {
+        "custom_id": "b", "method": "POST", "url": "/v1/chat/completions",
+        "body": {
+            "messages": [{"role": "user", "content": "call it"}], "max_tokens": 40, "temperature": 0, "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}}}],
+        },
+    },
+]  # fmt: skip
+
+
+def test_a_batch_gives_the_same(run, tmp_path):
+    """What was answered by a server is continued without one."""
+    lines = "".join(json.dumps(one) + "\n" for one in LINES)
+    given, shared, own = (tmp_path / name for name in ("in.jsonl", "shared.jsonl", "own.jsonl"))
+    given.write_text(lines)
+    words = ("-m", "tales", "--threads", 1, "--seed", 5)
+    answers = [
+        run("batch", given, shared, *words),
+        run("batch", given, own, *words, "--no-server"),
+    ]
+    assert NOTE in answers[0].stderr and NOTE not in answers[1].stderr
+    assert "the model is loaded" not in answers[0].stderr
+    assert shared.read_text() == own.read_text()
+    faults = [json.loads(one)["error"] for one in own.read_text().splitlines()]
+    assert [bool(one) for one in faults] == [False] * 3 + [True, False, False, True, False, False]
+    shared.write_text("".join(own.read_text().splitlines(keepends=True)[:4]))
+    assert "(4 of them before)" in run("batch", given, shared, *words).stderr
+    assert shared.read_text() == own.read_text()
+
+
+def test_more_requests_at_once_than_the_server_runs(run, tmp_path):
+    """They are not fewer than the command asks for: the model is loaded."""
+    words = ("batch", "-", "-", "-m", "tales", "--threads", 1, "--parallel")
+    line = json.dumps({"prompt": "Once", "max_tokens": 2})
+    assert NOTE not in run(*words, 64, stdin=line).stderr
+    assert NOTE in run(*words, 1, stdin=line).stderr
+
+
+@pytest.mark.parametrize("most", [8, -1], ids=["in the queue", "before the queue"])
+def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
+    """Its requests wait behind another one of the server, and end at once, with nothing loaded."""
+    given = io.BytesIO(b'{"prompt": "Once", "max_tokens": 2}\n' * 3)
+    endless = Sampling(seed=1, max_tokens=1900, ignore_eos=True)
+    monkeypatch.setattr(server._app.worker, "_step", lambda _=None: time.sleep(0.05))
+    monkeypatch.setattr(LineDefaults, "check", lambda *_: None)  # one more request, of this thread
+    with llm.stream("Once", endless) as other:
+        assert next(other).tokens
+        monkeypatch.setattr(server._app.worker, "_most", most)
+
+        def interrupt(_):
+            if most < 0 or server._app.worker.n_waiting:
+                raise KeyboardInterrupt
+
+        with Batch(given, io.BytesIO()) as run, pytest.raises(KeyboardInterrupt):
+            run.run(llm, on_progress=interrupt)
+        assert server._app.worker.n_running == 1 and llm._llm is None
+
+
+def test_texts_that_depend_on_drafts_are_of_this_process(run):
+    assert NOTE not in run(*GENERATE, "--accept", "rejection").stderr
+
+
+def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
+    """Other requests are before it: nothing is loaded, and the answer is that of the server."""
+    wanted = llm.generate("Once", Sampling(seed=1, max_tokens=5)).text
+    worker, waits = server._app.worker, []
+    monkeypatch.setattr(worker, "_most", -1)
+
+    def wait(seconds):
+        waits.append(seconds)
+        monkeypatch.setattr(worker, "_most", 8)
+
+    monkeypatch.setattr(llm._ended, "wait", wait)
+    assert llm.generate("Once", Sampling(seed=1, max_tokens=5)).text == wanted
+    assert waits and llm._llm is None
 
 
 @pytest.mark.full
