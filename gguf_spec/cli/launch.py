@@ -154,11 +154,10 @@ class ServerFacts(NamedTuple):
 
 @click.command(
     cls=Command,
-    options_metavar="NAME [OPTIONS] -- [ARGUMENTS]",
     usual="model ctx print_only",
 )
 @click.argument("name", metavar="NAME", type=click.Choice([*CLIENTS]))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @option("-m --model", "Model.  [default: that of a running server, else that of serve]")
 @option("--ctx", "Context length in tokens.  [default: what the program needs]", type=int)
 @option("--api-key", "Key of a running server.", show_default=False)

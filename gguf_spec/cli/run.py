@@ -88,6 +88,7 @@ _MENU = {
     "c": ("chat with a model", ["chat"]),
     "e": ("change a file", ["edit", "FILE", "INSTRUCTION"]),
     "s": ("serve a page and the usual APIs", ["serve"]),
+    "a": ("let an agent use a model", ["launch", "NAME"]),
     "m": ("models: list, download", ["models", "list"]),
     "h": ("all commands", ["--help"]),
 }
@@ -106,5 +107,7 @@ def menu() -> list[str] | None:
     words = _MENU[key][1]
     if key == "e":
         words = ["edit", click.prompt("File"), click.prompt("What to change")]
+    elif key == "a":
+        words = ["launch", click.prompt("Which one (claude, codex, opencode, pi, aider)")]
     click.secho(f"$ gguf-spec {shlex.join(words)}", dim=True)
     return words

@@ -50,6 +50,7 @@ def test_every_option_has_a_help_text():
         ("c", ["chat"]),
         ("H", ["--help"]),
         ("e", ["edit", "a b.py", "set a to 2"]),
+        ("a", ["launch", "a b.py"]),
         ("x", None),
         ("\r", None),
     ],

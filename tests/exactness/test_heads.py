@@ -87,7 +87,6 @@ def test_untrained_heads_change_nothing(folder, name):
         check_the_same_texts(llm, "mtp", (2, 5))
 
 
-@pytest.mark.full
 def test_a_chain_drafts_as_many_tokens_as_it_has_heads(folder):
     with loaded(folder, "chain") as llm:
         with llm.stream("a", GREEDY, speculation=replace(FIXED, k=8)) as stream:

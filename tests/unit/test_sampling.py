@@ -55,7 +55,6 @@ def reference(
     return out / out.sum()
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("n", [5, 700, 5000])
 @pytest.mark.parametrize(
     "options",
