@@ -78,7 +78,9 @@ def _prompt_room(llm: LLM, max_tokens: int | None) -> int:
     return llm.n_ctx - min(max_tokens or llm.n_ctx // 4, llm.n_ctx // 2)
 
 
-def infill_prompt(llm: LLM, prefix: str, request: CompletionRequest) -> list[int]:
+def infill_prompt(
+    llm: LLM, prefix: str, request: CompletionRequest, grows: bool = False
+) -> list[int]:
     """Return the prompt for filling in, with as many of the last files as fit.
 
     The answer gets at most half of the context.
@@ -87,6 +89,10 @@ def infill_prompt(llm: LLM, prefix: str, request: CompletionRequest) -> list[int
         llm: The model.
         prefix: The text before the answer.
         request: The request.
+        grows: Whether a longer context can be had, so that no file is left out.
+
+    Raises:
+        PromptTooLongError: `grows`, and not all files fit.
     """
     suffix, files, room = (
         request.suffix or "",
@@ -100,6 +106,8 @@ def infill_prompt(llm: LLM, prefix: str, request: CompletionRequest) -> list[int
     def fits(i: int) -> bool:
         return _fits(lambda: prompt(i, room))
 
+    if files and grows:
+        prompt(0, room)
     return prompt(bisect.bisect_left(range(len(files)), True, key=fits), llm.n_ctx - 1)
 
 
@@ -146,11 +154,11 @@ def requests_of(
         request: The request.
         llm: The model.
         why: Returns the reason if the request is cancelled.
-        grows: Whether a longer context can be had, so that no messages are left out.
+        grows: Whether a longer context can be had, so that nothing is left out.
 
     Raises:
         ApiError: The grammar for tool calls cannot be made.
-        PromptTooLongError: `grows`, and the messages are too long.
+        PromptTooLongError: `grows`, and the messages or one of several prompts are too long.
     """
     request = with_grammar(request, llm)
     request = request.fit(request, llm) if request.fit else request
@@ -178,7 +186,7 @@ def requests_of(
     ) -> Stream:
         _score(request, i, prompt, llm, why)
         if request.suffix is not None:
-            prompt = infill_prompt(llm, prompt, request)
+            prompt = infill_prompt(llm, prompt, request, grows)
         return llm.stream(
             prompt,
             sampling,
@@ -189,6 +197,12 @@ def requests_of(
             **options,
         )
 
+    if grows:  # before the first one is answered
+        for one in request.prompts[1:]:
+            ids = joined(one, llm)
+            ids = llm.tokenize(ids, most=llm.n_ctx - 1) if isinstance(ids, str) else ids
+            if len(ids) >= llm.n_ctx:
+                raise PromptTooLongError(len(ids), llm.n_ctx)
     for index in range(request.n_choices):
         if sampling.seed is not None:
             sampling = replace(sampling, seed=seed_of(first, index % request.n))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from ..errors import PromptTooLongError
+from ..errors import ContextTooShortError, PromptTooLongError
 from ..results import Stats
 from ..tools.families import family_of
 from .errors import LOG, ApiError, client_closed, shutting_down
@@ -251,10 +251,12 @@ class Worker:
                     elif choice := job.next_choice(llm, most):
                         self._choose(job, llm, choice, most)
                 except PromptTooLongError as error:
-                    drops = getattr(job.request, "drops_oldest", False)
-                    if error.n_prompt >= most > llm.n_ctx and not drops:
+                    if error.n_prompt >= most > llm.n_ctx and not _leaves_out(job):
                         raise PromptTooLongError(error.n_prompt, most) from None
                     if not _grows(job, llm, most, error.n_prompt):
+                        raise
+                except ContextTooShortError as error:
+                    if error.needed > most or not _grows(job, llm, most, error.needed):
                         raise
         except Exception as error:
             job.fail(error)
@@ -325,6 +327,12 @@ class Worker:
                 job.faults += faults
             why = job.why or ("timeout" if lines and lines.is_over else None)
             job.post(ChoiceEnded(choice.index, stream.result, why))
+
+
+def _leaves_out(job: Job) -> bool:
+    """Return whether a part of the prompt is left out where it is too long."""
+    request = job.request
+    return isinstance(request, CompletionRequest) and bool(request.drops_oldest or request.files)
 
 
 def _grows(job: Job, llm: LLM, most: int, n_tokens: int) -> bool:

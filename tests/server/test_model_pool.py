@@ -21,7 +21,7 @@ from gguf_spec.options import duration
 from gguf_spec.server import ModelPool, ServedModel, serve_in_thread, served_model
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.model_pool import loaded_model
-from tests.server.conftest import ask, ask_text, until
+from tests.server.conftest import ask, ask_text, infill_model, until
 from tests.server.test_command import ROOT, Child, begun
 from tests.support import children, tiny
 
@@ -197,6 +197,49 @@ def test_a_client_that_leaves_does_not_take_the_model_from_the_others(random_mod
         assert given.wait(30)
         assert answer(server, "a" * 100) == (before, 99)
         assert asked == [None, 512] and n_ctx(server)[0] == 512
+
+
+@pytest.mark.parametrize("ids", [False, True], ids=["text", "ids"])
+def test_a_later_prompt_of_a_request_lets_it_grow(random_model, ids):
+    """Before the first one is answered: an answer that was sent cannot begin again."""
+    options = WORDS | {"n_ctx": 256, "ctx_max": 1024}
+    with serve_in_thread(ModelPool([served_model(random_model, **options)])) as server:
+        long = [97] * 400 if ids else "a" * 400
+        prompts = [[98] * 5 if ids else "b" * 5, long]
+        reply = ask_text(server, prompt=prompts, temperature=0, max_tokens=4)
+        assert reply.status == 200, reply.body
+        assert len(reply.json()["choices"]) == 2 and n_ctx(server)[0] >= 401
+        reply = ask_text(server, prompt=[prompts[0], long * 3], max_tokens=4)
+        assert (reply.status, reply.code) == (400, "context_length_exceeded")
+
+
+def test_files_are_left_out_only_at_its_end(tmp_path):
+    """`input_extra` of a text to be filled in, as the messages of a conversation."""
+    path = infill_model(tmp_path / "code.gguf", ("pre", "suf", "mid", "rep", "sep"))
+    body = {"input_prefix": "a", "input_suffix": "z", "n_predict": 4, "temperature": 0}
+    body["input_extra"] = [{"filename": f"{i}.py", "text": "x" * 100} for i in range(5)]
+    counts = []
+    for ctx_max in (None, 400, 2048):
+        model = served_model(path, n_ctx=256, ctx_max=ctx_max, **WORDS)
+        with serve_in_thread(ModelPool([model])) as server:
+            reply = ask(server, "POST", "/infill", body)
+            assert reply.status == 200, reply.body
+            counts.append((reply.json()["tokens_evaluated"], n_ctx(server)[0]))
+    assert counts[0][0] < counts[1][0] < counts[2][0]
+    assert [n for _, n in counts[:2]] == [256, 400] and counts[2][1] > 500
+
+
+@pytest.mark.parametrize(
+    ("ctx_max", "code", "length"),
+    [(None, "context_length_exceeded", 256), (500, "context_length_exceeded", 256), (1500, "no_edit", 860)],
+)  # fmt: skip
+def test_an_edit_lets_it_grow(random_model, ctx_max, code, length):
+    """Where the longest does not suffice nothing is loaded; this model writes no edit in any case."""
+    body = {"text": "line\n" * 60, "instruction": "make it shorter", "max_tokens": 8}
+    model = served_model(random_model, n_ctx=256, ctx_max=ctx_max, **WORDS)
+    with serve_in_thread(ModelPool([model])) as server:
+        reply = ask(server, "POST", "/v1/edit", body)
+        assert (reply.status, reply.code, n_ctx(server)[0]) == (400, code, length)
 
 
 def test_all_routes_tell_the_same_length(random_model):
