@@ -91,19 +91,22 @@ def start(asked: str = "auto") -> Kernels:
 
     Args:
         asked: The option `kernels`: `stock` for llama.cpp's kernels, or an instruction set. `auto`
-            takes the value of the environment variable, otherwise the best kernels.
+            takes those that the process has, for its first model the value of the environment
+            variable, otherwise the best kernels.
 
     Raises:
         InvalidOptionError: The value is unknown, or the process uses other kernels already.
     """
-    wanted = checked("kernels", asked if asked != "auto" else os.environ.get(_SWITCH, "auto"))
     with _lock:
-        if not _decided:
-            _decided.append(_start(wanted))
-    found = _decided[0]
-    if wanted not in ("auto", found.name or "stock"):
-        why = found.reason or f"the first model of this process chose {found.name}"
-        raise InvalidOptionError("kernels", wanted, f"{found.name or 'stock'} or auto here: {why}")
+        if _decided and asked == "auto":
+            return _decided[0]
+        wanted = checked("kernels", asked if asked != "auto" else os.environ.get(_SWITCH, "auto"))
+        found = _decided[0] if _decided else _start(wanted)
+        usable = found.name or "stock"
+        if wanted not in ("auto", usable):
+            why = found.reason or f"the first model of this process chose {found.name}"
+            raise InvalidOptionError("kernels", wanted, f"{usable} or auto here: {why}")
+        _decided[:] = [found]
     return found
 
 

@@ -197,18 +197,26 @@ def requests_of(
             **options,
         )
 
-    if grows:  # before the first one is answered
-        for one in request.prompts[1:]:
-            ids = joined(one, llm)
-            ids = llm.tokenize(ids, most=llm.n_ctx - 1) if isinstance(ids, str) else ids
-            if len(ids) >= llm.n_ctx:
-                raise PromptTooLongError(len(ids), llm.n_ctx)
+    _check_room(request.prompts[1:] if grows else (), llm)  # before the first one is answered
     for index in range(request.n_choices):
         if sampling.seed is not None:
             sampling = replace(sampling, seed=seed_of(first, index % request.n))
         i = index // request.n
         begun = partial(begin, i, joined(request.prompts[i], llm), sampling)
         yield Choice(index, sampling.seed or 0, sampling, begun, request.unenforced)
+
+
+def _check_room(prompts: Sequence[Any], llm: LLM) -> None:
+    """Check that each of several prompts fits.
+
+    Raises:
+        PromptTooLongError: One of them does not.
+    """
+    for one in prompts:
+        ids = joined(one, llm)
+        ids = llm.tokenize(ids, most=llm.n_ctx - 1) if isinstance(ids, str) else ids
+        if len(ids) >= llm.n_ctx:
+            raise PromptTooLongError(len(ids), llm.n_ctx)
 
 
 def _score(

@@ -139,6 +139,22 @@ def test_the_first_model_decides(monkeypatch):
             gguf_spec.load(path, None, kernels=other, **options)
 
 
+def test_the_variable_is_for_the_first_model(monkeypatch):
+    """An explicit choice of it holds for those that leave it open; a set that is not to be had decides nothing."""
+    monkeypatch.setenv("GGUF_SPEC_KERNELS", "avx2")
+    monkeypatch.setattr(own_kernels, "_decided", [])
+    monkeypatch.setattr(
+        own_kernels, "_start", lambda name: Kernels("" if name in ("stock", "avx2") else name, "x")
+    )
+    with pytest.raises(InvalidOptionError, match="must be stock or auto"):
+        own_kernels.start()
+    with pytest.raises(InvalidOptionError, match="must be stock or auto"):
+        own_kernels.start()
+    assert own_kernels.start("stock") is own_kernels.start("auto")
+    with pytest.raises(InvalidOptionError):
+        own_kernels.start("avx2")
+
+
 def test_measurements_have_other_names_with_other_kernels(monkeypatch):
     names = []
     for used in (Kernels("", "switched off"), Kernels("avx2"), Kernels("avx512")):
