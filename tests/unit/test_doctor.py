@@ -375,6 +375,9 @@ def test_threads(monkeypatch, threads, cores, quota, status, said):
     assert got.status == status
     assert said in got.found
     assert bool(got.todo) is (status == "warn")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2}, raising=False)
+    assert " (2 of 64 processors are allowed)" in installation.threads(ContextOptions()).found
 
 
 # ---- memory and disk
