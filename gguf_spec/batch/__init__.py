@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ..errors import BatchFileError
 from ..options import check_types
 from ..runtime.many import Cancellation, checked_threads, run_all
-from ..system.files import try_lock
+from ..system.files import remedy, try_lock
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
 
@@ -412,9 +412,14 @@ class Output:
 
     def _write(self, file: BinaryIO, data: bytes) -> None:
         rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
-        file.flush()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            file.flush()
+        except OSError as error:
+            if self._path is None or isinstance(error, BrokenPipeError):
+                raise
+            raise _cannot("written", self._path, error) from None
 
     def sync(self) -> None:
         """Write the results to the disk."""
@@ -446,4 +451,4 @@ def _begins(data: bytes) -> bool:
 
 def _cannot(what: str, path: Path, error: OSError) -> BatchFileError:
     fact = f"{path} cannot be {what}: {error.strerror}."
-    return BatchFileError(path, fact, "check the file, its folder and its permissions.")
+    return BatchFileError(path, fact, f"{remedy(error)}.")

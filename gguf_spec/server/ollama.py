@@ -31,7 +31,15 @@ from ..results import Part, Stats
 from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
-from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, ids_of, vectors_of
+from .embeddings import (
+    DIMENSIONS,
+    ONLY_TEXTS,
+    TaskRoute,
+    TaskRun,
+    check_pooling,
+    ids_of,
+    vectors_of,
+)
 from .errors import ApiError, invalid_value, ollama_error
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OLLAMA_OPTIONS, note, same, without_effect
