@@ -13,14 +13,7 @@ from typing import Any, BinaryIO
 
 from ..edit import hunks_between
 from ..errors import GgufSpecError
-from ..system.files import (
-    atomic_write,
-    encoding_of,
-    is_device,
-    read_text,
-    remedy,
-    state_folder,
-)
+from ..system.files import atomic_write, encoding_of, is_device, read_text, remedy, state_folder
 
 __all__ = ["TextFile", "encoding_of", "is_device"]
 
@@ -263,8 +256,7 @@ class Undo:
             _replace(path, before)
         except OSError as error:
             raise GgufSpecError(
-                f"{path} cannot be written: {error.strerror}.",
-                f"{remedy(error)}.",
+                f"{path} cannot be written: {error.strerror}.", f"{remedy(error)}."
             ) from None
 
 

@@ -136,10 +136,9 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
     return Check("projector", "ok", f"{path.name}: {kind}, images of {side:,} pixels, {size}")
 
 
-# Bytes that are read at once, and those of zeros that no file of a model is known to have in a row.
-_BLOCK, _ZEROS = 1 << 20, 4 << 20
-# bytes of zeros that are looked at, and those that may lie beside a row of zeros by chance
-_LEAST, _BESIDE = 1 << 14, 12
+# Bytes that are read at once; those of zeros that no file of a model is known to have in a row,
+# those that are looked at, and those that may lie beside a row of zeros by chance.
+_BLOCK, _ZEROS, _LEAST, _BESIDE = 1 << 20, 4 << 20, 1 << 14, 12
 
 
 def contents(name: str, header: Header, entry: Entry | None = None) -> Check:

@@ -25,13 +25,7 @@ from ..gguf.header import TOKENS
 from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header, embeds_only
 from ..options import DEFAULT_CTX, K_MAX, LONG_CTX
-from ..system.machine import (
-    available_bytes,
-    format_bytes,
-    limit_of,
-    resident_bytes,
-    total_bytes,
-)
+from ..system.machine import available_bytes, format_bytes, limit_of, resident_bytes, total_bytes
 from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
 from .native import N_BATCH

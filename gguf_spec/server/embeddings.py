@@ -113,7 +113,7 @@ class TaskRoute(NamedTuple):
     names: dict[str, str]
 
 
-def vectors_of(
+def rows_of(
     request: dict[str, Any], ids: list[list[int]], llm: LLM, run: TaskRun, **options: Any
 ) -> tuple[NDArray[np.float32], int]:
     """Return the embeddings of texts, one a row, and the number of tokens.
@@ -153,7 +153,7 @@ def ids_of(
 def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     ids = ids_of(request["input"], llm, run)
-    rows, n_tokens = vectors_of(request, ids, llm, run)
+    rows, n_tokens = rows_of(request, ids, llm, run)
     written: list[Any] = rows.tolist()
     if request.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
         written = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]

@@ -31,15 +31,7 @@ from ..results import Part, Stats
 from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
-from .embeddings import (
-    DIMENSIONS,
-    ONLY_TEXTS,
-    TaskRoute,
-    TaskRun,
-    check_pooling,
-    ids_of,
-    vectors_of,
-)
+from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, ids_of, rows_of
 from .errors import ApiError, invalid_value, ollama_error
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OLLAMA_OPTIONS, note, same, without_effect
@@ -507,7 +499,7 @@ def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     load_s = time.perf_counter() - run.began_s
     cut = {"read": _first_tokens} if request.get("truncate", True) else {}
     ids = ids_of(request["input"], llm, run, **cut)
-    rows, n_tokens = vectors_of(request, ids, llm, run)
+    rows, n_tokens = rows_of(request, ids, llm, run)
     return {
         "model": llm.name,
         "embeddings": rows.tolist(),
@@ -522,8 +514,7 @@ def _vector(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     if not request["prompt"]:
         return {"embedding": []}
-    ids = _first_tokens(request["prompt"], llm)
-    rows, _ = vectors_of(request, [ids], llm, run, normalize=False)
+    rows, _ = rows_of(request, [_first_tokens(request["prompt"], llm)], llm, run, normalize=False)
     return {"embedding": rows[0].tolist()}
 
 

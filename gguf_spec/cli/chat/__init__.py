@@ -70,18 +70,13 @@ def chat(**options: Any) -> int:
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
     from ...errors import SessionError
-    from ...system.files import remedy
     from .kept import KeptChats, forget
     from .loop import ChatLoop, PipeUI, Signals
 
     if options["forget"]:
         from ...models import format_bytes
 
-        try:
-            n_chats, n_bytes = forget()
-        except OSError as error:
-            fact = f"{error.filename} cannot be removed: {error.strerror}."
-            raise SessionError(fact, f"{remedy(error)}.") from None
+        n_chats, n_bytes = forget()
         chats = "1 chat" if n_chats == 1 else f"{n_chats:,} chats"
         click.echo(f"{chats} and the typed lines were removed ({format_bytes(n_bytes)}).", err=True)
         return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import SessionError
-from ...system.files import atomic_write, state_folder
+from ...system.files import atomic_write, remedy, state_folder
 
 _FORMAT = "gguf-spec-conversations"
 _MOST = 200  # chats that are kept
@@ -160,12 +160,16 @@ def forget() -> tuple[int, int]:
     """Remove the kept chats and the typed lines; return the number of chats and of bytes.
 
     Raises:
-        OSError: One of them cannot be removed.
+        SessionError: One of them cannot be removed.
     """
     n_chats = n_bytes = 0
     for path in [*(state_folder() / "chats").glob("*"), history_file()]:
         if path.is_file():
             n_chats += path.suffix == ".json"
             n_bytes += path.stat().st_size
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                fact = f"{path} cannot be removed: {error.strerror}."
+                raise SessionError(fact, f"{remedy(error)}.") from None
     return n_chats, n_bytes
