@@ -17,7 +17,7 @@ from ..errors import BatchFileError
 from ..options import check_types
 from ..runtime.many import Cancellation, checked_threads, run_all
 from ..server import ServedLLM
-from ..system.files import try_lock
+from ..system.files import remedy, try_lock
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
 
@@ -414,9 +414,14 @@ class Output:
 
     def _write(self, file: BinaryIO, data: bytes) -> None:
         rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
-        file.flush()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            file.flush()
+        except OSError as error:
+            if self._path is None or isinstance(error, BrokenPipeError):
+                raise
+            raise _cannot("written", self._path, error) from None
 
     def sync(self) -> None:
         """Write the results to the disk."""
@@ -448,4 +453,4 @@ def _begins(data: bytes) -> bool:
 
 def _cannot(what: str, path: Path, error: OSError) -> BatchFileError:
     fact = f"{path} cannot be {what}: {error.strerror}."
-    return BatchFileError(path, fact, "check the file, its folder and its permissions.")
+    return BatchFileError(path, fact, f"{remedy(error)}.")

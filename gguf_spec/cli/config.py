@@ -124,7 +124,7 @@ def path() -> None:
 @config.command(reads_config=False, short_help="Open the file in the editor, and check it.")
 def edit() -> None:
     """Open the file in $VISUAL or $EDITOR, and check it afterwards. A new file has examples."""
-    from ..system.files import atomic_write
+    from ..system.files import atomic_write, remedy
 
     file = config_path()
     try:
@@ -134,7 +134,7 @@ def edit() -> None:
                 part.write_text(_TEMPLATE, encoding="utf-8")
     except OSError as error:
         raise ConfigFileError(
-            f"it cannot be written: {error.strerror}.", "check the permissions of its folder."
+            f"it cannot be written: {error.strerror}.", f"{remedy(error)}."
         ) from None
     try:
         click.edit(filename=str(file))

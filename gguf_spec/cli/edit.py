@@ -391,6 +391,8 @@ def _say_written(source: TextFile, output: Path | None) -> None:
     if source.is_undoable:
         place = shlex.quote(str(_short(source.path)))
         click.echo(f"Undo: gguf-spec edit --undo {place}", err=True)
+    else:
+        click.echo(f"There is no undo: {Undo().folder} cannot be written.", err=True)
     if at_terminal():
         _say_uncommitted(source)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import shutil
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO
 
 from ..edit import hunks_between
 from ..errors import GgufSpecError
-from ..system.files import atomic_write, encoding_of, is_device, read_text, state_folder
+from ..system.files import atomic_write, encoding_of, is_device, read_text, remedy, state_folder
 
 __all__ = ["TextFile", "encoding_of", "is_device"]
 
@@ -153,13 +152,8 @@ class TextFile:
         except OSError as error:
             raise GgufSpecError(
                 f"{target} cannot be written: {error.strerror}.",
-                f"{_remedy(error)}, or name another file with --output.",
+                f"{remedy(error)}, or name another file with --output.",
             ) from None
-
-
-def _remedy(error: OSError) -> str:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "free disk space" if is_full else "check its folder and its permissions"
 
 
 def _replace(target: Path, data: bytes) -> None:
@@ -262,8 +256,7 @@ class Undo:
             _replace(path, before)
         except OSError as error:
             raise GgufSpecError(
-                f"{path} cannot be written: {error.strerror}.",
-                f"{_remedy(error)}.",
+                f"{path} cannot be written: {error.strerror}.", f"{remedy(error)}."
             ) from None
 
 

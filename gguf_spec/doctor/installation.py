@@ -32,8 +32,8 @@ from ..system.files import (
     state_folder,
     write_json,
 )
-from ..system.limits import memory_limits, processor_limit
-from ..system.machine import available_bytes, format_bytes, total_bytes
+from ..system.limits import processor_limit
+from ..system.machine import available_bytes, format_bytes, limit_of, total_bytes
 
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
@@ -363,6 +363,9 @@ def threads(options: ContextOptions) -> Check:
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
     if limit:
         found += f" (the limit is {limit.processors:.3g}: {limit.source})"
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    if 0 < allowed < (os.cpu_count() or 1):
+        found += f" ({allowed} of {os.cpu_count()} processors are allowed)"
     todo = Text("omit {threads}, or set {threads=}.", threads=cores)
     if threads == cores:
         return Check("threads", "ok", found)
@@ -402,10 +405,7 @@ def memory() -> Check:
     free, total = available_bytes(), total_bytes()
     if free is None or not total:
         return Check("memory", "ok", "unknown")
-    found = f"{format_bytes(free)} of {format_bytes(total)} are free"
-    limit = min(memory_limits(), key=lambda one: one.left, default=None)
-    if limit and limit.left <= free:
-        found += f" (the limit is {format_bytes(limit.n_bytes)}: {limit.source})"
+    found = f"{format_bytes(free)} of {format_bytes(total)} are free{limit_of(free)}"
     if free < _LITTLE_MEMORY:
         return Check("memory", "warn", found, "close other programs.")
     return Check("memory", "ok", found)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.adapters import read_projector
+from ..gguf.header import Tensor
 from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
 from ..llama.memory import (
@@ -134,8 +136,9 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
     return Check("projector", "ok", f"{path.name}: {kind}, images of {side:,} pixels, {size}")
 
 
-# Bytes that are read at once, and those of zeros that no file of a model is known to have in a row.
-_BLOCK, _ZEROS = 1 << 20, 4 << 20
+# Bytes that are read at once; those of zeros that no file of a model is known to have in a row,
+# those that are looked at, and those that may lie beside a row of zeros by chance.
+_BLOCK, _ZEROS, _LEAST, _BESIDE = 1 << 20, 4 << 20, 1 << 14, 12
 
 
 def contents(name: str, header: Header, entry: Entry | None = None) -> Check:
@@ -156,11 +159,12 @@ def contents(name: str, header: Header, entry: Entry | None = None) -> Check:
         if wanted and wanted != digest:
             found = f"the sha256 of {path.name} is {digest}, but {wanted} {source}"
             return Check(name, "fail", found, "download or copy it again.")
-        if zeros and not wanted:
-            found = f"{path.name} has only zeros from byte {zeros[0]:,} to {zeros[1]:,}"
-            return Check(name, "warn", found, "compare it with another copy.")
-        ends = (one.offset + one.n_bytes for one in header.tensors if one.part == i)
-        more = n_bytes - header.parts_at[i] - max(ends, default=0)
+        tensors, data_at = [one for one in header.tensors if one.part == i], header.parts_at[i]
+        for start, end in zeros if not wanted else ():
+            if _is_hole(tensors, start - data_at, end - data_at):
+                found = f"{path.name} has only zeros from byte {start:,} to {end:,}"
+                return Check(name, "warn", found, "compare it with another copy.")
+        more = n_bytes - data_at - max((one.offset + one.n_bytes for one in tensors), default=0)
         if more >= _BLOCK and not wanted:
             found = f"{path.name} has {more:,} bytes more than its header says"
             return Check(name, "warn", found, "compare it with another copy.")
@@ -169,19 +173,35 @@ def contents(name: str, header: Header, entry: Entry | None = None) -> Check:
     return Check(name, "ok", found)
 
 
-def _read_all(path: Path) -> tuple[str, int, tuple[int, int] | None]:
-    """Return the sha256 of a file, its size, and where a long run of zeros is in it, if any."""
-    digest, at, start, longest = hashlib.sha256(), 0, 0, (0, 0)
+def _is_hole(tensors: Sequence[Tensor], start: int, end: int) -> bool:
+    """Return whether zeros stand for data: those of unused rows begin and end where rows do."""
+
+    def in_row(at: int) -> tuple[int, int]:
+        for one in tensors:
+            if 0 <= (place := at - one.offset) < one.n_bytes:
+                row = one.n_bytes // math.prod(one.shape[1:])
+                return place % row, row
+        return 0, 0
+
+    (first, row), (last, other) = in_row(start), in_row(end)
+    is_torn = 0 < first < row - _BESIDE and last > _BESIDE
+    return end - start >= _ZEROS or (is_torn and end - start >= max(row, other))
+
+
+def _read_all(path: Path) -> tuple[str, int, list[tuple[int, int]]]:
+    """Return the sha256 of a file, its size, and where long runs of zeros begin and end."""
+    digest, at, start, runs = hashlib.sha256(), 0, 0, list[tuple[int, int]]()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
             digest.update(block)
-            at += len(block)
-            if any(block):
-                start = at
-            elif at - start > longest[1] - longest[0]:
-                longest = (start, at)
-    is_long = longest[1] - longest[0] >= _ZEROS
-    return digest.hexdigest(), at, longest if is_long else None
+            for i in range(0, len(block), 4096):
+                piece = block[i : i + 4096]
+                if data := piece.lstrip(b"\0"):
+                    if (end := at + len(piece) - len(data)) - start >= _LEAST:
+                        runs.append((start, end))
+                    start = at + len(piece.rstrip(b"\0"))
+                at += len(piece)
+    return digest.hexdigest(), at, [*runs, (start, at)]
 
 
 def _declared(path: Path, in_models_file: str | None) -> tuple[str, str]:

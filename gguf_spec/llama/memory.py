@@ -25,7 +25,7 @@ from ..gguf.header import TOKENS
 from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header, embeds_only
 from ..options import DEFAULT_CTX, K_MAX, LONG_CTX
-from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
+from ..system.machine import available_bytes, format_bytes, limit_of, resident_bytes, total_bytes
 from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
 from .native import N_BATCH
@@ -152,8 +152,8 @@ class MemoryEstimate:
     def room(self) -> str:
         """The memory that is too small: the free one, or that of the machine."""
         if self.free is not None and self.own > self.free:
-            return f"{format_bytes(self.free)} are free"
-        return f"this machine has {format_bytes(self.machine or 0)}"
+            return f"{format_bytes(self.free)} are free{limit_of(self.free)}"
+        return f"this machine has {format_bytes(self.machine or 0)}{limit_of(self.free or 0)}"
 
 
 def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEstimate:

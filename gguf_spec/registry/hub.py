@@ -7,7 +7,6 @@ package.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -26,6 +25,7 @@ from ..errors import (
     StoreError,
     UnreachableError,
 )
+from ..system.files import DISK_FULL
 from ..system.process import renewed
 from .models_file import Entry, Part
 
@@ -47,7 +47,6 @@ _SWITCHES = {
 _lock = renewed(threading.RLock())
 _PUBLIC = "https://huggingface.co"
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _BY_HAND = "try again, or copy the file to this disk and use its path."
 
 
@@ -271,7 +270,7 @@ def _explain(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None
         )
     if not isinstance(error, OSError) or isinstance(error, ConnectionError):
         return _unreachable(error, entry, part)
-    if error.errno in _FULL:
+    if error.errno in DISK_FULL:
         message = f"the disk of {folder()} is full: {part.file} was not downloaded."
         return NoSpaceError(entry.name, message, None, None)
     if error.errno is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,8 +30,12 @@ Texts = str | Sequence[int] | Sequence[str | Sequence[int]]
 Embeddings = NDArray[np.float32] | list[NDArray[np.float32]]
 
 
-def encode_texts(model: Weights, texts: Texts, special: bool) -> list[list[int]]:
+def encode_texts(
+    model: Weights, texts: Texts | Iterable[Any], special: bool, on_pass: OnProgress | None = None
+) -> list[list[int]]:
     """Return the token ids of texts, which may be token ids already.
+
+    `on_pass` is called before each that is a text; an exception of it ends the call.
 
     Raises:
         OptionTypeError: A text is neither.
@@ -42,8 +46,11 @@ def encode_texts(model: Weights, texts: Texts, special: bool) -> list[list[int]]
     if isinstance(given, (bytes, bytearray, Mapping)) or not isinstance(given, Iterable):
         raise wrong_type("texts", texts, allowed, _decoded(texts))
     found: list[list[int]] = []
+    n = len(given) if isinstance(given, Sized) else None
     for i, one in enumerate(given):
         if isinstance(one, str):
+            if on_pass:
+                on_pass(Progress("embed", 0, n, "texts"))
             with _of_text(model, i):
                 found.append(model.tokenize(one, special=special, most=model.n_ctx))
         elif _are_ids(one) or one == []:
@@ -158,9 +165,11 @@ def score(
 
 
 def rank_prompts(
-    model: Weights, pooling: str, query: str, documents: Sequence[str]
+    model: Weights, pooling: str, query: str, documents: Sequence[str], on_pass: OnProgress | None
 ) -> list[list[int]]:
     """Return the token ids of a query with each document, as llama-server puts them together.
+
+    `on_pass` is called before each; an exception of it ends the call.
 
     Raises:
         NoRankingError: The model does not rank.
@@ -172,6 +181,8 @@ def rank_prompts(
     text = template and template.decode("utf-8", errors="replace")
     found = []
     for i, document in enumerate(documents):
+        if on_pass:
+            on_pass(Progress("embed", 0, len(documents), "texts"))
         with _of_text(model, i):
             in_order = (model, query, document)
             found.append(_in_template(text, *in_order) if text else _pair(*in_order))

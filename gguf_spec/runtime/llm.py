@@ -674,8 +674,8 @@ class LLM(OfOneProcess):
             texts: Texts, or token ids of each; one text alone counts as a list of one.
             normalize: Scale each vector to the length 1; scores of `rank` never are.
             special: Parse `[SEP]` and similar strings in a text as special tokens.
-            on_pass: Called after each pass with the finished texts. An exception of it ends the
-                call.
+            on_pass: Called before each text is tokenised, and after each pass, with the finished
+                texts. An exception of it ends the call.
 
         Returns:
             An array of shape `(n, n_embd)`; with the pooling `rank` of shape `(n, n_scores)`. With
@@ -690,7 +690,7 @@ class LLM(OfOneProcess):
             BusyError, ClosedError: As for a generation.
         """
         check_types(normalize=normalize, special=special, on_pass=on_pass)
-        ids = encode_texts(self.vocabulary, texts, special)
+        ids = encode_texts(self.vocabulary, texts, special, on_pass)
 
         def run() -> NDArray[np.float32] | list[NDArray[np.float32]]:
             if self._embedder is None:
@@ -715,17 +715,21 @@ class LLM(OfOneProcess):
             TextTooLongError: A document with the query is too long.
             NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
         """
-        scores = self.embed(self.rank_tokens(query, documents), on_pass=on_pass)
+        scores = self.embed(self.rank_tokens(query, documents, on_pass=on_pass), on_pass=on_pass)
         return [float(row[0]) for row in scores]
 
-    def rank_tokens(self, query: str, documents: Sequence[str]) -> list[list[int]]:
+    def rank_tokens(
+        self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
+    ) -> list[list[int]]:
         """Return the token ids of a query with each document, which `rerank` embeds.
+
+        `on_pass` is called before each; an exception of it ends the call.
 
         Raises:
             NoRankingError: The model is no reranker.
         """
-        check_types(query=query, documents=documents)
-        return rank_prompts(self.vocabulary, self.pooling, query, documents)
+        check_types(query=query, documents=documents, on_pass=on_pass)
+        return rank_prompts(self.vocabulary, self.pooling, query, documents, on_pass)
 
     def choose(
         self,

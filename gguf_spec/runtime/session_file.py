@@ -26,7 +26,7 @@ from ..errors import RollbackError, SessionError
 from ..llama.backend import library_parts
 from ..llama.sequence import CachedSequence
 from ..options import IMAGE_IDS
-from ..system.files import atomic_write, cache_folder, this_machine
+from ..system.files import atomic_write, cache_folder, remedy, this_machine
 from ..system.machine import format_bytes
 
 _LOG = logging.getLogger("gguf_spec.runtime.session_file")
@@ -79,7 +79,7 @@ def save(
         free = shutil.disk_usage(path.parent).free
         if sum(lengths) > free:
             raise SessionError(
-                f"{path} needs {format_bytes(sum(lengths))}, but {format_bytes(free)} are free.",
+                f"{path} needs {sum(lengths):,} bytes, but {free:,} are free.",
                 "free disk space, or save it on another disk.",
             )
         with atomic_write(path) as part, part.open("wb") as file:
@@ -93,7 +93,7 @@ def save(
     except OSError as error:
         raise SessionError(
             f"{path} cannot be written: {error.strerror or error}.",
-            "free disk space, or save it in another folder.",
+            f"{remedy(error)}, or save it in another folder.",
         ) from error
 
 

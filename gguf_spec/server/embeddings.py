@@ -113,7 +113,7 @@ class TaskRoute(NamedTuple):
     names: dict[str, str]
 
 
-def vectors_of(
+def rows_of(
     request: dict[str, Any], ids: list[list[int]], llm: LLM, run: TaskRun, **options: Any
 ) -> tuple[NDArray[np.float32], int]:
     """Return the embeddings of texts, one a row, and the number of tokens.
@@ -138,14 +138,22 @@ def vectors_of(
     return rows, n_tokens
 
 
-def _ids_of(texts: Sequence[Any], llm: LLM) -> list[list[int]]:
-    return encode_texts(llm.vocabulary, [joined(one, llm) for one in texts], special=True)
+def ids_of(
+    texts: Sequence[Any], llm: LLM, run: TaskRun, read: Callable[[Any, LLM], Any] = joined
+) -> list[list[int]]:
+    """Return texts as token ids; a request that is cancelled ends before the next text."""
+
+    def next_of(text: Any) -> Any:
+        run.check()
+        return read(text, llm)
+
+    return encode_texts(llm.vocabulary, map(next_of, texts), special=True)
 
 
 def _embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
-    ids = _ids_of(request["input"], llm)
-    rows, n_tokens = vectors_of(request, ids, llm, run)
+    ids = ids_of(request["input"], llm, run)
+    rows, n_tokens = rows_of(request, ids, llm, run)
     written: list[Any] = rows.tolist()
     if request.get("encoding_format") == "base64":  # 32 bits a number, the lowest byte first
         written = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in rows]
@@ -161,7 +169,7 @@ def _native_embeddings(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
         raise invalid_value("content", "is missing.")
     if llm.pooling == "rank":
         check_pooling(llm)
-    ids, has_rows = _ids_of(texts, llm), llm.pooling == "none"
+    ids, has_rows = ids_of(texts, llm, run), llm.pooling == "none"
     rows = llm.embed(ids, on_pass=run.passed, normalize=norm == 2 and not has_rows)
     run.totals.embedded(sum(map(len, ids)))
     found = [one.tolist() if has_rows else [one.tolist()] for one in rows]
@@ -173,7 +181,7 @@ def _ranks(request: dict[str, Any], llm: LLM, run: TaskRun) -> Any:
     documents = request.get("documents", request.get("texts"))
     if documents is None:
         raise invalid_value("documents", "is missing.")
-    tokens = llm.rank_tokens(request["query"], documents)
+    tokens = llm.rank_tokens(request["query"], documents, on_pass=run.check)
     scores = [float(row[0]) for row in llm.embed(tokens, on_pass=run.passed)]
     n_tokens = sum(map(len, tokens))
     run.totals.embedded(n_tokens)

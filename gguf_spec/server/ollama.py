@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +28,10 @@ from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import SAMPLING, Sampling, Speculation, duration
 from ..results import Part, Stats
-from ..runtime.embedding import encode_texts
 from ..text.chat_template import names_read
 from ..tools.source import parse as parse_arguments
 from . import schema as s
-from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, vectors_of
+from .embeddings import DIMENSIONS, ONLY_TEXTS, TaskRoute, TaskRun, check_pooling, ids_of, rows_of
 from .errors import ApiError, invalid_value, ollama_error
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OLLAMA_OPTIONS, note, same, without_effect
@@ -492,15 +490,16 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
     ]
 
 
+def _first_tokens(text: str, llm: LLM) -> list[int]:
+    return llm.vocabulary.first_tokens(text, llm.n_ctx, special=True)
+
+
 def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     load_s = time.perf_counter() - run.began_s
-    if request.get("truncate", True):
-        first = partial(llm.vocabulary.first_tokens, n=llm.n_ctx, special=True)
-        ids = [first(text) for text in request["input"]]
-    else:
-        ids = encode_texts(llm.vocabulary, request["input"], special=True)
-    rows, n_tokens = vectors_of(request, ids, llm, run)
+    cut = {"read": _first_tokens} if request.get("truncate", True) else {}
+    ids = ids_of(request["input"], llm, run, **cut)
+    rows, n_tokens = rows_of(request, ids, llm, run)
     return {
         "model": llm.name,
         "embeddings": rows.tolist(),
@@ -515,8 +514,7 @@ def _vector(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     if not request["prompt"]:
         return {"embedding": []}
-    ids = llm.vocabulary.first_tokens(request["prompt"], llm.n_ctx, special=True)
-    rows, _ = vectors_of(request, [ids], llm, run, normalize=False)
+    rows, _ = rows_of(request, [_first_tokens(request["prompt"], llm)], llm, run, normalize=False)
     return {"embedding": rows[0].tolist()}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import glob
 import hashlib
 import json
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO, Literal, get_args
 from .limits import processor_limit
 
 _NAME = "gguf-spec"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # without locks, the leftovers of killed processes are not removed
 _HAS_LOCKS = find_spec("fcntl") is not None
 # folders of the cache, one for each kind of measurement
@@ -311,6 +313,11 @@ def absolute(path: Path) -> Path:
         return path.absolute()
     except OSError:
         return path
+
+
+def remedy(error: OSError) -> str:
+    """Return the advice for a file that cannot be written."""
+    return "free disk space" if error.errno in DISK_FULL else "check its folder and its permissions"
 
 
 def version(path: Path) -> tuple[int, ...]:

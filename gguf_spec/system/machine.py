@@ -79,6 +79,14 @@ def available_bytes() -> int | None:
     return min((n for n in known if n is not None), default=None)
 
 
+def limit_of(free: int) -> str:
+    """Return the limit that leaves so little free memory, for a message; empty without one."""
+    limit = min(memory_limits(), key=lambda one: one.left, default=None)
+    if not limit or limit.left > free:
+        return ""
+    return f" (the limit is {format_bytes(limit.n_bytes)}: {limit.source})"
+
+
 def resident_bytes() -> int:
     """Return the resident memory of this process, in bytes; 0 if unknown."""
     import psutil

@@ -679,4 +679,38 @@ def test_the_chat_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
         monkeypatch.setattr(kept.time, "time_ns", lambda now=now: now)
         chats.begin()
         chats.write([{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "x"}], "m", {})  # fmt: skip
-    assert {one.title for one in chats.newest()} == {"2", "3", "4"}
+    assert [one.title for one in chats.newest()] == ["4", "3", "2"]
+
+
+def test_chats_are_in_the_order_of_their_last_answers(tmp_path, monkeypatch):
+    """With one time for all, and with a clock that goes back; the one continued is kept the longest."""
+    from gguf_spec.cli.chat import kept
+
+    monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept, "_MOST", 3)
+    now = 10**18
+    monkeypatch.setattr(kept.time, "time_ns", lambda: now)
+    monkeypatch.setattr(kept.time, "time", lambda: now / 1e9)
+    chats = kept.KeptChats()
+
+    def answer(title, n=1):
+        pair = {"role": "user", "content": title}, {"role": "assistant", "content": "x"}
+        chats.write([*pair] * n, "m", {})
+
+    for title in "abc":
+        chats.begin()
+        answer(title)
+    now = 5
+    assert chats.number(3).title == "a"
+    answer("a", 2)
+    answer("a", 3)
+    found = chats.newest()
+    assert [(one.title, len(one.messages)) for one in found] == [("a", 6), ("c", 2), ("b", 2)]
+    chats.begin()
+    answer("d")
+    assert [one.title for one in chats.newest()] == ["d", "a", "c"], "b had the oldest answer"
+    (tmp_path / "chats" / "of another program.json").write_bytes(found[1].path.read_bytes())
+    assert [one.title for one in chats.newest()] == ["d", "a", "c", "c"]
+    assert chats.number(2).title == "a"
+    chats.write([{"role": "user", "content": "a"}], "m", {})
+    assert [one.title for one in chats.newest()] == ["d", "c", "c"], "it has no answer now"

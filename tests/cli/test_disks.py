@@ -96,7 +96,7 @@ def test_a_read_only_home(command, own, tale, disk, state):
     why = (
         "cannot be written: Read-only file system."
         if state == "read-only"
-        else "but 0.0 MiB are free."
+        else "bytes, but 0 are free."
     )
     assert (talk.returncode, talk.stdout) == (1, right.stdout), (
         "the answer is there, only its place is not"
@@ -129,6 +129,38 @@ def test_files_that_were_asked_for_are_refused_in_one_line(command, disk, state)
     assert done.stderr.splitlines()[-1].startswith("Hint: ")
     assert not (disk / "small.gguf").exists()
     assert not list(disk.glob("*.part"))
+
+
+@pytest.mark.parametrize("state", ["read-only", "full"])
+def test_what_cannot_be_written_is_named_with_the_right_advice(command, disk, state):
+    """The advice was free space on a read-only disk, and the other way round; no file was named."""
+    chat = disk / "state" / "gguf-spec" / "chats" / "1.json"
+    chat.parent.mkdir(parents=True)
+    chat.write_text("x")
+    (disk / "config").mkdir()
+    (disk / "in.jsonl").write_text('{"prompt": "A fox", "max_tokens": 3}\n')
+    env = {f"XDG_{name.upper()}_HOME": str(disk / name) for name in ("state", "config")}
+    if state == "full":
+        full(disk)
+    else:
+        children.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    why, advice = {
+        "full": ("No space left on device.", "free disk space"),
+        "read-only": ("Read-only file system.", "check its folder and its permissions"),
+    }[state]
+    run = [
+        ("config.toml", ["config", "edit"]),
+        ("out.jsonl", ["batch", "-m", "tales", disk / "in.jsonl", disk / "out.jsonl"]),
+        ("1.json", ["chat", "--forget"]),
+        ("talk.session", ["chat", "-n", "3", "-m", "tales", "--save", disk / "talk.session"]),
+    ]
+    for name, words in run:
+        done = command(*words, stdin="A fox.\n", EDITOR="true", **env)
+        if state == "full" and name in ("1.json", "talk.session"):
+            continue  # a file can be removed; the session is refused by its size
+        *_, error, hint = done.stderr.splitlines()
+        assert (done.returncode, name in error, error.endswith(why)) == (1 + (name == "config.toml"), True, True), done.stderr  # fmt: skip
+        assert hint.startswith(f"Hint: {advice}"), name
 
 
 def test_processes_at_once_on_empty_caches(environment, tale, tmp_path):

@@ -108,6 +108,15 @@ def test_undo_and_redo(here, menu):
     check(here("edit", "--undo", menu, "x"), 2, "File 'x' does not exist")
 
 
+def test_a_change_without_an_undo_says_so(here, menu):
+    lost = {"XDG_STATE_HOME": "/proc/x"}
+    result = here("edit", menu, "rename the key coffee to latte", "--yes", env=lost)
+    assert result.returncode == 0 and menu.read_text() == MENU.replace("coffee", "latte")
+    said = "menu.ini was written.\nThere is no undo: /proc/x/gguf-spec/edits cannot be written.\n"
+    assert result.stderr.decode().endswith(said)
+    check(here("edit", "--undo", menu, env=lost), 1, "no change of")
+
+
 def test_only_the_named_lines_can_change(edit, file):
     text = "one\nabcdefgh\ntwo\n"
     file.write_text(text, encoding="utf-8")

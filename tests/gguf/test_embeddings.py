@@ -338,7 +338,8 @@ def test_close(folder):
         expected = llm.embed(TEXTS)
 
         def stop(now):
-            raise KeyError("enough")
+            if now.done:
+                raise KeyError("enough")
 
         with pytest.raises(KeyError):
             llm.embed(TEXTS * 40, on_pass=stop)
@@ -350,7 +351,7 @@ def test_close_in_the_middle(folder):
     threads = []
 
     def close(now):
-        if not threads:
+        if now.done and not threads:
             threads.append(threading.Thread(target=llm.close))
             threads[0].start()
             while not llm._queue.is_closed:

@@ -12,6 +12,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.llama.embedder import Embedder
+from gguf_spec.llama.weights import Weights
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from gguf_spec.server.worker import Worker
 from tests.server.conftest import ask, ask_chat, metrics, until
@@ -220,6 +221,45 @@ def test_a_closed_connection_ends_its_request(slow, monkeypatch):
     until(lambda: ask(server, path="/health").json()["running"] == 0)
     assert metrics(server)["embedded_tokens_total"] == 0
     assert embed(server).status == 200
+
+
+MANY = ["moon"] * 2000
+LONG_REQUESTS = {
+    "/v1/embeddings": ("bert", {"input": MANY}),
+    "/v1/embeddings?of=parts": ("bert", {"input": [[15, "moon"]] * 2000}),
+    "/embeddings": ("bert", {"content": MANY}),
+    "/api/embed": ("bert", {"input": MANY}),
+    "/api/embed?whole": ("bert", {"input": MANY, "truncate": False}),
+    "/v1/rerank": ("rank", {"query": "sun", "documents": MANY}),
+}
+
+
+@pytest.mark.parametrize("path", LONG_REQUESTS)
+def test_a_closed_connection_ends_tokenising(several, monkeypatch, path):
+    """It has no passes yet; the next request waited until the last text was tokenised."""
+    model, body = LONG_REQUESTS[path]
+    running, cancelled, n = threading.Event(), threading.Event(), []
+    tokenize, cancel = Weights._tokenize, Worker.cancel
+
+    def waiting(self, text, *given):
+        if b"moon" in text:
+            n.append(text)
+            running.set()
+            assert cancelled.wait(180)
+        return tokenize(self, text, *given)
+
+    def cancelling(self, job, why):
+        cancel(self, job, why)
+        cancelled.set()
+
+    monkeypatch.setattr(Weights, "_tokenize", waiting)
+    monkeypatch.setattr(Worker, "cancel", cancelling)
+    connection = http.client.HTTPConnection(urlsplit(several.url).netloc, timeout=30)
+    connection.request("POST", path, json.dumps({"model": model} | body))
+    assert running.wait(180)
+    connection.close()
+    assert embed(several).status == 200
+    assert len(n) == 1
 
 
 def test_the_queue_has_a_limit(slow):

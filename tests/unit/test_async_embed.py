@@ -10,6 +10,7 @@ import gguf_spec
 from gguf_spec import AsyncLLM, Sampling
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, NoRankingError
 from gguf_spec.llama.embedder import Embedder
+from gguf_spec.llama.weights import Weights
 from tests.support import encoders
 
 TEXTS = ["the cat sat on the mat", "hello world", "zebra quux moon"]
@@ -34,7 +35,8 @@ def test_results_are_those_of_the_llm(encoder):
         a = AsyncLLM(encoder)
         seen = []
         results = await asyncio.gather(*(a.embed(TEXTS[:n], on_pass=seen.append) for n in (1, 3)))
-        assert [one.done for one in seen] == [1, 1, 2, 3]  # a text is a pass
+        assert [one.done for one in seen if one.done] == [1, 1, 2, 3]  # a text is a pass
+        assert [one.total for one in seen if not one.done] == [1, 3, 3, 3]  # each is tokenised
         with pytest.raises(EmptyPromptError):
             await a.embed([[]])
         if encoder.pooling == "rank":
@@ -101,3 +103,33 @@ def test_a_cancelled_task_ends_after_its_pass(tmp_path, monkeypatch):
         run(main())
     # one of the cancelled task, none of the one that waited, one for each text of the last
     assert len(n) == 1 + len(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["embed", "rerank"])
+def test_a_cancelled_task_ends_after_the_text_that_is_tokenised(tmp_path, monkeypatch, name):
+    running, may_end, real, n = threading.Event(), threading.Event(), Weights._tokenize, []
+
+    def waiting(self, text, *given):
+        if b"moon" in text:
+            n.append(text)
+            running.set()
+            assert may_end.wait(LIMIT_S)
+        return real(self, text, *given)
+
+    path = encoders.write(tmp_path / "rank.gguf", pooling=4, ranks=True)
+    with gguf_spec.load(path, threads=1) as llm:
+        monkeypatch.setattr(Weights, "_tokenize", waiting)
+
+        async def main():
+            async with AsyncLLM(llm) as a:
+                given = (["moon"] * 1000,) if name == "embed" else ("sun", ["moon"] * 1000)
+                task = asyncio.create_task(getattr(a, name)(*given))
+                await asyncio.to_thread(running.wait, LIMIT_S)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                may_end.set()
+                await a.embed("sun")
+
+        run(main())
+    assert len(n) == 1

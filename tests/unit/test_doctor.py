@@ -24,6 +24,7 @@ from gguf_spec.llama import memory, openmp, own_kernels
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions, Placement
 from gguf_spec.registry import hub as hub_module
+from gguf_spec.registry.resolve import resolve
 from gguf_spec.speculative.profile import write_profile
 from gguf_spec.system.files import write_json
 from gguf_spec.system.limits import ProcessorLimit
@@ -374,6 +375,9 @@ def test_threads(monkeypatch, threads, cores, quota, status, said):
     assert got.status == status
     assert said in got.found
     assert bool(got.todo) is (status == "warn")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2}, raising=False)
+    assert " (2 of 64 processors are allowed)" in installation.threads(ContextOptions()).found
 
 
 # ---- memory and disk
@@ -882,6 +886,37 @@ def test_files_that_are_read_completely(files, tmp_path):
     path.write_bytes(data + bytes(6 << 20))
     ((status, said),) = read_all(path)
     assert status == "warn" and "has only zeros from byte" in said
+
+
+def test_holes_and_rows_that_are_not_used(tmp_path):
+    """A hole ends within rows; rows of unused tokens end where rows do, as in TinyLlama's IQ2_XXS."""
+    from gguf_spec.doctor.models import contents
+
+    path = tmp_path / "tales.gguf"
+    path.write_bytes(resolve("tales").path.read_bytes())
+    header, data = read_header(path), path.read_bytes()
+    (one,) = (one for one in header.tensors if one.name == "blk.1.ffn_up.weight")
+    start, row = header.data_at + one.offset, one.n_bytes // one.shape[1]
+
+    def said(begin, end):
+        path.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
+        check = contents("target", header)
+        return check.found if check.status == "warn" else check.status
+
+    n = (1 << 16) // row + 1
+    assert said(0, 0) == "ok"
+    for n_rows in (n, n + 1, 2 * n):
+        assert said(start + row, start + (1 + n_rows) * row) == "ok"
+        assert said(start + row - 9, start + (1 + n_rows) * row + 9) == "ok", "zeros beside them"
+        assert said(start + row, start + (1 + n_rows) * row + row // 2) == "ok", "padded to a width"
+    half = row // 2
+    hole = start + row + half, start + (1 + n) * row + half
+    assert "has only zeros from byte" in said(*hole)
+    assert said(hole[0], hole[0] + row - 9) == "ok", "it is short"
+    # pages: those that begin or end where a row does, by chance, look like rows
+    pages = range(header.data_at // 4096 * 4096 + 4096, len(data) - (1 << 16), 37 << 12)
+    found = [said(at, at + (1 << 16)) != "ok" for at in pages]
+    assert sum(found) > 0.75 * len(found)
 
 
 def test_a_file_named_by_its_hash(files, tmp_path):

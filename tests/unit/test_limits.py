@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from gguf_spec.llama import options
+from gguf_spec.llama.memory import MemoryEstimate
 from gguf_spec.system import limits, machine
 from gguf_spec.system.limits import memory_limits, processor_limit
 from tests.support import children
@@ -178,6 +179,18 @@ def test_file_pages_of_version_1_are_those_of_all_groups_below(tree):
     stat = f"inactive_file 0\nactive_file 0\ntotal_inactive_file {GIB // 2}\n"
     (tree.groups / "memory/a/memory.stat").write_text(stat)
     assert [one.left for one in memory_limits()] == [3 * GIB - GIB // 2]
+
+
+def test_a_model_that_is_refused_names_the_limit(tree):
+    unit(tree)
+    tree.write("system.slice/app.service", memory_current=500 << 20)
+    free, total = machine.available_bytes(), machine.total_bytes()
+    sizes = dict.fromkeys(("weights", "caches", "compute", "base", "copies", "idle", "n_ctx"), 0)
+    limit = f"(the limit is 600 MiB: {tree.groups}/system.slice/app.service/memory.max)"
+    little = MemoryEstimate(**sizes | {"caches": GIB}, free=free, machine=total)
+    assert little.room == f"100 MiB are free {limit}"
+    small = MemoryEstimate(**sizes | {"weights": GIB}, free=free, machine=total)
+    assert small.room == f"this machine has 600 MiB {limit}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce it")

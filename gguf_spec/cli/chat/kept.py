@@ -1,6 +1,7 @@
 """Chats that are kept as text, one file each, in the folder of this user's state.
 
-A file has the format that the page of the server exports and imports.
+A file has the format that the page of the server exports and imports. The names are in the order of
+the last answers, whatever the clock and the file system say.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import SessionError
-from ...system.files import atomic_write, state_folder
+from ...system.files import atomic_write, remedy, state_folder
 
 _FORMAT = "gguf-spec-conversations"
 _MOST = 200  # chats that are kept
@@ -62,7 +63,7 @@ class KeptChats:
                 found.append(_read(path))
             except (OSError, ValueError, LookupError, TypeError):
                 continue
-        return sorted(found, key=lambda one: one.updated, reverse=True)
+        return sorted(found, key=lambda one: one.path.stem.zfill(20), reverse=True)
 
     def number(self, n: int) -> KeptChat:
         """Return a chat by its number in `listed`, and go on in its file.
@@ -101,15 +102,14 @@ class KeptChats:
         One without an answer has no file.
         """
         title = next((_text(one) for one in messages if one["role"] == "user"), "")
-        now = time.time()
-        if not self._path:
-            kept = (int(one.stem) + 1 for one in self.folder.glob(f"{'[0-9]' * 20}.json"))
-            # also if the clock was set back
-            self._path = self.folder / f"{max([time.time_ns(), *kept]):020}.json"
+        last = max(self.folder.glob(f"{'[0-9]' * 20}.json"), default=None)
+        if not (path := self._path) or path != last:
+            after = int(last.stem) + 1 if last else 0
+            path = self.folder / f"{max(time.time_ns(), after):020}.json"
         chat = {
-            "id": self._path.stem,
+            "id": path.stem,
             "title": " ".join(title.split())[:60],
-            "updated": round(1000 * now),
+            "updated": round(1000 * time.time()),
             "model": model,
             "messages": [{**one, "content": _text(one)} for one in messages],
             "settings": dict(settings),
@@ -117,11 +117,12 @@ class KeptChats:
         data = {"format": _FORMAT, "version": 1, "conversations": [chat]}
         try:
             if all(one["role"] != "assistant" for one in messages):
-                self._path.unlink(missing_ok=True)
+                (self._path or path).unlink(missing_ok=True)
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with atomic_write(self._path) as part:
+            with atomic_write(self._path or path) as part:
                 part.write_text(json.dumps(data, ensure_ascii=False), "utf-8", "replace")
+            self._path = (self._path or path).replace(path)
             for old in sorted(self.folder.glob("*.json"))[:-_MOST]:
                 old.unlink(missing_ok=True)
         except OSError as error:
@@ -159,12 +160,16 @@ def forget() -> tuple[int, int]:
     """Remove the kept chats and the typed lines; return the number of chats and of bytes.
 
     Raises:
-        OSError: One of them cannot be removed.
+        SessionError: One of them cannot be removed.
     """
     n_chats = n_bytes = 0
     for path in [*(state_folder() / "chats").glob("*"), history_file()]:
         if path.is_file():
             n_chats += path.suffix == ".json"
             n_bytes += path.stat().st_size
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                fact = f"{path} cannot be removed: {error.strerror}."
+                raise SessionError(fact, f"{remedy(error)}.") from None
     return n_chats, n_bytes
