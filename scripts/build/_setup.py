@@ -219,6 +219,7 @@ def make(kind: str, want: dict, missing: list) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         say(done.stdout.strip().replace("gguf-spec ", "scripts/run "))
+        say("Where a hint says gguf-spec, type scripts/run.")
 
 
 def mark(names: list, want: dict) -> None:
