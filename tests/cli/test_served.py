@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import gguf_spec
-from gguf_spec import Chunk, Sampling
+from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.batch import Batch, LineDefaults
 from gguf_spec.errors import GgufSpecError, NoTokenLeftError
 from gguf_spec.runtime.stream import Stream
@@ -175,6 +175,22 @@ def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
 
 def test_texts_that_depend_on_drafts_are_of_this_process(run):
     assert NOTE not in run(*GENERATE, "--accept", "rejection").stderr
+
+
+def test_the_rule_of_a_server_is_not_that_of_its_commands(monkeypatch, tmp_path):
+    """Its own requests depend on drafts; a command's do not, and have the text without a server."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    rule = Speculation(3, adaptive=False, accept="rejection")
+    model = served_model("tales", **LOADS | {"draft": "tales-draft", "speculation": rule})
+    sampling = Sampling(seed=3, max_tokens=60, ignore_eos=True)
+    with (
+        ModelPool([model], speculation=rule) as pool,
+        Server(pool, Settings(port=0, listed=True)),
+        gguf_spec.load("tales", **LOADS) as own,
+    ):
+        pool.add(pool.default, pool.default.load(None))
+        found = served(gguf_spec.models.path("tales"), LOADS, lambda: None)
+        assert found.generate("Once", sampling).text == own.generate("Once", sampling).text
 
 
 def test_a_full_queue_is_waited_for(llm, server, monkeypatch):
