@@ -36,7 +36,7 @@ from _edit_tasks import DAMAGED, HALVES, REFUSED, RIGHT, UNCHANGED, WRONG, judge
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.errors import GgufSpecError
+from gguf_spec.errors import GgufSpecError, NotDownloadedError
 
 KINDS = (RIGHT, DAMAGED, WRONG, UNCHANGED, REFUSED)
 MODEL = "qwen2.5-coder-1.5b"
@@ -270,7 +270,10 @@ def parse(arguments=None):
 def loaded(model, tasks, words):
     # as the command: the old and the new text, a quarter more and the instruction, at three bytes a token
     n_ctx = min(max(3 * len(task.old.encode()) // 4 + 1024 for task in tasks), MOST_CTX)
-    return gguf_spec.load(model, words.draft, n_ctx=max(n_ctx, 4096), threads=words.threads)
+    try:
+        return gguf_spec.load(model, words.draft, n_ctx=max(n_ctx, 4096), threads=words.threads)
+    except NotDownloadedError as error:
+        raise SystemExit(f"Error: {error}\nFirst: gguf-spec models pull {model}") from None
 
 
 def run_model(model, tasks, words, results):

@@ -235,3 +235,9 @@ def test_equal_with_drafters(monkeypatch, capsys):
     assert bench_edits.main(words) == 1
     out = capsys.readouterr().out
     assert "another text with ngram" in out and f"ngram: 0 of {n}" in out and "hybrid" not in out
+
+
+def test_a_model_that_is_not_here():
+    for more in ([], ["--equal", "5"]):
+        with pytest.raises(SystemExit, match="First: gguf-spec models pull none/such"):
+            bench_edits.main(["--model", "none/such", "--only", "cart.ts", *more])
