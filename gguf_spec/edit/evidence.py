@@ -98,6 +98,7 @@ def _far_away(
     if not hunks or reading.scope or reading.is_everywhere or is_prose or len(lines) > _MANY:
         return []
     words = set(re.findall(r"[^\W\d_]{4,}|\w*[\d_]\w*", instruction.lower())) - _COMMON
+    words -= {*"0123456789"}  # most often a value
     places: dict[str, set[int]] = {}
     for i, line in enumerate(lines):
         for word in words & set(re.findall(r"\w+", line.lower())):

@@ -166,6 +166,8 @@ def objections(
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if _ADDS.match(instruction) and hunks and n_gone >= 0:
         found.append("no line was added")
+    if _TAKES_AWAY.match(instruction) and hunks and all(map(_only_adds, hunks)):
+        found.append("nothing was taken away")
     text_before, text_after = "\n".join(old), "\n".join(new)
     found += [
         f"{place[1]} is gone"
@@ -189,6 +191,7 @@ _ADDS = re.compile(
     r"source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|"
     r"property|option|setting)\b"
 )
+_TAKES_AWAY = re.compile(r"(?i)\s*(?:please\s+)?(?:remove|delete|drop|omit|no(?!\s+longer))\b")
 PLURAL = re.compile(
     r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|"
     r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"
@@ -330,6 +333,11 @@ def change_of(hunk: Hunk) -> tuple[str, ...]:
         re.findall(r"\w+|[^\w\s]", "\n".join(lines))[:_MANY] for lines in (hunk.old, hunk.new)
     )
     return tuple(f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in _changes(old, new))
+
+
+def _only_adds(hunk: Hunk) -> bool:
+    """Return whether a change adds words to lines, and neither lines nor anything else."""
+    return len(hunk.old) == len(hunk.new) and all(one[:2] == "->" for one in change_of(hunk))
 
 
 def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:

@@ -300,6 +300,9 @@ def _mentions(
             is_new = place and place[1].lower() == "to" and not is_addition
             if is_new and not kind:
                 continue  # the new value
+            is_word = strict and name.isupper() and not kind and name not in quoted
+            if is_word and kinds_of_name == {"variable"} and re.search(r"(?i)\bthe\s+$", before):
+                continue  # a word such as "the PDF", and a variable of that name
             if (
                 kind_before
                 and re.search(rf"(?i)\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?$", bare)

@@ -471,6 +471,7 @@ OBJECTIONS = [
     ("a.html", "<a>One</a>\n<b id='x'>Two</b>\n", "<a>One</a>\n<b id='y'>New</b>\n", 'add a button "New" above "Two"', "Two is gone"),
     ("a.json", '{\n  "test": "run",\n  "lint": "x"\n}\n', '{\n  "test": "run",\n  "lint": "y",\n  "more": 1\n}\n', "add a script typecheck that runs y", "typecheck is not in what was written"),
     ("a.csv", "n,a\n1,Glove\n2,Saw\n3,Goggles\n", "n,a\n1,Glove\n9,Saw\n3,Goggles\n", "there are nine goggles now", "nothing is changed where goggles stands"),
+    ("Makefile", "PDF = a.pdf\nall:\n\tmake --toc $(PDF)\n", "PDF = a-no-toc.pdf\nall:\n\tmake --toc $(PDF)\n", "no contents in the PDF", "nothing was taken away"),
 ]  # fmt: skip
 
 
@@ -512,6 +513,9 @@ NAMED_PLACES = [
     ("a.csv", "n,a,b\n1,Glove,2.5\n2,Saw,2.5\n", "n,a,b\n1,Glove,2.5\n2,Saw,3.5\n", "a saw is 3.5 now"),
     ("a.toml", "[black]\nlength = 9\n\n[ruff]\nlength = 9\n", "[black]\nlength = 9\n\n[ruff]\nlength = 7\n", "7 is ruff's limit"),
     ("a.js", "function f() {\n  try { g(); }\n  catch {\n    return 0;\n  }\n}\n", "function f() {\n  try { g(); }\n  catch (error) {\n    print(error);\n    return 0;\n  }\n}\n", "f must print what went wrong"),
+    ("a.css", "a {\n  left: 5px;\n}\n\n\n\n\nb {\n  flex: 0;\n}\n", "a {\n  left: 7px;\n}\n\n\n\n\nb {\n  flex: 0;\n}\n", "more left than 0"),
+    ("Makefile", "PDF = a.pdf\nall:\n\tmake --toc $(PDF)\n", "PDF = a.pdf\nall:\n\tmake $(PDF)\n", "no --toc for the PDF"),
+    ("a.py", "def f(a):\n    return a\n", "def f(a):\n    if a < 0:\n        raise ValueError(a)\n    return a\n", "no negative a in f"),
 ]  # fmt: skip
 
 
