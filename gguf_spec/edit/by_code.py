@@ -14,7 +14,7 @@ import symtable
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from .instruction import Reading, Rename, bounded
@@ -48,8 +48,24 @@ def edit_by_code(
     """
     if reading.rename is None:
         return _remove(instruction, reading, lines, name) or _set_value(instruction, reading, lines)
+    found = _rename(reading.rename, reading, lines, parts, name)
+    is_open = found and not (found.doubt or reading.scope or reading.is_everywhere)
+    if found and is_open and found.n_places > 1 and _IN_PLACE.search(instruction):
+        return replace(found, doubt="the named place was not found")
+    return found
+
+
+# A place that is said, but for "in this file".
+_IN_PLACE = re.compile(
+    r"(?i)(?:\b(?:in|inside|within|under)|(?<!s )\bof)\s+(?:the\s+)?"
+    r"(?!(?:the\b|this|that|file|text|code|script|module|document|program|page|project)\b)"
+)
+
+
+def _rename(
+    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
+) -> CodeEdit | None:
     allowed = _allowed(reading, lines)
-    rename = reading.rename
     if not rename.is_name:
         return _replace(rename, reading, lines, allowed, name)
     suffix = PurePath(name).suffix.lower()
@@ -59,7 +75,7 @@ def edit_by_code(
         return _rename_key(rename, reading, lines, parts, allowed)
     if suffix in _PROSE:
         return _replace(Rename(rename.old, rename.new, False), reading, lines, allowed, name)
-    return _rename_words(rename, reading, lines, allowed, suffix)
+    return _rename_words(rename, reading, lines, parts, allowed, suffix)
 
 
 def _allowed(reading: Reading, lines: Sequence[str]) -> set[int]:
@@ -253,8 +269,9 @@ def _rename_key(
 
 
 def _rename_words(
-    rename: Rename, reading: Reading, lines: list[str], allowed: set[int], suffix: str
-) -> CodeEdit | None:
+    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int],
+    suffix: str,
+) -> CodeEdit | None:  # fmt: skip
     """Rename a word of code outside of texts and comments."""
     old, new = rename.old, rename.new
     owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
@@ -279,7 +296,15 @@ def _rename_words(
     if not n_places:
         return None
     doubt = ""
-    if field is not None and _has_other_uses(field, bare, pattern):
+    if field is not None:
+        is_unsure = _has_other_uses(field, bare, pattern, parts)
+    elif suffix == ".sql":  # columns
+        is_unsure = bool(reading.scope and re.search(rf"\w\.{pattern.pattern}", "\n".join(bare)))
+    else:
+        others = (line for i, line in enumerate(bare) if i not in allowed)
+        is_class = any(part.kind == "class" for part in reading.scope)
+        is_unsure = is_class and any(map(pattern.search, others))
+    if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
     elif any(re.search(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])", bare[i]) for i in allowed):
         doubt = _taken(new)
@@ -314,9 +339,9 @@ def _field_places(
         return None
     (owner,) = owners
     text = "\n".join(bare)
-    variables = set(
-        re.findall(rf"\b{re.escape(owner.name)}\b\s*(?:const\s*)?[*&]*\s*(\w+)", text)
-    ) | {"this", "self"}
+    name = rf"\b{re.escape(owner.name)}\b"
+    variables = {"this", "self", *re.findall(rf"{name}\s*(?:const\s*)?[*&]*\s*(\w+)", text)}
+    variables.update(re.findall(rf"\b(\w{{1,99}})\??\s?:?\s?[&*]?(?:mut\s)?{name}(?!\[)", text))
     places: dict[int, list[tuple[int, int]]] = {}
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
@@ -330,14 +355,20 @@ def _field_places(
 
 
 def _has_other_uses(
-    places: dict[int, list[tuple[int, int]]], bare: list[str], pattern: re.Pattern[str]
+    places: dict[int, list[tuple[int, int]]],
+    bare: list[str],
+    pattern: re.Pattern[str],
+    parts: Sequence[Part],
 ) -> bool:
-    """Return whether an expression that is not a plain variable has the field, too."""
+    """Return whether an expression that is no plain variable, or a new object, has the field."""
+    declared = {i for one in parts if one.kind == "class" for i in range(one.start, one.end)}
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
             before = line[max(0, found.start() - _MOST_READ) : found.start()]
             is_known = found.span() in places.get(i, [])
-            if not is_known and re.search(r"[)\]]\s*(->|\.)\s*$", before):
+            is_key = i not in declared and re.match(r"\s*[:=](?!=)", line[found.end() :])
+            use = r"(?:[)\]]\s*(->|\.)" + r"|(^|[{,(])\s*\.?" * bool(is_key) + r")\s*$"
+            if not is_known and re.search(use, before):
                 return True
     return False
 

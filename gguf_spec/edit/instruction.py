@@ -191,6 +191,7 @@ def _named(mention: _Mention, parts: Sequence[Part]) -> list[Part]:
     """Return the parts with the name of a mention; none if that says nothing."""
     forms = _forms(mention.name)
     found = [part for part in parts if part.name in forms and part.kind in mention.kinds]
+    found = [one for one in found if one.path[-2:-1] != (one.name,)] or found  # no constructor
     found = [part for part in found if part.name == mention.name] or found
     return found if len(found) <= _MOST_PARTS else []
 

@@ -70,6 +70,9 @@ struct text { int len; };
 int size(struct list *l) { return l->len; }
 int chars(struct text *t) { return t->len; }
 """
+STATES = "struct track {\n\tchar *name;\n};\nstruct state {\n\tchar *name;\n};\nstatic struct state now = {\n\t.name = 0,\n};\nvoid f(struct state *s, struct track *t)\n{\tputs(s->name); puts(t->name); }\n"
+GO = "type Cart struct {\n\tTotal int\n}\n\ntype Order struct {\n\tTotal int\n}\n\nfunc f(c *Cart, o *Order) int {\n\treturn c.Total + o.Total\n}\n"
+JAVA = "class Cart {\n    int sum;\n    Cart(int sum) { this.sum = sum; }\n}\nclass B {\n    int f() { return cart().sum; }\n}\n"
 SQL = "CREATE TABLE books (\n    id INTEGER,\n    price FLOAT\n);\n\nCREATE TABLE loans (\n    fee FLOAT\n);\n"
 MAKE = "CC = gcc\n\nall: a b\n\nclean:\n\trm -f a\n\trm -f b\n"
 MARKDOWN = "# Top\n\nA.\n\n## Install\n\n```\n# no heading\n```\n\n## Use\n\nB.\n"
@@ -221,10 +224,32 @@ def test_changes_by_code(name, text, instruction, pairs):
     ("a.css", CSS, "replace #fff with #000", "#fff stands at 2 places"),
     ("a.py", PYTHON, "remove the function average", "average is not defined"),
     ("a.json", JSON, "rename the key c to d", "d is the name of something already"),
+    ("a.c", STATES, "rename the field name of the struct state to title", "which of the uses of name belong to it is not certain"),
+    ("a.ts", "interface State {\n  name: string;\n}\nconst state: State = {\n  name: '',\n};\n", "rename name in State to title", "which of the uses of name"),
+    ("a.java", JAVA, "rename the field sum of Cart to total", "which of the uses of sum"),
+    ("a.sql", "CREATE TABLE a (name TEXT);\nCREATE TABLE b (name TEXT);\nSELECT a.name, b.name FROM a JOIN b;\n", "rename the column name of a to title", "which of the uses of name"),
+    ("a.js", JAVASCRIPT, "rename x in stop to y", "the named place was not found"),
+    ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in the chapter C", "the named place was not found"),
 ])  # fmt: skip
 def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
     (refused,) = plan(text, instruction, name).result_by_code().refused
     assert why in refused
+
+
+@pytest.mark.parametrize(("name", "text", "instruction", "n"), [
+    ("a.c", STATES, "rename the field name of the struct state to title", [5, 11]),
+    ("a.go", GO, "rename the field Total of Cart to Sum", [2, 10]),
+    ("a.ts", "interface A {\n  n: string;\n}\nfunction f(a: A, b: B) {\n  return a.n + b.n;\n}\n", "rename n in A to m", [2, 5]),
+    ("a.sh", "n=1\nf() {\n  local n=2\n}\n", "rename n in f to m", [3]),
+    ("a.js", "const n = 1\n\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [3, 4]),
+    ("a.js", "const n = 1\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [2, 3]),
+    ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in this file", [1, 3]),
+])  # fmt: skip
+def test_a_rename_stays_in_its_place(name, text, instruction, n):
+    edit = plan(text, instruction, name).result_by_code()
+    changed = [one.start + 1 + i for one in edit.hunks for i in range(len(one.old))]
+    assert changed == n, edit.text
+    assert not edit.refused or name == "a.c"
 
 
 @pytest.mark.parametrize("instruction", [
