@@ -304,6 +304,7 @@ def _rename_words(
         others = (line for i, line in enumerate(bare) if i not in allowed)
         is_class = any(part.kind == "class" for part in reading.scope)
         is_unsure = is_class and any(map(pattern.search, others))
+    is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
     if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
     elif any(re.search(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])", bare[i]) for i in allowed):
@@ -552,6 +553,10 @@ def _variable_places(
         doubt = _places(len(own), f"a variable {old}")
     elif not reading.scope and not rename.kind and _members(module, old):
         doubt = f"there are a method and a variable {old}: say which one is meant"
+    elif not reading.scope and any(
+        (one.kind, one.name) == ("variable", old) and one.path[1:] for one in module.parts
+    ):
+        doubt = f"whether {old} of a class is meant is not certain"
     arguments = _arguments(module.tokens)
     if reading.scope:
         places = _name_uses(module.tokens, old, allowed)

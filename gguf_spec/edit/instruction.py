@@ -120,7 +120,8 @@ def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Readi
     named = rename
     if not rename and (found_rename := _RENAME.search(wanted)):  # with more to do: no place either
         named = Rename(found_rename["old"], found_rename["new"], True)
-    scope = _mentioned(_behind(wanted, named) if named else wanted, lines, parts, named)
+    wanted = _behind(wanted, named) if named else wanted
+    scope = _mentioned(wanted, lines, parts, named)
     kept = [one for one in kept if not any(one == part or one.holds(part) for part in scope)]
     return Reading(rename, tuple(scope), tuple(kept), bool(_EVERYWHERE.search(wanted)), words)
 

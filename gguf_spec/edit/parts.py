@@ -408,7 +408,8 @@ def _ended(line: str, head: str, comment: str) -> bool:
     """Return whether words before a line are a statement that has no semicolon."""
     if comment == "#":
         return not head.rstrip().endswith(")")
-    return not line.strip() or bool(re.search(r"[^=!<>]=[^=>]*[\w)\]\"'`]\s*$", head))
+    bare = re.sub(r"\([^()]*\)", "()", head)  # without default values
+    return not line.strip() or bool(re.search(r"[^=!<>]=[^=>]*[\w)\]\"'`]\s*$", bare))
 
 
 def _assigned(statement: str) -> str:

@@ -229,6 +229,9 @@ def test_changes_by_code(name, text, instruction, pairs):
     ("a.java", JAVA, "rename the field sum of Cart to total", "which of the uses of sum"),
     ("a.sql", "CREATE TABLE a (name TEXT);\nCREATE TABLE b (name TEXT);\nSELECT a.name, b.name FROM a JOIN b;\n", "rename the column name of a to title", "which of the uses of name"),
     ("a.js", JAVASCRIPT, "rename x in stop to y", "the named place was not found"),
+    ("a.js", JAVASCRIPT, "rename x in stop to all", "the named place was not found"),
+    ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename the variable n to m", "whether n of a class is meant is not certain"),
+    ("a.php", "<?php\nclass A {\n  private $n = 1;\n  function f() { return $this->n; }\n}\n", "rename n in A to m", "which of the uses of n"),
     ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in the chapter C", "the named place was not found"),
 ])  # fmt: skip
 def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
@@ -243,6 +246,7 @@ def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
     ("a.sh", "n=1\nf() {\n  local n=2\n}\n", "rename n in f to m", [3]),
     ("a.js", "const n = 1\n\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [3, 4]),
     ("a.js", "const n = 1\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [2, 3]),
+    ("a.cpp", "int n;\nint f(int n = 1)\n{\n  return n;\n}\n", "rename n in f to m", [2, 4]),
     ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in this file", [1, 3]),
 ])  # fmt: skip
 def test_a_rename_stays_in_its_place(name, text, instruction, n):
