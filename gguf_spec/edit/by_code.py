@@ -443,6 +443,11 @@ class _Module:
         symbol = self.table.lookup(name)
         return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
+    def head_of(self, part: Part) -> int:
+        """Return the line of a function or a variable that has its name, behind decorators."""
+        head = re.compile(rf"\s*(?:async\s+)?(?:def\s+)?{part.name}\b")
+        return next((i for i in range(part.start, part.end) if head.match(self.lines[i])), 0)
+
     def lines_of(self, function: symtable.SymbolTable) -> range:
         """Return the lines of a function; of a lambda or a comprehension the first one."""
         start = function.get_lineno() - 1
@@ -512,7 +517,7 @@ def _members(module: _Module, name: str) -> list[Part]:
         part
         for part in module.parts
         if part.name == name
-        and part.kind == "function"
+        and part.kind in {"function", "variable"}
         and len(part.path) > 1
         and part.path[-2] in module.classes
     ]
@@ -553,10 +558,6 @@ def _variable_places(
         doubt = _places(len(own), f"a variable {old}")
     elif not reading.scope and not rename.kind and _members(module, old):
         doubt = f"there are a method and a variable {old}: say which one is meant"
-    elif not reading.scope and any(
-        (one.kind, one.name) == ("variable", old) and one.path[1:] for one in module.parts
-    ):
-        doubt = f"whether {old} of a class is meant is not certain"
     arguments = _arguments(module.tokens)
     if reading.scope:
         places = _name_uses(module.tokens, old, allowed)
@@ -573,6 +574,8 @@ def _variable_places(
     lines = set(range(len(module.lines)))
     for one in own if is_global else ():
         lines -= set(module.lines_of(one))
+    for one in _members(module, old):
+        lines -= set(range(one.start, module.head_of(one) + 1))
     return _name_uses(module.tokens, old, lines), doubt
 
 

@@ -230,7 +230,7 @@ def test_changes_by_code(name, text, instruction, pairs):
     ("a.sql", "CREATE TABLE a (name TEXT);\nCREATE TABLE b (name TEXT);\nSELECT a.name, b.name FROM a JOIN b;\n", "rename the column name of a to title", "which of the uses of name"),
     ("a.js", JAVASCRIPT, "rename x in stop to y", "the named place was not found"),
     ("a.js", JAVASCRIPT, "rename x in stop to all", "the named place was not found"),
-    ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename the variable n to m", "whether n of a class is meant is not certain"),
+    ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename n to m", "there are a method and a variable n"),
     ("a.php", "<?php\nclass A {\n  private $n = 1;\n  function f() { return $this->n; }\n}\n", "rename n in A to m", "which of the uses of n"),
     ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in the chapter C", "the named place was not found"),
 ])  # fmt: skip
@@ -243,6 +243,8 @@ def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
     ("a.c", STATES, "rename the field name of the struct state to title", [5, 11]),
     ("a.go", GO, "rename the field Total of Cart to Sum", [2, 10]),
     ("a.ts", "interface A {\n  n: string;\n}\nfunction f(a: A, b: B) {\n  return a.n + b.n;\n}\n", "rename n in A to m", [2, 5]),
+    ("a.py", "class A:\n    @n\n    def n(self):\n        pass\n\n\ndef n(a):\n    return a.n()\n\n\nn(A())\n", "rename the function n to m", [7, 11]),
+    ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename the variable n to m", [5]),
     ("a.sh", "n=1\nf() {\n  local n=2\n}\n", "rename n in f to m", [3]),
     ("a.js", "const n = 1\n\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [3, 4]),
     ("a.js", "const n = 1\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [2, 3]),
@@ -512,6 +514,7 @@ def test_what_speaks_against_a_change(name, old, new, ask, why):
 
 TWO_BLOCKS = "a:\n  host: x\n  timeout: 30\nb:\n  host: y\n  timeout: 30\n"
 LEVELS = "[log]\nlevel = info\n# of mails\n[mail]\nlevel = info\n"
+SALADS = '[\n  {"name": "Salad", "price": 6.5},\n  {"name": "Salad", "price": 8, "vegan": true},\n  {"name": "Rice", "price": 5}\n]\n'
 PLACES = [
     ("a.txt", "One day.\n\nTwo nights.\n\nMore.\n", "One day.\n\nTwo nights.\n\nLess.\n", "the days are longer", "nothing in line 5 or beside it was named"),
     ("a.yaml", TWO_BLOCKS, TWO_BLOCKS.replace("30", "60", 1), "wait 60 seconds, the timeout is too short", "line 6 is like line 3, and which one is meant is not clear"),
@@ -521,6 +524,7 @@ PLACES = [
     ("a.c", "int shut(int *f)\n{\n\tend(f);\n\t*f = 0;\n}\n", "int shut(int *f)\n{\n\tend(f);\n\tfree(f);\n\tfree(g);\n}\n", "shut must free g", "line 4, which was not named, gave way to others"),
     ("a.yaml", "sales:\n  mail: a\n  hours: weekdays\n", "sales:\n  mail: a\n  hours: none\n", "sales need not be told any more", "what line 3 says was not named"),
     ("a.ini", INI, INI.replace("80", "81"), "use port 81 for all but the section server", "whether server may change is not clear"),
+    ("a.json", SALADS, SALADS.replace("6.5", "7.5"), "the big salad is 7.50 now", "line 3 is like line 2, and which one is meant is not clear"),
     ("a.txt", "Alpha beta.\nGamma has ports.\n", "Alpha delta.\nGamma has ports.\n", "take another port", "nothing in line 1 or beside it was named"),
     ("a.sh", "run -p 1:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run -p 9000:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run it at 9000", "line 5 is like line 1, and which one is meant is not clear"),
 ]  # fmt: skip
@@ -533,6 +537,8 @@ def test_a_place_that_the_instruction_does_not_name_is_asked_about(name, old, ne
 
 
 NAMED_PLACES = [
+    ("a.json", SALADS, SALADS.replace(" 5}", " 7}"), "rice is 7 now"),
+    ("a.json", SALADS, SALADS.replace("8", "7"), "the vegan salad is 7 now"),
     ("a.txt", "One day.\n\nTwo nights.\n", "One day.\n\nThree nights.\n", "there is a night more"),
     ("a.txt", "One dai.\n\nTwo nights.\n", "One day.\n\nTwo nights.\n", "correct the spelling"),
     ("a.css", "a {\n  color: light-dark(#111, #eee);\n}\n", "a {\n  color: light-dark(#222, #eee);\n}\n", 'use "#222" for #111'),
