@@ -48,11 +48,23 @@ def edit_by_code(
     """
     if reading.rename is None:
         return _remove(instruction, reading, lines, name) or _set_value(instruction, reading, lines)
-    found = _rename(reading.rename, reading, lines, parts, name)
-    is_open = found and not (found.doubt or reading.scope or reading.is_everywhere)
-    if found and is_open and found.n_places > 1 and _IN_PLACE.search(instruction):
-        return replace(found, doubt="the named place was not found")
-    return found
+    rename, allowed = reading.rename, _allowed(reading, lines)
+    suffix = PurePath(name).suffix.lower()
+    if not rename.is_name:
+        found = _replace(rename, reading, lines, allowed, name)
+    elif suffix in {".py", ".pyi"}:
+        found = _rename_python(rename, reading, lines, parts, allowed)
+    elif suffix in KEYED:
+        found = _rename_key(rename, reading, lines, parts, allowed)
+    elif suffix in _PROSE:
+        plain = Rename(rename.old, rename.new, False)
+        found = _replace(plain, reading, lines, allowed, name)
+    else:
+        found = _rename_words(rename, reading, lines, parts, allowed, suffix)
+    if not found or found.doubt or reading.scope or reading.is_everywhere:
+        return found
+    is_lost = found.n_places > 1 and _IN_PLACE.search(instruction)
+    return replace(found, doubt="the named place was not found") if is_lost else found
 
 
 # A place that is said, but for "in this file".
@@ -60,22 +72,6 @@ _IN_PLACE = re.compile(
     r"(?i)(?:\b(?:in|inside|within|under)|(?<!s )\bof)\s+(?:the\s+)?"
     r"(?!(?:the\b|this|that|file|text|code|script|module|document|program|page|project)\b)"
 )
-
-
-def _rename(
-    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
-) -> CodeEdit | None:
-    allowed = _allowed(reading, lines)
-    if not rename.is_name:
-        return _replace(rename, reading, lines, allowed, name)
-    suffix = PurePath(name).suffix.lower()
-    if suffix in {".py", ".pyi"}:
-        return _rename_python(rename, reading, lines, parts, allowed)
-    if suffix in KEYED:
-        return _rename_key(rename, reading, lines, parts, allowed)
-    if suffix in _PROSE:
-        return _replace(Rename(rename.old, rename.new, False), reading, lines, allowed, name)
-    return _rename_words(rename, reading, lines, parts, allowed, suffix)
 
 
 def _allowed(reading: Reading, lines: Sequence[str]) -> set[int]:
@@ -574,8 +570,8 @@ def _variable_places(
     lines = set(range(len(module.lines)))
     for one in own if is_global else ():
         lines -= set(module.lines_of(one))
-    for one in _members(module, old):
-        lines -= set(range(one.start, module.head_of(one) + 1))
+    for part in _members(module, old):
+        lines -= set(range(part.start, module.head_of(part) + 1))
     return _name_uses(module.tokens, old, lines), doubt
 
 

@@ -166,7 +166,11 @@ def objections(
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if _ADDS.match(instruction) and hunks and n_gone >= 0:
         found.append("no line was added")
-    if _TAKES_AWAY.match(instruction) and hunks and all(map(_only_adds, hunks)):
+    only_adds = all(
+        len(hunk.old) == len(hunk.new) and all(one[:2] == "->" for one in change_of(hunk))
+        for hunk in hunks
+    )
+    if _TAKES_AWAY.match(instruction) and hunks and only_adds:
         found.append("nothing was taken away")
     text_before, text_after = "\n".join(old), "\n".join(new)
     found += [
@@ -333,11 +337,6 @@ def change_of(hunk: Hunk) -> tuple[str, ...]:
         re.findall(r"\w+|[^\w\s]", "\n".join(lines))[:_MANY] for lines in (hunk.old, hunk.new)
     )
     return tuple(f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in _changes(old, new))
-
-
-def _only_adds(hunk: Hunk) -> bool:
-    """Return whether a change adds words to lines, and neither lines nor anything else."""
-    return len(hunk.old) == len(hunk.new) and all(one[:2] == "->" for one in change_of(hunk))
 
 
 def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:
