@@ -152,9 +152,9 @@ def show_equal(model, tasks, words):
             same = same_as_plain(llm, task, words.equal)
             n += same is not None
             counts.update(same or {})
-            if same and not all(same.values()):
-                names = ", ".join(one for one in same if not same[one])
-                print(f"{model}, {key_of(task)}: another text with {names}", flush=True)
+            names = [one for one, is_same in (same or {}).items() if not is_same]
+            how = f"another text with {', '.join(names)}" if names else "same" if same else "code"
+            print(f"{model}, {key_of(task)}: {how}", file=sys.stderr, flush=True)
     for one in counts:
         print(f"{model}, {one}: {counts[one]} of {n} as without drafts")
     return all(counts[one] == n for one in counts)
