@@ -125,7 +125,7 @@ def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit
     if setting["quote"] and not re.fullmatch(r"[\w./:%+@^~<>=*-]+", new):
         return None
     kinds = [_kind_of(one) for one in (setting["old"].strip(), new)]
-    if not setting["quote"] and kinds[0] != kinds[1]:
+    if kinds[0] != kinds[1]:
         return None  # a word for a number: not the value as it is written
     changed = lines.copy()
     changed[part.start] = (
@@ -243,12 +243,13 @@ def _rename_key(
         old, new = leaf, new.rpartition(".")[2]
     if not exact:
         return None
+    below = [part for part in parts if part.kind == "section" and part.name.startswith(f"{old}.")]
     changed = lines.copy()
-    for part in exact:
+    for part in exact + (below if exact[0].kind == "section" else []):
         line = lines[part.start]
         if part.kind == "section":
             changed[part.start] = re.sub(
-                rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\]])",
+                rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\].])",
                 lambda found: found[1] + new,
                 line,
                 count=1,

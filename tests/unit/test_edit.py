@@ -204,6 +204,7 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.css", CSS, "change #fff to #eee in .card", [(".card { color: #fff", ".card { color: #eee")]),
     ("a.c", C, "rename the field len of struct list to count", [("list { int len", "list { int count"), ("l->len", "l->count")]),
     ("a.c", C, "rename the function size to length", [("int size", "int length")]),
+    ("a.toml", "[a]\nx = 1\n[a.b]\ny = 1\n[ab]\n", "rename the section a to c", [("[a]", "[c]"), ("[a.b]", "[c.b]")]),
     ("a.md", MARKDOWN, 'in the section "Install" write heading2 instead of heading', [("no heading", "no heading2")]),
 ])  # fmt: skip
 def test_changes_by_code(name, text, instruction, pairs):
@@ -264,6 +265,10 @@ def test_a_rename_stays_in_its_place(name, text, instruction, n):
 ])  # fmt: skip
 def test_what_needs_the_model(instruction):
     assert plan(PYTHON, instruction).needs_model
+
+
+def test_a_number_is_no_new_value_for_a_word():
+    assert plan('image: "app:1.2"\n', "bump the image to 1.3", "a.yaml").needs_model
 
 
 def written(text, instruction, answer, name="a.py", **options):
