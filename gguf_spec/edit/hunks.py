@@ -166,12 +166,6 @@ def objections(
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if _ADDS.match(instruction) and hunks and n_gone >= 0:
         found.append("no line was added")
-    only_adds = all(
-        len(hunk.old) == len(hunk.new) and all(one[:2] == "->" for one in change_of(hunk))
-        for hunk in hunks
-    )
-    if _TAKES_AWAY.match(instruction) and hunks and only_adds:
-        found.append("nothing was taken away")
     text_before, text_after = "\n".join(old), "\n".join(new)
     found += [
         f"{place[1]} is gone"
@@ -195,7 +189,6 @@ _ADDS = re.compile(
     r"source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|"
     r"property|option|setting)\b"
 )
-_TAKES_AWAY = re.compile(r"(?i)\s*(?:please\s+)?(?:remove|delete|drop|omit|no(?!\s+longer))\b")
 PLURAL = re.compile(
     r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|"
     r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"

@@ -507,7 +507,6 @@ OBJECTIONS = [
     ("a.html", "<a>One</a>\n<b id='x'>Two</b>\n", "<a>One</a>\n<b id='y'>New</b>\n", 'add a button "New" above "Two"', "Two is gone"),
     ("a.json", '{\n  "test": "run",\n  "lint": "x"\n}\n', '{\n  "test": "run",\n  "lint": "y",\n  "more": 1\n}\n', "add a script typecheck that runs y", "typecheck is not in what was written"),
     ("a.csv", "n,a\n1,Glove\n2,Saw\n3,Goggles\n", "n,a\n1,Glove\n9,Saw\n3,Goggles\n", "there are nine goggles now", "nothing is changed where goggles stands"),
-    ("Makefile", "PDF = a.pdf\nall:\n\tmake --toc $(PDF)\n", "PDF = a-no-toc.pdf\nall:\n\tmake --toc $(PDF)\n", "no contents in the PDF", "nothing was taken away"),
 ]  # fmt: skip
 
 
