@@ -504,6 +504,9 @@ def test_other_files_are_seen_as_far_as_they_fit(writer):
 
 
 OBJECTIONS = [
+    ("a.py", "def f(a):\n    return a\n\n\ndef g(a):\n    return 2 * a\n", "def f(a):\n    return a\n\n\ndef f(a):\n    return a\n", "replace the product in g by a sum", "f is defined twice"),
+    ("a.py", "class A:\n    def f(self):\n        return 1\n", "class A:\n    def f(self):\n        return 2\n", "add the missing docstrings in A", "no line was added"),
+    ("a.txt", "One.\n\nTwo.\n", "One.\nTwo.\n", "two is more than one", "only empty lines are changed"),
     ("a.html", "<a>One</a>\n<b id='x'>Two</b>\n", "<a>One</a>\n<b id='y'>New</b>\n", 'add a button "New" above "Two"', "Two is gone"),
     ("a.json", '{\n  "test": "run",\n  "lint": "x"\n}\n', '{\n  "test": "run",\n  "lint": "y",\n  "more": 1\n}\n', "add a script typecheck that runs y", "typecheck is not in what was written"),
     ("a.csv", "n,a\n1,Glove\n2,Saw\n3,Goggles\n", "n,a\n1,Glove\n9,Saw\n3,Goggles\n", "there are nine goggles now", "nothing is changed where goggles stands"),
