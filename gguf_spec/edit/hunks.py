@@ -11,6 +11,7 @@ import re
 import symtable
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -399,10 +400,10 @@ def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[s
 
 
 def _doubled(lines: Sequence[str], name: str) -> set[str]:
-    """Return the functions and classes that a module defines more than once."""
+    """Return the functions and classes without decorators that stand twice at one place."""
     heads = [one for one in parts_of(list(lines), name) if one.kind in {"function", "class"}]
-    names = [one.name for one in heads if len(one.path) == 1]
-    return {one for one in names if names.count(one) > 1}
+    paths = Counter(one.path for one in heads if not lines[one.start].lstrip().startswith("@"))
+    return {".".join(path) for path, n in paths.items() if n > 1}
 
 
 def _has_doubles(text: str) -> bool:

@@ -505,6 +505,7 @@ def test_other_files_are_seen_as_far_as_they_fit(writer):
 
 OBJECTIONS = [
     ("a.py", "def f(a):\n    return a\n\n\ndef g(a):\n    return 2 * a\n", "def f(a):\n    return a\n\n\ndef f(a):\n    return a\n", "replace the product in g by a sum", "f is defined twice"),
+    ("a.py", "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n", "class A:\n    def f(self):\n        return 1\n\n    def f(self):\n        return 2\n", "g should return 2.0", "A.f is defined twice"),
     ("a.py", "class A:\n    def f(self):\n        return 1\n", "class A:\n    def f(self):\n        return 2\n", "add the missing docstrings in A", "no line was added"),
     ("a.txt", "One.\n\nTwo.\n", "One.\nTwo.\n", "two is more than one", "only empty lines are changed"),
     ("a.html", "<a>One</a>\n<b id='x'>Two</b>\n", "<a>One</a>\n<b id='y'>New</b>\n", 'add a button "New" above "Two"', "Two is gone"),
@@ -544,6 +545,7 @@ def test_a_place_that_the_instruction_does_not_name_is_asked_about(name, old, ne
 
 
 NAMED_PLACES = [
+    ("a.py", "class A:\n    @property\n    def f(self):\n        return self.g\n", "class A:\n    @property\n    def f(self):\n        return self.g\n\n    @f.setter\n    def f(self, g):\n        self.g = g\n", "add a setter to A"),
     ("a.json", SALADS, SALADS.replace(" 5}", " 7}"), "rice is 7 now"),
     ("a.json", SALADS, SALADS.replace("8", "7"), "the vegan salad is 7 now"),
     ("a.txt", "One day.\n\nTwo nights.\n", "One day.\n\nThree nights.\n", "there is a night more"),
