@@ -14,7 +14,7 @@ import symtable
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from .instruction import Reading, Rename, bounded
@@ -48,18 +48,30 @@ def edit_by_code(
     """
     if reading.rename is None:
         return _remove(instruction, reading, lines, name) or _set_value(instruction, reading, lines)
-    allowed = _allowed(reading, lines)
-    rename = reading.rename
-    if not rename.is_name:
-        return _replace(rename, reading, lines, allowed, name)
+    rename, allowed = reading.rename, _allowed(reading, lines)
     suffix = PurePath(name).suffix.lower()
-    if suffix in {".py", ".pyi"}:
-        return _rename_python(rename, reading, lines, parts, allowed)
-    if suffix in KEYED:
-        return _rename_key(rename, reading, lines, parts, allowed)
-    if suffix in _PROSE:
-        return _replace(Rename(rename.old, rename.new, False), reading, lines, allowed, name)
-    return _rename_words(rename, reading, lines, allowed, suffix)
+    if not rename.is_name:
+        found = _replace(rename, reading, lines, allowed, name)
+    elif suffix in {".py", ".pyi"}:
+        found = _rename_python(rename, reading, lines, parts, allowed)
+    elif suffix in KEYED:
+        found = _rename_key(rename, reading, lines, parts, allowed)
+    elif suffix in _PROSE:
+        plain = Rename(rename.old, rename.new, False)
+        found = _replace(plain, reading, lines, allowed, name)
+    else:
+        found = _rename_words(rename, reading, lines, parts, allowed, suffix)
+    if not found or found.doubt or reading.scope or reading.is_everywhere:
+        return found
+    is_lost = found.n_places > 1 and _IN_PLACE.search(instruction)
+    return replace(found, doubt="the named place was not found") if is_lost else found
+
+
+# A place that is said, but for "in this file".
+_IN_PLACE = re.compile(
+    r"(?i)(?:\b(?:in|inside|within|under)|(?<!s )\bof)\s+(?:the\s+)?"
+    r"(?!(?:the\b|this|that|file|text|code|script|module|document|program|page|project)\b)"
+)
 
 
 def _allowed(reading: Reading, lines: Sequence[str]) -> set[int]:
@@ -113,7 +125,7 @@ def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit
     if setting["quote"] and not re.fullmatch(r"[\w./:%+@^~<>=*-]+", new):
         return None
     kinds = [_kind_of(one) for one in (setting["old"].strip(), new)]
-    if not setting["quote"] and kinds[0] != kinds[1]:
+    if kinds[0] != kinds[1]:
         return None  # a word for a number: not the value as it is written
     changed = lines.copy()
     changed[part.start] = (
@@ -231,12 +243,13 @@ def _rename_key(
         old, new = leaf, new.rpartition(".")[2]
     if not exact:
         return None
+    below = [part for part in parts if part.kind == "section" and part.name.startswith(f"{old}.")]
     changed = lines.copy()
-    for part in exact:
+    for part in exact + (below if exact[0].kind == "section" else []):
         line = lines[part.start]
         if part.kind == "section":
             changed[part.start] = re.sub(
-                rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\]])",
+                rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\].])",
                 lambda found: found[1] + new,
                 line,
                 count=1,
@@ -253,8 +266,9 @@ def _rename_key(
 
 
 def _rename_words(
-    rename: Rename, reading: Reading, lines: list[str], allowed: set[int], suffix: str
-) -> CodeEdit | None:
+    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int],
+    suffix: str,
+) -> CodeEdit | None:  # fmt: skip
     """Rename a word of code outside of texts and comments."""
     old, new = rename.old, rename.new
     owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
@@ -279,7 +293,16 @@ def _rename_words(
     if not n_places:
         return None
     doubt = ""
-    if field is not None and _has_other_uses(field, bare, pattern):
+    if field is not None:
+        is_unsure = _has_other_uses(field, bare, pattern, parts)
+    elif suffix == ".sql":  # columns
+        is_unsure = bool(reading.scope and re.search(rf"\w\.{pattern.pattern}", "\n".join(bare)))
+    else:
+        others = (line for i, line in enumerate(bare) if i not in allowed)
+        is_class = any(part.kind == "class" for part in reading.scope)
+        is_unsure = is_class and any(map(pattern.search, others))
+    is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
+    if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
     elif any(re.search(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])", bare[i]) for i in allowed):
         doubt = _taken(new)
@@ -314,9 +337,9 @@ def _field_places(
         return None
     (owner,) = owners
     text = "\n".join(bare)
-    variables = set(
-        re.findall(rf"\b{re.escape(owner.name)}\b\s*(?:const\s*)?[*&]*\s*(\w+)", text)
-    ) | {"this", "self"}
+    name = rf"\b{re.escape(owner.name)}\b"
+    variables = {"this", "self", *re.findall(rf"{name}\s*(?:const\s*)?[*&]*\s*(\w+)", text)}
+    variables.update(re.findall(rf"\b(\w{{1,99}})\??\s?:?\s?[&*]?(?:mut\s)?{name}(?!\[)", text))
     places: dict[int, list[tuple[int, int]]] = {}
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
@@ -330,14 +353,20 @@ def _field_places(
 
 
 def _has_other_uses(
-    places: dict[int, list[tuple[int, int]]], bare: list[str], pattern: re.Pattern[str]
+    places: dict[int, list[tuple[int, int]]],
+    bare: list[str],
+    pattern: re.Pattern[str],
+    parts: Sequence[Part],
 ) -> bool:
-    """Return whether an expression that is not a plain variable has the field, too."""
+    """Return whether an expression that is no plain variable, or a new object, has the field."""
+    declared = {i for one in parts if one.kind == "class" for i in range(one.start, one.end)}
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
             before = line[max(0, found.start() - _MOST_READ) : found.start()]
             is_known = found.span() in places.get(i, [])
-            if not is_known and re.search(r"[)\]]\s*(->|\.)\s*$", before):
+            is_key = i not in declared and re.match(r"\s*[:=](?!=)", line[found.end() :])
+            use = r"(?:[)\]]\s*(->|\.)" + r"|(^|[{,(])\s*\.?" * bool(is_key) + r")\s*$"
+            if not is_known and re.search(use, before):
                 return True
     return False
 
@@ -411,6 +440,11 @@ class _Module:
         symbol = self.table.lookup(name)
         return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
+    def head_of(self, part: Part) -> int:
+        """Return the line of a function or a variable that has its name, behind decorators."""
+        head = re.compile(rf"\s*(?:async\s+)?(?:def\s+)?{part.name}\b")
+        return next((i for i in range(part.start, part.end) if head.match(self.lines[i])), 0)
+
     def lines_of(self, function: symtable.SymbolTable) -> range:
         """Return the lines of a function; of a lambda or a comprehension the first one."""
         start = function.get_lineno() - 1
@@ -480,7 +514,7 @@ def _members(module: _Module, name: str) -> list[Part]:
         part
         for part in module.parts
         if part.name == name
-        and part.kind == "function"
+        and part.kind in {"function", "variable"}
         and len(part.path) > 1
         and part.path[-2] in module.classes
     ]
@@ -537,6 +571,8 @@ def _variable_places(
     lines = set(range(len(module.lines)))
     for one in own if is_global else ():
         lines -= set(module.lines_of(one))
+    for part in _members(module, old):
+        lines -= set(range(part.start, module.head_of(part) + 1))
     return _name_uses(module.tokens, old, lines), doubt
 
 

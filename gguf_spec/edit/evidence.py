@@ -39,7 +39,8 @@ _COMMON = frozenset({
     "while", "who", "will", "with", "without", "would", "write", "you", "your",
 })  # fmt: skip
 _VALUE = re.compile(
-    r"\"[^\"]*\"(?!\s*:)|'[^']*'(?!\s*:)|#[0-9a-fA-F]{3,8}\b|(?<![\w.])\.?\d[\w.%:/]*"
+    r"(?<!\w)[rbf]{0,2}(?:\"[^\"]*\"|'[^']*')(?!\s*:)"
+    r"|#[0-9a-fA-F]{3,8}\b|(?<![\w.])\.?\d[\w.%:/]*"
 )
 _TOKEN = r"\w+|[^\w\s]"
 _OTHERS = r"\b(?:except|besides|excluding|(?:other|rather)\s+than|apart\s+from|all\s+but)\b"
@@ -98,6 +99,7 @@ def _far_away(
     if not hunks or reading.scope or reading.is_everywhere or is_prose or len(lines) > _MANY:
         return []
     words = set(re.findall(r"[^\W\d_]{4,}|\w*[\d_]\w*", instruction.lower())) - _COMMON
+    words -= {*"0123456789"}  # most often a value
     places: dict[str, set[int]] = {}
     for i, line in enumerate(lines):
         for word in words & set(re.findall(r"\w+", line.lower())):
@@ -181,11 +183,18 @@ class _Places:
         if only and not only & here:
             return f"line {hunk.start + 1} is not {self._only}"
         for i in range(hunk.start, hunk.end):
-            alike = _look_alikes(self._lines, i, hunk)
-            for j in alike:
+            for j in {*_look_alikes(self._lines, i, hunk), *self._named_alike(i)}:
                 if j not in changed and not here - self.named_at(j, j + 1, changed):
                     return f"line {j + 1} is like line {i + 1}, and which one is meant is not clear"
         return ""
+
+    def _named_alike(self, at: int) -> list[int]:
+        """Return the lines with a value that have the words of the instruction that a line has."""
+        own = _shared(self._asked, _words(self._lines[at]))
+        if not own or not _VALUE.search(self._lines[at]):
+            return []
+        others = (i for i, line in enumerate(self._lines) if i != at and _VALUE.search(line))
+        return [i for i in others if own <= _shared(self._asked, _words(self._lines[i]))]
 
     def lost_for_new_ones(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection to a line that was not named, and gave way where lines were added."""

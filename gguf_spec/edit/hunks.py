@@ -11,6 +11,7 @@ import re
 import symtable
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -166,6 +167,8 @@ def objections(
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if _ADDS.match(instruction) and hunks and n_gone >= 0:
         found.append("no line was added")
+    if hunks and not any(line.strip() for hunk in hunks for line in (*hunk.old, *hunk.new)):
+        found += [] if _BLANK.search(instruction) else ["only empty lines are changed"]
     text_before, text_after = "\n".join(old), "\n".join(new)
     found += [
         f"{place[1]} is gone"
@@ -184,11 +187,12 @@ _REMOVES = re.compile(
     r"replace|rewrite|convert|unused)\b"
 )
 _ADDS = re.compile(
-    r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:new\s+|second\s+|third\s+)?"
+    r"(?i)\s*(?:please\s+)?add\s+(?:an?|another|the)\s+(?:(?:new|missing|second|third)\s+)?"
     r"(?:function|method|class|key|entry|section|rule|target|script|step|job|service|server|model|"
     r"source|index|table|column|row|line|item|test|import|comment|docstring|heading|paragraph|"
-    r"property|option|setting)\b"
+    r"property|option|setting)s?\b"
 )
+_BLANK = re.compile(r"(?i)\b(?:blank|empty|lines?|spac\w+|whitespace|format\w*)\b")
 PLURAL = re.compile(
     r"(?i)\b(?:and|them|these|those|lines|names|keys|values|functions|methods|classes|comments|"
     r"docstrings|hints|errors|mistakes|typos|spelling|words|sentences|headings|entries|items|"
@@ -383,6 +387,8 @@ def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[s
         return [
             f"{', '.join(sorted(lacking)[:3])} {'is' if len(lacking) == 1 else 'are'} not defined"
         ]
+    if language(name) == "Python" and (twice := _doubled(new, name) - _doubled(old, name)):
+        return [f"{min(twice)} is defined twice"]
     if (
         language(name) == "JSON"
         and before.count('":')
@@ -391,6 +397,13 @@ def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[s
     ):
         return ["a key stands twice"]
     return []
+
+
+def _doubled(lines: Sequence[str], name: str) -> set[str]:
+    """Return the functions and classes without decorators that stand twice at one place."""
+    heads = [one for one in parts_of(list(lines), name) if one.kind in {"function", "class"}]
+    paths = Counter(one.path for one in heads if not lines[one.start].lstrip().startswith("@"))
+    return {".".join(path) for path, n in paths.items() if n > 1}
 
 
 def _has_doubles(text: str) -> bool:

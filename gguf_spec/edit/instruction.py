@@ -120,7 +120,8 @@ def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Readi
     named = rename
     if not rename and (found_rename := _RENAME.search(wanted)):  # with more to do: no place either
         named = Rename(found_rename["old"], found_rename["new"], True)
-    scope = _mentioned(_behind(wanted, named) if named else wanted, lines, parts, named)
+    wanted = _behind(wanted, named) if named else wanted
+    scope = _mentioned(wanted, lines, parts, named)
     kept = [one for one in kept if not any(one == part or one.holds(part) for part in scope)]
     return Reading(rename, tuple(scope), tuple(kept), bool(_EVERYWHERE.search(wanted)), words)
 
@@ -191,6 +192,7 @@ def _named(mention: _Mention, parts: Sequence[Part]) -> list[Part]:
     """Return the parts with the name of a mention; none if that says nothing."""
     forms = _forms(mention.name)
     found = [part for part in parts if part.name in forms and part.kind in mention.kinds]
+    found = [one for one in found if one.path[-2:-1] != (one.name,)] or found  # no constructor
     found = [part for part in found if part.name == mention.name] or found
     return found if len(found) <= _MOST_PARTS else []
 
@@ -300,6 +302,9 @@ def _mentions(
             is_new = place and place[1].lower() == "to" and not is_addition
             if is_new and not kind:
                 continue  # the new value
+            is_word = strict and name.isupper() and not kind and name not in quoted
+            if is_word and kinds_of_name == {"variable"} and re.search(r"(?i)\bthe\s+$", before):
+                continue  # a word such as "the PDF", and a variable of that name
             if (
                 kind_before
                 and re.search(rf"(?i)\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?$", bare)

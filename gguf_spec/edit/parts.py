@@ -358,7 +358,8 @@ _NO_FUNCTIONS = {
 }  # fmt: skip
 _CLASS = "class|struct|enum|union|interface|trait|namespace|module|record|message"
 _HEAD_NAMES = tuple((kind, re.compile(pattern)) for kind, pattern in (
-    ("class", rf"\b(?:{_CLASS})\s+([\w:]+)[^()]*$"),
+    ("class", r"\btype\s+(\w+)\s+(?:struct|interface)\s*$"),
+    ("class", rf"\b(?:{_CLASS})\s+([\w:]+)(?:<[^()]*>)?[^()=]*$"),
     ("class", r"\bimpl\b(?:<[^>]*>)?\s+(?:\w+\s+for\s+)?(\w+)"),
     ("function", r"\b(?:function\*?|fn|func|def|fun)\s+(?:\([^)]*\)\s*)?(\w+)"),
     ("function", r"([\w$]+)\s*[:=]\s*(?:async\s*)?"
@@ -380,6 +381,8 @@ def _braces(lines: list[str], comment: str = "//") -> Iterator[Part]:
     stack: list[tuple[int, str]] = []  # line and words before each open brace
     head, head_line = "", 0
     for i, line in enumerate(_without_texts(lines, comment)):
+        if head.count("(") <= head.count(")") and _ended(line, head, comment):
+            head = ""
         for piece in re.split(r"([{};])", line + "\n"):
             if piece == "{":
                 stack.append((head_line if head.strip() else i, head))
@@ -399,6 +402,14 @@ def _braces(lines: list[str], comment: str = "//") -> Iterator[Part]:
             yield from [Part(found[1], "variable", head_line, i + 1)] if found[1] else []
             head = ""
         head = head[-_MOST_READ:]
+
+
+def _ended(line: str, head: str, comment: str) -> bool:
+    """Return whether words before a line are a statement that has no semicolon."""
+    if comment == "#":
+        return not head.rstrip().endswith(")")
+    bare = re.sub(r"\([^()]*\)", "()", head)  # without default values
+    return not line.strip() or bool(re.search(r"[^=!<>]=[^=>]*[\w)\]\"'`]\s*$", bare))
 
 
 def _assigned(statement: str) -> str:

@@ -3,6 +3,7 @@
 
     .venv/bin/python scripts/bench/bench_edits.py --half tune --way whole
     .venv/bin/python scripts/bench/bench_edits.py --model qwen2.5-coder-7b Qwen/Qwen2.5-Coder-3B-Instruct-GGUF --half report --json edits.json
+    .venv/bin/python scripts/bench/bench_edits.py --model smollm2-135m-instruct --draft tales-draft --half all --equal 48
     .venv/bin/python scripts/bench/bench_edits.py --list    # the tasks and their instructions; needs no model
 
 Each task of `tests/data/edits` is run at temperature 0, as `gguf-spec edit --yes` runs it. Ways:
@@ -17,7 +18,8 @@ unchanged  the same text
 refused    nothing was written; in brackets how many of these texts were right
 
 Methods and parameters are chosen with the half `tune`; the half `report` is for figures that are published. With --json the results are kept
-after each task, and tasks that are in the file are not run again. The checks execute functions of the new Python texts in this process.
+after each task, and tasks that are in the file are not run again. --equal compares the first tokens of what the model writes without drafts
+and with drafts from each source, also those that would not pay. The checks execute functions of the new Python texts in this process.
 """
 
 import argparse
@@ -33,13 +35,14 @@ from pathlib import Path
 from _edit_tasks import DAMAGED, HALVES, REFUSED, RIGHT, UNCHANGED, WRONG, judge, read_tasks
 
 import gguf_spec
-from gguf_spec import Sampling
-from gguf_spec.errors import GgufSpecError
+from gguf_spec import Sampling, Speculation
+from gguf_spec.errors import GgufSpecError, NotDownloadedError
 
-WAYS = ("whole", "edit")
 KINDS = (RIGHT, DAMAGED, WRONG, UNCHANGED, REFUSED)
 MODEL = "qwen2.5-coder-1.5b"
 MOST_CTX = 32_768
+PLAIN = Speculation(k=0)
+FIXED = {"ngram": 8, "model": 4, "hybrid": 8}  # lengths of drafts that are made whatever they cost
 
 
 class NotThere(Exception):
@@ -91,11 +94,14 @@ def edit(llm, task):
     return result.text, tuple(map(str, result.refused)), result.stats
 
 
+WAYS = {"whole": whole, "edit": edit}
+
+
 def run_task(llm, way, task):
     """Return the record of one task."""
     start = time.perf_counter()
     try:
-        text, refused, stats = {"whole": whole, "edit": edit}[way](llm, task)
+        text, refused, stats = WAYS[way](llm, task)
     except GgufSpecError as error:
         text, refused, stats = task.old, (str(error),), None
     seconds = time.perf_counter() - start
@@ -112,6 +118,46 @@ def run_task(llm, way, task):
         "rounds": getattr(stats, "rounds", 0),
         "text": text,
     }
+
+
+def same_as_plain(llm, task, n):
+    """Return whether the first tokens of an edit are the same, by drafter; None without a model."""
+    from gguf_spec.edit import EditPlan  # older versions have none
+
+    plan = EditPlan(task.old, task.ask, name=task.file)
+    if not plan.needs_model:
+        return None
+    prompt = plan.prompt(llm)
+    drafters = {"auto": Speculation()} | {
+        one: Speculation(drafter=one, k=k, adaptive=False)
+        for one, k in FIXED.items()
+        if one == "ngram" or llm.draft_name
+    }
+
+    def tokens(speculation):
+        sampling = prompt.limited(Sampling(temperature=0), n)
+        return llm.generate(
+            prompt.request, sampling, prefill=prompt.prefill, speculation=speculation
+        ).tokens
+
+    plain = tokens(PLAIN)
+    return {one: tokens(how) == plain for one, how in drafters.items()}
+
+
+def show_equal(model, tasks, words):
+    """Compare the tasks with each drafter; return whether all are the same."""
+    counts, n = Counter(), 0
+    with loaded(model, tasks, words) as llm:
+        for task in tasks:
+            same = same_as_plain(llm, task, words.equal)
+            n += same is not None
+            counts.update(same or {})
+            names = [one for one, is_same in (same or {}).items() if not is_same]
+            how = f"another text with {', '.join(names)}" if names else "same" if same else "code"
+            print(f"{model}, {key_of(task)}: {how}", file=sys.stderr, flush=True)
+    for one in counts:
+        print(f"{model}, {one}: {counts[one]} of {n} as without drafts")
+    return all(counts[one] == n for one in counts)
 
 
 def judged_again(task, record):
@@ -210,12 +256,24 @@ def parse(arguments=None):
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
     parser.add_argument("--judge", action="store_true", help="only judge the texts of --json again")
+    parser.add_argument(
+        "--equal", type=int, metavar="N", help="only compare the first N tokens with each drafter"
+    )
     parser.add_argument("--list", action="store_true", help="only show the tasks")
     parser.add_argument("-v", "--verbose", action="store_true", help="one line a task, too")
     words = parser.parse_args(arguments)
     if words.judge and not words.json:
         parser.error("--judge needs --json FILE")
     return words
+
+
+def loaded(model, tasks, words):
+    # as the command: the old and the new text, a quarter more and the instruction, at three bytes a token
+    n_ctx = min(max(3 * len(task.old.encode()) // 4 + 1024 for task in tasks), MOST_CTX)
+    try:
+        return gguf_spec.load(model, words.draft, n_ctx=max(n_ctx, 4096), threads=words.threads)
+    except NotDownloadedError as error:
+        raise SystemExit(f"Error: {error}\nFirst: gguf-spec models pull {model}") from None
 
 
 def run_model(model, tasks, words, results):
@@ -228,9 +286,7 @@ def run_model(model, tasks, words, results):
     ]
     if not todo:
         return
-    # as the command: the old and the new text, a quarter more and the instruction, at three bytes a token
-    n_ctx = min(max(3 * len(task.old.encode()) // 4 + 1024 for task in tasks), MOST_CTX)
-    with gguf_spec.load(model, words.draft, n_ctx=max(n_ctx, 4096), threads=words.threads) as llm:
+    with loaded(model, tasks, words) as llm:
         missing = set()
         for n, (way, task) in enumerate(todo, 1):
             if way in missing:
@@ -257,6 +313,9 @@ def main(arguments=None) -> int:
         for task in tasks:
             print(f"{key_of(task)}{' (trap)' if task.trap else ''}: {task.ask}")
         return 0
+    if words.equal:
+        same = [show_equal(model, tasks, words) for model in words.model]
+        return int(not all(same))
     results, rows = Results(words.json), []
     for model in words.model:
         if not words.judge:

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 100
 QUESTION = "Write a Python function that checks whether a number is prime."
-EDIT = "edit -m qwen2.5-coder-1.5b scripts/examples/service.yaml 'add Bern in Switzerland as number 7' --show-draft --diff"
+EDIT = "edit -m qwen2.5-coder-1.5b scripts/examples/service.yaml 'add the station Bern in Switzerland as number 7' --show-draft --diff"
 
 
 def bench():

@@ -471,7 +471,9 @@ def test_nothing_changed(here, work, file):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("typed", "written"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])
+@pytest.mark.parametrize(
+    ("typed", "written"), [(b"y\n", True), (b"n\n", False), (b"\n", False), (b"r\ny\n", True)]
+)
 def test_at_a_terminal_it_asks(edit, work, environment, file, typed, written):
     line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "d to X", "-m", "edit.gguf", "--threads", "1", "--ctx", "2048"]  # fmt: skip
     code, seen = children.at_terminal(line, typed=typed, cwd=work, env=environment)
@@ -480,7 +482,9 @@ def test_at_a_terminal_it_asks(edit, work, environment, file, typed, written):
     assert "tok/s" in shown
     assert "\x1b[31m-abcdefgh" in shown
     assert "\x1b[32m+abcXefgh" in shown
-    assert "(1/1) Take this change? [y,n,a,q,s,e,r,?] [n]:" in shown
+    n_asked = 1 + typed.count(b"r")
+    assert shown.count("(1/1) Take this change? [y,n,a,q,s,e,r,?] [n]:") == n_asked
+    assert shown.count("\x1b[32m+abcXefgh") == n_asked
     assert file.read_text() == ("abcXefgh\n" if written else "abcdefgh\n")
 
 

@@ -204,3 +204,41 @@ def test_results_are_kept_and_judged_again(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("\n") == len(TASKS)
     with pytest.raises(SystemExit):
         bench_edits.main(["--only", "nothing"])
+
+
+def test_equal_with_drafters(monkeypatch, capsys):
+    class Loaded:
+        n_ctx, has_chat_template, draft_name = 4096, True, "a draft"
+        vocabulary = Model.vocabulary
+        tokenize = Model.tokenize
+        wrong = ""
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def generate(self, request, sampling, *, prefill, speculation):
+            assert (sampling.temperature, sampling.max_tokens) == (0, 5)
+            is_wrong = speculation.k and speculation.drafter == self.wrong
+            return SimpleNamespace(tokens=[1, 2 if is_wrong else 3])
+
+    monkeypatch.setattr(bench_edits.gguf_spec, "load", lambda *names, **options: Loaded())
+    words = ["--model", "one", "--half", "tune", "--only", "cart.ts", "--equal", "5"]
+    assert bench_edits.main(words) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in out] == ["auto:", "ngram:", "model:", "hybrid:"]
+    n = int(out[0].split()[4])
+    assert n and all(line.endswith(f"{n} of {n} as without drafts") for line in out)
+    Loaded.wrong, Loaded.draft_name = "ngram", None
+    assert bench_edits.main(words) == 1
+    out, progress = capsys.readouterr()
+    assert progress.count("another text with ngram") == n
+    assert f"ngram: 0 of {n}" in out and "hybrid" not in out
+
+
+def test_a_model_that_is_not_here():
+    for more in ([], ["--equal", "5"]):
+        with pytest.raises(SystemExit, match="First: gguf-spec models pull none/such"):
+            bench_edits.main(["--model", "none/such", "--only", "cart.ts", *more])

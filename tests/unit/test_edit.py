@@ -70,6 +70,9 @@ struct text { int len; };
 int size(struct list *l) { return l->len; }
 int chars(struct text *t) { return t->len; }
 """
+STATES = "struct track {\n\tchar *name;\n};\nstruct state {\n\tchar *name;\n};\nstatic struct state now = {\n\t.name = 0,\n};\nvoid f(struct state *s, struct track *t)\n{\tputs(s->name); puts(t->name); }\n"
+GO = "type Cart struct {\n\tTotal int\n}\n\ntype Order struct {\n\tTotal int\n}\n\nfunc f(c *Cart, o *Order) int {\n\treturn c.Total + o.Total\n}\n"
+JAVA = "class Cart {\n    int sum;\n    Cart(int sum) { this.sum = sum; }\n}\nclass B {\n    int f() { return cart().sum; }\n}\n"
 SQL = "CREATE TABLE books (\n    id INTEGER,\n    price FLOAT\n);\n\nCREATE TABLE loans (\n    fee FLOAT\n);\n"
 MAKE = "CC = gcc\n\nall: a b\n\nclean:\n\trm -f a\n\trm -f b\n"
 MARKDOWN = "# Top\n\nA.\n\n## Install\n\n```\n# no heading\n```\n\n## Use\n\nB.\n"
@@ -201,6 +204,7 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.css", CSS, "change #fff to #eee in .card", [(".card { color: #fff", ".card { color: #eee")]),
     ("a.c", C, "rename the field len of struct list to count", [("list { int len", "list { int count"), ("l->len", "l->count")]),
     ("a.c", C, "rename the function size to length", [("int size", "int length")]),
+    ("a.toml", "[a]\nx = 1\n[a.b]\ny = 1\n[ab]\n", "rename the section a to c", [("[a]", "[c]"), ("[a.b]", "[c.b]")]),
     ("a.md", MARKDOWN, 'in the section "Install" write heading2 instead of heading', [("no heading", "no heading2")]),
 ])  # fmt: skip
 def test_changes_by_code(name, text, instruction, pairs):
@@ -221,10 +225,38 @@ def test_changes_by_code(name, text, instruction, pairs):
     ("a.css", CSS, "replace #fff with #000", "#fff stands at 2 places"),
     ("a.py", PYTHON, "remove the function average", "average is not defined"),
     ("a.json", JSON, "rename the key c to d", "d is the name of something already"),
+    ("a.c", STATES, "rename the field name of the struct state to title", "which of the uses of name belong to it is not certain"),
+    ("a.ts", "interface State {\n  name: string;\n}\nconst state: State = {\n  name: '',\n};\n", "rename name in State to title", "which of the uses of name"),
+    ("a.java", JAVA, "rename the field sum of Cart to total", "which of the uses of sum"),
+    ("a.sql", "CREATE TABLE a (name TEXT);\nCREATE TABLE b (name TEXT);\nSELECT a.name, b.name FROM a JOIN b;\n", "rename the column name of a to title", "which of the uses of name"),
+    ("a.js", JAVASCRIPT, "rename x in stop to y", "the named place was not found"),
+    ("a.js", JAVASCRIPT, "rename x in stop to all", "the named place was not found"),
+    ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename n to m", "there are a method and a variable n"),
+    ("a.php", "<?php\nclass A {\n  private $n = 1;\n  function f() { return $this->n; }\n}\n", "rename n in A to m", "which of the uses of n"),
+    ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in the chapter C", "the named place was not found"),
 ])  # fmt: skip
 def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
     (refused,) = plan(text, instruction, name).result_by_code().refused
     assert why in refused
+
+
+@pytest.mark.parametrize(("name", "text", "instruction", "n"), [
+    ("a.c", STATES, "rename the field name of the struct state to title", [5, 11]),
+    ("a.go", GO, "rename the field Total of Cart to Sum", [2, 10]),
+    ("a.ts", "interface A {\n  n: string;\n}\nfunction f(a: A, b: B) {\n  return a.n + b.n;\n}\n", "rename n in A to m", [2, 5]),
+    ("a.py", "class A:\n    @n\n    def n(self):\n        pass\n\n\ndef n(a):\n    return a.n()\n\n\nn(A())\n", "rename the function n to m", [7, 11]),
+    ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename the variable n to m", [5]),
+    ("a.sh", "n=1\nf() {\n  local n=2\n}\n", "rename n in f to m", [3]),
+    ("a.js", "const n = 1\n\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [3, 4]),
+    ("a.js", "const n = 1\nfunction f(a, n) {\n  return n\n}\n", "rename n in f to m", [2, 3]),
+    ("a.cpp", "int n;\nint f(int n = 1)\n{\n  return n;\n}\n", "rename n in f to m", [2, 4]),
+    ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in this file", [1, 3]),
+])  # fmt: skip
+def test_a_rename_stays_in_its_place(name, text, instruction, n):
+    edit = plan(text, instruction, name).result_by_code()
+    changed = [one.start + 1 + i for one in edit.hunks for i in range(len(one.old))]
+    assert changed == n, edit.text
+    assert not edit.refused or name == "a.c"
 
 
 @pytest.mark.parametrize("instruction", [
@@ -233,6 +265,10 @@ def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
 ])  # fmt: skip
 def test_what_needs_the_model(instruction):
     assert plan(PYTHON, instruction).needs_model
+
+
+def test_a_number_is_no_new_value_for_a_word():
+    assert plan('image: "app:1.2"\n', "bump the image to 1.3", "a.yaml").needs_model
 
 
 def written(text, instruction, answer, name="a.py", **options):
@@ -468,6 +504,10 @@ def test_other_files_are_seen_as_far_as_they_fit(writer):
 
 
 OBJECTIONS = [
+    ("a.py", "def f(a):\n    return a\n\n\ndef g(a):\n    return 2 * a\n", "def f(a):\n    return a\n\n\ndef f(a):\n    return a\n", "replace the product in g by a sum", "f is defined twice"),
+    ("a.py", "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n", "class A:\n    def f(self):\n        return 1\n\n    def f(self):\n        return 2\n", "g should return 2.0", "A.f is defined twice"),
+    ("a.py", "class A:\n    def f(self):\n        return 1\n", "class A:\n    def f(self):\n        return 2\n", "add the missing docstrings in A", "no line was added"),
+    ("a.txt", "One.\n\nTwo.\n", "One.\nTwo.\n", "two is more than one", "only empty lines are changed"),
     ("a.html", "<a>One</a>\n<b id='x'>Two</b>\n", "<a>One</a>\n<b id='y'>New</b>\n", 'add a button "New" above "Two"', "Two is gone"),
     ("a.json", '{\n  "test": "run",\n  "lint": "x"\n}\n', '{\n  "test": "run",\n  "lint": "y",\n  "more": 1\n}\n', "add a script typecheck that runs y", "typecheck is not in what was written"),
     ("a.csv", "n,a\n1,Glove\n2,Saw\n3,Goggles\n", "n,a\n1,Glove\n9,Saw\n3,Goggles\n", "there are nine goggles now", "nothing is changed where goggles stands"),
@@ -482,6 +522,7 @@ def test_what_speaks_against_a_change(name, old, new, ask, why):
 
 TWO_BLOCKS = "a:\n  host: x\n  timeout: 30\nb:\n  host: y\n  timeout: 30\n"
 LEVELS = "[log]\nlevel = info\n# of mails\n[mail]\nlevel = info\n"
+SALADS = '[\n  {"name": "Salad", "price": 6.5},\n  {"name": "Salad", "price": 8, "vegan": true},\n  {"name": "Rice", "price": 5}\n]\n'
 PLACES = [
     ("a.txt", "One day.\n\nTwo nights.\n\nMore.\n", "One day.\n\nTwo nights.\n\nLess.\n", "the days are longer", "nothing in line 5 or beside it was named"),
     ("a.yaml", TWO_BLOCKS, TWO_BLOCKS.replace("30", "60", 1), "wait 60 seconds, the timeout is too short", "line 6 is like line 3, and which one is meant is not clear"),
@@ -491,6 +532,7 @@ PLACES = [
     ("a.c", "int shut(int *f)\n{\n\tend(f);\n\t*f = 0;\n}\n", "int shut(int *f)\n{\n\tend(f);\n\tfree(f);\n\tfree(g);\n}\n", "shut must free g", "line 4, which was not named, gave way to others"),
     ("a.yaml", "sales:\n  mail: a\n  hours: weekdays\n", "sales:\n  mail: a\n  hours: none\n", "sales need not be told any more", "what line 3 says was not named"),
     ("a.ini", INI, INI.replace("80", "81"), "use port 81 for all but the section server", "whether server may change is not clear"),
+    ("a.json", SALADS, SALADS.replace("6.5", "7.5"), "the big salad is 7.50 now", "line 3 is like line 2, and which one is meant is not clear"),
     ("a.txt", "Alpha beta.\nGamma has ports.\n", "Alpha delta.\nGamma has ports.\n", "take another port", "nothing in line 1 or beside it was named"),
     ("a.sh", "run -p 1:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run -p 9000:8080 -v a\n\n\n\nrun -q -p 1:8080 b\n", "run it at 9000", "line 5 is like line 1, and which one is meant is not clear"),
 ]  # fmt: skip
@@ -503,6 +545,9 @@ def test_a_place_that_the_instruction_does_not_name_is_asked_about(name, old, ne
 
 
 NAMED_PLACES = [
+    ("a.py", "class A:\n    @property\n    def f(self):\n        return self.g\n", "class A:\n    @property\n    def f(self):\n        return self.g\n\n    @f.setter\n    def f(self, g):\n        self.g = g\n", "add a setter to A"),
+    ("a.json", SALADS, SALADS.replace(" 5}", " 7}"), "rice is 7 now"),
+    ("a.json", SALADS, SALADS.replace("8", "7"), "the vegan salad is 7 now"),
     ("a.txt", "One day.\n\nTwo nights.\n", "One day.\n\nThree nights.\n", "there is a night more"),
     ("a.txt", "One dai.\n\nTwo nights.\n", "One day.\n\nTwo nights.\n", "correct the spelling"),
     ("a.css", "a {\n  color: light-dark(#111, #eee);\n}\n", "a {\n  color: light-dark(#222, #eee);\n}\n", 'use "#222" for #111'),
@@ -512,6 +557,9 @@ NAMED_PLACES = [
     ("a.csv", "n,a,b\n1,Glove,2.5\n2,Saw,2.5\n", "n,a,b\n1,Glove,2.5\n2,Saw,3.5\n", "a saw is 3.5 now"),
     ("a.toml", "[black]\nlength = 9\n\n[ruff]\nlength = 9\n", "[black]\nlength = 9\n\n[ruff]\nlength = 7\n", "7 is ruff's limit"),
     ("a.js", "function f() {\n  try { g(); }\n  catch {\n    return 0;\n  }\n}\n", "function f() {\n  try { g(); }\n  catch (error) {\n    print(error);\n    return 0;\n  }\n}\n", "f must print what went wrong"),
+    ("a.css", "a {\n  left: 5px;\n}\n\n\n\n\nb {\n  flex: 0;\n}\n", "a {\n  left: 7px;\n}\n\n\n\n\nb {\n  flex: 0;\n}\n", "more left than 0"),
+    ("Makefile", "PDF = a.pdf\nall:\n\tmake --toc $(PDF)\n", "PDF = a.pdf\nall:\n\tmake $(PDF)\n", "no --toc for the PDF"),
+    ("a.py", "def f(a):\n    return a\n", "def f(a):\n    if a < 0:\n        raise ValueError(a)\n    return a\n", "no negative a in f"),
 ]  # fmt: skip
 
 
