@@ -330,6 +330,9 @@ def write_profile(
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
 
+_LARGE = 512 << 20  # bytes of a model
+
+
 def _speed_file() -> Path:
     return cache_file("probe", ["speed", *this_machine(timed=True)])
 
@@ -337,11 +340,12 @@ def _speed_file() -> Path:
 def measured_speed() -> float | None:
     """Return the bytes of weights that a pass over one token reads in a second on this machine.
 
-    It is that of the largest model that was measured; None before one was.
+    It is that of the largest model that was measured, if that is large: in a small one other work
+    takes more than half of the time. None before.
     """
     try:
         n_bytes, seconds = read_json(_speed_file())
-        return float(n_bytes / seconds)
+        return float(n_bytes / seconds) if n_bytes >= _LARGE else None
     except (TypeError, ValueError, ZeroDivisionError):
         return None
 

@@ -63,5 +63,13 @@ def test_without_a_measured_model_the_memory_is_read(here):
     assert models.tokens_per_s(GIB) == machine.read_speed() / GIB
 
 
+@pytest.mark.parametrize(("n_bytes", "speed"), [(94 << 20, None), (1 << 30, 2.0 * GIB)])
+def test_a_small_model_says_nothing_about_large_ones(monkeypatch, tmp_path, n_bytes, speed):
+    """A 135M model was measured at 21 GB/s where one of 1.5B has 52, as fast as the memory is."""
+    monkeypatch.setattr(profile, "_speed_file", lambda: tmp_path / "speed.json")
+    profile.write_json(tmp_path / "speed.json", [n_bytes, 0.5])
+    assert profile.measured_speed() == speed
+
+
 def test_every_recommended_model_is_known():
     assert {name for names in models.RECOMMENDED.values() for name in names} <= KNOWN.keys()
