@@ -704,13 +704,15 @@ def require(option: str, value: Any, allowed: str, ok: bool) -> None:
 
 
 def _check_rules(options: Any, rules: Mapping[str, Rule]) -> None:
-    """Check each field against its rule; store sequences as tuples.
+    """Check each field but the defaults against its rule; store sequences as tuples.
 
     Raises:
         InvalidOptionError: A value is not allowed. The error names the first such field.
     """
     for name in rules:
-        object.__setattr__(options, name, checked(name, getattr(options, name)))
+        value = getattr(options, name)
+        if value is not getattr(type(options), name, rules):
+            object.__setattr__(options, name, checked(name, value))
 
 
 @dataclass(frozen=True)

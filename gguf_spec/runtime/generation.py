@@ -8,7 +8,7 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
@@ -101,6 +101,7 @@ class StatsRecorder:
     """Token counts and times of a stream: time inside the models, and total running time.
 
     Attributes:
+        n_reasoning: Number of tokens of the reasoning; the caller sets it.
         since: Time from which on time counts, by the performance counter; the caller sets it when
             it has processed a chunk.
     """
@@ -109,7 +110,7 @@ class StatsRecorder:
         """Create the stats of a stream over a prompt of `n_prompt` tokens."""
         self._counts = dict.fromkeys(_COUNTS, 0) | {"n_prompt": n_prompt}
         self._drafter: DraftController | NoDrafter | None = None
-        self.since = 0.0
+        self.since, self.n_reasoning = 0.0, 0
         self._models: tuple[LanguageModel | None, ...] = ()
         self._busy = self._busy_at_end = [0.0, 0.0]
         self._total_s = self._prompt_s = self._ttft_s = 0.0
@@ -176,6 +177,7 @@ class StatsRecorder:
         controller = drafter if isinstance(drafter, DraftController) else None
         return Stats(
             **self._counts,
+            n_reasoning=self.n_reasoning,
             prompt_s=self._prompt_s,
             draft_s=draft_s,
             verify_s=verify_s,
@@ -278,7 +280,8 @@ class Generation:
     @property
     def stats(self) -> Stats:
         """Token counts and times so far."""
-        return replace(self._recorder.stats, n_reasoning=self._visible.n_reasoning)
+        self._recorder.n_reasoning = self._visible.n_reasoning
+        return self._recorder.stats
 
     def rest_by(self, rest: Callable[[], object]) -> bool:
         """Call `rest` again and again in long work between passes; return whether it has such."""

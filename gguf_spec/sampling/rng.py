@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import numpy.random  # not later: a fork in between would leave it half imported
@@ -58,7 +60,11 @@ class SeededRng:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed.to_bytes(8, "little")
-        self._uniform = np.random.Generator(np.random.Philox(seed)).random
+
+    @cached_property
+    def _uniform(self) -> Callable[[], float]:  # many requests need none of these numbers
+        seed = int.from_bytes(self._seed, "little")
+        return np.random.Generator(np.random.Philox(seed)).random
 
     def chance(self, probability: float) -> bool:
         if probability >= 1 or probability <= 0:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -91,6 +92,8 @@ class Metrics:
         self._lock = threading.Lock()
         # Metric and labels -> its value.
         self._sums: defaultdict[tuple[str, str], float] = defaultdict(int)
+        # Histogram and labels -> the number of values in each bucket alone, and the sum of them.
+        self._histograms: dict[tuple[str, str], list[float]] = {}
         self._running: list[Stream] = []
         self._last = Stats()
         self.embedded(0)
@@ -127,11 +130,11 @@ class Metrics:
             times_s: When the request came, the first tokens (missing without any), and the end.
             error: Error that ended the answer early; None without an error.
         """
-        of_all = {
-            "gen_ai_operation_name": operation,
-            "gen_ai_provider_name": "gguf_spec",
-            "gen_ai_request_model": model.translate(_ESCAPED),
-        }
+        of_all = _labels(
+            gen_ai_operation_name=operation,
+            gen_ai_provider_name="gguf_spec",
+            gen_ai_request_model=model.translate(_ESCAPED),
+        )
         n, total_s = stream.stats.n_generated, times_s[-1] - times_s[0]
         with self._lock:
             self._running.remove(stream)
@@ -139,10 +142,10 @@ class Metrics:
             _add(self._sums, last)
             n_most = max(self._sums["longest_tokens", ""], last.n_prompt + n)
             self._sums["longest_tokens", ""] = n_most
-            failed = {"error_type": error} if error else {}
-            self._observe("gen_ai_server_request_duration_seconds", total_s, of_all | failed)
-            for kind, n_tokens in (("input", stream.stats.n_prompt), ("output", n)):
-                labels = of_all | {"gen_ai_token_type": kind}
+            failed = "," + _labels(error_type=error) if error else ""
+            self._observe("gen_ai_server_request_duration_seconds", total_s, of_all + failed)
+            for kind, n_tokens in (("input", last.n_prompt), ("output", n)):
+                labels = f"{of_all},{_labels(gen_ai_token_type=kind)}"
                 self._observe("gen_ai_client_token_usage", n_tokens, labels)
             if error or len(times_s) < 3:
                 return
@@ -152,12 +155,11 @@ class Metrics:
                 token_s = (total_s - first_s) / (n - 1)
                 self._observe("gen_ai_server_time_per_output_token_seconds", token_s, of_all)
 
-    def _observe(self, name: str, value: float, labels: Mapping[str, str]) -> None:
-        for bound in (*_HISTOGRAMS[name][1], math.inf):
-            label = _label(**labels, le="+Inf" if bound == math.inf else bound)
-            self._sums[f"{name}_bucket", label] += value <= bound
-        self._sums[f"{name}_sum", _label(**labels)] += value
-        self._sums[f"{name}_count", _label(**labels)] += 1
+    def _observe(self, name: str, value: float, labels: str) -> None:
+        bounds = _HISTOGRAMS[name][1]
+        row = self._histograms.setdefault((name, labels), [0] * (len(bounds) + 2))
+        row[bisect_left(bounds, value)] += 1
+        row[-1] += value
 
     def text(self, n_waiting: int, n_running: int, llms: Sequence[LLM] = ()) -> str:
         """Return all metrics in the text format of Prometheus.
@@ -169,6 +171,7 @@ class Metrics:
         """
         with self._lock:
             sums = self._sums.copy()
+            histograms = {key: [*row] for key, row in self._histograms.items()}
             now = [stream.stats for stream in self._running]
             speed = sum(stats.tokens_per_s for stats in now or [self._last])
         for stats in now:
@@ -194,11 +197,16 @@ class Metrics:
             lines.append(f"# HELP gguf_spec_{name} {text}\n# TYPE gguf_spec_{name} {kind}\n")
             series = values.get(name, {}).items()
             lines += [f"gguf_spec_{name}{label} {value}\n" for label, value in series]
-        for name, (text, _) in _HISTOGRAMS.items():
+        for name, (text, bounds) in _HISTOGRAMS.items():
             lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram\n")
-            for part in ("_bucket", "_sum", "_count"):
-                series = values.get(name + part, {}).items()
-                lines += [f"{name}{part}{label} {value}\n" for label, value in series]
+            rows = [(labels, row) for (one, labels), row in histograms.items() if one == name]
+            for labels, (*counts, _) in rows:
+                below = zip((*bounds, "+Inf"), itertools.accumulate(counts), strict=True)
+                lines += [
+                    f"{name}_bucket{{{labels},{_labels(le=bound)}}} {n}\n" for bound, n in below
+                ]
+            lines += [f"{name}_sum{{{labels}}} {round(row[-1], 6)}\n" for labels, row in rows]
+            lines += [f"{name}_count{{{labels}}} {sum(row[:-1])}\n" for labels, row in rows]
         return "".join(lines) + _as_llama_server(values, n_waiting, n_running)
 
 
@@ -241,7 +249,7 @@ def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:
     for name, field in _SUMS.items():
         sums[name, ""] += getattr(stats, field)
     for part in _TIMES:
-        sums["time_seconds_total", _label(part=part)] += getattr(stats, f"{part}_s")
+        sums["time_seconds_total", _PARTS[part]] += getattr(stats, f"{part}_s")
     for drafter, counts in stats.drafters.items():
         for name, n in zip(_OF_DRAFTERS, counts, strict=True):
             sums[name, _label(drafter=drafter)] += n
@@ -270,5 +278,12 @@ def _of_models(llms: Sequence[LLM]) -> dict[str, dict[str, float]]:
     return found
 
 
+def _labels(**values: object) -> str:
+    return ",".join([f'{name}="{value}"' for name, value in values.items()])
+
+
 def _label(**values: object) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in values.items()) + "}"
+    return f"{{{_labels(**values)}}}"
+
+
+_PARTS = {part: _label(part=part) for part in _TIMES}

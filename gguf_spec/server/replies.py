@@ -501,6 +501,8 @@ def prompt_progress(event: PromptRead, asked: CompletionRequest) -> dict[str, An
 
 def _sum(every: Sequence[Stats]) -> Stats:
     """Return the statistics of generations together; the first token is that of the first."""
+    if len(every) == 1:
+        return every[0]
     first, drafters = every[0], dict[str, tuple[int, int]]()
     for name, (n_drafted, n_accepted) in (pair for one in every for pair in one.drafters.items()):
         before = drafters.get(name, (0, 0))

@@ -66,7 +66,7 @@ def read_speed() -> float:
     data, n = np.ones(4 << 20, np.uint64), min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(n) as pool:
         best = math.inf
-        for _ in range(3):
+        for _ in range(20):
             began = time.perf_counter()
             list(pool.map(np.bitwise_or.reduce, [data] * n))
             best = min(best, time.perf_counter() - began)
