@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +35,52 @@ N_BATCH = 512  # largest number of tokens in a batch
 _frees: set[weakref.ref[Native]] = set()
 # At exit the operating system frees all of it; llama.cpp's threads may still run then.
 atexit.register(_frees.clear)
+# calls that take long, by any thread
+_long_calls: set[object] = set()
+# not empty from the end of the program on
+_ends: list[bool] = []
+_PATIENCE_S = 10.0  # most that the end of the program waits for them
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_long_calls.clear)
+
+
+@atexit.register
+def _wait() -> None:
+    """Wait for the passes and loads of other threads, and let no further ones begin.
+
+    The end of a process destroys objects that llama.cpp's kernels use: a pass would crash.
+    """
+    _ends.append(True)
+    until = time.monotonic() + _PATIENCE_S
+    while _long_calls and time.monotonic() < until:
+        time.sleep(0.002)
+
+
+def long_call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of llama.cpp that takes long; the end of the program waits for it.
+
+    Raises:
+        SystemExit: As `end_with_program`.
+    """
+    key = object()
+    try:
+        _long_calls.add(key)
+        end_with_program()
+        return function(*arguments)
+    finally:
+        _long_calls.discard(key)
+
+
+def end_with_program() -> None:
+    """End a thread other than the main one if the program is at its end.
+
+    Raises:
+        SystemExit: It is. A thread ends by it without a word.
+    """
+    if _ends and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
+
+
 # processes that used llama.cpp: this one, and those of which it is a child by fork
 _users: set[int] = set()
 
@@ -106,7 +154,7 @@ class Native(OfOneProcess):
         """
         # llama.cpp reads them until the end of the call
         arrays = apply_placement(placement, params, names) if placement else []
-        _keep(self._models, C.llama_model_load_from_file, path, params)
+        long_call(_keep, self._models, C.llama_model_load_from_file, path, params)
         if self._models[0]:
             self._vocab = C.llama_model_get_vocab(self._models[0])
         del arrays
@@ -119,7 +167,7 @@ class Native(OfOneProcess):
 
     def open(self, params: Any, n_batch: int = N_BATCH) -> bool:
         """Create the context and its batch and return whether llama.cpp succeeded."""
-        _keep(self._contexts, C.llama_init_from_model, self._models[0], params)
+        long_call(_keep, self._contexts, C.llama_init_from_model, self._models[0], params)
         if not self._contexts[0]:
             return False
         self._memory = C.llama_get_memory(self._contexts[0])
@@ -171,9 +219,9 @@ class Native(OfOneProcess):
     def decode(self) -> int:
         """Decode the batch, wait until it is done, and return llama.cpp's code."""
         self.has_copies = False
-        code: int = C.llama_decode(self._contexts[0], self._batches[0])
+        code: int = long_call(C.llama_decode, self._contexts[0], self._batches[0])
         # a GPU may still be computing
-        C.llama_synchronize(self._contexts[0])
+        long_call(C.llama_synchronize, self._contexts[0])
         return code
 
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:

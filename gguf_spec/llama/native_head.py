@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..options import K_MAX
 from .bindings import C
-from .native import N_BATCH, Batch, Native, SequenceTokens
+from .native import N_BATCH, Batch, Native, SequenceTokens, long_call
 
 # llama.cpp's LLAMA_CONTEXT_TYPE_MTP
 CONTEXT_OF_HEAD = 1
@@ -92,8 +92,8 @@ class NativeHead:
         if layer:
             self.context(extensions().llama_set_nextn_layer_offset, layer)
         try:
-            code: int = C.llama_decode(self._context, self._batch)
-            C.llama_synchronize(self._context)
+            code: int = long_call(C.llama_decode, self._context, self._batch)
+            long_call(C.llama_synchronize, self._context)
         finally:
             if layer:
                 self.context(extensions().llama_set_nextn_layer_offset, 0)
@@ -115,8 +115,8 @@ class NativeHead:
         batch = type(self._batch)(n_tokens=n)
         batch.embd = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         batch.logits = outputs.ctypes.data_as(type(batch.logits))
-        code: int = C.llama_encode(self._context, batch)
-        C.llama_synchronize(self._context)
+        code: int = long_call(C.llama_encode, self._context, batch)
+        long_call(C.llama_synchronize, self._context)
         if code != 0:
             return code, rows
         encoded = self.context(extensions().llama_get_embeddings_nextn)

@@ -50,7 +50,7 @@ from .bindings import C
 from .context import Context
 from .image_file import Image
 from .log import callback_of, log
-from .native import Native
+from .native import Native, long_call
 from .sequence import CachedSequence
 
 # A folder that cannot exist: libmtmd must not start ffmpeg with a file that is no image.
@@ -226,7 +226,7 @@ class Projector(OfOneProcess):
             ImageError: llama.cpp cannot compute them.
         """
         log.clear()
-        if self._mtmd.mtmd_encode_chunk(self._context, chunk.pointer) != _OK:
+        if long_call(self._mtmd.mtmd_encode_chunk, self._context, chunk.pointer) != _OK:
             reason = log.last or "llama.cpp gave no reason"
             raise ImageError(
                 f"{self.path.name} cannot encode the image: {reason}.", "use another image."

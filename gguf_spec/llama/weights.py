@@ -25,7 +25,7 @@ from ..system.process import OfOneProcess
 from .backend import apart, run_with_large_stack, start_backend
 from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
-from .native import Native
+from .native import Native, end_with_program
 from .options import ContextOptions
 
 # Bytes from which a text is tokenised in parts, and of a part.
@@ -107,6 +107,7 @@ class Weights(OfOneProcess):
 
         def tell(share: float, _data: object) -> bool:
             try:  # llama.cpp would drop an exception
+                end_with_program()
                 if progress and progress(share) is False:
                     raised.append(LoadCancelledError(self.path.name))
             except BaseException as error:

@@ -76,6 +76,57 @@ def test_a_bad_request_breaks_no_pool(method, n):
         assert child.returncode == 0, told
 
 
+ENDS_IN_A_PASS = """
+import ctypes, os, sys, threading, time
+import gguf_spec
+from gguf_spec.llama import native
+decode, begun = native.C.llama_decode, threading.Event()
+def slow(*given):
+    begun.set()
+    ctypes.CDLL(None).usleep(300_000)
+    code = decode(*given)
+    os.write(1, b"pass ")
+    return code
+def work():
+    with gguf_spec.load("tales-draft", None, threads=1, n_ctx=64, parallel=int(sys.argv[1])) as llm:
+        native.C.llama_decode = slow
+        list(llm.stream("Once upon a time", max_tokens=40, ignore_eos=True))
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_end_of_a_program_waits_for_a_pass_of_a_daemon_thread(n):
+    """The end destroys what llama.cpp's kernels use: with a model of 1.5B it crashed six times of ten."""
+    done = children.run(
+        [sys.executable, "-c", ENDS_IN_A_PASS, str(n)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, "pass ", "")
+
+
+ENDS_IN_A_LOAD = """
+import sys, threading, time
+import gguf_spec
+from gguf_spec.llama import native
+load, begun = native.C.llama_model_load_from_file, threading.Event()
+def slow(*given):
+    begun.set()
+    time.sleep(0.3)
+    return load(*given)
+native.C.llama_model_load_from_file = slow
+threading.Thread(target=gguf_spec.load, args=("tales",), daemon=True).start()
+begun.wait()
+sys.exit(7)
+"""
+
+
+def test_a_load_in_a_daemon_thread_ends_with_the_program():
+    done = children.run([sys.executable, "-c", ENDS_IN_A_LOAD], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
 @pytest.mark.parametrize(
     ("case", "n"),
     [
