@@ -107,14 +107,15 @@ def test_the_end_of_a_program_waits_for_a_pass_of_a_daemon_thread(n):
 
 
 ENDS_IN_A_LOAD = """
-import sys, threading, time
+import os, sys, threading, time
 import gguf_spec
 from gguf_spec.llama import native
 load, begun = native.C.llama_model_load_from_file, threading.Event()
-def slow(*given):
+def slow(path, params):
     begun.set()
     time.sleep(0.3)
-    return load(*given)
+    os.write(1, b"goes on" if params.progress_callback(0.5, None) else b"ends")
+    return load(path, params)
 native.C.llama_model_load_from_file = slow
 threading.Thread(target=gguf_spec.load, args=("tales",), daemon=True).start()
 begun.wait()
@@ -124,7 +125,7 @@ sys.exit(7)
 
 def test_a_load_in_a_daemon_thread_ends_with_the_program():
     done = children.run([sys.executable, "-c", ENDS_IN_A_LOAD], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "ends", "")
 
 
 @pytest.mark.parametrize(
