@@ -120,9 +120,11 @@ class KeptChats:
                 (self._path or path).unlink(missing_ok=True)
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with atomic_write(self._path or path) as part:
+            with atomic_write(path) as part:
                 part.write_text(json.dumps(data, ensure_ascii=False), "utf-8", "replace")
-            self._path = (self._path or path).replace(path)
+            if self._path and self._path != path:
+                self._path.unlink(missing_ok=True)
+            self._path = path
             for old in sorted(self.folder.glob("*.json"))[:-_MOST]:
                 old.unlink(missing_ok=True)
         except OSError as error:
