@@ -139,6 +139,8 @@ model, draft, options = json.loads(sys.argv[1])
 how = ContextOptions(extra_bufts=options.get("extra_bufts", True), **{k: v for k, v in options.items() if k != "extra_bufts"})
 files = [local(resolve(name)) for name in (model, draft) if name]
 own_kernels.start()
+# not the longer one that load takes where the memory is large
+options["n_ctx"] = how.positions(read_header(files[0]).whole("context_length"))
 wanted = needs(read_files([(read_header(file), how) for file in files]), build_features())
 with gguf_spec.load(model, draft, threads=2, **options) as llm:
     words = "There was once a king who had three daughters, and all of them were fair, but the youngest was so fair that the sun itself. "
