@@ -33,8 +33,6 @@ N_BATCH = 512  # largest number of tokens in a batch
 
 # references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
-# At exit the operating system frees all of it; llama.cpp's threads may still run then.
-atexit.register(_frees.clear)
 # calls that take long, by any thread
 _long_calls: set[object] = set()
 # not empty from the end of the program on
@@ -46,11 +44,13 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _wait() -> None:
-    """Wait for the passes and loads of other threads, and let no further ones begin.
+    """Wait for the passes, loads and frees of other threads, and let no further ones begin.
 
-    The end of a process destroys objects that llama.cpp's kernels use: a pass would crash.
+    The end of a process destroys objects that llama.cpp's kernels use: a pass would crash. Python
+    ends a thread that comes back, and the frames of C++ below a callback do not survive this.
     """
     _ends.append(True)
+    _frees.clear()  # the operating system frees all of it
     until = time.monotonic() + _PATIENCE_S
     while _long_calls and time.monotonic() < until:
         time.sleep(0.002)
@@ -125,13 +125,16 @@ class Native(OfOneProcess):
         # All frees run inside one C call, as Ctrl-C between two of them would leave the rest
         # allocated.
         # `next` on `filter` calls every function, because each returns None.
+        key = [object()]
         freed = chain(
+            map(_long_calls.add, key),
             map(C.llama_batch_free, self._batches),
             # a head may use the cache of the context
             map(C.llama_free, filter(None, self._heads)),
             map(C.llama_free, filter(None, self._contexts)),
             map(C.llama_adapter_lora_free, filter(None, [] if weights else self._adapters)),
             map(C.llama_model_free, filter(None, [] if weights else self._models)),
+            map(_long_calls.discard, key),
         )
         _frees.add(weakref.ref(self, partial(next, filter(None, freed))))
 

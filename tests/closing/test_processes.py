@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,20 @@ def test_the_end_of_a_program_waits_for_a_pass_of_a_daemon_thread(n):
         [sys.executable, "-c", ENDS_IN_A_PASS, str(n)], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (7, "pass ", "")
+
+
+@pytest.mark.slow
+def test_many_ends_in_a_pass():
+    """At any place of it: with frees that the end did not wait for 5 of 160 were aborted."""
+
+    def end(i):
+        code = ENDS_IN_A_PASS.replace("300_000", str((1000, 20_000, 100_000, 300_000)[i % 4]))
+        command = [sys.executable, "-c", code, str(1 + i // 4 % 2)]
+        done = children.run(command, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    with ThreadPoolExecutor(3) as threads:
+        assert set(threads.map(end, range(240))) == {(7, "")}
 
 
 ENDS_IN_A_LOAD = """
