@@ -64,9 +64,9 @@ def settled(shown):
             lines += [""] * (row == len(lines))
         elif part == "\x1b[1A":
             row -= 1
-        elif part == "\x1b[2K":
+        elif part in {"\r", "\x1b[2K"}:
             lines[row] = ""
-        elif part != "\r" and not part.startswith("\x1b[?25"):
+        elif not part.startswith("\x1b[?25"):
             lines[row] += part
     return "\n".join(lines)
 
