@@ -33,7 +33,7 @@ N_BATCH = 512  # largest number of tokens in a batch
 
 # references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
-# calls that take long, by any thread
+# calls that take long, by threads other than the main one
 _long_calls: set[object] = set()
 # not empty from the end of the program on
 _ends: list[bool] = []
@@ -47,7 +47,8 @@ def _wait() -> None:
     """Wait for the passes, loads and frees of other threads, and let no further ones begin.
 
     The end of a process destroys objects that llama.cpp's kernels use: a pass would crash. Python
-    ends a thread that comes back, and the frames of C++ below a callback do not survive this.
+    ends a thread that returns to it then; from a callback, with frames of C++ below, that aborts
+    the process.
     """
     _ends.append(True)
     _frees.clear()  # the operating system frees all of it
@@ -59,9 +60,13 @@ def _wait() -> None:
 def long_call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function of llama.cpp that takes long; the end of the program waits for it.
 
+    That of the main thread is not counted: Ctrl-C may come before its end is.
+
     Raises:
         SystemExit: As `end_with_program`.
     """
+    if threading.current_thread() is threading.main_thread():
+        return function(*arguments)
     key = object()
     try:
         _long_calls.add(key)

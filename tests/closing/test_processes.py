@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -75,6 +76,20 @@ def test_a_bad_request_breaks_no_pool(method, n):
     with start("pool", method, n, limit_s=110 if n < 100 else 1800) as child:
         told = child.communicate()
         assert child.returncode == 0, told
+
+
+def test_only_calls_of_other_threads_are_waited_for():
+    """Those of the main thread are over where it waits; Ctrl-C could leave one counted."""
+    seen = []
+
+    def count():
+        seen.append(len(native._long_calls))
+
+    native.long_call(count)
+    thread = threading.Thread(target=native.long_call, args=(count,))
+    thread.start()
+    thread.join()
+    assert (seen, native._long_calls) == ([0, 1], set())
 
 
 ENDS_IN_A_PASS = """
