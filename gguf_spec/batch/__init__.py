@@ -174,7 +174,7 @@ class Batch(OfOneProcess):
         self._output.check_options(options[:8].encode())
         defaults.check(llm)
         self._begun = self._clock()
-        cancellation = Cancellation(*([llm.end_requests] if isinstance(llm, ServedLLM) else []))
+        cancellation = Cancellation(llm.end_requests if isinstance(llm, ServedLLM) else None)
         answerer = Answerer(llm, defaults, self._created, cancellation, self._count)
 
         def tell() -> None:

@@ -35,7 +35,8 @@ class Cancellation:
         is_set: Whether the streams are cancelled; later ones do not begin.
     """
 
-    def __init__(self, on_cancel: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, on_cancel: Callable[[], object] | None = None) -> None:
+        """Create one without streams; `cancel` calls `on_cancel`, too."""
         self.is_set, self._on_cancel = False, on_cancel
         # Each access is a single list operation, which Ctrl-C cannot leave half done.
         self._streams: list[Stream] = []
@@ -43,7 +44,8 @@ class Cancellation:
     def cancel(self) -> None:
         """Cancel all streams; each ends after its current pass or round."""
         self.is_set = True
-        self._on_cancel()
+        if self._on_cancel:
+            self._on_cancel()
         for stream in list(self._streams):
             stream.cancel()
 
