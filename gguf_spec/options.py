@@ -711,7 +711,7 @@ def _check_rules(options: Any, rules: Mapping[str, Rule]) -> None:
     """
     for name in rules:
         value = getattr(options, name)
-        if value is not getattr(type(options), name, rules):
+        if value is not getattr(type(options), name, rules):  # `rules`: a field without a default
             object.__setattr__(options, name, checked(name, value))
 
 

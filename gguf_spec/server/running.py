@@ -373,7 +373,8 @@ class ServedLLM:
         self._llm: LLM | None = None
         self._loading, self._ended = threading.Lock(), threading.Event()
         self._waiting: list[Callable[[], None]] = []  # what ends each request without an answer yet
-        self._facts: dict[str, Any] = self._call("facts", k=K_MAX)
+        self._facts: dict[str, Any] = {}
+        self._facts = self._call("facts", k=K_MAX)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -481,9 +482,10 @@ class ServedLLM:
                 break
             wait = response.getheader("Retry-After", "")
             connection.close()
-            if response.status != 429 or not wait.isdigit():
+            # A server whose queue is full is not taken; one that was taken is waited for.
+            if response.status != 429 or not wait.isdigit() or not self._facts:
                 raise _NotServedError
-            if self._ended.wait(int(wait)):  # other requests wait in its queue
+            if self._ended.wait(int(wait)):
                 raise ClosedError
 
         def end() -> None:

@@ -153,6 +153,12 @@ def test_more_requests_at_once_than_the_server_runs(run, tmp_path):
     assert NOTE in run(*words, 1, stdin=line).stderr
 
 
+def test_a_server_whose_queue_is_full_is_not_taken(server, monkeypatch):
+    """A command would wait without a word; the model is loaded, as without a server."""
+    monkeypatch.setattr(server._app.worker, "_most", -1)
+    assert served(gguf_spec.models.path("tales"), LOADS, lambda: None) is None
+
+
 @pytest.mark.parametrize("most", [8, -1], ids=["in the queue", "before the queue"])
 def test_an_interrupted_batch_waits_for_nobody(llm, server, monkeypatch, most):
     """Its requests wait behind another one of the server, and end at once, with nothing loaded."""
