@@ -170,7 +170,7 @@ class Native(OfOneProcess):
 
     def adapt(self, path: bytes) -> bool:
         """Load an adapter and return whether llama.cpp succeeded."""
-        _keep(self._adapters, C.llama_adapter_lora_init, self._models[0], path)
+        long_call(_keep, self._adapters, C.llama_adapter_lora_init, self._models[0], path)
         return bool(self._adapters[-1])
 
     def open(self, params: Any, n_batch: int = N_BATCH) -> bool:

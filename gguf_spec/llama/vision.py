@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,7 +125,8 @@ class Projector(OfOneProcess):
         log.clear()
         binding.mtmd_helper_log_set(callback_of(loading=True), None)
         try:
-            apart(lambda: native.model(lambda model: kept.append(load(path, model, params))))
+            made = partial(native.model, lambda model: kept.append(load(path, model, params)))
+            long_call(apart, made)
         finally:
             binding.mtmd_helper_log_set(callback_of(loading=False), None)
         if not kept[0]:

@@ -25,7 +25,7 @@ from ..system.process import OfOneProcess
 from .backend import apart, run_with_large_stack, start_backend
 from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
-from .native import Native, end_with_program
+from .native import Native, end_with_program, long_call
 from .options import ContextOptions
 
 # Bytes from which a text is tokenised in parts, and of a part.
@@ -273,7 +273,8 @@ class Weights(OfOneProcess):
         while True:
             ids = (C.llama_token * n)()
             arguments = (C.llama_tokenize, text, len(text), ids, len(ids), start, special)
-            n = run_with_large_stack(len(text), partial(self.native.vocab, *arguments))
+            tokenize = partial(self.native.vocab, *arguments)
+            n = long_call(run_with_large_stack, len(text), tokenize)
             if n >= 0:
                 return list(ids[:n])
             # only for a vocabulary whose normalisation makes a text longer
