@@ -31,6 +31,7 @@ from ..server.schema import FLAG, is_count
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
+    from ..results import Chunk
     from ..runtime.llm import LLM
 
 # Maximum length of a line in bytes: that of a request body over HTTP.
@@ -367,10 +368,13 @@ class Answerer:
         chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
         notes = dict[str, list[str]]()
         for choice in requests_of(request, self.llm):
+
+            def came(chunk: Chunk, index: int = choice.index) -> None:
+                chunks.append(ChunkEvent(chunk, named(self.llm, chunk), index))
+                self.on_tokens(len(chunk.tokens))
+
             with self.cancellation.opened(choice.open) as stream:
-                for chunk in stream:
-                    chunks.append(ChunkEvent(chunk, named(self.llm, chunk), choice.index))
-                    self.on_tokens(len(chunk.tokens))
+                stream.run_to_end(came)
             if self.cancellation.is_set:
                 raise CancelledGenerationError
             ended.append(ChoiceEnded(choice.index, stream.result, None))

@@ -357,8 +357,10 @@ class Reading(OfOneProcess):
                 self.stream = stream
                 if self._is_cancelled:
                     stream.cancel()
+                if self._owner is None:
+                    stream.run_to_end()
                 for chunk in stream:
-                    if self._owner and self._wait_for_room():
+                    if self._wait_for_room():
                         self._call(self._chunks.put_nowait, chunk)
         except BaseException as raised:
             error = raised

@@ -237,6 +237,8 @@ class Generation:
         self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
         self._recorder = StatsRecorder(len(request.prompt))
         self.cancelled = False  # a plain attribute, because a signal handler may set it
+        # Called with each chunk where the request runs in another thread than its reader.
+        self.on_chunk: Callable[[Chunk], object] | None = None
         self.text: list[str] = []
         self.accepted_text: list[tuple[str, bool]] = []
         self.reasoning: list[str] = []

@@ -228,13 +228,11 @@ class LLM(OfOneProcess):
                 reasoning=reasoning,
                 **options,
             )
-            for _ in stream:
-                pass
+            return stream.run_to_end()
         except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
             if stream:
                 stream.close()
             raise
-        return stream.result
 
     def stream(
         self,
@@ -1094,13 +1092,11 @@ class Chat(OfOneProcess):
         turn: Turn | None = None
         try:
             turn = self.stream(text, sampling, images=images, speculation=speculation, **options)
-            for _ in turn:
-                pass
+            return turn.run_to_end()
         except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
             if turn:
                 turn.close()
             raise
-        return turn.result
 
     def stream(
         self,
@@ -1339,6 +1335,13 @@ class Turn(OfOneProcess):
                     answer["reasoning_content"] = result.reasoning
                 self._chat.messages[:] = [*self._messages, answer]
             self._open = False
+
+    def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
+        """Read the answer to its end, and return it; `on_chunk` is as for a `Stream`."""
+        try:
+            return self._stream.run_to_end(on_chunk)
+        finally:
+            self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

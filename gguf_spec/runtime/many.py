@@ -173,9 +173,7 @@ def generate_many(
     def complete(i: int) -> Completion | GgufSpecError:
         try:
             with cancellation.opened(partial(open_stream, given[i], of_each[i])) as stream:
-                for _ in stream:
-                    pass
-            return stream.result
+                return stream.run_to_end()
         except GgufSpecError as error:
             return error.with_traceback(None)  # the traceback holds the stream
 

@@ -164,7 +164,7 @@ class Job:
         """Run the request inside the scheduler; an exception goes to the reader."""
         try:
             for chunk in self.generation.run(slots):
-                self._out.put(chunk)
+                self._deliver(chunk)
                 self.check_reader()
                 if self.is_full and not self.generation.cancelled:
                     scheduler.park()
@@ -176,9 +176,12 @@ class Job:
         """End a request that waits if it is cancelled; return whether it is."""
         self.check_reader()
         if self.generation.cancelled:
-            self._out.put(self.generation.cancelled_chunk())
+            self._deliver(self.generation.cancelled_chunk())
             self.end(None)
         return self.generation.cancelled
+
+    def _deliver(self, chunk: Chunk) -> None:
+        (self.generation.on_chunk or self._out.put)(chunk)
 
     def end(self, error: BaseException | None) -> None:
         """Tell the reader that no more chunks come."""

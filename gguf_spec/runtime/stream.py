@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
@@ -107,6 +108,23 @@ class Stream(OfOneProcess):
         with contextlib.suppress(Exception):  # a round is running; its thread closes the stream
             self._left.extend(self._chunks)
         self.close()
+
+    def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
+        """Read the stream to its end, and return the result.
+
+        Args:
+            on_chunk: Called with each chunk, in the thread that computes it. With several requests
+                at once that is another thread than this one, so it must not wait. An exception of
+                it ends the generation, and is raised here.
+        """
+        if inspect.getgeneratorstate(self._chunks) == inspect.GEN_CREATED:
+            self._generation.on_chunk = on_chunk
+        try:
+            for chunk in self:
+                on_chunk(chunk)
+        finally:
+            self.close()
+        return self.result
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

@@ -252,9 +252,7 @@ def call(
             options["on_prompt"] = lambda progress: send("progress", progress)
         with llm.stream(**options) as stream, reading(stream):
             send("begun", [stream.stats, stream.seed])
-            for chunk in stream:
-                send("chunk", chunk)
-            send("value", stream.result)
+            send("value", stream.run_to_end(lambda chunk: send("chunk", chunk)))
     else:
         raise ValueError(method)
 
@@ -291,6 +289,12 @@ class ServedStream:
         self._chunks: list[Chunk] = []
         self._result: Completion | None = None
         self._is_cancelled = False
+
+    def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
+        """Read the answer to its end, as `Stream.run_to_end`; `on_chunk` is called here."""
+        for chunk in self:
+            on_chunk(chunk)
+        return self.result
 
     @property
     def result(self) -> Completion:
@@ -429,9 +433,7 @@ class ServedLLM:
     def generate(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Completion:
         """Return a complete answer, as `LLM.generate`."""
         with self.stream(prompt, sampling, **options) as stream:
-            for _ in stream:
-                pass
-        result: Completion = stream.result
+            result: Completion = stream.run_to_end()
         return result
 
     def stream(self, prompt: Any, sampling: Sampling | None = None, **options: Any) -> Any:

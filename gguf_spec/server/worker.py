@@ -12,6 +12,7 @@ import collections
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -276,16 +277,9 @@ class Worker:
 
     def _choose(self, job: Job, llm: LLM, choice: Choice, n_ctx_max: int) -> None:
         assert isinstance(job.request, CompletionRequest)
-        lines = LineReader(job.request.lines) if job.request.lines else None
-        times_s, failed = [job.began_s], ""
-        read = PromptReport(job, choice.index) if "progress" in job.request.each else None
-
-        def has_read(progress: Progress) -> None:
-            self._step()
-            if read:
-                read.send(progress.done, stream.stats)
-
-        with choice.open(has_read) as stream:
+        report, failed = Report(job, llm, choice, self._step), ""
+        with choice.open(report.prompt_is_read) as stream:
+            report.stream = stream
             room = min(choice.sampling.max_tokens or _ROOM, llm.n_ctx // 4)
             n_wanted = stream.stats.n_prompt + room
             if n_wanted > llm.n_ctx and _grows(job, llm, n_ctx_max, n_wanted):
@@ -301,22 +295,14 @@ class Worker:
                         with self._changed:
                             job.has_started = True
                             self._changed.notify_all()
-                    for chunk in stream:
-                        if chunk.tokens and len(times_s) == 1:
-                            times_s.append(time.perf_counter())
-                        self._step()
-                        one = _within(lines, chunk, stream) if lines else chunk
-                        stats = stream.stats if job.request.each else Stats()
-                        if read:  # the last token of a prompt is decoded with the answer
-                            read.send(stats.n_prompt, stats)
-                        job.post(ChunkEvent(one, named(llm, one), choice.index, stats))
+                    stream.run_to_end(report.chunk_came)
             except Exception as error:
                 failed = type(error).__name__
                 raise
             finally:
                 stats = stream.stats
                 job.stats.append(stats)
-                times_s.append(time.perf_counter())
+                times_s = [*report.times_s, time.perf_counter()]
                 operation, error_type = job.request.operation, failed or job.why
                 self.totals.ended(stream, llm.name, operation, times_s, error_type)
         with self._changed:
@@ -325,7 +311,7 @@ class Worker:
             if faults := choice.faults(stream.result, llm):
                 LOG.warning("An answer does not fulfil its schema: %s.", "; ".join(faults))
                 job.faults += faults
-            why = job.why or ("timeout" if lines and lines.is_over else None)
+            why = job.why or ("timeout" if report.is_over else None)
             job.post(ChoiceEnded(choice.index, stream.result, why))
 
 
@@ -351,26 +337,52 @@ def _grows(job: Job, llm: LLM, most: int, n_tokens: int) -> bool:
     return True
 
 
-class PromptReport:
-    """Sends how much of the prompt of a choice is read, first what was cached."""
+class Report:
+    """Sends the events of a choice, in the thread that computes it.
 
-    def __init__(self, job: Job, index: int) -> None:
-        self._job, self._index, self._n_sent = job, index, -1
+    Attributes:
+        stream: The stream of the choice.
+        times_s: Time when the job was created, and that of the first token.
+    """
 
-    def send(self, n_read: int, stats: Stats) -> None:
-        """Send a number of tokens, unless as many were sent already."""
+    def __init__(self, job: Job, llm: LLM, choice: Choice, step: Callable[[], None]) -> None:
+        assert isinstance(job.request, CompletionRequest)
+        self.stream: Stream
+        self.times_s = [job.began_s]
+        self._job, self._llm, self._index, self._step = job, llm, choice.index, step
+        self._lines = LineReader(job.request.lines) if job.request.lines else None
+        self._each, self._n_sent = job.request.each, -1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the lines of the request ended the answer."""
+        return self._lines is not None and self._lines.is_over
+
+    def prompt_is_read(self, progress: Progress) -> None:
+        """Count a pass over the prompt, and send its progress if the request asks for it."""
+        self._step()
+        self._send_read(progress.done, self.stream.stats)
+
+    def chunk_came(self, chunk: Chunk) -> None:
+        """Send a chunk; cancel the stream behind the last line of an answer."""
+        if chunk.tokens and len(self.times_s) == 1:
+            self.times_s.append(time.perf_counter())
+        self._step()
+        if self._lines:
+            stats = self.stream.stats
+            text = self._lines.read(chunk.text, stats.total_s - stats.prompt_s)
+            chunk = replace(chunk, text=text)
+            if self._lines.is_over:
+                self.stream.cancel()
+        stats = self.stream.stats if self._each else Stats()
+        self._send_read(stats.n_prompt, stats)  # the last token is decoded with the answer
+        self._job.post(ChunkEvent(chunk, named(self._llm, chunk), self._index, stats))
+
+    def _send_read(self, n_read: int, stats: Stats) -> None:
+        """Send how much of the prompt is read, first what was cached; each number once."""
         n_prompt, n_cached = stats.n_prompt, stats.n_cached
         for n, seconds in ((n_cached, 0.0), (n_read, stats.prompt_s)):
-            if n > self._n_sent:
+            if "progress" in self._each and n > self._n_sent:
                 self._n_sent = n
                 counts = Stats(n_prompt, n_cached=n_cached, prompt_s=seconds, total_s=seconds)
                 self._job.post(PromptRead(n, counts, self._index))
-
-
-def _within(lines: LineReader, chunk: Chunk, stream: Stream) -> Chunk:
-    """Return the part of a chunk that belongs to the answer; cancel the stream after the last."""
-    stats = stream.stats
-    text = lines.read(chunk.text, stats.total_s - stats.prompt_s)
-    if lines.is_over:
-        stream.cancel()
-    return replace(chunk, text=text)

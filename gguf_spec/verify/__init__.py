@@ -361,9 +361,7 @@ def _together(
         begin = partial(llm.stream, job.ids, job.sampling, speculation=ways[job.drafter])
         try:
             with cancellation.opened(begin) as stream:
-                for _ in stream:
-                    pass
-            return stream.result
+                return stream.run_to_end()
         except GgufSpecError as error:
             return error.with_traceback(None)  # the traceback holds the stream
 

@@ -823,11 +823,10 @@ class Llama(OfOneProcess):
         if in_parts:
             return answer.parts(_pumped(opened), with_logprobs)
         with opened() as stream:
-            for _ in stream:
-                pass
-        if stream.result.finish_reason == "cancelled":  # by `close`, from another thread
+            result = stream.run_to_end()
+        if result.finish_reason == "cancelled":  # by `close`, from another thread
             raise ClosedError
-        return answer.whole(stream.result, with_logprobs)
+        return answer.whole(result, with_logprobs)
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of the generator that supplies the seeds of calls without one."""
@@ -1206,8 +1205,7 @@ def _pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
                 opened.append(stream)
                 if dropped.is_set():  # while this thread waited for the LLM
                     stream.cancel()
-                for chunk in stream:
-                    ready.put(chunk)
+                stream.run_to_end(ready.put)
             ready.put(None)
         except BaseException as error:  # raised again in the thread of the reader
             ready.put(error)
