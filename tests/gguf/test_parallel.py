@@ -238,3 +238,44 @@ def test_preparing_slots_changes_no_row_of_the_others(gguf_dir, monkeypatch):
         thread.join(60)
         other.join(60)
         assert found[0].tokens == right
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_stream_that_is_run_to_its_end(gguf_dir, parallel):
+    """Chunks come in order, from the thread that computes; what was read before is not sent again."""
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=parallel, **PLAIN) as llm:
+        right, came, threads = llm.generate(PROMPTS[0], SAMPLINGS[0]), [], set()
+
+        def call(chunk):
+            came.append(chunk)
+            threads.add(threading.get_ident())
+
+        with llm.stream(PROMPTS[0], SAMPLINGS[0]) as stream:
+            assert stream.run_to_end(call).tokens == right.tokens
+        assert [token for chunk in came for token in chunk.tokens] == [*right.tokens]
+        assert [chunk.finish_reason for chunk in came] == [None] * (len(came) - 1) + ["length"]
+        assert threads == {llm._queue._thread.ident if parallel > 1 else threading.get_ident()}
+        came.clear()
+        stream = llm.stream(PROMPTS[0], SAMPLINGS[0])
+        first = next(stream)
+        assert stream.run_to_end(call).tokens == right.tokens
+        assert [token for one in [first, *came] for token in one.tokens] == [*right.tokens]
+        came.clear()
+        stream = llm.stream(PROMPTS[0], SAMPLINGS[0])
+        stream.cancel()
+        assert stream.run_to_end(call).finish_reason == came[-1].finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("error", [SystemExit, ValueError])
+def test_what_the_reader_of_chunks_raises_ends_the_request(gguf_dir, parallel, error):
+    def fail(_):
+        raise error
+
+    with gguf_spec.load(gguf_dir / "llama.gguf", None, parallel=parallel, **PLAIN) as llm:
+        right = llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens
+        stream = llm.stream(PROMPTS[1], SAMPLINGS[1])
+        with pytest.raises(error):
+            stream.run_to_end(fail)
+        assert stream.result.finish_reason == "cancelled"
+        assert in_another_thread(lambda: llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens) == right
