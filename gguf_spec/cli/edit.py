@@ -272,7 +272,7 @@ def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, 
     ):
         try:
             with _shown(prompt.n_text, quiet=quiet) as show:
-                bar.begin(stream.stats.n_prompt)
+                bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
                 for chunk in stream:
                     bar.remove()
                     show(styled(chunk, options["show_draft"]), stream.stats)

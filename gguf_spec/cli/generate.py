@@ -152,7 +152,7 @@ def _answer(
         ctrl_c_cancels(stream),
     ):
         try:
-            bar.begin(stream.stats.n_prompt)
+            bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
             for i, chunk in enumerate(stream):
                 if i == 0:
                     bar.remove()

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,8 +18,6 @@ from . import signals
 from .command import CONTROL
 
 if TYPE_CHECKING:
-    from threading import Timer
-
     from rich.console import Console
 
     from .. import LLM, Chunk, Completion, Progress, Stats, Stream
@@ -155,6 +154,7 @@ def stats_lines(s: Stats, seed: int) -> str:
 
 
 _PATIENCE_S = 2.0  # seconds before a bar appears
+_MOVE_S = 0.25  # seconds between two steps of a bar
 _BAR = 24  # width of the bar in characters
 # Stage of a progress -> text of its bar.
 _TITLES = {"prompt": "Reading the prompt", "load": "Loading"}
@@ -193,11 +193,13 @@ class Line:
 class LateBar(Line):
     """Progress bar for the prefill and for loading; it appears after two seconds.
 
-    It is a callback. Call `remove` before text is written. After `begin` it does not wait for the
-    end of the first pass, which may take longer.
+    It is a callback. Call `remove` before text is written. After `begin` it moves by the cost of a
+    token, as a pass may take long: between two passes at most to the end of the prompt.
     """
 
-    _timer: Timer | None = None
+    _thread: threading.Thread | None = None
+    _last: Progress
+    _at = _token_s = 0.0
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -210,39 +212,50 @@ class LateBar(Line):
         """
         super().__init__(out)
         self._clock, self._since, self._percent = clock, clock(), -1
+        self._is_over = threading.Event()
 
-    def begin(self, n_tokens: int) -> None:
-        """Let the bar appear in time if the first pass over a prompt of `n_tokens` is slow."""
-        from threading import Timer
-
+    def begin(self, n_tokens: int, token_s: float = 0.0) -> None:
+        """Show how a prompt of `n_tokens` is read, whose tokens cost `token_s` each if known."""
         from .. import Progress
 
         if self._out:
-            first = Progress("prompt", 0, n_tokens, "tokens")
-            self._timer = Timer(_PATIENCE_S, self._show, (first,))
-            self._timer.daemon = True
-            self._timer.start()
+            self._last, self._at = Progress("prompt", 0, n_tokens, "tokens"), self._clock()
+            self._token_s = token_s
+            self._thread = threading.Thread(target=self._move, daemon=True)
+            self._thread.start()
 
     def remove(self) -> None:
         """Remove the bar, which does not appear any more by itself."""
-        self._stop()
+        self._is_over.set()
+        if self._thread:
+            self._thread.join()  # one thread at a time writes
+            self._thread = None
         super().remove()
 
-    def _stop(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer.join()  # one thread at a time writes
-            self._timer = None
-
     def __call__(self, now: Progress) -> None:
-        self._stop()
-        if self._clock() - self._since >= _PATIENCE_S:
-            self._show(now)
+        at = self._clock()
+        if self._thread and now.done > self._last.done:  # the first pass also counts what is cached
+            if self._last.done:
+                self._token_s = (at - self._at) / (now.done - self._last.done)
+            self._last, self._at = now, at
+        elif not self._thread and at - self._since >= _PATIENCE_S:
+            self._show(now, now.share)
 
-    def _show(self, now: Progress) -> None:
+    def _move(self) -> None:
+        """Show the estimated progress again and again, in a thread of its own."""
+        share = 0.0
+        while not self._is_over.wait(_MOVE_S):
+            at, last = self._clock(), self._last
+            if at - self._since >= _PATIENCE_S:
+                n_more = (at - self._at) / self._token_s if self._token_s else 0.0
+                most = 1.0 if last.done == last.total else 0.99
+                share = max(share, min((last.done + n_more) / (last.total or 1), most))
+                self._show(last, share)
+
+    def _show(self, now: Progress, share: float) -> None:
         from ..models import format_bytes
 
-        percent, n_full = int(100 * now.share), int(_BAR * now.share)
+        percent, n_full = int(100 * share), int(_BAR * share)
         if percent != self._percent:
             self._percent = percent
             bar = "#" * n_full + "." * (_BAR - n_full)

@@ -947,6 +947,12 @@ class LLM(OfOneProcess):
         """Costs and agreement measured for the models on this machine."""
         return self._pair.profile
 
+    @property
+    def prompt_token_s(self) -> float:
+        """Approximate seconds to read a token of a prompt, as measured here; 0 if unknown."""
+        read, widths = self._kept.reading.seconds(1), self._pair.profile.target
+        return read or (widths[max(widths)] / max(widths) if widths else 0.0)
+
     def use_profile(self, profile: Profile) -> None:
         """Use other costs from now on, and drop the statistics learned with the old ones.
 

@@ -1,6 +1,7 @@
 """Reports while a prompt is read, cancelling from there, and the lines of the command line that show it."""
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -178,24 +179,65 @@ def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
     assert len(terminal.getvalue()) == n
 
 
-def test_a_slow_first_pass_has_a_bar(terminal, monkeypatch):
-    """256 tokens took 9 s, and nothing was shown in them."""
-    monkeypatch.setattr("gguf_spec.cli.output._PATIENCE_S", 0.0)
-    bar = LateBar(terminal)
-    bar.begin(3000)
-    bar._timer.join(180)
-    assert terminal.seen == "Reading the prompt [........................]   0% of 3,000 tokens"
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr("gguf_spec.cli.output._MOVE_S", 0.001)
+
+
+def until(condition):
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+@pytest.mark.parametrize(("token_s", "percent", "n"), [(0.0, 0, 0), (0.01, 33, 8), (0.001, 99, 23)])
+def test_a_slow_first_pass_has_a_bar_that_moves(terminal, quick, token_s, percent, n):
+    """256 tokens took 9 s, and nothing was shown in them; then 0 % until their end."""
+    now = [10.0]
+    bar = LateBar(terminal, lambda: now[0])
+    bar.begin(3000, token_s)
+    now[0] = 20.0
+    until(
+        lambda: (
+            terminal.seen
+            == f"Reading the prompt [{'#' * n}{'.' * (24 - n)}] {percent:3}% of 3,000 tokens"
+        )
+    )
+    bar.remove()
+    assert terminal.seen == ""
+
+
+def test_the_bar_between_two_passes(terminal, quick):
+    """Its speed is that of the last pass; it never goes back, and is full at the end only."""
+    now = [10.0]
+    bar = LateBar(terminal, lambda: now[0])
+    bar.begin(1000, 0.01)
+
+    def at_time(seconds, percent):
+        now[0] = 10.0 + seconds
+        until(lambda: f" {percent}% of " in terminal.seen)
+
+    at_time(4, 40)
+    bar(at(300, 1000))
+    at_time(4.5, 40)
+    now[0] = 18.0
+    bar(at(500, 1000))  # 200 tokens in 4 s
+    at_time(10, 60)
+    at_time(30, 99)
+    bar(at(1000, 1000))
+    until(lambda: "100% of" in terminal.seen)
     bar.remove()
     assert terminal.seen == ""
 
 
 def test_a_bar_that_is_removed_does_not_appear_later(terminal):
-    for end in (LateBar.remove, lambda bar: bar(at(3000, 3000))):
-        bar = LateBar(terminal)
-        bar.begin(3000)
-        timer = bar._timer
-        end(bar)
-        assert not timer.is_alive()
+    bar = LateBar(terminal)
+    bar.begin(3000)
+    thread = bar._thread
+    bar.remove()
+    assert not thread.is_alive()
     assert terminal.getvalue() == ""
 
 

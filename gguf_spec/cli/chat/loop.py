@@ -307,7 +307,7 @@ class ChatLoop:
                 n = turn.dropped
                 oldest = "message was" if n == 1 else f"{n} messages were"
                 self._ui.say(f"Note: the context was full, so the oldest {oldest} dropped.")
-            bar.begin(turn.stats.n_prompt)
+            bar.begin(turn.stats.n_prompt, self.llm.prompt_token_s)
             self._ui.answer(turn, bar)
         self._keep()
 
