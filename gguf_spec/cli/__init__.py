@@ -12,7 +12,15 @@ import click
 import gguf_spec
 
 from . import signals
-from .command import CONTROL, Command, CommandGroup, LazyCommands, Place, UnknownNameError
+from .command import (
+    CONTROL,
+    Command,
+    CommandGroup,
+    LazyCommands,
+    Place,
+    UnknownNameError,
+    as_called,
+)
 
 __all__ = ["cli", "main"]
 
@@ -142,7 +150,7 @@ def _set_up() -> None:
         """Writes warnings as notes, and errors as they are."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            text = self.format(record).translate(CONTROL)
+            text = as_called(self.format(record).translate(CONTROL))
             click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
 
     logging.getLogger("gguf_spec").addHandler(Handler(logging.WARNING))
@@ -167,6 +175,9 @@ def _end_of_output(error: OSError | SystemExit) -> NoReturn:
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:
-    message, hint = (" ".join(text.translate(CONTROL).splitlines()) for text in (message, hint))
-    click.echo(f"Error: {message}\nHint: {hint}", err=True)
+    message, hint = (
+        " ".join(line.strip() for line in text.translate(CONTROL).splitlines())
+        for text in (message, hint)
+    )
+    click.echo(f"Error: {message}\nHint: {as_called(hint)}", err=True)
     sys.exit(code)

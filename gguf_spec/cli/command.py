@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -28,6 +30,15 @@ CONTROL = {
     if c not in (0x09, 0x0A)
 }
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_called(text: str) -> str:
+    """Return a text with the commands of this program as the user calls it.
+
+    `scripts/run` of a clone sets the variable; `gguf-spec` is not found there.
+    """
+    program = os.environ.get("GGUF_SPEC_CALLED")
+    return re.sub(r"\bgguf-spec (?=[a-z-])", f"{program} ", text) if program else text
 
 
 def option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:

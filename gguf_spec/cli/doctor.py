@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import GgufSpecError
-from .command import Command, flag, json_option
+from .command import Command, as_called, flag, json_option
 from .download import at_terminal
 from .error_text import in_command
 from .options import load_arguments, load_models, model_options, with_measured_model
@@ -76,7 +76,7 @@ def doctor(**options: Any) -> int:
     lines = [line for check in diagnosis.checks for line in _lines(check)]
     if tuning := diagnosis.tuning:
         lines += ["", *(cost_lines(tuning) if options["verbose"] else wrapped(tuning.sentence))]
-    click.echo("\n".join([*wrapped(diagnosis.sentence), "", *lines]))
+    click.echo(as_called("\n".join([*wrapped(diagnosis.sentence), "", *lines])))
     return 0 if diagnosis.ok else 1
 
 

@@ -17,7 +17,7 @@ import click
 from ..edit import EditPlan, Hunk, apply, no_longer_valid, patch
 from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
-from .command import CONTROL, Command, flag, json_option, option
+from .command import CONTROL, Command, as_called, flag, json_option, option
 from .download import at_terminal
 from .options import load_models, model_options, offline_option, server_option, table_option
 from .output import (
@@ -390,7 +390,7 @@ def _say_written(source: TextFile, output: Path | None) -> None:
         return
     if source.is_undoable:
         place = shlex.quote(str(_short(source.path)))
-        click.echo(f"Undo: gguf-spec edit --undo {place}", err=True)
+        click.echo(as_called(f"Undo: gguf-spec edit --undo {place}"), err=True)
     else:
         click.echo(f"There is no undo: {Undo().folder} cannot be written.", err=True)
     if at_terminal():
@@ -599,14 +599,11 @@ def _show_hunk(source: TextFile, hunk: Hunk, result: Edit) -> None:
 
 
 def _key(n: int, n_all: int) -> str:
-    """Return the key that was pressed, after `Take this change?`."""
-    while True:
-        answer = click.prompt(
-            f"({n}/{n_all}) Take this change? [y,n,a,q,s,e,r,?]", default="n", err=True
-        )
-        key = str(answer).strip().lower()[:1]
-        if key in set("ynaqser?"):
-            return key
+    """Return the key that was pressed, after `Take this change?`; for anything else, `?`."""
+    question = f"({n}/{n_all}) Take this change? [y,n,a,q,s,e,r,?]"
+    answer = str(click.prompt(question, default="n", err=True)).strip().lower()
+    key = {"yes": "y", "no": "n", "all": "a", "quit": "q"}.get(answer, answer)
+    return key if key in {*"ynaqser"} else "?"
 
 
 # Speed-up from which drafts are mentioned.

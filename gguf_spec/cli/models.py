@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..quantize import TYPES
-from .command import CONTROL, CommandGroup, file_option, flag, json_option, option, together
+from .command import (
+    CONTROL,
+    CommandGroup,
+    as_called,
+    file_option,
+    flag,
+    json_option,
+    option,
+    together,
+)
 from .completion import model_names
 from .download import VERIFIED, at_terminal, download, is_agreed, with_drafts
 from .error_text import in_command
@@ -147,13 +156,13 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
     if not path and not (
         yes or (at_terminal() and click.confirm("Download it now?", default=True))
     ):
-        click.echo(f"To download it: gguf-spec models pull {entry.name}")
+        click.echo(as_called(f"To download it: gguf-spec models pull {entry.name}"))
         return 0
     if not path:
         words = [entry.name, *(["--yes"] if yes else [])]
         if code := pull.main(words, prog_name="gguf-spec models pull", standalone_mode=False):
             return int(code)
-    click.echo(f"To use it: gguf-spec {command} -m {entry.name}")
+    click.echo(as_called(f"To use it: gguf-spec {command} -m {entry.name}"))
     return 0
 
 
@@ -327,7 +336,7 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
     n_here = sum(path is not None for _, path in found)
     legend = f"{tick} on this disk: {n_here} of {len(found)}"
     if n_here < len(found):
-        legend += "; gguf-spec pull NAME downloads the others"
+        legend += as_called("; gguf-spec models pull NAME downloads the others")
     return [*lines, "", f"{legend}."]
 
 

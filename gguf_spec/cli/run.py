@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from .chat import chat
-from .command import Command, CommandGroup
+from .command import Command, CommandGroup, as_called
 from .generate import generate
 
 
@@ -97,7 +97,7 @@ _MENU = {
 def menu() -> list[str] | None:
     """Ask at a terminal what to do; return the words of a command, or None to do nothing."""
     for key, (what, words) in _MENU.items():
-        shown = " ".join(["gguf-spec", *words])
+        shown = as_called(" ".join(["gguf-spec", *words]))
         click.echo(f"  {click.style(key, bold=True)}  {what:<34}{click.style(shown, dim=True)}")
     click.echo("Press a key, or another one to leave. ", nl=False)
     key = click.getchar().lower()
@@ -109,5 +109,5 @@ def menu() -> list[str] | None:
         words = ["edit", click.prompt("File"), click.prompt("What to change")]
     elif key == "a":
         words = ["launch", click.prompt("Which one (claude, codex, opencode, pi, aider)")]
-    click.secho(f"$ gguf-spec {shlex.join(words)}", dim=True)
+    click.secho(as_called(f"$ gguf-spec {shlex.join(words)}"), dim=True)
     return words

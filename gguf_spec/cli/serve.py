@@ -21,7 +21,7 @@ import click
 from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConflictError
 from ..options import DRAFT_WORDS, LONG_CTX, PARAMETERS, duration
 from . import signals
-from .command import CONTROL, Command, flag, option
+from .command import CONTROL, Command, as_called, flag, option
 from .download import default_model, offer_download
 from .options import (
     Parsed,
@@ -353,7 +353,7 @@ def ps(as_json: bool) -> None:
     elif servers:
         click.echo("\n".join(aligned(rows)).translate(CONTROL))
     else:
-        click.echo("No server is running. `gguf-spec serve` starts one.", err=True)
+        click.echo(as_called("No server is running. `gguf-spec serve` starts one."), err=True)
 
 
 @click.command(cls=Command)

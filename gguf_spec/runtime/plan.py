@@ -192,8 +192,8 @@ def choose_parallel(load: LoadOptions, files: Files) -> tuple[int, str]:
     profile = read_profile(keys[0], keys[1] if len(keys) > 1 else None)
     if profile and not profile.disturbed:
         return _by_costs(profile, room)
-    why = "other programs disturbed the measured costs" if profile else "no costs were measured yet"
-    return (room, _BY_MEMORY) if room < _USUAL else (_USUAL, why)
+    why = "other programs disturbed the measurement" if profile else "no costs were measured yet"
+    return (room, _BY_MEMORY) if room < _USUAL else (_USUAL, f"the usual number: {why}")
 
 
 def _by_costs(profile: Profile, room: int) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from ..system.process import OfOneProcess
 from .app import App, make_app
 from .connections import AT_ONCE, Connection, LimitedUvicorn, most_connections
 from .model_pool import ModelPool
-from .running import listed
+from .running import listed, running_servers
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -168,9 +168,11 @@ def listen(settings: Settings) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
+        own = (one for one in running_servers() if one.url.endswith(f":{settings.port}"))
+        found = next((f"a server of yours runs there: {one.url}" for one in own), None)
         raise GgufSpecError(
             f"the server cannot listen at {settings.host}, port {settings.port}: "
-            f"{error.strerror or error}.",
+            f"{found or error.strerror or error}.",
             hint,
         ) from None
     return listener

@@ -218,8 +218,7 @@ def make(kind: str, want: dict, missing: list) -> None:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
-        say(done.stdout.strip().replace("gguf-spec ", "scripts/run "))
-        say("Where a hint says gguf-spec, type scripts/run.")
+        say(done.stdout.strip())
 
 
 def mark(names: list, want: dict) -> None:

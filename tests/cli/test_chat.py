@@ -657,6 +657,16 @@ def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
     (one,) = chats.newest()
     assert (one.title, one.model, one.settings) == ("look [image]", "m", {"k": 3})
     assert one.messages[0]["content"] == "look [image]"
+    long = {
+        "role": "user",
+        "content": "Which function parses the lines,\nand what does it return? Tell me.",
+    }
+    chats.begin()
+    chats.write([long, {"role": "assistant", "content": "x"}], "m", {})
+    assert {one.title for one in chats.newest()} == {
+        "look [image]",
+        "Which function parses the lines, and what does it return?...",
+    }
     for text in ("", "{", "[]", '{"conversations": [{}]}', '{"conversations": [{"messages": 5}]}'):
         (tmp_path / "chats" / "0.json").write_text(text)
         assert len(chats.newest()) == 1

@@ -172,7 +172,7 @@ def test_each_change_is_asked_about(work, environment, menu):
     assert "(2/2) Take this change?" in shown
     assert "leave the old lines" in shown
     assert menu.read_text() == MENU.replace("tea = 4", "chai = 4")
-    for typed in (b"q\n", b"n\nn\n", b"r\nq\n"):
+    for typed in (b"q\n", b"n\nn\n", b"r\nq\n", b"add the rest\nyes please\nno\nquit\n"):
         menu.write_text(MENU, encoding="utf-8")
         code, seen = children.at_terminal(line, typed=typed, cwd=work, env=environment)
         assert (code, menu.read_text()) == (0, MENU)

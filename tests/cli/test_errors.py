@@ -251,3 +251,18 @@ def test_a_recurrent_target_is_no_error(generate_here, tmp_path, kind):
     )
     assert (plain.returncode, plain.stderr, drafted.returncode) == (0, b"", 0)
     assert drafted.stdout == plain.stdout
+
+
+def test_hints_name_the_program_as_it_was_called(here):
+    """In a clone `gguf-spec` is not found: `scripts/run` says its own name."""
+    called = {"GGUF_SPEC_CALLED": "./scripts/run"}
+    said = check(
+        here("generate", "a", "-m", "nosuch", env=called), 1, "`./scripts/run models list`"
+    )
+    assert "gguf-spec" not in said
+    shown = here("models", "list", env=called).stdout.decode()
+    assert "; ./scripts/run models pull NAME downloads the others." in shown
+
+
+def test_the_values_of_a_missing_argument_are_a_list(here):
+    check(here("launch"), 2, "Missing argument 'NAME'. Choose from: claude, codex, opencode, pi, ")

@@ -63,7 +63,10 @@ def test_auto_follows_the_measured_costs(gguf_dir):
     path = gguf_dir / "cousin.gguf"
     options = {"parallel": "auto", "n_ctx": 200, **PLAIN}
     with gguf_spec.load(path, None, **options) as llm:
-        assert (llm.parallel, llm.parallel_reason) == (4, "no costs were measured yet")
+        assert (llm.parallel, llm.parallel_reason) == (
+            4,
+            "the usual number: no costs were measured yet",
+        )
         target = llm._target
         for pass_s, n in (({1: 0.01, 65: 0.01}, 16), ({1: 0.01, 65: 0.65}, 1)):
             measured = replace(llm.profile, target=pass_s, target_depth={}, steady=True)

@@ -74,7 +74,7 @@ def test_memory_is_the_limit(monkeypatch, room, n):
 def test_nothing_measured(monkeypatch, room, n):
     n_slots, reason = chosen(monkeypatch, None, room=room)
     assert n_slots == n
-    assert reason.startswith("the caches" if room == 3 else "no costs")
+    assert reason.startswith("the caches" if room == 3 else "the usual number: no costs")
 
 
 @pytest.mark.parametrize("steady", [True, False])
@@ -82,7 +82,7 @@ def test_disturbed_costs_decide_nothing(monkeypatch, steady):
     """Rows that seem to be free, as another program ran while single tokens were measured."""
     table = {1: 0.04, 8: 0.01 if steady else 0.04, 65: 0.04}
     choice = chosen(monkeypatch, table, steady=steady)
-    assert choice == (4, "other programs disturbed the measured costs")
+    assert choice == (4, "the usual number: other programs disturbed the measurement")
 
 
 def test_one_for_what_needs_passes_of_its_own(monkeypatch):

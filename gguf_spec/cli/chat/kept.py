@@ -7,6 +7,7 @@ the last answers, whatever the clock and the file system say.
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ class KeptChats:
             path = self.folder / f"{max(time.time_ns(), after):020}.json"
         chat = {
             "id": path.stem,
-            "title": " ".join(title.split())[:60],
+            "title": textwrap.shorten(title, 60, placeholder="..."),
             "updated": round(1000 * time.time()),
             "model": model,
             "messages": [{**one, "content": _text(one)} for one in messages],

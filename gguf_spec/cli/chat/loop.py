@@ -42,7 +42,7 @@ from ...options import (
     checked,
 )
 from .. import signals
-from ..command import CONTROL
+from ..command import CONTROL, as_called
 from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
 from ..options import load_models, to_sampling, to_speculation, with_file_values
@@ -154,7 +154,7 @@ class PipeUI:
 
     def say(self, text: str) -> None:
         """Show the result of a command."""
-        click.echo(text.translate(CONTROL), err=True)
+        click.echo(as_called(text.translate(CONTROL)), err=True)
 
     def fail(self, message: str, hint: str) -> None:
         """Show an error, and set the exit code to 1."""

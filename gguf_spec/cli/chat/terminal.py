@@ -22,7 +22,7 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 
 from ...options import well_formed
-from ..command import CONTROL
+from ..command import CONTROL, as_called
 from ..completion import names_from
 from ..output import LateBar, Thoughts, logprob_lines, speed, styled
 from .kept import history_file
@@ -109,10 +109,12 @@ class TerminalUI(PipeUI):
             app.exit(result="")
 
     def say(self, text: str) -> None:
-        self._tell([(text, "dim")])
+        self._tell([(as_called(text), "dim")])
 
     def fail(self, message: str, hint: str) -> None:
-        self._tell([("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (hint, "")])
+        self._tell(
+            [("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (as_called(hint), "")]
+        )
 
     def answer(self, turn: Turn, bar: LateBar) -> None:
         plain = self._dumb or self._out.no_color or self._out.color_system is None
