@@ -26,7 +26,7 @@ from .options import (
     to_speculation,
     with_file_values,
 )
-from .output import Line
+from .output import StatusLine
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -106,7 +106,7 @@ def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefa
 
 def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
     """Answer the lines; return the exit code."""
-    line, n_noted = Line(), 0
+    line, n_noted = StatusLine(), 0
 
     def note(number: int, fault: str) -> None:
         nonlocal n_noted

@@ -31,7 +31,7 @@ from .command import file_option, flag, option, together
 from .completion import model_names
 from .download import default_model, offer_download
 from .error_text import in_command
-from .output import LateBar, Line
+from .output import LateBar, StatusLine
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -254,7 +254,7 @@ def load_models(
     if may_share and (found := _served(options, draft, speculation)):
         return cast("LLM", found)
     offer_download(options["model"], draft, options)
-    measuring, loading = Line(), LateBar()
+    measuring, loading = StatusLine(), LateBar()
 
     def measure() -> None:
         loading.remove()

@@ -160,7 +160,7 @@ _BAR = 24  # width of the bar in characters
 _TITLES = {"prompt": "Reading the prompt", "load": "Loading"}
 
 
-class Line:
+class StatusLine:
     """Line of a terminal that can be replaced and removed."""
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -190,7 +190,7 @@ class Line:
             self._n_shown = 0
 
 
-class LateBar(Line):
+class LateBar(StatusLine):
     """Progress bar for the prefill and for loading; it appears after two seconds.
 
     It is a callback. Call `remove` before text is written. After `begin` it moves by the cost of a

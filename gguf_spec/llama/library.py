@@ -33,7 +33,7 @@ _STRTAB, _SYMTAB, _JMPREL, _PLTRELSZ, _BIND_NOW, _FLAGS, _FLAGS_1 = 5, 6, 23, 2,
 _SYMBOL_BYTES, _RELOCATION = 24, struct.Struct("<QII8x")
 
 
-class _Place(ctypes.Structure):
+class _LibraryInfo(ctypes.Structure):
     """`Dl_info`: the file and the address of the library that an address belongs to."""
 
     _fields_ = (
@@ -153,7 +153,7 @@ def cpu_library(llama: Any) -> CpuLibrary | None:
     registry, function = llama.ggml_backend_reg_by_name, llama.ggml_backend_reg_get_proc_address
     registry.restype = function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    cpu, place = registry(b"CPU"), _Place()
+    cpu, place = registry(b"CPU"), _LibraryInfo()
     address = function(cpu, b"ggml_backend_set_n_threads") if cpu else None
     find = getattr(ctypes.CDLL(None), "dladdr", None)
     if find is None or not find(ctypes.c_void_p(address), ctypes.byref(place)):

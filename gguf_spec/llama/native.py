@@ -123,7 +123,7 @@ class Native(OfOneProcess):
         self._batches: list[Any] = []
         self._vocab: Any = None
         self._memory: Any = None
-        self.batch: Batch
+        self.batch: TokenBatch
         self.has_copies = False
         for dead in [one for one in [*_frees] if one() is None]:
             _frees.discard(dead)
@@ -180,7 +180,7 @@ class Native(OfOneProcess):
             return False
         self._memory = C.llama_get_memory(self._contexts[0])
         _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
-        self.batch = Batch(self._batches[0], n_batch)
+        self.batch = TokenBatch(self._batches[0], n_batch)
         return True
 
     def open_head(self, params: Any) -> tuple[Any, Any, Any] | None:
@@ -287,7 +287,7 @@ class SequenceTokens(NamedTuple):
     n_more: int = 0
 
 
-class Batch:
+class TokenBatch:
     """The tokens of one pass."""
 
     def __init__(self, batch: Any, size: int = N_BATCH) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..options import K_MAX
 from .bindings import C
-from .native import N_BATCH, Batch, Native, SequenceTokens, long_call
+from .native import N_BATCH, Native, SequenceTokens, TokenBatch, long_call
 
 # llama.cpp's LLAMA_CONTEXT_TYPE_MTP
 CONTEXT_OF_HEAD = 1
@@ -55,7 +55,7 @@ class NativeHead:
         # llama.cpp frees the original, which has no rows
         self._batch = type(batch).from_buffer_copy(batch)
         self._batch.embd = self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        self._filled = Batch(self._batch)
+        self._filled = TokenBatch(self._batch)
         self.context(extensions().llama_set_embeddings_nextn, True, True)
 
     def vocab(self, function: Callable[..., Any], *arguments: Any) -> Any:

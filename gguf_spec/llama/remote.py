@@ -29,7 +29,7 @@ from .backend import apart
 from .bindings import C, call
 from .devices import CPU_KIND, GPU_KIND, first_device, has_rpc
 from .log import add_lines, keep_lines, log, verbose
-from .native import N_BATCH, Batch, Names, Native, _keep
+from .native import N_BATCH, Names, Native, TokenBatch, _keep
 from .options import Placement
 
 BUILD = "GGUF_SPEC_BUILD_RPC=1 scripts/run --version"
@@ -178,7 +178,7 @@ class RemoteNative(Native):
         if not self._call("open", bytes(params), n_batch):
             return False
         _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
-        self.batch = Batch(self._batches[0], n_batch)
+        self.batch = TokenBatch(self._batches[0], n_batch)
         return True
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -34,7 +34,7 @@ from .head import open_head
 from .image_file import check_image
 from .native import Native
 from .options import NONE, ContextOptions, Placement
-from .vision import Chunk, Projector
+from .vision import ImageChunk, Projector
 
 # rows of an operation, and threads that compute it
 _WIDTHS = ((2, 2), (3, 1), (5, 1), (8, 2), (9, 1), (16, 1), (17, 2), (17, 1))
@@ -285,7 +285,7 @@ def projector(path: str, model: str) -> str:
         about = (40, _SIDE, _SIDE, 1, 24, 0, len(pixels), 2835, 2835, 0, 0)
         head = struct.pack("<IHHIIiiHHIIiiII", 54 + len(pixels), 0, 0, 54, *about)
         for chunk in loaded.tokenize(check_image(b"BM" + head + pixels)):
-            if isinstance(chunk, Chunk):
+            if isinstance(chunk, ImageChunk):
                 loaded.compute(chunk)
     except GgufSpecError as error:
         return error.message.partition(": ")[2] or error.message

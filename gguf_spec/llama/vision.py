@@ -66,7 +66,7 @@ _KNOWN_MAX, _KEPT_BYTES = 4096, 256 << 20
 # ---- the projector
 
 
-class Chunk:
+class ImageChunk:
     """Embeddings of an image, or of one of its parts, that are decoded together.
 
     Attributes:
@@ -81,7 +81,7 @@ class Chunk:
         self.n_positions: int = binding.mtmd_input_chunk_get_n_pos(pointer)
         self.values: NDArray[np.float32] | None = None
         self._binding = binding
-        self._free: weakref.finalize[..., Chunk] | None = None
+        self._free: weakref.finalize[..., ImageChunk] | None = None
         self._hold(pointer)
 
     def _hold(self, pointer: int) -> None:
@@ -144,7 +144,7 @@ class Projector(OfOneProcess):
     def _give_up(self) -> object:
         return self  # never freed
 
-    def tokenize(self, image: Image) -> list[list[int] | Chunk]:
+    def tokenize(self, image: Image) -> list[list[int] | ImageChunk]:
         """Return the parts of an image in their order: token ids of texts, and embeddings.
 
         No embedding is computed yet.
@@ -171,10 +171,10 @@ class Projector(OfOneProcess):
             binding.mtmd_input_chunks_free(chunks)
             binding.mtmd_bitmap_free(bitmap)
 
-    def _part(self, pointer: int) -> list[int] | Chunk:
+    def _part(self, pointer: int) -> list[int] | ImageChunk:
         binding = self._mtmd
         if binding.mtmd_input_chunk_get_type(pointer) == binding.MTMD_INPUT_CHUNK_TYPE_IMAGE:
-            return Chunk(binding, binding.mtmd_input_chunk_copy(pointer))
+            return ImageChunk(binding, binding.mtmd_input_chunk_copy(pointer))
         n = ctypes.c_size_t()
         ids = binding.mtmd_input_chunk_get_tokens_text(pointer, ctypes.byref(n))
         return list(ids[: n.value])
@@ -204,11 +204,11 @@ class Projector(OfOneProcess):
             )
         return int(made.bitmap)
 
-    def is_causal(self, chunk: Chunk) -> bool:
+    def is_causal(self, chunk: ImageChunk) -> bool:
         """Return whether an embedding of the chunk sees only those before it."""
         return not self._mtmd.mtmd_decode_use_non_causal(self._context, chunk.pointer)
 
-    def encode(self, chunk: Chunk) -> None:
+    def encode(self, chunk: ImageChunk) -> None:
         """Compute the embeddings of a chunk, unless that was done before.
 
         Raises:
@@ -221,7 +221,7 @@ class Projector(OfOneProcess):
             shape = (chunk.n_tokens, width)
             chunk.keep(np.ctypeslib.as_array(values, shape).copy())
 
-    def compute(self, chunk: Chunk) -> None:
+    def compute(self, chunk: ImageChunk) -> None:
         """Compute the embeddings of a chunk, and leave them in libmtmd.
 
         Raises:
@@ -234,7 +234,7 @@ class Projector(OfOneProcess):
                 f"{self.path.name} cannot encode the image: {reason}.", "use another image."
             )
 
-    def decode(self, chunk: Chunk, position: int, n_batch: int) -> int:
+    def decode(self, chunk: ImageChunk, position: int, n_batch: int) -> int:
         """Append the embeddings of a chunk to the first sequence, and return llama.cpp's code.
 
         Args:
@@ -357,7 +357,7 @@ class Span(NamedTuple):
 class PromptTokens(list[int]):
     """Token ids of a prompt, and the images in it, which stay in memory as long as this list."""
 
-    def __init__(self, ids: Iterable[int], chunks: Sequence[Chunk]) -> None:
+    def __init__(self, ids: Iterable[int], chunks: Sequence[ImageChunk]) -> None:
         super().__init__(ids)
         self.chunks = tuple(chunks)
 
@@ -380,8 +380,8 @@ class Pictures:
         self._next = IMAGE_IDS
         self.spans: dict[int, Span] = {}
         self._known: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
-        self._chunks: weakref.WeakValueDictionary[int, Chunk] = weakref.WeakValueDictionary()
-        self._kept: OrderedDict[int, Chunk] = OrderedDict()
+        self._chunks: weakref.WeakValueDictionary[int, ImageChunk] = weakref.WeakValueDictionary()
+        self._kept: OrderedDict[int, ImageChunk] = OrderedDict()
 
     def ids(self, image: Image) -> PromptTokens:
         """Return the ids of an image, with those of the texts that the model needs around it.
@@ -397,7 +397,7 @@ class Pictures:
                 if None not in kept:
                     return PromptTokens(known, [chunk for chunk in kept if chunk])
             parts = self.projector.tokenize(image)
-            chunks = [part for part in parts if isinstance(part, Chunk)]
+            chunks = [part for part in parts if isinstance(part, ImageChunk)]
             for chunk in chunks:
                 if chunk.n_tokens > self._n_batch and not self.projector.is_causal(chunk):
                     raise ImageError(
@@ -413,11 +413,11 @@ class Pictures:
             self._chunks.update(zip(firsts, chunks, strict=True))
             return PromptTokens(known, chunks)
 
-    def _name(self, parts: Sequence[list[int] | Chunk]) -> tuple[int, ...]:
+    def _name(self, parts: Sequence[list[int] | ImageChunk]) -> tuple[int, ...]:
         """Give new ids to the embeddings of an image, and return all its ids."""
         ids: list[int] = []
         for part in parts:
-            if isinstance(part, Chunk):
+            if isinstance(part, ImageChunk):
                 span = Span(self._next, part.n_tokens, part.n_positions)
                 if span.ids.stop > _IDS_END:
                     raise ImageError("there are no ids left for images.", "load the model again.")
@@ -428,7 +428,7 @@ class Pictures:
                 ids += part
         return tuple(ids)
 
-    def chunk(self, span: Span) -> Chunk:
+    def chunk(self, span: Span) -> ImageChunk:
         """Return the embeddings of a span, computed now if they are not kept.
 
         The newest ones are kept for later prompts.
@@ -452,13 +452,13 @@ class Pictures:
             sizes.pop(0)
         return chunk
 
-    def chunks_of(self, tokens: Sequence[int]) -> tuple[Chunk, ...]:
+    def chunks_of(self, tokens: Sequence[int]) -> tuple[ImageChunk, ...]:
         """Return the images of a prompt, whose ids must be whole and known.
 
         Raises:
             ImageError: They are not.
         """
-        found, at = list[Chunk](), 0
+        found, at = list[ImageChunk](), 0
         while at < len(tokens):
             if tokens[at] < IMAGE_IDS:
                 at += 1

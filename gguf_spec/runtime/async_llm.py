@@ -47,7 +47,7 @@ class AsyncLLM(OfOneProcess):
         self.llm = llm
         self._pool = ThreadPoolExecutor(llm.parallel, "gguf-spec-async")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: set[Reading] = set()
+        self._running: set[PooledGeneration] = set()
         self._is_closed = False
         _opened.add(self)
 
@@ -238,7 +238,7 @@ class AsyncLLM(OfOneProcess):
 
     def _start(
         self, begin: Callable[[], Stream | Turn], owner: AsyncStream | None = None
-    ) -> Reading:
+    ) -> PooledGeneration:
         """Start a generation, or let it wait for a thread.
 
         Args:
@@ -253,7 +253,7 @@ class AsyncLLM(OfOneProcess):
                 raise self._error
             return begin()
 
-        one = Reading(self._pool, begin_open, owner)
+        one = PooledGeneration(self._pool, begin_open, owner)
         self._running.add(one)
         one.ended.add_done_callback(lambda _: self._running.discard(one))
         return one
@@ -310,7 +310,7 @@ _CHUNKS = 4
 _LOOK_S = 0.1
 
 
-class Reading(OfOneProcess):
+class PooledGeneration(OfOneProcess):
     """A generation in a thread of a pool.
 
     Attributes:

@@ -84,7 +84,7 @@ class Ticket:
         self._called.acquire(timeout=_TURN_POLL_S)
 
 
-class Line:
+class Turns:
     """Queue of tickets; the first one has the turn."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Line:
             self._tickets.remove(ticket)
 
 
-class Job:
+class QueuedRequest:
     """A request in the queue or in the scheduler.
 
     Attributes:
@@ -188,7 +188,7 @@ class Job:
         self.has_ended = True
         self._out.put(error)
 
-    def chunks(self, submit: Callable[[Job], None]) -> Generator[Chunk, None, None]:
+    def chunks(self, submit: Callable[[QueuedRequest], None]) -> Generator[Chunk, None, None]:
         """Submit the request, and yield its chunks as they come.
 
         It waits in pieces: on Windows, Ctrl-C arrives only between two waits.
@@ -208,7 +208,7 @@ class Job:
             yield one
 
 
-class RequestQueue(Line, OfOneProcess):
+class RequestQueue(Turns, OfOneProcess):
     """Requests of an LLM with one slot: each runs in the thread that reads its stream.
 
     Attributes:
@@ -364,9 +364,9 @@ class ParallelQueue(RequestQueue):
     def __init__(self, pair: ModelPair, kept: PrefixStore) -> None:
         """Start the thread."""
         super().__init__(pair, kept)
-        self._inbox: SimpleQueue[Job | object] = SimpleQueue()
-        self._queue: deque[Job] = deque()
-        self._running: list[Job] = []
+        self._inbox: SimpleQueue[QueuedRequest | object] = SimpleQueue()
+        self._queue: deque[QueuedRequest] = deque()
+        self._running: list[QueuedRequest] = []
         self._scheduler: Scheduler | None = None
         self._collect_at = 0.0
         self._is_idle = threading.Event()
@@ -410,12 +410,12 @@ class ParallelQueue(RequestQueue):
         """
         self._check(request)
         self._check_streams(self.pair.target.options.parallel)
-        job = Job(request, Generation(request, self.pair, self._kept))
+        job = QueuedRequest(request, Generation(request, self.pair, self._kept))
         stream = Stream(job.generation, job.chunks(self._submit), lambda: None)
         job.stream = ref(stream)
         return stream
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: QueuedRequest) -> None:
         """Put a request into the queue, in the thread that reads it.
 
         Raises:
@@ -471,7 +471,7 @@ class ParallelQueue(RequestQueue):
             if any(job.generation.called_back_s > _CALLBACK_S for job in self._jobs()):
                 return
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[QueuedRequest]:
         return [*self._running, *self._queue]
 
     # ---- the thread of the scheduler
@@ -504,7 +504,7 @@ class ParallelQueue(RequestQueue):
                 scheduler.forget()
 
     def _receive(self, one: object) -> None:
-        if isinstance(one, Job):
+        if isinstance(one, QueuedRequest):
             self._queue.append(one)
 
     def _drop_cancelled(self) -> None:

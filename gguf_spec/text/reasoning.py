@@ -339,7 +339,7 @@ def _special(model: Weights, names: Iterable[str]) -> dict[int, str]:
     return {found[0]: MARK + name for name, found in ids.items() if len(found) == 1}
 
 
-class _Place(NamedTuple):
+class _AfterToken(NamedTuple):
     """State after a token.
 
     Attributes:
@@ -377,7 +377,7 @@ class Thinking:
         self._end = reasoning.end(model) if budget is not None else []
         # Tokens of the last history, and the places before the first and after each of them.
         self._path: list[int] = []
-        self._places = [_Place(state)]
+        self._places = [_AfterToken(state)]
 
     def after(self, tokens: Sequence[int]) -> Thinking:
         """Return the reasoning of a context from which the first tokens of the text are dropped."""
@@ -411,17 +411,17 @@ class Thinking:
         ]
         return np.array(found, dtype=np.int64)
 
-    def _forced(self, place: _Place) -> int | None:
+    def _forced(self, place: _AfterToken) -> int | None:
         if place.n_forced:
             return self._end[place.n_forced]
         is_used = place.state.is_reasoning and place.n_inside >= (self._budget or 0)
         return self._end[0] if is_used else None
 
-    def _step(self, place: _Place, token: int) -> _Place:
+    def _step(self, place: _AfterToken, token: int) -> _AfterToken:
         state, _ = self._format.syntax.read(place.state, self._text(token))
         is_forced = self._budget is not None and token == self._forced(place)
         is_before = is_forced or not (place.state.is_answer and state.is_answer)
-        return _Place(
+        return _AfterToken(
             state,
             place.n + 1,
             place.n_inside + (place.state.is_reasoning and state.is_reasoning),
@@ -429,7 +429,7 @@ class Thinking:
             place.n + 1 if is_before else place.begin,
         )
 
-    def _place(self, history: Sequence[int]) -> _Place:
+    def _place(self, history: Sequence[int]) -> _AfterToken:
         path = list(history[self._n_prompt :])
         n = min(len(path), len(self._path))
         if path[:n] != self._path[:n]:

@@ -47,9 +47,9 @@ from .checks import (
     ChiSquareTest,
     Comparison,
     Difference,
-    Job,
     Reference,
     RequestChecks,
+    TextCheck,
     TextChecks,
     check_kernels,
     check_rows,
@@ -324,7 +324,7 @@ def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run:
     }
     texts = TextChecks(llm, n_tokens, noise_in_use(llm, ways.values()))
     run.total = len(prompts) * len(SAMPLINGS) * (1 + len(ways))
-    jobs: list[Job] = []
+    jobs: list[TextCheck] = []
     for index, prompt in enumerate(prompts):
         if jobs and run.is_late(1 / 2):
             break
@@ -344,20 +344,20 @@ def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run:
 
 
 def _together(
-    llm: LLM, jobs: Sequence[Job], ways: dict[str, Speculation], run: _Run
-) -> tuple[list[tuple[Job, Completion]], list[str]]:
+    llm: LLM, jobs: Sequence[TextCheck], ways: dict[str, Speculation], run: _Run
+) -> tuple[list[tuple[TextCheck, Completion]], list[str]]:
     """Run the requests, as many at once as share passes; return the results and the errors."""
-    ended: list[tuple[Job, Completion]] = []
+    ended: list[tuple[TextCheck, Completion]] = []
     errors: list[str] = []
     cancellation = Cancellation()
 
-    def in_time() -> Iterator[Job]:
+    def in_time() -> Iterator[TextCheck]:
         for i, job in enumerate(jobs):
             if i >= llm.parallel and run.is_late():
                 return
             yield job
 
-    def complete(job: Job) -> Completion | GgufSpecError:
+    def complete(job: TextCheck) -> Completion | GgufSpecError:
         begin = partial(llm.stream, job.ids, job.sampling, speculation=ways[job.drafter])
         try:
             with cancellation.opened(begin) as stream:
@@ -365,7 +365,7 @@ def _together(
         except GgufSpecError as error:
             return error.with_traceback(None)  # the traceback holds the stream
 
-    def keep(job: Job, result: Completion | GgufSpecError) -> None:
+    def keep(job: TextCheck, result: Completion | GgufSpecError) -> None:
         if isinstance(result, Completion):
             ended.append((job, result))
         else:

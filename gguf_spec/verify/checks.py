@@ -454,7 +454,7 @@ class Comparison:
     acceptance: float
 
 
-class Job(NamedTuple):
+class TextCheck(NamedTuple):
     """A text to be generated, and the plain text of the same request alone.
 
     Attributes:
@@ -496,7 +496,7 @@ class TextChecks:
         seed: int,
         ways: Iterable[str],
         one_more: Callable[[], object],
-    ) -> Iterator[Job]:
+    ) -> Iterator[TextCheck]:
         """Continue a prompt without drafts with every sampling; yield the texts to compare.
 
         Args:
@@ -512,7 +512,7 @@ class TextChecks:
             plain = self.llm.generate_tokens(ids, seeded, speculation=Speculation(0))
             one_more()
             for drafter in ways:
-                yield Job(index, ids, name, seeded, drafter, plain)
+                yield TextCheck(index, ids, name, seeded, drafter, plain)
 
     def compare(self, prompt: str, index: int, seed: int, one_more: Callable[[], object]) -> None:
         """Continue a prompt with every sampling and every draft setting; see `plain_texts`."""
@@ -527,7 +527,7 @@ class TextChecks:
             self.cache_faults += [f"{fault} {where}." for fault in faults]
             one_more()
 
-    def count(self, job: Job, burst: Completion) -> None:
+    def count(self, job: TextCheck, burst: Completion) -> None:
         """Compare a text with the plain one."""
         key, stats, plain = (job.name, job.drafter), burst.stats, job.plain.tokens
         self._n_texts[key] += 1

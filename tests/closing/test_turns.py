@@ -7,7 +7,7 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import BusyError, ClosedError, InvalidOptionError
-from gguf_spec.runtime.request_queue import Line, Ticket
+from gguf_spec.runtime.request_queue import Ticket, Turns
 from tests.support.bytecodes import Bytecodes, described
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -43,7 +43,7 @@ def wait_until(condition):
 
 
 def test_turns_are_in_the_order_of_the_requests():
-    line, first, order = Line(), Ticket(), []
+    line, first, order = Turns(), Ticket(), []
 
     def take(i):
         ticket = Ticket()
@@ -65,7 +65,7 @@ def test_turns_are_in_the_order_of_the_requests():
 
 
 def test_a_ticket_removed_before_its_turn_and_one_never_called():
-    line, first, second, third = Line(), Ticket(), Ticket(), Ticket()
+    line, first, second, third = Turns(), Ticket(), Ticket(), Ticket()
     line.join(first)
     line._tickets.append(second)
     threads = in_threads(lambda _: line.join(third), 1)
@@ -91,11 +91,11 @@ def test_an_interrupt_at_any_bytecode_of_taking_and_leaving():
             line.leave(ticket)
             raise
 
-    line = Line()
+    line = Turns()
     places = way.places(lambda: use(line))
     assert len(places) > 50
     for place in places:
-        line = Line()
+        line = Turns()
         with pytest.raises(KeyboardInterrupt):
             way.run(lambda line=line: use(line), place)
         assert line.first is None, described(place)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_spec import Progress, Sampling, Speculation
-from gguf_spec.cli.output import LateBar, Line
+from gguf_spec.cli.output import LateBar, StatusLine
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -255,7 +255,7 @@ def test_no_progress_bar_without_a_terminal(monkeypatch, terminal):
 
 def test_a_narrow_terminal(monkeypatch, terminal):
     monkeypatch.setenv("COLUMNS", "20")
-    line = Line(terminal)
+    line = StatusLine(terminal)
     line.show("a" * 50)
     assert terminal.seen == "a" * 19
     line.show("b")
@@ -263,7 +263,7 @@ def test_a_narrow_terminal(monkeypatch, terminal):
 
 
 def test_a_line_is_removed(terminal):
-    line = Line(terminal)
+    line = StatusLine(terminal)
     line.remove()
     assert terminal.getvalue() == ""
     line.show("Measuring")
