@@ -188,6 +188,10 @@ def launch(
         raise GgufSpecError(f"{name} is not installed.", f"{client.install}, or see --print.")
     context = ctx or client.context
     facts = _running(model, context)
+    if not facts and not ctx and model and 0 < (trained := _trained(model)) < context:
+        fact = f"{model} was trained for {trained:,} tokens; {name} needs about {context:,}."
+        click.echo(fact, err=True)
+        context = trained
     command = ["gguf-spec", "serve", *(["-m", model] if model else []), "--ctx", str(context)]
     if print_only:
         shown = facts or ServerFacts("http://127.0.0.1:8080", model or "local", context)
@@ -231,6 +235,17 @@ def _files(client: Client, server: ServerFacts, key: str, folder: str) -> dict[s
         str(Path(folder, name)): Template(text).substitute(values)
         for name, text in client.files.items()
     }
+
+
+def _trained(model: str) -> int:
+    """Return the context that a model on this disk was trained for; 0 if that is not known."""
+    from ..gguf.validation import read_header
+    from ..registry.download import find
+
+    try:
+        return read_header(path).whole("context_length") if (path := find(model)) else 0
+    except GgufSpecError:
+        return 0
 
 
 def _running(model: str | None, context: int) -> ServerFacts | None:
