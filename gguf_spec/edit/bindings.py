@@ -61,19 +61,34 @@ def doubt_of(
             f"is more than one {kinds[0]}" if len(kinds) == 1 else "are a function and a variable"
         )
         return f"there {what} {name}: name the place of the one that is meant"
-    uses = re.compile(rf"(?<![\w$.]){re.escape(name)}(?![\w$])")
-    others = [(i, one.start()) for i, line in enumerate(bare) for one in uses.finditer(line)]
-    is_in_function = bool(scope) and all(one.kind == "function" for one in scope)
-    if is_in_function and not own:
-        if any(_binding(name, *use, bare, parts, suffix) for use in others if use not in found):
-            return f"{name} is defined outside of {scope[0].label}"
-    elif (
-        own
-        and not any("class" in one[3:] for one in own)
-        and any(_is_property(i, *_around(name, i, start, bare), bare, suffix) for i, start in found)
-    ):
-        return f"{name} is the name of a property, too"
+    if not own and scope and all(one.kind == "function" for one in scope):
+        uses = re.compile(rf"(?<![\w$.]){re.escape(name)}(?![\w$])")
+        others = [(i, one.start()) for i, line in enumerate(bare) for one in uses.finditer(line)]
+        defined = (_binding(name, *use, bare, parts, suffix) for use in others if use not in found)
+        return f"{name} is defined outside of {scope[0].label}" if any(defined) else ""
+    for i, start in found if own else ():
+        before, after = _around(name, i, start, bare)
+        owner = min(own)[3]
+        if not (
+            _is_of(owner, before, bare)
+            if owner
+            else not _is_property(i, before, after, bare, suffix)
+        ):
+            return f"the {name} in line {i + 1} may be that of something else"
     return ""
+
+
+def _is_of(owner: str, before: str, bare: Sequence[str]) -> bool:
+    """Return whether a member is used without an object, or with one of its class."""
+    found = re.search(r"(?:(\w+)|[^.\w])\s*[?!]?(?<!\.)(?:\.|->)\s*$", before)
+    if not found or found[1] in {"this", "self", "super", "cls", "base", owner}:
+        return True
+    if not found[1]:  # what a call returns
+        return bool(re.search(rf"\b{owner}\b", before))
+    word = found[1]
+    typed = rf"\b{owner}\b(?:<[^>]*>)?[?*&\]\[]*\s+[*&]*{word}\b|"
+    typed += rf"\b{word}\b\s*\??(?:\s*:=|\s*[:=]|\s)\s*(?:new\s|mut\s|[&*]|\[\])*\s*{owner}\b"
+    return any(re.search(typed, line[: 4 * _MOST_READ]) for line in bare)
 
 
 def is_imported(lines: Sequence[str], i: int, start: int) -> bool:
@@ -112,7 +127,7 @@ def _doubt_of_lines(
 def _binding(
     name: str, i: int, start: int, bare: Sequence[str], parts: Sequence[Part], suffix: str
 ) -> tuple[str, ...]:
-    """Return what a use defines: its kind, where, of which type, and whether that is a class."""
+    """Return what a use defines: its kind, where, of which type, and the class that it is in."""
     before, after = _around(name, i, start, bare)
     if re.search(r"(?:\.|->)\s*$", before):
         return ()
@@ -120,12 +135,13 @@ def _binding(
         one for one in parts if one.start <= i < one.end and one.kind in {"class", "function"}
     ]
     for one in around:
-        if one.name == name and one.start == i and one.kind == "function" and "(" in after:
+        is_head = "{" not in "\n".join([*bare[one.start : i], before])
+        if (one.name, one.kind) == (name, "function") and is_head and re.match(r"\s*[(<]", after):
             owner = re.search(r"\(\s*\w+\s+\*?(\w+)[^)]*\)\s*$|(\w+)(?:<[^>]*>)?(?:::|\.)$", before)
             outer = [other for other in around if other.holds(one)]
             type_of = (owner[1] or owner[2]) if owner else ""
-            kind = "class" if type_of or (outer and outer[-1].kind == "class") else ""
-            return "function", str(outer[-1].start if outer else -1), type_of, kind
+            of_class = outer[-1].name if outer and outer[-1].kind == "class" else type_of
+            return "function", str(outer[-1].start if outer else -1), type_of, of_class
     inner = around[-1] if around else None
     is_class = bool(inner and inner.kind == "class")
     if not (
@@ -139,7 +155,7 @@ def _binding(
     ):
         return ()
     where = i if _LAMBDA.match(after) else inner.start if inner else -1
-    return "variable", str(where), "", "class" if is_class else ""
+    return "variable", str(where), "", inner.name if inner and is_class else ""
 
 
 def _is_in_head(part: Part, i: int, before: str, bare: Sequence[str]) -> bool:

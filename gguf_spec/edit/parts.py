@@ -410,7 +410,7 @@ def _ended(line: str, head: str, comment: str) -> bool:
     if comment == "#":
         return not head.rstrip().endswith(")")
     bare = re.sub(r"\([^()]*\)", "()", head)  # without default values
-    return not line.strip() or bool(re.search(r"[^=!<>]=[^=>]*[\w)\]\"'`]\s*$", bare))
+    return not line.strip() or bool(re.search(r"[^=!<>]=(?:[^=>]|\b>)*[\w)\]\"'`]\s*$", bare))
 
 
 def _assigned(statement: str) -> str:

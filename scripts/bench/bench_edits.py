@@ -131,10 +131,10 @@ def run_task(llm, way, task):
 @contextmanager
 def company(llm, n):
     """Answer n other requests at once all the time."""
-    is_over, say = threading.Event(), llm.ask if llm.has_chat_template else llm.generate
+    is_over = threading.Event()
 
     def talk(number):
-        seed = number
+        seed, say = number, llm.ask if llm.has_chat_template else llm.generate
         while not is_over.is_set():
             prompt = f"Give {seed} reasons why a list is not a set."
             say(prompt, Sampling(max_tokens=40, temperature=0.8, seed=seed, ignore_eos=True))

@@ -7,6 +7,16 @@ from gguf_spec.edit import EditPlan
 # one meaning: the change is made
 PLAIN = [
     (
+        "a.java",
+        "class Box {\n    int n() {\n        return 1;\n    }\n    int f(Box other) {\n        Box[] all = {other};\n        return other.n() + this.n() + n();\n    }\n}\n",
+        "Rename the method n to size",
+    ),
+    (
+        "a.ts",
+        "class Box {\n  n(): number {\n    return 1;\n  }\n}\nfunction f(box: Box) {\n  return box.n() + new Box().n();\n}\n",
+        "Rename the method n to size",
+    ),
+    (
         "a.js",
         "function area(w, h) {\n  return w * h;\n}\n\nconsole.log(area(1, 2));\n",
         "Rename the function area to surface",
@@ -167,6 +177,26 @@ PLAIN = [
 ]
 # several meanings, or what is left behind is used
 DOUBTFUL = [
+    (
+        "a.kt",
+        "class Registry {\n    val users = mutableListOf<User>()\n    fun add(user: User) {\n        users.add(user)\n    }\n}\n",
+        "Rename the function add to register",
+    ),
+    (
+        "a.java",
+        "class Box {\n    List<Item> items;\n    void add(Item item) {\n        items.add(item);\n    }\n}\n",
+        "Rename the method add to put",
+    ),
+    (
+        "a.go",
+        "type Log struct {\n\tout Writer\n}\n\nfunc (l *Log) Write(a string) {\n\tl.out.Write(a)\n}\n",
+        "Rename the method Write to Put",
+    ),
+    (
+        "a.rs",
+        "impl Cache {\n    fn clear(&mut self) {\n        self.entries.clear();\n    }\n}\n",
+        "Rename the function clear to reset",
+    ),
     ("a.js", "function f(size) {\n  return this.size + size;\n}\n", "Rename size to count"),
     (
         "a.js",
@@ -355,3 +385,15 @@ def test_a_name_with_several_meanings_is_asked_about(name, text, ask):
 def test_all_of_its_meanings_are_renamed_if_the_request_says_so(name, text, ask):
     edit = EditPlan(text, f"{ask} everywhere", name=name).result_by_code()
     assert edit.hunks and (not edit.refused or "services" in text or "import" in text), edit
+
+
+def test_a_function_begins_behind_a_value_with_a_type_in_brackets():
+    text = "class A {\n    val all = listOf<B>()\n    fun add(b: B) {\n        f(b)\n    }\n}\n"
+    edit = EditPlan(text, "Remove the function add", name="a.kt").result_by_code()
+    assert edit.text == "class A {\n    val all = listOf<B>()\n}\n"
+
+
+def test_an_annotated_method_is_a_definition():
+    text = "class A {\n    @Override\n    public int n() {\n        return 1;\n    }\n}\nclass B {\n    int n() {\n        return 2;\n    }\n}\n"
+    edit = EditPlan(text, "Rename the method n to m", name="a.java").result_by_code()
+    assert "more than one function" in edit.refused[0]
