@@ -182,13 +182,15 @@ def launch(
       gguf-spec launch codex -m qwen2.5-coder-1.5b -- exec "Fix a.py"
       gguf-spec launch aider --print
     """
+    from ..models import trained_ctx
+
     client = CLIENTS[name]
     program, key = shutil.which(name), api_key or "none"
     if not (program or print_only):
         raise GgufSpecError(f"{name} is not installed.", f"{client.install}, or see --print.")
     context = ctx or client.context
     facts = _running(model, context)
-    if not facts and not ctx and model and 0 < (trained := _trained(model)) < context:
+    if not facts and not ctx and model and 0 < (trained := trained_ctx(model)) < context:
         fact = f"{model} was trained for {trained:,} tokens; {name} needs about {context:,}."
         click.echo(fact, err=True)
         context = trained
@@ -235,17 +237,6 @@ def _files(client: Client, server: ServerFacts, key: str, folder: str) -> dict[s
         str(Path(folder, name)): Template(text).substitute(values)
         for name, text in client.files.items()
     }
-
-
-def _trained(model: str) -> int:
-    """Return the context that a model on this disk was trained for; 0 if that is not known."""
-    from ..gguf.validation import read_header
-    from ..registry.download import find
-
-    try:
-        return read_header(path).whole("context_length") if (path := find(model)) else 0
-    except GgufSpecError:
-        return 0
 
 
 def _running(model: str | None, context: int) -> ServerFacts | None:
