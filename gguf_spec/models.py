@@ -178,7 +178,8 @@ def trained_ctx(model: str) -> int:
     from .gguf.validation import read_header
 
     try:
-        return read_header(path).whole("context_length") if (path := find(model)) else 0
+        file = find(model)
+        return read_header(file).whole("context_length") if file else 0
     except GgufSpecError:
         return 0
 
