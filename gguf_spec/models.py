@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import GgufSpecError
 from .options import require
 from .registry.download import Pulled, check_room, find, path, pull, remove, verified
 from .registry.models_file import Entry, Part, Piece
@@ -170,6 +171,17 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
         *found,
         *([] if not head or head.fits else [head]),
     ]
+
+
+def trained_ctx(model: str) -> int:
+    """Return the context that a model on this disk was trained for; 0 if that is not known."""
+    from .gguf.validation import read_header
+
+    try:
+        file = find(model)
+        return read_header(file).whole("context_length") if file else 0
+    except GgufSpecError:
+        return 0
 
 
 def __getattr__(name: str) -> Any:

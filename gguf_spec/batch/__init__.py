@@ -264,7 +264,7 @@ class Output:
         if not isinstance(target, Path):
             self._file: BinaryIO = target
             return
-        self._path = target
+        self._path, self._is_new = target, not os.path.lexists(target)
         try:
             self._file = self._path.open("ab+", buffering=0)
         except OSError as error:
@@ -443,6 +443,9 @@ class Output:
             self._beside_file.close()
         if self._beside and is_whole:
             self._beside.unlink(missing_ok=True)
+        is_empty = not (self._beside_file or os.fstat(self._file.fileno()).st_size)
+        if self._is_new and is_empty and not is_whole:
+            self._path.unlink(missing_ok=True)  # no result could be written
         self._file.close()
 
 

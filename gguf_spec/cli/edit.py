@@ -106,8 +106,8 @@ def edit(words: tuple[str, ...], **options: Any) -> int:
     if options["undo"]:
         paths = [_place_of(one, words)[0] for one in words]
         for path in paths:
-            Undo().restore(path)
-            click.echo(f"{path} has the text before its last edit again.", err=True)
+            more = "" if Undo().restore(path) else f" There is no way back: {_no_undo()}"
+            click.echo(f"{path} has the text before its last edit again.{more}", err=True)
         return 0
     *files, instruction = words
     _check_usage(files, instruction, options)
@@ -392,9 +392,13 @@ def _say_written(source: TextFile, output: Path | None) -> None:
         place = shlex.quote(str(_short(source.path)))
         click.echo(as_called(f"Undo: gguf-spec edit --undo {place}"), err=True)
     else:
-        click.echo(f"There is no undo: {Undo().folder} cannot be written.", err=True)
+        click.echo(f"There is no undo: {_no_undo()}", err=True)
     if at_terminal():
         _say_uncommitted(source)
+
+
+def _no_undo() -> str:
+    return f"{Undo().folder} cannot be written."
 
 
 def _say_why_not(source: TextFile, result: Edit, *, can_write: bool) -> None:

@@ -182,12 +182,18 @@ def launch(
       gguf-spec launch codex -m qwen2.5-coder-1.5b -- exec "Fix a.py"
       gguf-spec launch aider --print
     """
+    from ..models import trained_ctx
+
     client = CLIENTS[name]
     program, key = shutil.which(name), api_key or "none"
     if not (program or print_only):
         raise GgufSpecError(f"{name} is not installed.", f"{client.install}, or see --print.")
     context = ctx or client.context
     facts = _running(model, context)
+    if not facts and not ctx and model and 0 < (trained := trained_ctx(model)) < context:
+        fact = f"{model} was trained for {trained:,} tokens; {name} needs about {context:,}."
+        click.echo(fact, err=True)
+        context = trained
     command = ["gguf-spec", "serve", *(["-m", model] if model else []), "--ctx", str(context)]
     if print_only:
         shown = facts or ServerFacts("http://127.0.0.1:8080", model or "local", context)

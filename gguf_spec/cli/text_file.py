@@ -222,8 +222,11 @@ class Undo:
             if path.suffix in {".json", ".text"} and path.stem < oldest:
                 path.unlink(missing_ok=True)
 
-    def restore(self, path: Path) -> None:
+    def restore(self, path: Path) -> bool:
         """Give a file the text before its last change; a second call takes that back.
+
+        Returns:
+            Whether it can: the text that it had now could be kept.
 
         Raises:
             GgufSpecError: No change of it is kept, it was changed since, or it cannot be written.
@@ -251,13 +254,14 @@ class Undo:
                 f"{path} was changed since; nothing was written.",
                 f"the old text is {entry['text']}.",
             )
-        self.keep(path, now, before)
+        is_kept = self.keep(path, now, before)
         try:
             _replace(path, before)
         except OSError as error:
             raise GgufSpecError(
                 f"{path} cannot be written: {error.strerror}.", f"{remedy(error)}."
             ) from None
+        return is_kept
 
 
 def _hash(data: bytes) -> str:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal, TypeAlias
 
 from ..errors import BindingError, InvalidOptionError, Text
@@ -25,6 +26,7 @@ from ..llama.backend import features_of
 from ..llama.options import ContextOptions, physical_cores
 from ..system.files import (
     CACHE_FOLDERS,
+    DISK_FULL,
     cache_file,
     cache_folder,
     config_folder,
@@ -453,6 +455,17 @@ def disk() -> Check:
     return Check("disk", "ok", found)
 
 
+def _is_full(folder: Path) -> bool:
+    """Return whether nothing can be written because the disk, or the user's quota, is full."""
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+    try:
+        with TemporaryFile(dir=there, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        return error.errno in DISK_FULL
+    return False
+
+
 def cache() -> Check:
     """Check that measurements can be cached."""
     failed = []
@@ -464,7 +477,8 @@ def cache() -> Check:
             file.unlink()
     if failed:
         found = f"nothing can be saved in {' and '.join(failed)}: each load measures again"
-        todo = "change its permissions, or set XDG_CACHE_HOME to another folder."
+        why = "free disk space" if _is_full(cache_folder()) else "change its permissions"
+        todo = f"{why}, or set XDG_CACHE_HOME to another folder."
         return Check("cache", "warn", found, todo)
     folder = cache_folder()
     places = {

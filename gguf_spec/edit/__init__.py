@@ -16,7 +16,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, Text
+from ..errors import ContextTooShortError, InvalidOptionError, NoEditError, PromptTooLongError, Text
 from ..options import Sampling
 from ..results import Completion, Stats
 from .by_code import CodeEdit, edit_by_code
@@ -64,8 +64,10 @@ class Model(Protocol):
     def vocabulary(self) -> Any:
         """Its vocabulary."""
 
-    def tokenize(self, prompt: Any, /, *, prefill: str = "", special: bool = True) -> list[int]:
-        """Return the token ids of a text or of messages."""
+    def tokenize(
+        self, prompt: Any, /, *, prefill: str = "", special: bool = True, most: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a text or of messages, at most that many."""
 
 
 @dataclass(frozen=True)
@@ -417,10 +419,15 @@ class EditPrompt:
                 old=self._fenced(around),
                 part=self._fenced(lines[part.start : part.end]),
             )
-        plain = llm.tokenize(self._old, special=False)
-        self.n_text = len(plain)
-        # A model that copies the name of an end token writes that token, and would end there.
-        named = {*llm.tokenize(text, special=True)} - {*llm.tokenize(text, special=False)}
+        most, seen = llm.n_ctx, text if part is None else "\n".join(around)
+        try:  # of a text that is far too long only the beginning is tokenised
+            self.n_text = len(llm.tokenize(self._old, special=False, most=most))
+            # A model that copies the name of an end token writes that token, and would end there.
+            named = {*llm.tokenize(seen, special=True, most=most)}
+            named -= {*llm.tokenize(seen, special=False, most=most)}
+        except PromptTooLongError as error:
+            self.n_text = error.n_prompt
+            raise self._too_long(name, llm, error.n_prompt + self._n_new) from None
         self._ignore_eos = any(map(llm.vocabulary.is_end, named))
         shown = [
             _OTHER.format(name=other, text=self._fenced(split_lines(one)))
@@ -433,10 +440,7 @@ class EditPrompt:
             self._ask(llm, shown, question)
             n_prompt = self._n_prompt(llm)
         if n_prompt + self._n_new > llm.n_ctx:
-            what = f"editing {name or 'the text'}, which has {self.n_text:,} tokens,"
-            hint = "split the file, or name the part that shall change"
-            needed = n_prompt + self._n_new
-            raise ContextTooShortError(what, llm.n_ctx, needed, hint, about=True)
+            raise self._too_long(name, llm, n_prompt + self._n_new)
         self._n_room = llm.n_ctx - n_prompt
 
     def _ask(self, llm: Model, shown: Sequence[str], question: str) -> None:
@@ -447,7 +451,15 @@ class EditPrompt:
             self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
 
     def _n_prompt(self, llm: Model) -> int:
-        return len(llm.tokenize(self.request, prefill=self.prefill))
+        try:
+            return len(llm.tokenize(self.request, prefill=self.prefill, most=llm.n_ctx))
+        except PromptTooLongError as error:
+            return error.n_prompt
+
+    def _too_long(self, name: str, llm: Model, needed: int) -> ContextTooShortError:
+        what = f"editing {name or 'the text'}, which has {self.n_text:,} tokens,"
+        hint = "split the file, or name the part that shall change"
+        return ContextTooShortError(what, llm.n_ctx, needed, hint, about=True)
 
     @property
     def _n_new(self) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from .bindings import doubt_of, is_imported
 from .instruction import Reading, Rename, bounded
 from .parts import BRACES, Part, _without_texts
 
@@ -47,7 +48,9 @@ def edit_by_code(
         reading: What it says about the place.
     """
     if reading.rename is None:
-        return _remove(instruction, reading, lines, name) or _set_value(instruction, reading, lines)
+        return _remove(instruction, reading, lines, parts, name) or _set_value(
+            instruction, reading, lines
+        )
     rename, allowed = reading.rename, _allowed(reading, lines)
     suffix = PurePath(name).suffix.lower()
     if not rename.is_name:
@@ -61,7 +64,7 @@ def edit_by_code(
         found = _replace(plain, reading, lines, allowed, name)
     else:
         found = _rename_words(rename, reading, lines, parts, allowed, suffix)
-    if not found or found.doubt or reading.scope or reading.is_everywhere:
+    if not found or reading.scope or reading.is_everywhere:
         return found
     is_lost = found.n_places > 1 and _IN_PLACE.search(instruction)
     return replace(found, doubt="the named place was not found") if is_lost else found
@@ -186,15 +189,30 @@ _FILLING = re.compile(
 )
 
 
-def _remove(instruction: str, reading: Reading, lines: list[str], name: str) -> CodeEdit | None:
+def _used_at(name: str, lines: Sequence[str], suffix: str) -> str:
+    """Return which line has a name as a value, or in code, for a message; empty if none has it."""
+    word = re.escape(name)
+    if suffix in KEYED:
+        value = rf"""(?:^\s*-|[:=\[,])\s*["']?{word}["']?\s*(?:[,\]}}#;]|$)|[$%][{{(]{word}\W"""
+    elif suffix in _PROSE | {".py", ".pyi", ".css", ".scss", ".less", ".svg"}:
+        return ""
+    else:
+        value = rf"^(?!\.PHONY).*(?<![\w$.-]){word}(?![\w$-])"
+    used = (i for i, line in enumerate(_bare([*lines], suffix)) if re.search(value, line))
+    return f", but named here: {lines[i].strip()[:60]}" if (i := next(used, -1)) >= 0 else ""
+
+
+def _remove(
+    instruction: str, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
+) -> CodeEdit | None:
     """Remove one part, if the instruction says nothing more than that."""
     found = _REMOVE.match(instruction)
     if not found or len(reading.scope) != 1 or reading.kept:
         return None
     (part,) = reading.scope
     rest = found["what"]
-    for word in sorted({*part.path, part.label}, key=len, reverse=True):
-        rest = rest.replace(word, " ") if word else rest
+    for word in sorted({*part.path, part.label} - {""}, key=len, reverse=True):
+        rest = bounded(word).sub(" ", rest)
     if _FILLING.sub("", rest):
         return None
     start, end = part.start, part.end
@@ -218,7 +236,11 @@ def _remove(instruction: str, reading: Reading, lines: list[str], name: str) -> 
         behind = next((one.strip() for one in new[start:] if one.strip()), "")
         if last >= 0 and behind[:1] in {"}", "]"}:
             new[last] = new[last].removesuffix(",")
-    return CodeEdit(new, 1) if new else None
+    inner = [one for one in parts if one.kind == "section" and one.name.startswith(f"{part.name}.")]
+    doubt = f"{inner[0].name} belongs to {part.name}, and stays" if inner else ""
+    if part.kind != "heading" and (used := _used_at(part.name, new, PurePath(name).suffix.lower())):
+        doubt = f"{part.label} is removed{used}"
+    return CodeEdit(new, 1, doubt) if new else None
 
 
 # ---- keys and words
@@ -262,6 +284,8 @@ def _rename_key(
         doubt = _places(len(exact), f"the key {old}")
     elif {one.path[:-1] for one in parts if one.name == new} & {one.path[:-1] for one in exact}:
         doubt = _taken(new)
+    elif used := _used_at(old, changed, ".yaml"):
+        doubt = f"the key {old} is renamed{used}"
     return CodeEdit(changed, len(exact), doubt)
 
 
@@ -284,15 +308,15 @@ def _rename_words(
         pattern = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
     field = _field_places(reading, bare, pattern) if suffix in BRACES else None
     changed = lines.copy()
-    n_places = 0
+    places = list[tuple[int, int]]()
     for i in sorted(allowed if field is None else field):
         spans = [found.span() for found in pattern.finditer(bare[i])] if field is None else field[i]
         for start, end in reversed(spans):
             changed[i] = changed[i][:start] + new + changed[i][end:]
-            n_places += 1
-    if not n_places:
+            places.append((i, start))
+    if not places:
         return None
-    doubt = ""
+    doubt = doubt_of(old, places, bare, parts, reading, suffix)
     if field is not None:
         is_unsure = _has_other_uses(field, bare, pattern, parts)
     elif suffix == ".sql":  # columns
@@ -306,7 +330,7 @@ def _rename_words(
         doubt = f"which of the uses of {old} belong to it is not certain"
     elif any(re.search(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])", bare[i]) for i in allowed):
         doubt = _taken(new)
-    return CodeEdit(changed, n_places, doubt)
+    return CodeEdit(changed, len(places), doubt)
 
 
 def _bare(lines: list[str], suffix: str) -> list[str]:
@@ -486,6 +510,8 @@ def _rename_python(
     places = {(i, start) for i, start in found[0] if i not in kept}
     if not places:
         return None
+    if not is_member and any(is_imported(lines, *place) for place in places):
+        doubt = doubt or f"{old} is imported, and has its name elsewhere"
     changed = lines.copy()
     for i, start in sorted(places, reverse=True):
         changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]

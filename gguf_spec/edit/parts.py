@@ -360,6 +360,7 @@ _CLASS = "class|struct|enum|union|interface|trait|namespace|module|record|messag
 _HEAD_NAMES = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("class", r"\btype\s+(\w+)\s+(?:struct|interface)\s*$"),
     ("class", rf"\b(?:{_CLASS})\s+([\w:]+)(?:<[^()]*>)?[^()=]*$"),
+    ("class", r"\b(?:class|record|object)\s+(\w+)(?:<[^()]*>)?\s*(?:\(|:|extends\b).*$"),
     ("class", r"\bimpl\b(?:<[^>]*>)?\s+(?:\w+\s+for\s+)?(\w+)"),
     ("function", r"\b(?:function\*?|fn|func|def|fun)\s+(?:\([^)]*\)\s*)?(\w+)"),
     ("function", r"([\w$]+)\s*[:=]\s*(?:async\s*)?"
@@ -409,7 +410,7 @@ def _ended(line: str, head: str, comment: str) -> bool:
     if comment == "#":
         return not head.rstrip().endswith(")")
     bare = re.sub(r"\([^()]*\)", "()", head)  # without default values
-    return not line.strip() or bool(re.search(r"[^=!<>]=[^=>]*[\w)\]\"'`]\s*$", bare))
+    return not line.strip() or bool(re.search(r"[^=!<>]=(?:[^=>]|\b>)*[\w)\]\"'`]\s*$", bare))
 
 
 def _assigned(statement: str) -> str:

@@ -38,7 +38,8 @@ def freeze_support() -> None:
 
 
 def is_frozen() -> bool:
-    return bool(getattr(sys, "frozen", False)) or "__compiled__" in globals()
+    compiled = globals().get("__compiled__")  # by Nuitka, which may leave the interpreter beside it
+    return bool(getattr(sys, "frozen", False) or getattr(compiled, "standalone", compiled))
 
 
 def refusal() -> str:

@@ -19,7 +19,8 @@ refused    nothing was written; in brackets how many of these texts were right
 
 Methods and parameters are chosen with the half `tune`; the half `report` is for figures that are published. With --json the results are kept
 after each task, and tasks that are in the file are not run again. --equal compares the first tokens of what the model writes without drafts
-and with drafts from each source, also those that would not pay. The checks execute functions of the new Python texts in this process.
+and with drafts from each source, also those that would not pay; --beside N does so while N other requests
+are answered, and a large N of --equal compares whole answers. The checks execute functions of the new Python texts in this process.
 """
 
 import argparse
@@ -28,8 +29,10 @@ import json
 import re
 import statistics
 import sys
+import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 from _edit_tasks import DAMAGED, HALVES, REFUSED, RIGHT, UNCHANGED, WRONG, judge, read_tasks
@@ -42,7 +45,12 @@ KINDS = (RIGHT, DAMAGED, WRONG, UNCHANGED, REFUSED)
 MODEL = "qwen2.5-coder-1.5b"
 MOST_CTX = 32_768
 PLAIN = Speculation(k=0)
-FIXED = {"ngram": 8, "model": 4, "hybrid": 8}  # lengths of drafts that are made whatever they cost
+FIXED = {
+    "ngram": 8,
+    "model": 4,
+    "mtp": 2,
+    "hybrid": 8,
+}  # lengths of drafts that are made whatever they cost
 
 
 class NotThere(Exception):
@@ -120,7 +128,30 @@ def run_task(llm, way, task):
     }
 
 
-def same_as_plain(llm, task, n):
+@contextmanager
+def company(llm, n):
+    """Answer n other requests at once all the time."""
+    is_over = threading.Event()
+
+    def talk(number):
+        seed, say = number, llm.ask if llm.has_chat_template else llm.generate
+        while not is_over.is_set():
+            prompt = f"Give {seed} reasons why a list is not a set."
+            say(prompt, Sampling(max_tokens=40, temperature=0.8, seed=seed, ignore_eos=True))
+            seed += n
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(n)]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for one in threads:
+            one.join()
+
+
+def same_as_plain(llm, task, words):
     """Return whether the first tokens of an edit are the same, by drafter; None without a model."""
     from gguf_spec.edit import EditPlan  # older versions have none
 
@@ -128,20 +159,27 @@ def same_as_plain(llm, task, n):
     if not plan.needs_model:
         return None
     prompt = plan.prompt(llm)
+    has_head = "prediction head" in (llm.draft_name or "")
+    fitting = {
+        "ngram",
+        *["mtp"] * has_head,
+        *["model", "hybrid"] * bool(llm.draft_name and not has_head),
+    }
     drafters = {"auto": Speculation()} | {
         one: Speculation(drafter=one, k=k, adaptive=False)
         for one, k in FIXED.items()
-        if one == "ngram" or llm.draft_name
+        if one in fitting
     }
 
     def tokens(speculation):
-        sampling = prompt.limited(Sampling(temperature=0), n)
+        sampling = prompt.limited(Sampling(temperature=0), words.equal)
         return llm.generate(
             prompt.request, sampling, prefill=prompt.prefill, speculation=speculation
         ).tokens
 
     plain = tokens(PLAIN)
-    return {one: tokens(how) == plain for one, how in drafters.items()}
+    with company(llm, words.beside):
+        return {one: tokens(how) == plain for one, how in drafters.items()}
 
 
 def show_equal(model, tasks, words):
@@ -149,9 +187,9 @@ def show_equal(model, tasks, words):
     counts, n = Counter(), 0
     with loaded(model, tasks, words) as llm:
         for task in tasks:
-            same = same_as_plain(llm, task, words.equal)
+            same = same_as_plain(llm, task, words)
             n += same is not None
-            counts.update(same or {})
+            counts.update({one: int(is_same) for one, is_same in (same or {}).items()})
             names = [one for one, is_same in (same or {}).items() if not is_same]
             how = f"another text with {', '.join(names)}" if names else "same" if same else "code"
             print(f"{model}, {key_of(task)}: {how}", file=sys.stderr, flush=True)
@@ -259,6 +297,9 @@ def parse(arguments=None):
     parser.add_argument(
         "--equal", type=int, metavar="N", help="only compare the first N tokens with each drafter"
     )
+    parser.add_argument(
+        "--beside", type=int, default=0, metavar="N", help="--equal: beside N other requests"
+    )
     parser.add_argument("--list", action="store_true", help="only show the tasks")
     parser.add_argument("-v", "--verbose", action="store_true", help="one line a task, too")
     words = parser.parse_args(arguments)
@@ -271,7 +312,14 @@ def loaded(model, tasks, words):
     # as the command: the old and the new text, a quarter more and the instruction, at three bytes a token
     n_ctx = min(max(3 * len(task.old.encode()) // 4 + 1024 for task in tasks), MOST_CTX)
     try:
-        return gguf_spec.load(model, words.draft, n_ctx=max(n_ctx, 4096), threads=words.threads)
+        return gguf_spec.load(
+            model,
+            words.draft,
+            n_ctx=max(n_ctx, 4096),
+            threads=words.threads,
+            parallel=words.beside + 1,
+            shared_drafts=bool(words.beside),
+        )
     except NotDownloadedError as error:
         raise SystemExit(f"Error: {error}\nFirst: gguf-spec models pull {model}") from None
 

@@ -112,6 +112,8 @@ def test_a_read_only_home(command, own, tale, disk, state):
         assert "the result cannot be saved" in tuned.stderr
     doctor = command("doctor", **home(disk))
     assert doctor.returncode in (0, 1) and "Traceback" not in doctor.stderr
+    why = {"read-only": "change its permissions", "full": "free disk space"}[state]
+    assert f"{why}, or set XDG_CACHE_HOME" in " ".join(doctor.stdout.split())
     assert [
         path for path in sorted(disk.iterdir()) if path not in before and path.suffix != ""
     ] == []
@@ -161,6 +163,7 @@ def test_what_cannot_be_written_is_named_with_the_right_advice(command, disk, st
         *_, error, hint = done.stderr.splitlines()
         assert (done.returncode, name in error, error.endswith(why)) == (1 + (name == "config.toml"), True, True), done.stderr  # fmt: skip
         assert hint.startswith(f"Hint: {advice}"), name
+    assert not (disk / "out.jsonl").exists(), "it had no result"
 
 
 def test_processes_at_once_on_empty_caches(environment, tale, tmp_path):

@@ -285,6 +285,15 @@ def test_if_a_file_cannot_be_written_the_others_have_their_old_text(two):
     assert [one.read_bytes() for one in two] == [old[0], b"changed by another program\n"]
 
 
+def test_an_undo_that_cannot_be_taken_back_says_so(here, menu, monkeypatch):
+    from gguf_spec.cli.text_file import Undo
+
+    assert here("edit", menu, "rename the key coffee to latte", "--yes").returncode == 0
+    monkeypatch.setattr(Undo, "keep", lambda *_: False)
+    result = here("edit", "--undo", menu)
+    assert b"again. There is no way back: " in result.stderr
+
+
 def test_an_undo_finds_the_change_that_was_written(tmp_path, monkeypatch):
     """A process that is killed after it kept the old text, and before it wrote, leaves an entry."""
     from gguf_spec.cli.text_file import TextFile, Undo

@@ -47,6 +47,14 @@ def test_print_starts_nothing(here, name, monkeypatch):
     assert last.startswith("env ") and last.endswith(" -x 'a b'") and f" {name} " in last
 
 
+def test_no_longer_context_is_proposed_than_the_model_was_trained_for(here):
+    done = here("launch", "claude", "--print", "-m", "tales", text=True, env={"PATH": ""})
+    assert done.stdout.startswith("gguf-spec serve -m tales --ctx 2048\n")
+    assert done.stderr == "tales was trained for 2,048 tokens; claude needs about 32,768.\n"
+    done = here("launch", "claude", "--print", "-m", "tales", "--ctx", "4096", text=True)
+    assert done.stdout.startswith("gguf-spec serve -m tales --ctx 4096\n")
+
+
 def test_a_program_that_is_not_installed(here):
     done = here("launch", "pi", text=True, env={"PATH": ""})
     assert done.returncode == 1

@@ -211,7 +211,10 @@ def test_equal_with_drafters(monkeypatch, capsys):
         n_ctx, has_chat_template, draft_name = 4096, True, "a draft"
         vocabulary = Model.vocabulary
         tokenize = Model.tokenize
-        wrong = ""
+        wrong, asked = "", []
+
+        def ask(self, prompt, sampling):
+            self.asked.append(sampling.seed)
 
         def __enter__(self):
             return self
@@ -231,6 +234,12 @@ def test_equal_with_drafters(monkeypatch, capsys):
     assert [line.split()[1] for line in out] == ["auto:", "ngram:", "model:", "hybrid:"]
     n = int(out[0].split()[4])
     assert n and all(line.endswith(f"{n} of {n} as without drafts") for line in out)
+    assert not Loaded.asked and bench_edits.main([*words, "--beside", "2"]) == 0
+    assert {seed % 2 for seed in Loaded.asked} == {0, 1}, "two others at once"
+    Loaded.draft_name = "a file (prediction head)"
+    capsys.readouterr()
+    assert bench_edits.main(words) == 0
+    assert "mtp: " in capsys.readouterr().out
     Loaded.wrong, Loaded.draft_name = "ngram", None
     assert bench_edits.main(words) == 1
     out, progress = capsys.readouterr()

@@ -503,6 +503,19 @@ def test_other_files_are_seen_as_far_as_they_fit(writer):
     assert message["content"].index("b.txt") < message["content"].index("abc")
 
 
+def test_a_text_that_is_far_too_long_is_not_tokenised_whole(writer, monkeypatch):
+    from gguf_spec.errors import ContextTooShortError
+    from gguf_spec.llama.weights import Weights
+
+    read, whole = [], Weights._tokenize
+    monkeypatch.setattr(
+        Weights, "_tokenize", lambda self, text, *a: read.append(len(text)) or whole(self, text, *a)
+    )
+    with pytest.raises(ContextTooShortError, match="needs about"):
+        writer.edit("a line of text\n" * 100_000, "make it shorter")
+    assert sum(read) < 100_000
+
+
 OBJECTIONS = [
     ("a.py", "def f(a):\n    return a\n\n\ndef g(a):\n    return 2 * a\n", "def f(a):\n    return a\n\n\ndef f(a):\n    return a\n", "replace the product in g by a sum", "f is defined twice"),
     ("a.py", "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 2\n", "class A:\n    def f(self):\n        return 1\n\n    def f(self):\n        return 2\n", "g should return 2.0", "A.f is defined twice"),

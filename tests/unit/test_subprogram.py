@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,3 +112,19 @@ def test_other_programs_get_no_libraries_of_the_app(frozen, monkeypatch):
     assert subprogram.environment_of_others()["LD_LIBRARY_PATH"] == "/usr/local/lib"
     monkeypatch.delattr(sys, "_MEIPASS")
     assert subprogram.environment_of_others() == dict(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "is_one"),
+    [
+        (SimpleNamespace(standalone=True), True),
+        (SimpleNamespace(standalone=False), False),
+        (object(), True),
+    ],
+)
+def test_a_program_of_nuitka_that_needs_its_interpreter_is_not_frozen(
+    monkeypatch, compiled, is_one
+):
+    """`--mode=accelerated`: `sys.executable` is the interpreter, which knows no argument of the app."""
+    monkeypatch.setattr(subprogram, "__compiled__", compiled, raising=False)
+    assert subprogram.is_frozen() is is_one
