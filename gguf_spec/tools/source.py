@@ -52,9 +52,11 @@ def words_of(text: str) -> list[str]:
 
 def n_open(text: str, words: Iterable[str]) -> int:
     """Return the length of the longest end of a text that begins one of some words."""
-    return max(
-        (n for word in words for n in range(1, len(word)) if text.endswith(word[:n])), default=0
-    )
+    longest = 0
+    for word in words:
+        lengths = range(min(len(word) - 1, len(text)), longest, -1)
+        longest = next((n for n in lengths if text.endswith(word[:n])), longest)
+    return longest
 
 
 class NotACallError(Exception):

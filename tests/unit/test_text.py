@@ -86,3 +86,10 @@ def test_a_stop_string_over_a_split_character():
 
 def test_an_empty_piece_changes_nothing():
     assert run([b"", b"a", b""]) == (["", "a", ""], "", False)
+
+
+def test_a_stop_string_of_ten_megabytes():
+    """Each token searched all of its beginnings, the longest ones too: it did not end."""
+    stream = TextStream(("x" * 10**7,))
+    assert [stream.add(text) for text in ("a", "xx", "b", "x")] == ["a", "", "xxb", ""]
+    assert stream.finish() == "x"
