@@ -328,9 +328,16 @@ def _rename_words(
     is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
     if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
-    elif any(re.search(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])", bare[i]) for i in allowed):
-        doubt = _taken(new)
+    else:  # a variable may have the name of a member of another object
+        is_variable = suffix in BRACES and not any(_MEMBER.search(bare[i][:at]) for i, at in places)
+        used = re.compile(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])")
+        uses = [bare[i][: one.start()] for i in allowed for one in used.finditer(bare[i])]
+        if any(not (is_variable and _MEMBER.search(before)) for before in uses):
+            doubt = _taken(new)
     return CodeEdit(changed, len(places), doubt)
+
+
+_MEMBER = re.compile(r"(?:\.|->|::)\s*$")  # before the name of one
 
 
 def _bare(lines: list[str], suffix: str) -> list[str]:

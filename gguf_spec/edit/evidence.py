@@ -98,7 +98,7 @@ def _far_away(
     is_prose = PurePath(name).suffix.lower() in _PROSE
     if not hunks or reading.scope or reading.is_everywhere or is_prose or len(lines) > _MANY:
         return []
-    words = set(re.findall(r"[^\W\d_]{4,}|\w*[\d_]\w*", instruction.lower())) - _COMMON
+    words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", instruction.lower())) - _COMMON
     words -= {*"0123456789"}  # most often a value
     places: dict[str, set[int]] = {}
     for i, line in enumerate(lines):

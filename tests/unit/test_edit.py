@@ -217,6 +217,16 @@ def test_changes_by_code(name, text, instruction, pairs):
     assert (result.way, result.refused) == ("code", ())
 
 
+@pytest.mark.parametrize(("name", "use", "is_taken"), [
+    ("a.java", "i.price()", False), ("a.java", "price(i)", True), ("a.cpp", "i->price", False),
+    ("a.cs", "price + i.price", True), ("a.rs", "Item::price(i)", False), ("a.js", "i.n", False),
+])  # fmt: skip
+def test_a_variable_may_have_the_name_of_a_member(name, use, is_taken):
+    text = f"int total(Item i) {{\n  int n = {use};\n  return n;\n}}\n"
+    result = plan(text, "rename the local variable n in total to price", name).result_by_code()
+    assert any("price is the name of something" in one for one in result.refused) == is_taken
+
+
 @pytest.mark.parametrize(("name", "text", "instruction", "why"), [
     ("a.ini", INI, "rename the key host to hostname", "the key host stands at 2 places"),
     ("a.ini", INI, "change the timeout from 30 to 60", "30 stands at 2 places"),
@@ -572,6 +582,7 @@ NAMED_PLACES = [
     ("a.js", "function f() {\n  try { g(); }\n  catch {\n    return 0;\n  }\n}\n", "function f() {\n  try { g(); }\n  catch (error) {\n    print(error);\n    return 0;\n  }\n}\n", "f must print what went wrong"),
     ("a.css", "a {\n  left: 5px;\n}\n\n\n\n\nb {\n  flex: 0;\n}\n", "a {\n  left: 7px;\n}\n\n\n\n\nb {\n  flex: 0;\n}\n", "more left than 0"),
     ("Makefile", "PDF = a.pdf\nall:\n\tmake --toc $(PDF)\n", "PDF = a.pdf\nall:\n\tmake $(PDF)\n", "no --toc for the PDF"),
+    ("a.py", "def read_csv(path):\n    return open(path)\n\n\ndef use(file):\n    return file.read()\n", "def read_csv(path):\n    return open(path, encoding='utf8')\n\n\ndef use(file):\n    return file.read()\n", "open the file as utf8 in read_csv only"),
     ("a.py", "def f(a):\n    return a\n", "def f(a):\n    if a < 0:\n        raise ValueError(a)\n    return a\n", "no negative a in f"),
 ]  # fmt: skip
 
