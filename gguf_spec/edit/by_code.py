@@ -13,7 +13,7 @@ import re
 import symtable
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -328,7 +328,7 @@ def _rename_words(
     is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
     if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
-    elif _is_taken(new, places, {i: bare[i] for i in allowed}, suffix):
+    elif _is_taken(new, places, bare, allowed, suffix):
         doubt = _taken(new)
     return CodeEdit(changed, len(places), doubt)
 
@@ -337,12 +337,18 @@ _MEMBER = re.compile(r"(?:\.|->|::)\s*$")  # before the name of one
 
 
 def _is_taken(
-    new: str, places: Sequence[tuple[int, int]], lines: Mapping[int, str], suffix: str
+    new: str,
+    places: Sequence[tuple[int, int]],
+    bare: Sequence[str],
+    allowed: Iterable[int],
+    suffix: str,
 ) -> bool:
     """Return whether a name is used already; a variable may have that of a member of an object."""
     used = re.compile(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])")
-    befores = [line[: one.start()] for line in lines.values() for one in used.finditer(line)]
-    is_variable = suffix in BRACES and not any(_MEMBER.search(lines[i][:at]) for i, at in places)
+    befores = [
+        line[: one.start()] for line in (bare[i] for i in allowed) for one in used.finditer(line)
+    ]
+    is_variable = suffix in BRACES and not any(_MEMBER.search(bare[i][:at]) for i, at in places)
     return any(not (is_variable and _MEMBER.search(before)) for before in befores)
 
 
