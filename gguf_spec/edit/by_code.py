@@ -322,9 +322,14 @@ def _rename_words(
     elif suffix == ".sql":  # columns
         is_unsure = bool(reading.scope and re.search(rf"\w\.{pattern.pattern}", "\n".join(bare)))
     else:
-        others = (line for i, line in enumerate(bare) if i not in allowed)
-        is_class = any(part.kind == "class" for part in reading.scope)
-        is_unsure = is_class and any(map(pattern.search, others))
+        owners = [part for part in reading.scope if part.kind == "class"]
+        foreign = _lines_of_others(owners, parts, bare)
+        is_unsure = bool(owners) and any(
+            i not in foreign or _OF_ANOTHER.search(line[: use.start()])
+            for i, line in enumerate(bare)
+            if i not in allowed
+            for use in pattern.finditer(line)
+        )
     is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
     if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
@@ -334,6 +339,27 @@ def _rename_words(
 
 
 _MEMBER = re.compile(r"(?:\.|->|::)\s*$")  # before the name of one
+
+
+# before the name of a member of another object
+_OF_ANOTHER = re.compile(r"(?<!\bthis)(?<!\bself)(?:\.|->|::)\s*$")
+
+
+def _lines_of_others(owners: Sequence[Part], parts: Sequence[Part], bare: list[str]) -> set[int]:
+    """Return the lines of classes without a relation to some: a plain name there is their own.
+
+    A class is related to those that it names, and so to those that they name.
+    """
+    words = {
+        one.name: {word for line in bare[one.start : one.end] for word in re.findall(r"\w+", line)}
+        for one in parts
+        if one.kind == "class"
+    }
+    related = {one.name for one in owners}
+    while more := {name for name, used in words.items() if used & related} - related:
+        related |= more
+    others = [one for one in parts if one.kind == "class" and one.name not in related]
+    return {i for one in others for i in range(one.start, one.end)}
 
 
 def _is_taken(
@@ -401,7 +427,11 @@ def _has_other_uses(
     pattern: re.Pattern[str],
     parts: Sequence[Part],
 ) -> bool:
-    """Return whether an expression that is no plain variable, or a new object, has the field."""
+    """Return whether something else may have the field.
+
+    That is an expression, a new object, or a variable whose type is not written.
+    """
+    text = "\n".join(bare)
     declared = {i for one in parts if one.kind == "class" for i in range(one.start, one.end)}
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
@@ -409,9 +439,25 @@ def _has_other_uses(
             is_known = found.span() in places.get(i, [])
             is_key = i not in declared and re.match(r"\s*[:=](?!=)", line[found.end() :])
             use = r"(?:[)\]]\s*(->|\.)" + r"|(^|[{,(])\s*\.?" * bool(is_key) + r")\s*$"
-            if not is_known and re.search(use, before):
+            variable = _OWNER.search(before)
+            if not is_known and (
+                re.search(use, before) or (variable and not _is_typed(variable[1], text))
+            ):
                 return True
     return False
+
+
+def _is_typed(variable: str, text: str) -> bool:
+    """Return whether the type of a variable is written where it is declared, or it is a name."""
+    typed = (
+        rf"(?<![\w.])(?!{_NO_TYPE}\b)[A-Za-z_][\w.]*(?:<[^;(){{}}]{{,99}}>)?[?\]\[]*\s?[*&]*\s{{1,9}}[*&]*{variable}\b"
+        rf"|\b{variable}\s*\??\s*:(?!:)|[(,]\s*{variable}\s+[*&]?[A-Z]"
+    )
+    return variable in {"this", "self", "super", "base"} or bool(re.search(typed, text))
+
+
+# what is no type before a name
+_NO_TYPE = r"(?:var|auto|let|const|val|return|new|in|of|else|case|throw|await|yield|mut|delete)"
 
 
 # ---- names of Python

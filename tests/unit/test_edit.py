@@ -227,6 +227,18 @@ def test_a_variable_may_have_the_name_of_a_member(name, use, is_taken):
     assert any("price is the name of something" in one for one in result.refused) == is_taken
 
 
+@pytest.mark.parametrize(("head", "use", "is_sure"), [
+    ("class Bill", "Price", True), ("class Bill", "this.Price", True), ("class Bill", "x.Price", False),
+    ("class Bill : Order", "Price", False), ("class Bill : Sub", "Price", False),
+])  # fmt: skip
+def test_a_member_of_a_class_that_has_nothing_to_do_with_the_named_one(head, use, is_sure):
+    text = "class Order {\n  int Price;\n  int F() { return Price; }\n}\n"
+    more = f"class Sub : Order {{\n  int k;\n}}\n{head} {{\n  int Price;\n  int G() {{ return {use}; }}\n}}\n"
+    result = plan(text + more, "rename Price to Cost in Order", "a.cs").result_by_code()
+    assert result.text == text.replace("Price", "Cost") + more
+    assert (result.refused == ()) == is_sure, result.refused
+
+
 @pytest.mark.parametrize(("name", "text", "instruction", "why"), [
     ("a.ini", INI, "rename the key host to hostname", "the key host stands at 2 places"),
     ("a.ini", INI, "change the timeout from 30 to 60", "30 stands at 2 places"),
