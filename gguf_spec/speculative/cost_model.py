@@ -78,6 +78,8 @@ _DEPTH_STEP = 0.3
 _DEEP = 2000.0
 # Relative uncertainty of a base.
 _BASE_DOUBT = 0.15
+# Depth cost that no error makes smaller, in seconds for each cached token.
+_LEAST_DEPTH = 1e-15
 # Share of the depth in an error up to which the depth cost stays unchanged.
 _NEGLIGIBLE = 0.01
 # Number of corrections after which measured entries that no pass has used follow the used ones.
@@ -268,7 +270,8 @@ class CostModel:
                 took = (
                     self._unpaced(n, n_past) * math.expm1(_DEPTH_STEP * by_depth * clipped) / n_past
                 )
-                self._set_depth(n, max(self._depth_of(n) + took, 0.5 * self._depth_of(n)))
+                before = self._depth_of(n)
+                self._set_depth(n, max(before + took, 0.5 * before, min(before, _LEAST_DEPTH)))
             self.scale(n, _TABLE_STEP * (1 - by_depth) * clipped)
             if self._shows_machine(n, _CONFIRMED):
                 self._pace.learn((1 - by_depth) * clipped)
