@@ -88,8 +88,6 @@ _SPARE_SHARE = 0.007
 _RATE_MEMORY = 0.95
 # Acceptance rate of tokens from the text, for a check of the costs without a draft model.
 _TEXT_CHANCE = 0.5
-# Weight of the throughput of earlier requests at the start of a request.
-_RATE_PRIOR = 0.25
 
 
 @dataclass
@@ -578,7 +576,8 @@ class DraftController(DraftTeam):
         self._forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, MODELS)
-        self._tokens, self._seconds = known.recent(_RATE_PRIOR)
+        # Expected tokens and seconds of recent rounds: the throughput.
+        self._tokens = self._seconds = 0.0
         self._use: DraftModelUse | None = None
         if model and known.draft:
             self._use = DraftModelUse(
@@ -850,7 +849,6 @@ class DraftController(DraftTeam):
         if not one.is_skipped:
             passed_s = one.prices.pass_s[one.n_kept] + n_tokens * one.prices.token_s
             seconds = one.search_s + one.draft_s + passed_s
-        self.known.round_is_done(n_tokens, seconds)
         self._tokens = _RATE_MEMORY * self._tokens + (1.0 if one.is_skipped else one.expected)
         self._seconds = _RATE_MEMORY * self._seconds + seconds
         self._forecast.rounds_s += seconds
