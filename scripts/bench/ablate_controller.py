@@ -335,6 +335,13 @@ def changing(traces, world, temperature, n=96, seeds=5, **change):
     return total
 
 
+def deeper(traces, world, temperature, guess, n=128):
+    """Return the seconds of texts behind 4,000 tokens with one `known`, whose depth cost is a guess."""
+    world = replace(world, slope=1.5e-6, filled=4000)
+    known = known_of(profile_for(world, guess=guess), temperature)
+    return [run(one, known, world, n) for one in traces]
+
+
 def after(traces, world, temperature, n=96, n_before=3, **change):
     """Return the seconds of two requests behind some of another kind, with those."""
     total = []
@@ -380,6 +387,8 @@ def cells(name):
             f"deep, slope guessed low T {t}": lambda t=t, s=some: fresh(s[:4], deep, 128, t, 0.4),
             f"deep, slope guessed high T {t}": lambda t=t, s=some: fresh(s[:4], deep, 128, t, 2.5),
             f"deep, part is poor T {t}": lambda t=t, s=some: fresh(s[:4], replace(deep, of_part=0.4), 128, t),
+            f"very deep, slope guessed 6 times T {t}": lambda t=t, s=some: deeper(s[:4], pair, t, 6.0),
+            f"text, very deep, slope guessed 6 times T {t}": lambda t=t, w=written: deeper(w[1:9:2], alone, t, 6.0),
             f"deep, short answer T {t}": lambda t=t, s=some: fresh(s, deep, 48, t),
             f"recurrent T {t}": lambda t=t, s=some: used(s[:4], replace(pair, free_rollback=0), temperature=t),
             f"text T {t} fresh": lambda t=t, w=written: fresh(w, alone, 192, t),
@@ -498,7 +507,6 @@ A, R = pair_statistics.AcceptanceRates, pair_statistics.RequestAcceptance
 MECHANISMS = {
     # controller
     "exploration": lambda p: p.set(E, "is_due", lambda _: False),
-    "exploring again after an error": lambda p: p.edit(E, "charge", ("self._since_explored = _EXPLORE_EVERY", "pass")),
     "search budget": lambda p: p.set(controller.SearchBudget, "rounds_without", lambda *_: 0),
     "probe": lambda p: p.set(U, "probe", nothing),
     "probe: passes of one token": lambda p: p.edit(U, "probe", ("for _ in range(2)", "for _ in ()")),
