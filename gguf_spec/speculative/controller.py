@@ -221,11 +221,16 @@ class Exploration:
         return n
 
     def charge(self, one: RoundState, passed_s: float) -> None:
-        """Subtract the measured loss of a pass that tried a width from the spare time."""
+        """Subtract the measured loss of a pass that tried a width from the spare time.
+
+        After a pass with a large error the next round explores again.
+        """
         if one.explored_s is not None:
             self.known.spare_s -= max(
                 0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept]
             )
+            if self.known.target.is_doubtful(one.n_rows):
+                self._since_explored = _EXPLORE_EVERY
 
 
 class SearchBudget:

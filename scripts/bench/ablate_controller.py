@@ -507,6 +507,9 @@ A, R = pair_statistics.AcceptanceRates, pair_statistics.RequestAcceptance
 MECHANISMS = {
     # controller
     "exploration": lambda p: p.set(E, "is_due", lambda _: False),
+    "exploring again after an error": lambda p: p.edit(
+        E, "charge", ("self._since_explored = _EXPLORE_EVERY", "pass")
+    ),
     "search budget": lambda p: p.set(controller.SearchBudget, "rounds_without", lambda *_: 0),
     "probe": lambda p: p.set(U, "probe", nothing),
     "probe: passes of one token": lambda p: p.edit(U, "probe", ("for _ in range(2)", "for _ in ()")),
