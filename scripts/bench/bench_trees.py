@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare the adaptive drafts of two checkouts on real models, in turn.
 
-    .venv/bin/python scripts/bench/bench_trees.py BEFORE AFTER -m qwen2.5-coder-1.5b -d none [--kernels stock] [--rounds 4] [--minutes 7]
+    .venv/bin/python scripts/bench/bench_trees.py BEFORE AFTER -m qwen2.5-coder-1.5b -d ngram [--kernels stock] [--rounds 4] [--minutes 7]
 
 The packages of both checkouts run in a process each, with the Python and the libraries of this one; each loads the models once. BEFORE measures
 the pair, and both use that profile. Each request runs in both, one directly after the other, in alternating order; only decoding is timed. The
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-TASKS = "copy,chat,story,code-1k,document-1k"
+TASKS = "copy,chat,rewrite-1k,code-1k,document-1k"
 
 
 def work(args):
@@ -30,22 +30,22 @@ def work(args):
     from gguf_spec.bench.workloads import LONG_WORKLOADS, WORKLOADS
 
     options = {"n_ctx": 2048, "threads": args.threads, "kernels": args.kernels}
-    draft = None if args.draft == "none" else args.draft
-    with gguf_spec.load(args.model, draft, **options) as llm:
+    with gguf_spec.load(args.model, args.draft, **options) as llm:
         file = Path(args.work)
         if not file.exists():
             file.write_text(json.dumps(llm.profile.to_dict()))
         llm.use_profile(type(llm.profile).from_dict(json.loads(file.read_text())))
         prompts = {
-            one.name: one.prompts(llm)[0]
+            one.name: one.conversations(llm)[0].turns[0]
             for one in (*WORKLOADS, *LONG_WORKLOADS)
             if one.name in args.tasks.split(",")
         }
+        run = llm.ask if llm.has_chat_template else llm.generate
         print(json.dumps([*prompts]), flush=True)
         for line in sys.stdin:
             task, temperature, seed = json.loads(line)
             sampling = Sampling(temperature, seed=seed, max_tokens=args.tokens, ignore_eos=True)
-            done = llm.generate(prompts[task], sampling)
+            done = run(prompts[task], sampling)
             stats = done.stats
             answer = done.text, stats.tokens_per_s, stats.n_drafted, stats.tokens_per_round
             print(json.dumps(answer), flush=True)
@@ -107,7 +107,7 @@ def main():
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("-m", "--model", default="qwen2.5-coder-1.5b")
-    parser.add_argument("-d", "--draft", default="none", help="none: the text alone drafts")
+    parser.add_argument("-d", "--draft", default="ngram", help="ngram: the text alone")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
