@@ -10,8 +10,8 @@ proposes a token only while that is expected to pay. An unused draft model is pr
 It may begin with the last part of a long text. If its proposals are then accepted less often than
 usual, or the answer becomes long, it reads the whole text in pieces between the next rounds.
 
-Exploration: some rounds measure the cost of an untried pass width, or of a single token. That costs
-time, which is paid from spare time, a small share of the generation time.
+Exploration: some rounds measure the cost of an untried pass width. That costs time, which is paid
+from spare time, a small share of the generation time.
 
 Search budget: some rounds do not look for drafts, because looking costs more than it finds. It
 takes Python some tenths of a millisecond a round. That is nothing beside the pass of a large model,
@@ -56,8 +56,6 @@ from .drafters import (
 from .interfaces import LanguageModel
 from .pair_statistics import Forecast, PairStatistics, RequestAcceptance
 
-# Number of rounds after which one is decoded plainly, to measure the cost of a single token.
-_PLAIN_EVERY = 64
 # Smallest number of rounds between two that use optimistic costs.
 _EXPLORE_EVERY = 16
 # Share of the generation time for searches.
@@ -90,8 +88,6 @@ _SPARE_SHARE = 0.007
 _RATE_MEMORY = 0.95
 # Acceptance rate of tokens from the text, for a check of the costs without a draft model.
 _TEXT_CHANCE = 0.5
-# Weight of the throughput of earlier requests at the start of a request.
-_RATE_PRIOR = 0.25
 
 
 @dataclass
@@ -191,8 +187,6 @@ class Exploration:
 
     def __init__(self, known: PairStatistics) -> None:
         self.known = known
-        # Rounds since the last pass over one token.
-        self._since_plain = 0
         # Rounds since the last round with optimistic costs.
         self._since_explored = 0
         # Spare time from which untried widths are tried, in seconds.
@@ -216,18 +210,15 @@ class Exploration:
         self._since_explored = 0
         reaches = one.reaches
         tried, _ = best_length(reaches, one.hopeful)
-        if tried == n or self.known.target.is_confirmed(one.n_pending + tried):
-            self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
-            return n
-        # Loss if the entry of the table is right.
-        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate
-        if loss_s > self.known.spare_s:
+        if tried != n and not self.known.target.is_confirmed(one.n_pending + tried):
+            # Loss if the entry of the table is right.
+            loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate
+            if loss_s <= self.known.spare_s:
+                self._explore_from_s, one.explored_s = 0.0, loss_s
+                return tried
             self._explore_from_s = loss_s
-            self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
-            return n
-        self._explore_from_s = 0.0
-        one.explored_s = loss_s
-        return tried
+        self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
+        return n
 
     def charge(self, one: RoundState, passed_s: float) -> None:
         """Subtract the measured loss of a pass that tried a width from the spare time.
@@ -240,22 +231,6 @@ class Exploration:
             )
             if self.known.target.is_doubtful(one.n_rows):
                 self._since_explored = _EXPLORE_EVERY
-
-    def is_plain_due(self, prices: Prices) -> bool:
-        """Return whether this round is decoded plainly to measure a single-token pass.
-
-        While drafts are used, no other round measures it.
-        """
-        if self._since_plain < _PLAIN_EVERY:
-            return False
-        loss_s = prices.pass_s[0] - 1 / prices.rate
-        if loss_s > self.known.spare_s:
-            return False
-        self.known.spare_s -= max(0.0, loss_s)
-        return True
-
-    def count(self, one: RoundState) -> None:
-        self._since_plain = 0 if one.n_rows == 1 else self._since_plain + 1
 
 
 class SearchBudget:
@@ -601,7 +576,8 @@ class DraftController(DraftTeam):
         self._forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, MODELS)
-        self._tokens, self._seconds = known.recent(_RATE_PRIOR)
+        # Expected tokens and seconds of recent rounds: the throughput.
+        self._tokens = self._seconds = 0.0
         self._use: DraftModelUse | None = None
         if model and known.draft:
             self._use = DraftModelUse(
@@ -760,8 +736,7 @@ class DraftController(DraftTeam):
             if not is_forced:
                 self.attempt(use.model, use.read_whole, tokens)
                 self.attempt(use.model, use.probe, tokens, one.prices.rate)
-        alone = self.batches.target.is_alone
-        if k and (is_forced or not alone or not self._exploration.is_plain_due(one.prices)):
+        if k:
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if is_forced else self._length()
         kept = [step.proposal for step in one.steps[: one.n_kept]]
@@ -874,7 +849,6 @@ class DraftController(DraftTeam):
         if not one.is_skipped:
             passed_s = one.prices.pass_s[one.n_kept] + n_tokens * one.prices.token_s
             seconds = one.search_s + one.draft_s + passed_s
-        self.known.round_is_done(n_tokens, seconds)
         self._tokens = _RATE_MEMORY * self._tokens + (1.0 if one.is_skipped else one.expected)
         self._seconds = _RATE_MEMORY * self._seconds + seconds
         self._forecast.rounds_s += seconds
@@ -883,7 +857,6 @@ class DraftController(DraftTeam):
         if self._use:
             self._use.n_emitted += n_tokens
             self._use.since_used += n_tokens
-        self._exploration.count(one)
         self.known.spare_s += _SPARE_SHARE * seconds
         for i, step in enumerate(one.steps[: one.n_kept]):
             name = step.proposal.kind[0]

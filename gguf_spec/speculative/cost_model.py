@@ -57,9 +57,6 @@ from numpy.typing import NDArray
 _TABLE_STEP = 0.08
 # Weight of one pass's log error in the update of the machine speed.
 _PACE_STEP = 0.1
-# Number of neighbouring widths on each side that are updated too, half as much with each step.
-# Width 1 has kernels of its own and is updated alone.
-_REACH = 3
 # Limit of a small error, as a natural logarithm. A larger error is a wrong entry if it occurs twice
 # in a row, and otherwise the effect of another program.
 _OUTLIER = 0.4
@@ -78,6 +75,8 @@ _DEPTH_STEP = 0.3
 _DEEP = 2000.0
 # Relative uncertainty of a base.
 _BASE_DOUBT = 0.15
+# Depth cost that no error makes smaller, in seconds for each cached token.
+_LEAST_DEPTH = 1e-15
 # Share of the depth in an error up to which the depth cost stays unchanged.
 _NEGLIGIBLE = 0.01
 # Number of corrections after which measured entries that no pass has used follow the used ones.
@@ -240,9 +239,9 @@ class CostModel:
     def learn(self, n: int, n_past: int, seconds: float) -> None:
         """Update the table with the time of one pass.
 
-        A small error moves the entry, its neighbours and the machine speed a little. A large error
-        counts only if it occurs twice in a row. Then the smaller of the two corrects the entry in
-        full. A single slow pass is the effect of another program.
+        A small error moves the entry and the machine speed a little. A large error counts only if
+        it occurs twice in a row. Then the smaller of the two corrects the entry in full. A single
+        slow pass is the effect of another program.
 
         Args:
             n: Width of the pass, in tokens.
@@ -259,6 +258,7 @@ class CostModel:
             # Half of the error is applied at once: an interpolated entry with a large error is less
             # reliable than one pass.
             size = error / 2
+        step = 1.0
         if size:
             self._correct(n, n_past, size)
         else:
@@ -268,15 +268,18 @@ class CostModel:
                 took = (
                     self._unpaced(n, n_past) * math.expm1(_DEPTH_STEP * by_depth * clipped) / n_past
                 )
-                self._set_depth(n, max(self._depth_of(n) + took, 0.5 * self._depth_of(n)))
-            self.scale(n, _TABLE_STEP * (1 - by_depth) * clipped)
+                before = self._depth_of(n)
+                self._set_depth(n, max(before + took, 0.5 * before, min(before, _LEAST_DEPTH)))
+            step = math.exp(_TABLE_STEP * (1 - by_depth) * clipped)
             if self._shows_machine(n, _CONFIRMED):
                 self._pace.learn((1 - by_depth) * clipped)
         if in_table:
+            self.base[n] *= step
             self._n_passes[n] += 1
             if self._n_passes[n] == _CONFIRMED:
                 self._anchors.add(n)
         else:
+            self._wide_row_s *= step
             self._has_read = True
         if size or not in_table or self._n_passes[n] == _CONFIRMED:
             self.set_caps()
@@ -347,20 +350,6 @@ class CostModel:
             return 0.0
         self._last_errors[at] = 0.0
         return size
-
-    def scale(self, n: int, log_base: float) -> None:
-        """Multiply the base of width `n` by `exp(log_base)`.
-
-        The exponent halves with each step to a neighbouring width.
-        """
-        if n >= len(self.base):
-            self._wide_row_s *= math.exp(log_base)
-            return
-        for width in (
-            range(max(2, n - _REACH), min(len(self.base), n + _REACH + 1)) if n > 1 else (1,)
-        ):
-            if width == n or self._n_passes[width] < _CONFIRMED:
-                self.base[width] *= math.exp(log_base * 0.5 ** abs(width - n))
 
     def _blame_of_depth(self, n: int, n_past: int) -> float:
         """Return the share of an error that the depth cost explains, from 0 to 1.

@@ -15,8 +15,6 @@ from .drafters import N_CONFIDENCE_BUCKETS, Kind
 
 # Factor on the counts of confidence buckets at each draft token.
 _CONFIDENCE_MEMORY = 0.99
-# Factor on the counts of the throughput at each round: an average over about thirty rounds.
-_MEMORY = 0.97
 
 
 @dataclass
@@ -45,12 +43,6 @@ class PairStatistics:
     confidences: list[float] = field(default_factory=lambda: [1.0] * N_CONFIDENCE_BUCKETS)
     spare_s: float = 0.0
     n_emitted: int = 0
-    _tokens: float = 0.0
-    _seconds: float = 0.0
-
-    def recent(self, weight: float) -> tuple[float, float]:
-        """Return tokens and seconds of recent rounds of all requests, times `weight`."""
-        return weight * self._tokens, weight * self._seconds
 
     def drafted(self, confidence: int) -> None:
         """Count a proposal of the draft model by its confidence."""
@@ -68,11 +60,6 @@ class PairStatistics:
         """
         if is_whole or n_tokens > self.answer:
             self.answer += (n_tokens - self.answer) / 5
-
-    def round_is_done(self, n_tokens: int, seconds: float) -> None:
-        """Count a round by its predicted time, which has less noise than the clock."""
-        self._tokens = _MEMORY * self._tokens + n_tokens
-        self._seconds = _MEMORY * self._seconds + seconds
 
 
 @dataclass

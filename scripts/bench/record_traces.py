@@ -1,6 +1,10 @@
 """Record texts of the bundled pair and proposals of its draft model, for `scripts/bench/simulate_controller.py` and its tests.
 
 .venv/bin/python scripts/bench/record_traces.py
+.venv/bin/python scripts/bench/record_traces.py --texts qwen2.5-coder-1.5b
+
+With --texts the answers of a larger model without a draft model are recorded, for `scripts/bench/ablate_controller.py`: tests/data/text_traces.json.gz
+has kind, temperature, prompt and tokens of each.
 
 Writes tests/data/traces.json.gz: for each prompt and temperature the prompt, the target's tokens by plain decoding, and for each of them the
 draft model's proposal behind the true text: token, confidence bucket. Where the proposal is wrong, the next few tokens that the
@@ -14,7 +18,7 @@ from pathlib import Path
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.bench.workloads import WORKLOADS
+from gguf_spec.bench.workloads import LONG_WORKLOADS, WORKLOADS
 from gguf_spec.sampling.chain import Sampler
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection
@@ -25,6 +29,8 @@ TEMPERATURES = (0.0, 0.8, 1.0)
 N_TOKENS = 128
 N_BEHIND_WRONG = 7  # tokens drafted behind a wrong one
 N_STORIES = 8
+TEXTS, N_OF_TEXT = TRACES.with_name("text_traces.json.gz"), 192
+NOT_RECORDED = ("long", "turn20-1k")
 
 
 def prompts():
@@ -73,8 +79,35 @@ def record(target, draft, prompt, temperature, seed, calibration):
     return {"prompt": prompt, "tokens": tokens[len(prompt) :], "proposals": proposals}
 
 
+def record_texts(model):
+    """Write the answers of a model to the first prompts of the workloads."""
+    traces = []
+    with gguf_spec.load(model, None, n_ctx=2048) as llm:
+        for workload in (*WORKLOADS, *LONG_WORKLOADS):
+            if workload.name in NOT_RECORDED or workload.name.endswith("-4k"):
+                continue
+            for seed, text in enumerate(
+                workload.prompts(llm)[: 2 if workload.name == "copy" else 1]
+            ):
+                prompt = [int(token) for token in llm.tokenize(text)]
+                for temperature in (0.0, 0.8):
+                    sampling = Sampling(
+                        temperature, seed=seed, max_tokens=N_OF_TEXT, ignore_eos=True
+                    )
+                    tokens = [int(token) for token in llm.generate_tokens(prompt, sampling).tokens]
+                    traces.append(
+                        {"kind": workload.name, "temperature": temperature, "prompt": prompt, "tokens": tokens}
+                    )  # fmt: skip
+    TEXTS.write_bytes(gzip.compress(json.dumps(traces, separators=(",", ":")).encode(), mtime=0))
+
+
 def main():
-    argparse.ArgumentParser(description=__doc__.split("\n", 1)[0]).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--texts", metavar="MODEL", help="record texts of this model instead")
+    args = parser.parse_args()
+    if args.texts:
+        record_texts(args.texts)
+        return
     traces, calibration = [], None
     with gguf_spec.load("tales", threads=1) as llm, llm.models() as (target, draft):
         for seed, (kind, text) in enumerate(prompts()):

@@ -40,6 +40,7 @@ QUICK = (1, 2, 4, 8, 16)  # widths that a quick measurement takes
 V = 4096
 
 # Milliseconds of a pass over n tokens: target and draft model, 1.7B and 135M Q4_0. Own kernels with AVX-512; llama.cpp's with AVX2 and AVX-512.
+# `zen5`: Qwen2.5-Coder-1.5B Q4_K_M and SmolLM2-135M Q4_1 with one thread, the lowest of ten passes beside other programs, and llama.cpp's kernels.
 COSTS = {
     "kernels": (
         {
@@ -79,6 +80,14 @@ COSTS = {
             64: 384.8,
         },
         {1: 5, 2: 8, 3: 10, 4: 9.5, 8: 13.5, 16: 22, 32: 40},
+    ),
+    "zen5": (
+        {1: 33, 2: 34, 3: 47, 4: 53, 5: 58, 6: 65, 7: 72, 8: 77, 9: 106, 12: 128, 16: 144, 33: 291},
+        {1: 4.8, 2: 6.1, 3: 7.6, 4: 8.3, 5: 9, 6: 10.1, 8: 11.5, 9: 16.5, 12: 19.3, 16: 22, 33: 46},
+    ),
+    "zen5-stock": (
+        {1: 36, 2: 75, 3: 108, 4: 150, 5: 190, 6: 210, 8: 225, 9: 250, 12: 306, 16: 341, 33: 900},
+        {1: 5.9, 2: 12.7, 3: 18.1, 4: 22.9, 6: 32.4, 8: 42, 9: 46.5, 12: 59, 16: 78, 33: 176},
     ),
 }
 FIXED = [("model", k) for k in (1, 2, 3, 4, 5, 7, 11, 15)] + [

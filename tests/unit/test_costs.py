@@ -323,6 +323,14 @@ def test_delays_of_one_pass_in_five_do_not_spoil_the_table():
         assert costs.seconds(n, 0) < 1.6 * seconds
 
 
+def test_a_depth_of_nearly_nothing_is_not_halved_to_zero():
+    """It was, after some 1,070 passes that were faster than expected, and the next one raised a ValueError."""
+    costs = CostModel(STAIRS, {1: 1e-3}, 33, Pace())
+    for _ in range(3000):
+        costs.learn(1, 4000, 0.7 * costs.seconds(1, 4000))
+    assert 0 < costs.seconds(1, 4000) < 40.0
+
+
 def test_a_depth_that_was_never_measured_is_learned():
     costs = CostModel(STAIRS, {}, 33, Pace())
     for n_past in range(0, 3000, 25):

@@ -171,3 +171,17 @@ def test_requests_at_once_draft_together(batch, costs, temperature, n, least):
 def test_requests_at_once_are_hardly_slower_than_one_after_the_other(batch, texts):
     for n in (2, 4, 8):
         assert run_together(batch, "blocks", 0.0, n, texts)[1] > 0.99
+
+
+def test_the_mechanisms_of_the_ablation_can_be_taken_out_and_come_back(sim):
+    """Their functions are named in `scripts/bench/ablate_controller.py`."""
+    del sim
+    ablation = importlib.import_module("ablate_controller")
+    owners = (ablation.C, ablation.U, ablation.M, ablation.R, ablation.cost_model, controller)
+    before = [dict(vars(owner)) for owner in owners]
+    for change in ablation.MECHANISMS.values():
+        patch = ablation.Patch()
+        change(patch)
+        assert patch._before
+        patch.undo()
+    assert [dict(vars(owner)) for owner in owners] == before
