@@ -36,7 +36,7 @@ from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import flash_on_cpu, has_own_attention
 from .recurrent_state import RecurrentState
-from .sequence import CachedSequence, Part
+from .sequence import CachedSequence, PassPart
 from .threads import PassKind, shared_governor
 from .weights import Weights
 
@@ -274,7 +274,7 @@ class Context:
 
     # ---- passes
 
-    def decode_one(self, part: Part) -> Logits:
+    def decode_one(self, part: PassPart) -> Logits:
         """Decode the part of one sequence, and return its rows.
 
         On a GPU each row has its bits of a filled pass over one token. A filled pass over one of
@@ -293,14 +293,14 @@ class Context:
             cut = at + _KV_STEP - (at + least - 1) % _KV_STEP
             to = min(end, cut, max(last, at + 1))
             piece = tokens[len(tokens) - (end - at) : len(tokens) - (end - to)]
-            part = Part(one, piece, max(0, to - max(at, first)))
+            part = PassPart(one, piece, max(0, to - max(at, first)))
             (rows,) = self.decode([part], least=1 if at >= last else least)
             found.append(rows if to == end else rows.copy())
             at = to
         return found[-1] if len(found) == 1 else np.concatenate(found)
 
     def decode(
-        self, parts: Sequence[Part], n_sequences: int = 0, holds: bool = False, least: int = 1
+        self, parts: Sequence[PassPart], n_sequences: int = 0, holds: bool = False, least: int = 1
     ) -> list[Logits]:
         """Decode parts of different sequences, and return the rows of each.
 
@@ -443,11 +443,11 @@ class Context:
         n_read, wide = (len(tokens), reads_at_once) if in_any_width else (n_read, self.widest)
         for start, end, at_once in ((0, n_read, reads_at_once), (n_read, len(tokens), wide)):
             for i in range(start, end, at_once):
-                self.decode([Part(sequence, tokens[i : min(i + at_once, end)], 0)])
+                self.decode([PassPart(sequence, tokens[i : min(i + at_once, end)], 0)])
         sequence.n_read = n_read
 
     def _filled(
-        self, parts: Sequence[Part], n_sequences: int, least: int
+        self, parts: Sequence[PassPart], n_sequences: int, least: int
     ) -> tuple[list[SequenceTokens], set[int]]:
         """Return what llama.cpp decodes: the parts, made equally long, and without gaps.
 
@@ -476,7 +476,7 @@ class Context:
                 more = [i for i in range(min(taken), max(taken)) if i not in taken]
             fits = width * (len(taken) + len(more)) <= self.widest
             if fits and 2 * len(more) <= len(taken) and self._can_fill(more, width):
-                found += [self._tokens(Part(self.sequences[i], [], 0), width) for i in more]
+                found += [self._tokens(PassPart(self.sequences[i], [], 0), width) for i in more]
         found = sorted(found, key=lambda one: one.sequence)
         if not state:
             return found, set()
@@ -517,7 +517,7 @@ class Context:
         """Return whether sequences have room for `width` tokens that are removed after the pass."""
         return all(self.sequences[i].n_past + width <= self.n_ctx for i in indices)
 
-    def _tokens(self, part: Part, width: int) -> SequenceTokens:
+    def _tokens(self, part: PassPart, width: int) -> SequenceTokens:
         """Return the tokens of a part, filled up to `width` where the context has room."""
         sequence, tokens, n_rows = part
         n_past, n_more = sequence.n_past, 0

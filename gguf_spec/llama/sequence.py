@@ -57,7 +57,7 @@ class CachedSequence:
             measurement.
     """
 
-    run: Callable[[Part], Logits]
+    run: Callable[[PassPart], Logits]
     index = most_read = n_read = least_cut = 0
     busy_s = 0.0
     recurrent: RecurrentState | None = None
@@ -377,10 +377,10 @@ class CachedSequence:
         return self._decode(tokens, n_rows)
 
     def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
-        return self.run(Part(self, tokens, n_rows))
+        return self.run(PassPart(self, tokens, n_rows))
 
 
-class Part(NamedTuple):
+class PassPart(NamedTuple):
     """Part of a pass: what one sequence decodes.
 
     Attributes:

@@ -263,7 +263,7 @@ class Generation:
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
         speculation = request.speculation
         noise = pair.logit_noise(speculation) if speculation.accept == "coupled" else 0.0
-        self._rule = engine.Rule(RULES[speculation.accept], noise, speculation.strict)
+        self._rule = engine.RoundRule(RULES[speculation.accept], noise, speculation.strict)
         self._filters = make_filters(
             weights, request.sampling, len(request.prompt), request.prefill
         )

@@ -544,7 +544,7 @@ _AHEAD = 8
 _CLIP = 0.7
 
 
-class Batch:
+class SharedPasses:
     """The sequences that share passes with one sequence, itself included.
 
     This one is the batch of a sequence that has its passes to itself.
@@ -583,7 +583,7 @@ class Batch:
         return n
 
 
-ALONE = Batch()
+ALONE = SharedPasses()
 
 
 @dataclass
@@ -595,8 +595,8 @@ class Batches:
         draft: For passes of the draft model.
     """
 
-    target: Batch = ALONE
-    draft: Batch = ALONE
+    target: SharedPasses = ALONE
+    draft: SharedPasses = ALONE
 
 
 class BatchCosts:

@@ -26,7 +26,7 @@ from .drafters import Drafter
 from .interfaces import LanguageModel, read_on, retain_prefix
 
 
-class Rule(NamedTuple):
+class RoundRule(NamedTuple):
     """Settings that decide a round.
 
     Attributes:
@@ -90,7 +90,7 @@ def run_round(
     tokens: Sequence[int],
     sampler: Sampler,
     k: int,
-    rule: Rule,
+    rule: RoundRule,
     is_end: Callable[[int], bool] = lambda _: False,
 ) -> Round:
     """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones.
@@ -168,7 +168,7 @@ def rounds(
     prompt: Sequence[int],
     sampler: Sampler,
     k: int,
-    rule: Rule,
+    rule: RoundRule,
     n_max: int | None,
     is_end: Callable[[int], bool],
     cancelled: Callable[[], bool],

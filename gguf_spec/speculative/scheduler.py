@@ -33,14 +33,14 @@ import numpy as np
 from ..arrays import Logits
 from ..errors import DecodeError
 from ..llama.context import Context
-from ..llama.sequence import CachedSequence, Part
+from ..llama.sequence import CachedSequence, PassPart
 from .cost_model import (
     ALONE,
-    Batch,
     BatchCosts,
     Batches,
     CostModel,
     Offer,
+    SharedPasses,
     best_drafting,
     common_rows,
 )
@@ -100,7 +100,7 @@ class Task:
 
     def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
         self.number, self.pair, self.body = number, pair, body
-        self.waits_for: Part | Offer | None = None
+        self.waits_for: PassPart | Offer | None = None
         self.is_parked = self.rests = self.is_resting = False
         self.turn = 0
         self.answer: Any = None
@@ -117,9 +117,9 @@ class Task:
         return self.waits_for is None and not self.is_parked and not self.is_done
 
     @property
-    def part(self) -> Part:
+    def part(self) -> PassPart:
         """The part of a pass that it waits for."""
-        assert isinstance(self.waits_for, Part)
+        assert isinstance(self.waits_for, PassPart)
         return self.waits_for
 
     @property
@@ -132,7 +132,7 @@ class Task:
     def reads(self) -> bool:
         """Whether it waits for a pass of the target over a piece of its prompt."""
         part = self.waits_for
-        return isinstance(part, Part) and part.n_rows == 0 and part.sequence is self.pair.target
+        return isinstance(part, PassPart) and part.n_rows == 0 and part.sequence is self.pair.target
 
     def suspend(self) -> Any:
         """Switch from its body to the scheduler; return the answer, or raise the error."""
@@ -268,7 +268,7 @@ _MOST_DELAY, _MOST_PIECES = 0.2, 4
 _COMPUTING, _COMPUTING_S = 0.5, 0.02
 
 
-class _SharedBatch(Batch):
+class _SharedBatch(SharedPasses):
     """Batch of the tasks while there are several."""
 
     is_alone = False
@@ -393,7 +393,7 @@ class Scheduler:
         task.waits_for = offer
         return int(task.suspend())
 
-    def _wait_for(self, part: Part) -> Logits:
+    def _wait_for(self, part: PassPart) -> Logits:
         """Return the rows of a part of a pass; called by the slots of the running task."""
         task = self._running
         if task is None:  # not in a task: the caller has the turn
@@ -520,7 +520,7 @@ class Scheduler:
             task
             for task in self.tasks
             if side
-            and isinstance(task.waits_for, Part)
+            and isinstance(task.waits_for, PassPart)
             and task.waits_for.sequence.context is side.context
             and bool(task.waits_for.n_rows) == rows
         ]

@@ -60,7 +60,7 @@ class Translation:
         return np.fromiter(self.pairs.values(), np.int64, len(self.pairs))
 
 
-class _Place(NamedTuple):
+class _Stretch(NamedTuple):
     """Start of the stretch of text to which a target token belongs.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Place(NamedTuple):
     n_ids: int
 
 
-class Reading:
+class TranslatedText:
     """A text as target ids and as draft ids.
 
     The text is cut into words, and each word is tokenised by itself, so a new token changes the
@@ -89,7 +89,7 @@ class Reading:
         self.tokens: list[int] = []
         self.ids: list[int] = [*translation.prefix]
         self.n_stable = 0
-        self._places: list[_Place] = []
+        self._places: list[_Stretch] = []
         self._word = b""
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -126,7 +126,7 @@ class Reading:
         else:
             start, n_before, self._word = n, len(self.ids), piece
         self._replace(n_before, self._spelled() if fixed is None else fixed)
-        self._places.append(_Place(start, n_before, len(self.ids)))
+        self._places.append(_Stretch(start, n_before, len(self.ids)))
 
     def _begins(self, piece: bytes) -> bool:
         """Return whether a piece begins a new word."""
@@ -195,7 +195,7 @@ class TranslatedModel:
             target: The target; only its vocabulary is used.
         """
         self._model, self._target, self._translation = model, target, translation
-        self._reading = Reading(translation)
+        self._reading = TranslatedText(translation)
         # Number of first draft ids that are not in the cache, because the context is full.
         self._first = 0
         self._rows = np.empty((0, 0), np.float32)

@@ -39,7 +39,7 @@ from gguf_spec.speculative import (
 )
 from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.drafters import MODELS, ModelDrafter, NgramDrafter, RetryDrafter
-from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 
 TEXTS = sim.TRACES.with_name("text_traces.json.gz")
 COSTS = ("kernels", "avx2", "zen5", "zen5-stock")
@@ -191,7 +191,7 @@ def run(trace, known, world, n=96, seed=0):
         trace.prompt,
         chain,
         K_MAX,
-        Rule(coupled),
+        RoundRule(coupled),
         n,
         lambda _: False,
         lambda: False,

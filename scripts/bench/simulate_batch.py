@@ -22,7 +22,7 @@ from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller, scheduler
 from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter
-from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 
 # Seconds of a pass over n tokens of a 1.7B model with kernels whose blocks of rows cost little more than one row; the draft model's are a guess.
@@ -40,10 +40,10 @@ class RecordedSlot(alone.RecordedModel):
 
     def read(self, tokens):
         if tokens:
-            self.run(scheduler.Part(self, tokens, 0))
+            self.run(scheduler.PassPart(self, tokens, 0))
 
     def logits(self, tokens, n_rows):
-        return self.run(scheduler.Part(self, tokens, n_rows))
+        return self.run(scheduler.PassPart(self, tokens, n_rows))
 
     def check_room(self, tokens):
         pass
@@ -123,7 +123,7 @@ class Batch:
         )
         read_prompt(pair.target, drafter, trace.prompt, k, lambda: False)
         chain = Sampler(Sampling(temperature=0.0), SeededRng(0))
-        for one in rounds(pair.target, drafter, trace.prompt, chain, k, Rule(coupled), n, lambda _: False, lambda: False):  # fmt: skip
+        for one in rounds(pair.target, drafter, trace.prompt, chain, k, RoundRule(coupled), n, lambda _: False, lambda: False):  # fmt: skip
             self.drafted += one.n_drafted
             self.accepted += one.n_accepted
         known.answered(n, False)

@@ -32,7 +32,7 @@ from gguf_spec.speculative.drafters import (
     RetryDrafter,
 )
 from gguf_spec.speculative.drafters.model import DraftToken
-from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 from gguf_spec.speculative.profile import Profile
 
 TRACES = Path(__file__).resolve().parents[2] / "tests" / "data" / "traces.json.gz"
@@ -250,7 +250,7 @@ class Run:
             trace.prompt,
             chain,
             k,
-            Rule(coupled),
+            RoundRule(coupled),
             n,
             lambda _: False,
             lambda: False,

@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as C
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.errors import ClosedError, SessionError
-from gguf_spec.llama.sequence import Part
+from gguf_spec.llama.sequence import PassPart
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec_compat import DraftModel, Llama
 from gguf_spec_compat.llama import NOT_HERE, UnsupportedError
@@ -153,7 +153,7 @@ def closed_things(folder):
     GIVEN["llm"] = [llm]
     GIVEN["input_ids"] = [np.array([1, 2], dtype=np.intc)]
     model = llm._target
-    part = Part(model, [1], 1)
+    part = PassPart(model, [1], 1)
     GIVEN["part"], GIVEN["parts"], GIVEN["header"] = [part], [[part]], [model.file.header]
     GIVEN["sequence"] = GIVEN["free"] = [model]
     llm.close()

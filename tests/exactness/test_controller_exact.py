@@ -22,7 +22,7 @@ from gguf_spec.speculative.drafters import (
     RetryDrafter,
     StochasticDraftSampler,
 )
-from gguf_spec.speculative.engine import Rule, run_round
+from gguf_spec.speculative.engine import RoundRule, run_round
 from gguf_spec.speculative.pair_statistics import AcceptanceRates, PairStatistics
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.verify import bundled_prompts
@@ -74,7 +74,7 @@ def distribution_of(
         )
         tokens = list(prompt)
         while len(tokens) < len(prompt) + N:
-            one = run_round(target, controller, tokens, chain, 2, Rule(RULES[rule]))
+            one = run_round(target, controller, tokens, chain, 2, RoundRule(RULES[rule]))
             drafted.add(one.n_drafted)
             tokens += one.tokens
         return tuple(tokens[len(prompt) : len(prompt) + N])

@@ -9,7 +9,7 @@ import pytest
 from gguf_spec.sampling.chain import NO_FILTERS, Sampler
 from gguf_spec.speculative.acceptance import Draft, Rows, block, coupled, rejection
 from gguf_spec.speculative.drafters import ModelDrafter, StochasticDraftSampler
-from gguf_spec.speculative.engine import Rule, read_prompt, rounds, run_round
+from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds, run_round
 from tests.exactness import wrong_rules
 from tests.support.fakes import (
     Anything,
@@ -75,7 +75,7 @@ def engine_distribution(target_table, draft_table, k, options, rule=rejection, d
         )
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + m:
-            tokens += run_round(target, drafter, tokens, chain, k, Rule(rule)).tokens
+            tokens += run_round(target, drafter, tokens, chain, k, RoundRule(rule)).tokens
         return tuple(tokens[len(PROMPT) : len(PROMPT) + m])
 
     for tokens, weight in every_path(run):
@@ -123,7 +123,7 @@ def test_block_verification_accepts_at_least_as_much(tables):
                 PROMPT,
                 chain,
                 2,
-                Rule(rule),
+                RoundRule(rule),
             ).n_accepted
 
         return sum(n * weight for n, weight in every_path(run))
@@ -213,7 +213,7 @@ def test_the_loop_cuts_rounds_without_changing_the_distribution(tables, rule):
                 PROMPT,
                 chain,
                 k,
-                Rule(rule),
+                RoundRule(rule),
                 n_max,
                 lambda t: t in ends,
                 lambda: False,

@@ -17,7 +17,7 @@ from gguf_spec.speculative.drafters import (
     DraftCorrection,
     StochasticDraftSampler,
 )
-from gguf_spec.speculative.engine import Rule, run_round
+from gguf_spec.speculative.engine import RoundRule, run_round
 from tests.exactness import wrong_rules
 from tests.exactness.near_ties import first_difference, gap, noise, rows_at_width
 from tests.support.fakes import drafting, sampler
@@ -60,7 +60,7 @@ def sampled(llm, prompt, rule, n, k=K, seed=11):
         tokens = list(prompt)
         target.rollback(len(prompt) - 1), draft.rollback(len(prompt) - 1)
         while len(tokens) < len(prompt) + M:
-            tokens += run_round(target, drafter, tokens, chain, k, Rule(rule)).tokens
+            tokens += run_round(target, drafter, tokens, chain, k, RoundRule(rule)).tokens
         counts[tuple(tokens[len(prompt) : len(prompt) + M])] += 1
     return counts
 

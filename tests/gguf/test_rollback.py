@@ -12,7 +12,7 @@ from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import RecurrentState
-from gguf_spec.llama.sequence import Part
+from gguf_spec.llama.sequence import PassPart
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support import families
@@ -176,7 +176,7 @@ def test_several_sequences_have_checkpoints_of_their_own(files, name):
     other.logits(TEXT[30:34], 1)
     one.rollback(52)
     assert one.n_past == 50
-    parts = [Part(one, TEXT[50:54], 1), Part(other, TEXT[34:38], 1)]
+    parts = [PassPart(one, TEXT[50:54], 1), PassPart(other, TEXT[34:38], 1)]
     found = [np.array(rows_of) for rows_of in slots.decode(parts)]
     assert np.array_equal(found[0][0], rows[53])
     assert np.array_equal(found[1][0], rows[37])
@@ -201,7 +201,7 @@ def in_company(path, n, order, n_snapshots=4, widest=65):
 def pass_with_junk(slots, ids, n_right, n_wrong, **options):
     """Decode right tokens of the text and then wrong ones in a common pass, and drop the wrong ones."""
     parts = [
-        Part(slots.sequences[i], [*TEXT[(n := slots.sequences[i].n_past) : n + n_right[i]], *[JUNK] * n_wrong[i]], 1 + n_wrong[i])
+        PassPart(slots.sequences[i], [*TEXT[(n := slots.sequences[i].n_past) : n + n_right[i]], *[JUNK] * n_wrong[i]], 1 + n_wrong[i])
         for i in ids
     ]  # fmt: skip
     ends = [part.sequence.n_past + n_right[i] for i, part in zip(ids, parts, strict=True)]
@@ -251,8 +251,8 @@ def test_others_have_passes_before_a_rollback(files, name):
     model.close()
     slots = in_company(files[name], 4, (2, 0, 1, 3))
     one, *_, last = slots.sequences
-    slots.decode([Part(one, [*TEXT[20:22], JUNK, JUNK], 3)], holds=True)
-    slots.decode([Part(last, TEXT[50:52], 2)])
+    slots.decode([PassPart(one, [*TEXT[20:22], JUNK, JUNK], 3)], holds=True)
+    slots.decode([PassPart(last, TEXT[50:52], 2)])
     one.rollback(22)
     assert one.n_past == 20
     assert np.array_equal(one.logits(TEXT[20:23], 1)[0], rows[22])

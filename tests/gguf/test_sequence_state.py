@@ -11,7 +11,7 @@ from gguf_spec.errors import RollbackError
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.head import SharedHead
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.sequence import Part
+from gguf_spec.llama.sequence import PassPart
 from tests.support import tiny
 
 N_CTX, WINDOW = 256, 32
@@ -89,7 +89,7 @@ def test_a_state_in_another_slot_gives_the_bits_of_the_first(slots):
     wanted = row(a)
     assert np.array_equal(row(b), wanted)
     assert c.restore(a.cached[:-1], n_read, state)  # a neighbour in a common pass
-    rows = slots.decode([Part(c, [7], 1), Part(a, [7], 1), Part(b, [7], 1)])
+    rows = slots.decode([PassPart(c, [7], 1), PassPart(a, [7], 1), PassPart(b, [7], 1)])
     assert np.array_equal(rows[1], rows[2])
 
 

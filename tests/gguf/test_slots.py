@@ -12,7 +12,7 @@ from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import SPACING
-from gguf_spec.llama.sequence import Part
+from gguf_spec.llama.sequence import PassPart
 from gguf_spec.options import K_MAX
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -79,7 +79,7 @@ def test_rows_of_ragged_parts_with_gaps_are_those_of_a_single_sequence(pair, slo
         parts = []
         for slot in chosen:
             tokens = some_tokens(rng, rng.randrange(1, 7))
-            parts.append(Part(slot, tokens, rng.randrange(1, len(tokens) + 1)))
+            parts.append(PassPart(slot, tokens, rng.randrange(1, len(tokens) + 1)))
         pasts = [list(part.sequence.cached) for part in parts]
         rows = [np.array(one) for one in slots.decode(parts)]
         for part, past, found in zip(parts, pasts, rows, strict=True):
@@ -104,13 +104,13 @@ def test_equal_parts_of_all_slots_are_one_pass(slots, monkeypatch):
         ),
     )
     a, b, c, d, *_ = slots.sequences
-    slots.decode([Part(d, [1], 1), Part(a, [1, 2, 3], 1), Part(b, [1, 2], 2)])
+    slots.decode([PassPart(d, [1], 1), PassPart(a, [1, 2, 3], 1), PassPart(b, [1, 2], 2)])
     assert seen == [[(0, 3), (1, 3), (2, 3), (3, 3)]]
     assert [slot.n_past for slot in slots.sequences] == [3, 2, 0, 1, 0, 0]
     check_books(slots)
-    slots.decode([Part(slots.sequences[5], [1], 1), Part(c, [1], 1)])
+    slots.decode([PassPart(slots.sequences[5], [1], 1), PassPart(c, [1], 1)])
     assert seen[1] == [(2, 1), (5, 1)], "too many gaps to fill"
-    slots.decode([Part(a, [1], 1)])
+    slots.decode([PassPart(a, [1], 1)])
     assert seen[2] == [(0, 1)]
 
 
@@ -123,7 +123,7 @@ def test_fillers_make_no_pass_wider_than_the_widest(slots, monkeypatch, widest):
         "decode_sequences",
         lambda self, parts: seen.append(sum(len(p.tokens) for p in parts)) or decode(self, parts),
     )
-    slots.decode([Part(slots.sequences[i], [1], 1) for i in (0, 2, 3)])
+    slots.decode([PassPart(slots.sequences[i], [1], 1) for i in (0, 2, 3)])
     assert seen == [widest]
 
 
@@ -135,17 +135,18 @@ def test_a_slot_at_the_end_of_its_context(pair, slots, left):
     full_past, gap_past = some_tokens(rng, N_CTX - 1 - left), some_tokens(rng, N_CTX - 1)
     full.read(full_past)
     gap.read(gap_past)
-    parts = [Part(full, [5], 1), Part(other, [1, 2, 3, 4], 4), Part(last, [9, 8], 1)]
+    parts = [PassPart(full, [5], 1), PassPart(other, [1, 2, 3, 4], 4), PassPart(last, [9, 8], 1)]
     rows = [np.array(one) for one in slots.decode(parts)]
     assert np.array_equal(rows[0], alone(pair, full_past, [5], 1))
     assert np.array_equal(rows[1], alone(pair, [], [1, 2, 3, 4], 4))
     assert np.array_equal(rows[2], alone(pair, [], [9, 8], 1))
     check_books(slots)
     with pytest.raises(DecodeError):
-        slots.decode([Part(full, [1] * (left + 1), 1), Part(other, [1], 1)])
+        slots.decode([PassPart(full, [1] * (left + 1), 1), PassPart(other, [1], 1)])
     assert (full.n_past, other.n_past) == (N_CTX - left, 4), "checked before the pass"
     assert np.array_equal(
-        slots.decode([Part(gap, [6], 1), Part(other, [5], 1)])[0], alone(pair, gap_past, [6], 1)
+        slots.decode([PassPart(gap, [6], 1), PassPart(other, [5], 1)])[0],
+        alone(pair, gap_past, [6], 1),
     )
 
 
@@ -164,7 +165,7 @@ def test_copies_and_rollbacks(pair, slots):
     a.forget()
     assert (a.n_past, b.n_past, b.n_read, c.n_past) == (0, 50, 50, 90)
     check_books(slots)
-    rows = slots.decode([Part(a, [1], 1), Part(b, [2], 1), Part(c, [3], 1)])
+    rows = slots.decode([PassPart(a, [1], 1), PassPart(b, [2], 1), PassPart(c, [3], 1)])
     rows = [np.array(one) for one in rows]
     for found, behind, token in zip(rows, ([], past[:50], past), (1, 2, 3), strict=True):
         assert np.array_equal(found, alone(pair, behind, [token], 1))
@@ -199,12 +200,12 @@ def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeyp
     decode = Context.decode_sequences
     monkeypatch.setattr(Context, "decode_sequences", lambda *args: (decode(*args) and 0) or code)
     with pytest.raises(DecodeError) as caught:
-        slots.decode([Part(a, [4, 5], 1), Part(b, [4], 1)])
+        slots.decode([PassPart(a, [4, 5], 1), PassPart(b, [4], 1)])
     monkeypatch.undo()
     assert caught.value.code == code
     assert [slot.n_past for slot in (a, gap, b, other)] == [0, 3, 0, 3]
     check_books(slots)
-    assert np.array_equal(slots.decode([Part(gap, [9], 1)])[0], alone(pair, [1, 2, 3], [9], 1))
+    assert np.array_equal(slots.decode([PassPart(gap, [9], 1)])[0], alone(pair, [1, 2, 3], [9], 1))
     slots.refill(a, [1, 2, 3], 3)
     assert (a.cached, a.n_read) == ([1, 2, 3], 3)
     check_books(slots)
@@ -264,7 +265,7 @@ def test_a_moved_sequence_continues_with_the_same_bits(pair, slots):
     assert [slot.index for slot in slots.sequences] == list(range(N_SLOTS))
     for i, slot in enumerate((moved, slots.sequences[1], slots.sequences[2], free)):
         past = texts[i] if i < 3 else []
-        rows = slots.decode([Part(slot, [5, 6], 2)])[0]
+        rows = slots.decode([PassPart(slot, [5, 6], 2)])[0]
         assert np.array_equal(rows, alone(pair, past, [5, 6], 2))
     check_books(slots)
 

@@ -16,7 +16,7 @@ from gguf_spec.sampling.near_ties import NOISE_MARGIN, SingleTokenReference, is_
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative.acceptance import Draft, coupled
 from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection, NoDrafter
-from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.speculative.profiler import measure
 from tests.exactness.near_ties import first_difference
@@ -78,8 +78,8 @@ chains = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
 def test_texts_differ_only_at_a_near_tie(seed, options, k):
-    plain = text(seed, options, 0, Rule(coupled, WOBBLE))
-    burst = text(seed, options, k, Rule(coupled, WOBBLE))
+    plain = text(seed, options, 0, RoundRule(coupled, WOBBLE))
+    burst = text(seed, options, k, RoundRule(coupled, WOBBLE))
     assert plain[1] == []  # at width 1 there is nothing to tell
     at = first_difference(plain[0], burst[0])
     assert at is None or at in burst[1]
@@ -89,8 +89,8 @@ def test_texts_differ_only_at_a_near_tie(seed, options, k):
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
 def test_strict_gives_the_plain_text_where_a_cache_does_not_depend_on_its_passes(seed, options, k):
-    strict = text(seed, options, k, Rule(coupled, WOBBLE, strict=True), remembers=False)
-    assert strict[0] == text(seed, options, 0, Rule())[0]
+    strict = text(seed, options, k, RoundRule(coupled, WOBBLE, strict=True), remembers=False)
+    assert strict[0] == text(seed, options, 0, RoundRule())[0]
     assert strict[2] <= len(strict[1])
 
 
@@ -99,8 +99,8 @@ def test_strict_gives_the_plain_text_where_a_cache_does_not_depend_on_its_passes
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
 def test_strict_texts_differ_only_at_a_near_tie(seed, options, k):
     plain, strict = (
-        text(seed, options, 0, Rule()),
-        text(seed, options, k, Rule(coupled, WOBBLE, strict=True)),
+        text(seed, options, 0, RoundRule()),
+        text(seed, options, k, RoundRule(coupled, WOBBLE, strict=True)),
     )
     at = first_difference(plain[0], strict[0])
     assert at is None or at in strict[1]
@@ -152,20 +152,20 @@ def test_a_single_token_pass_after_wide_ones_may_differ_and_is_counted(options):
     """For a model whose rows depend on how its cache was computed."""
     parted = [
         one
-        for one in (parted_alone(seed, options, Rule(coupled, WOBBLE)) for seed in range(240))
+        for one in (parted_alone(seed, options, RoundRule(coupled, WOBBLE)) for seed in range(240))
         if one[0] is not None
     ]
     assert len(parted) >= 32
     assert [at for at, ties in parted if at not in ties] == []
     assert all(
-        parted_alone(seed, options, Rule(coupled, WOBBLE), remembers=False)[0] is None
+        parted_alone(seed, options, RoundRule(coupled, WOBBLE), remembers=False)[0] is None
         for seed in range(40)
     ), "only what is remembered"
 
 
 @pytest.mark.full
 def test_where_passes_are_exact_nothing_is_counted():
-    assert all(text(seed, {}, 3, Rule(coupled, 0.0))[1] == [] for seed in range(40))
+    assert all(text(seed, {}, 3, RoundRule(coupled, 0.0))[1] == [] for seed in range(40))
 
 
 def test_a_cache_that_was_not_read_as_a_prompt_counts_as_wide():
@@ -183,7 +183,7 @@ def test_a_cache_that_was_not_read_as_a_prompt_counts_as_wide():
                 [1, 2, 3, 4],
                 sampler(SeededRng(1), temperature=0.0),
                 0,
-                Rule(coupled, WOBBLE),
+                RoundRule(coupled, WOBBLE),
                 4,
                 bool,
                 lambda: False,
@@ -194,7 +194,7 @@ def test_a_cache_that_was_not_read_as_a_prompt_counts_as_wide():
 
 @cache
 def plain_tokens(seed, options):
-    return text(seed, dict(options), 0, Rule())[0]
+    return text(seed, dict(options), 0, RoundRule())[0]
 
 
 def differences(rule, n=60, **options):
@@ -212,11 +212,11 @@ def differences(rule, n=60, **options):
     "options", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}]
 )
 def test_texts_differ_here_and_would_not_be_reported_without_the_check(options):
-    n_parted, n_untold = differences(Rule(coupled, WOBBLE), **options)
+    n_parted, n_untold = differences(RoundRule(coupled, WOBBLE), **options)
     assert n_parted >= 5
     assert n_untold == 0
-    assert differences(Rule(coupled, 0.0), **options)[1] == n_parted
-    assert differences(Rule(coupled, WOBBLE / 50), **options)[1] > 0
+    assert differences(RoundRule(coupled, 0.0), **options)[1] == n_parted
+    assert differences(RoundRule(coupled, WOBBLE / 50), **options)[1] > 0
 
 
 FILTERS = {
@@ -266,10 +266,10 @@ def test_each_half_of_the_check_is_needed(monkeypatch):
         lower[token] -= noise
         return sampler.pick(sampler.survivors(lower, len(history)), len(history)) != token
 
-    assert differences(Rule(coupled, WOBBLE), n=150, top_k=2)[1] == 0
+    assert differences(RoundRule(coupled, WOBBLE), n=150, top_k=2)[1] == 0
     for part in ("lower", "wider"):
         monkeypatch.setattr("gguf_spec.speculative.acceptance.is_near_tie", partial(half, part))
-        assert differences(Rule(coupled, WOBBLE), n=150, top_k=2)[1] > 0
+        assert differences(RoundRule(coupled, WOBBLE), n=150, top_k=2)[1] > 0
 
 
 def test_the_noise_is_measured_with_the_profile():

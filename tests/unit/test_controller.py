@@ -18,7 +18,7 @@ from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.controller import DraftController, RoundState, SearchBudget, Step
 from gguf_spec.speculative.draft_length import Prices
 from gguf_spec.speculative.drafters import NgramDrafter, Proposal
-from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.pair_statistics import RequestAcceptance
 from gguf_spec.speculative.scheduler import SlotPair
@@ -94,7 +94,7 @@ class Scene:
             prompt,
             chain,
             speculation.k,
-            Rule(coupled),
+            RoundRule(coupled),
             n,
             lambda token: False,
             lambda: False,

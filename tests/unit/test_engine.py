@@ -9,7 +9,7 @@ from gguf_spec.speculative.acceptance import Draft, coupled, rejection
 from gguf_spec.speculative.drafters import NoDrafter, StochasticDraftSampler
 from gguf_spec.speculative.engine import (
     Round,
-    Rule,
+    RoundRule,
     _row_alone,
     read_prompt,
     rounds,
@@ -17,7 +17,7 @@ from gguf_spec.speculative.engine import (
 )
 from tests.support.fakes import FakeModel, drafting, random_table, sampler
 
-V, RULE = 6, Rule(rejection)
+V, RULE = 6, RoundRule(rejection)
 TABLE = random_table(np.random.default_rng(3), V)
 OTHER = random_table(np.random.default_rng(4), V)
 
@@ -225,14 +225,18 @@ def test_a_round_that_is_cut():
 
 
 def test_near_ties_are_looked_for_only_in_passes_over_more_than_one_token():
-    assert (Rule().accept, Rule().noise_of(9), Rule().strict) == (coupled, 0.0, False)
-    assert [Rule(noise=0.5).noise_of(n) for n in (1, 2, 3)] == [0.0, 0.5, 0.5]
+    assert (RoundRule().accept, RoundRule().noise_of(9), RoundRule().strict) == (
+        coupled,
+        0.0,
+        False,
+    )
+    assert [RoundRule(noise=0.5).noise_of(n) for n in (1, 2, 3)] == [0.0, 0.5, 0.5]
 
 
 def test_strict_decides_the_first_near_tie_again_and_keeps_nothing_behind_it():
     """Here every choice counts as a near tie."""
     target, drafter, chain = pair(temperature=0.0, logprobs=0)
-    one = run_round(target, drafter, [1, 2], chain, 4, Rule(coupled, 1e3, strict=True))
+    one = run_round(target, drafter, [1, 2], chain, 4, RoundRule(coupled, 1e3, strict=True))
     assert one == Round(
         [int(TABLE[1, 2].argmax())], 4, 0, False, (0,), True, one.logprobs, wide=True
     )

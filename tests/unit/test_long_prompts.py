@@ -11,7 +11,7 @@ from gguf_spec.speculative.controller import _LAST_PART, DraftController, DraftM
 from gguf_spec.speculative.cost_model import Batches, CostModel, Pace
 from gguf_spec.speculative.drafters import MODELS, CoupledDraftSampler, FirstRead, ModelDrafter
 from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT, DraftCorrection
-from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.engine import RoundRule, read_prompt, rounds
 from gguf_spec.speculative.pair_statistics import RequestAcceptance
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
@@ -126,7 +126,9 @@ def generate(clock, n_prompt, draft_s, depth=0.0, n=40):
     controller = DraftController(target, [], model, known, n)
     prompt, emitted = PROMPT[:n_prompt], []
     read_prompt(target, controller, prompt, 16, never)
-    for one in rounds(target, controller, prompt, chain, 16, Rule(), n, lambda _: False, never):
+    for one in rounds(
+        target, controller, prompt, chain, 16, RoundRule(), n, lambda _: False, never
+    ):
         emitted += one.tokens
         assert model.n_past <= target.n_past + 1
         text = [*prompt, *emitted]

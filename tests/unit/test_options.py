@@ -82,7 +82,7 @@ def loaded(monkeypatch):
 def test_the_note_on_a_measurement_is_true_of_each(loaded, monkeypatch):
     """After a disturbed one it is made again at the next load."""
     said = []
-    monkeypatch.setattr(options.Line, "show", lambda _, text: said.append(text))
+    monkeypatch.setattr(options.StatusLine, "show", lambda _, text: said.append(text))
     loaded()["on_measure"]()
     assert said == ["Measuring this machine (about 2 s; again if other programs disturb it)"]
 

@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 
 from gguf_spec.speculative.acceptance import RULES
 from gguf_spec.speculative.drafters import FirstRead, ModelDrafter, StochasticDraftSampler
-from gguf_spec.speculative.engine import Rule, read_prompt, run_round
-from gguf_spec.speculative.translation import Reading, TranslatedModel, Translation, longest_pieces
+from gguf_spec.speculative.engine import RoundRule, read_prompt, run_round
+from gguf_spec.speculative.translation import (
+    TranslatedModel,
+    TranslatedText,
+    Translation,
+    longest_pieces,
+)
 from tests.exactness.test_enumeration import exact_distribution
 from tests.support.fakes import FakeModel, drafting, every_path, random_table, sampler
 
@@ -28,7 +33,7 @@ def translation(prefix=(START,)):
 
 
 def read(tokens, prefix=(START,)):
-    reading = Reading(
+    reading = TranslatedText(
         translation(prefix),
     )
     reading.extend(tokens)
@@ -184,7 +189,7 @@ def test_the_text_has_the_distribution_of_the_target(rule, k):
         tokens = [1, 2]
         read_prompt(target, drafter, tokens, k, lambda: False)
         while len(tokens) < 4:
-            tokens += run_round(target, drafter, tokens, chain, k, Rule(RULES[rule])).tokens
+            tokens += run_round(target, drafter, tokens, chain, k, RoundRule(RULES[rule])).tokens
         return tuple(tokens[2:4])
 
     distribution = {}

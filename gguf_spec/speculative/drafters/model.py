@@ -211,7 +211,7 @@ class CoupledDraftSampler:
         first = np.zeros(len(self._candidates))
         first[calibration.first] = 0.5
         self._hits = calibration.hits.setdefault(round(self._temperature, 2), first)
-        self._drafted: list[_Place] = []
+        self._drafted: list[_DraftRow] = []
         self._row = np.empty_like(calibration.bias)
 
     def token(self, row: Logits, history: Sequence[int]) -> DraftToken:
@@ -244,14 +244,14 @@ class CoupledDraftSampler:
     def _best(self) -> int:
         return int(np.argmax(self._hits))
 
-    def _guess(self, row: Logits, history: Sequence[int]) -> _Place:
+    def _guess(self, row: Logits, history: Sequence[int]) -> _DraftRow:
         seen = largest(row, min(_MOST, len(row)))
         guesses, lead = (
             self._best_of(row, history, seen)
             if self._sampler.sampling.greedy
             else self._drawn(row, history)
         )
-        return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen])
+        return _DraftRow(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen])
 
     def _best_of(
         self, row: Logits, history: Sequence[int], seen: NDArray[np.int64]
@@ -295,7 +295,7 @@ class CoupledDraftSampler:
         )
 
 
-class _Place(NamedTuple):
+class _DraftRow(NamedTuple):
     """Draft model's result at one position.
 
     It contains the guess of each candidate, and the likeliest tokens with their logits.
