@@ -38,6 +38,7 @@ MAKE = "echo made > made.txt"
 TASK = "Make the file made.txt."
 CONTEXT = 160_000  # a token is a byte
 LIMIT_S = 300
+FOLDER = Path(tempfile.gettempdir()) / "gguf-spec-agents"
 
 
 class Agent(NamedTuple):
@@ -130,21 +131,26 @@ def install(names: list[str], folder: Path) -> None:
         subprocess.run(["node", str(after)], check=False, stdout=sys.stderr)
 
 
-def run(name: str, folder: Path, work: Path) -> dict[str, Any]:
-    """Let a program do the task; return what became of it."""
-    agent, home, repo = AGENTS[name], work / "home", work / "repo"
-    home.mkdir()
-    repo.mkdir()
-    subprocess.run(["git", "init", "-q", str(repo)], check=True)
-    write_model(work / "scripted.gguf", agent)
-    environment = {
+def environment_of(work: Path, folder: Path) -> dict[str, str]:
+    """Make a home folder and a repository in a folder; return the variables of a program in them."""
+    for one in ("home", "repo"):
+        (work / one).mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(work / "repo")], check=True)
+    return {
         **os.environ,
-        "HOME": str(home),
-        "PWD": str(repo),  # opencode reads it
+        "HOME": str(work / "home"),
+        "PWD": str(work / "repo"),  # opencode reads it
         "IS_SANDBOX": "1",  # claude: root may skip its questions
         "PATH": f"{folder / 'node_modules' / '.bin'}:{folder / 'aider' / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
+
+
+def run(name: str, folder: Path, work: Path) -> dict[str, Any]:
+    """Let a program do the task; return what became of it."""
+    agent, repo = AGENTS[name], work / "repo"
+    environment = environment_of(work, folder)
+    write_model(work / "scripted.gguf", agent)
     os.environ["XDG_STATE_HOME"] = environment["XDG_STATE_HOME"] = str(work / "state")
     loads = {"n_ctx": CONTEXT, "parallel": 1, "draft": None}
     with (
@@ -190,9 +196,7 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", choices=[*AGENTS, []], help="the programs; all without one"
     )
-    parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "gguf-spec-agents"
-    )
+    parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--json", action="store_true", help="print what each of them said, too")
     args = parser.parse_args()
     names = args.names or [*AGENTS]
