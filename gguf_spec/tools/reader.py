@@ -42,7 +42,7 @@ class ToolReader:
                 not fit is text.
         """
         self._family, self._schemas, self._most = family, schemas, most
-        self._fence, self._strict = family.fence, strict
+        self._strict = strict
         self._holds = False  # events are kept until a call is checked
         self._source = Source(family.prompted)
         self._n_calls = 0
@@ -87,10 +87,8 @@ class ToolReader:
                 yield from self._section()
             else:
                 source.at = 0
-        elif self._fence and (yield from source.optional(self._fence)):
-            yield from self._fenced()
-        elif self._fence:
-            yield from self._read_or_give_up(self._doubled())
+        elif family.fences:
+            yield from self._read_or_give_up(self._unmarked())
         while not source.is_over:
             yield from self._text()
             if not source.is_over:
@@ -119,25 +117,26 @@ class ToolReader:
         """Read calls up to the end of their section."""
         yield from self._read_or_give_up(self._calls())
 
-    def _fenced(self) -> Steps[None]:
-        """Read calls in a block of code up to its end, after its first line."""
-        source, end = self._source, "`" * 3
-
-        def calls() -> Steps[None]:
+    def _unmarked(self) -> Steps[None]:
+        """Read calls without the family's markers, in fences or as objects, while such follow."""
+        source = self._source
+        while True:
+            end = ""
+            for begin, after in self._family.fences:
+                if (yield from source.optional(begin)):
+                    end = after
+                    break
+            else:
+                yield from source.space()
+                is_object = (yield from source.peek()) == "{"
+                source.at = 0
+                if not is_object:
+                    return
             while True:
                 yield from self._checked_call()
                 if (yield from source.optional(end)) or source.is_over:
                     source.drop()
-                    return
-
-        yield from self._read_or_give_up(calls())
-
-    def _doubled(self) -> Steps[None]:
-        """Read calls whose objects are in doubled braces, as long as such follow."""
-        source = self._source
-        while (yield from source.optional("{{")):
-            source.at = 0
-            yield from self._checked_call()
+                    break
 
     def _checked_call(self) -> Steps[None]:
         """Read a call that no grammar has checked.
