@@ -87,6 +87,8 @@ def test_a_server_of_its_own(cli, programs, work):
     assert words == ["--provider", "local", "--model", "hermes.gguf", "-p", "hello"]
     provider = files["models.json"]["providers"]["local"]
     assert provider["models"][0]["contextWindow"] == 1024
+    room = {"reserveTokens": 256, "keepRecentTokens": 256}
+    assert files["settings.json"] == {"compaction": room}, "it would sum up each turn"
     assert provider["baseUrl"].startswith("http://127.0.0.1:")
     assert "OPENAI_API_BASE" not in variables
 
