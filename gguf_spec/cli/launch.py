@@ -115,6 +115,7 @@ CLIENTS = {
             *_setting("model_providers.local.wire_api", "responses"),
             *_setting("model_providers.local.env_key", "GGUF_SPEC_CLIENT_KEY"),
             "-c", "model_context_window=$context",
+            "-c", "tool_output_token_limit=$quarter",
         ),
     ),
     "opencode": Client(
@@ -221,17 +222,21 @@ def launch(
                     raise GgufSpecError(fact, "install it again.") from error
 
 
+def _values(server: ServerFacts, key: str, folder: str) -> dict[str, Any]:
+    return {**server._asdict(), "quarter": server.context // 4, "key": key, "folder": folder}
+
+
 def settings_of(
     client: Client, server: ServerFacts, key: str, folder: str
 ) -> tuple[list[str], list[str]]:
     """Return the variables (`NAME=VALUE`) and the first arguments of a client."""
-    values = {**server._asdict(), "key": key, "folder": folder}
+    values = _values(server, key, folder)
     variables = [f"{k}={Template(v).substitute(values)}" for k, v in client.variables.items()]
     return variables, [Template(one).substitute(values) for one in client.arguments]
 
 
 def _files(client: Client, server: ServerFacts, key: str, folder: str) -> dict[str, str]:
-    values = {**server._asdict(), "quarter": server.context // 4, "key": key, "folder": folder}
+    values = _values(server, key, folder)
     return {
         str(Path(folder, name)): Template(text).substitute(values)
         for name, text in client.files.items()
