@@ -69,8 +69,8 @@ class Family:
         close: Text after the last call; it may be missing in an answer.
         tokens: Names of special tokens that belong to calls; they are shown in the answer.
         starts: Text with which an answer that consists of calls begins, without another marker.
-        fences: Texts around calls at the beginning of an answer, in place of the markers: some
-            models of the family write them so, or as bare objects, also in doubled braces.
+        fences: Texts around calls in place of the markers: some models of the family write them
+            so, or begin with bare objects, also in doubled braces.
         prompted: Marker of a call that the prompt has already written.
         text_mark: Text with which the prompt's marker becomes text.
         is_parallel: Whether an answer may have several calls.

@@ -88,7 +88,7 @@ class ToolReader:
             else:
                 source.at = 0
         elif family.fences:
-            yield from self._read_or_give_up(self._unmarked())
+            yield from self._read_or_give_up(self._bare())
         while not source.is_over:
             yield from self._text()
             if not source.is_over:
@@ -96,7 +96,8 @@ class ToolReader:
 
     def _text(self) -> Steps[None]:
         """Emit text up to a call or the end; white space before a call stays unread text."""
-        source, markers = self._source, self._family.markers
+        source = self._source
+        markers = *self._family.markers, *(begin for begin, _ in self._family.fences)
         while True:
             found = [at for marker in markers if (at := source.text.find(marker)) >= 0]
             if source.ended and not found:
@@ -114,29 +115,31 @@ class ToolReader:
             yield
 
     def _section(self) -> Steps[None]:
-        """Read calls up to the end of their section."""
+        """Read calls up to the end of their section, or of the fence around them."""
+        for begin, end in self._family.fences:
+            if (yield from self._source.optional(begin)):
+                yield from self._read_or_give_up(self._fenced(end))
+                return
         yield from self._read_or_give_up(self._calls())
 
-    def _unmarked(self) -> Steps[None]:
-        """Read calls without the family's markers, in fences or as objects, while such follow."""
+    def _fenced(self, end: str) -> Steps[None]:
         source = self._source
         while True:
-            end = ""
-            for begin, after in self._family.fences:
-                if (yield from source.optional(begin)):
-                    end = after
-                    break
-            else:
-                yield from source.space()
-                is_object = (yield from source.peek()) == "{"
-                source.at = 0
-                if not is_object:
-                    return
-            while True:
-                yield from self._checked_call()
-                if (yield from source.optional(end)) or source.is_over:
-                    source.drop()
-                    break
+            yield from self._checked_call()
+            if (yield from source.optional(end)) or source.is_over:
+                source.drop()
+                return
+
+    def _bare(self) -> Steps[None]:
+        """Read calls without any marker, also in doubled braces, as long as such follow."""
+        source = self._source
+        while True:
+            yield from source.space()
+            is_object = (yield from source.peek()) == "{"
+            source.at = 0
+            if not is_object:
+                return
+            yield from self._checked_call()
 
     def _checked_call(self) -> Steps[None]:
         """Read a call that no grammar has checked.
