@@ -245,7 +245,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "hermes", "Hermes 2 and 3, Qwen2.5, Qwen3, QwQ, Granite 4, SmolLM3", (("<tool_call>",),),
         ObjectCall(("<tool_call>\n",), end="\n</tool_call>"), between="\n",
-        fences=(("```json", "```"), ("```xml", "```"), *(
+        fences=(("```json", "```"), ("```xml", "```"), ("```", "```"), *(
             (f"<{tag}>", f"</{tag}>") for tag in ("tools", "tool", "function_call", "response"))),
     ),
     Family(

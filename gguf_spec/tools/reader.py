@@ -37,9 +37,9 @@ class ToolReader:
         Args:
             schemas: Names of the tools, with the JSON schemas of their arguments.
             most: Maximum number of calls; further ones are dropped. None for no limit.
-            strict: Names of the tools whose arguments must follow their schema. Calls in a block of
-                code or in doubled braces, which no grammar checks, are checked here; one that does
-                not fit is text.
+            strict: Names of the tools whose arguments must follow their schema. Calls without the
+                family's markers, which no grammar checks, are checked here; one that does not fit
+                is text.
         """
         self._family, self._schemas, self._most = family, schemas, most
         self._strict = strict

@@ -45,6 +45,8 @@ FENCED = [
     (f"```json\n{CALL}\n```\nThat is it.", "\nThat is it.", [X]),
     ('```json\n{"name": "g", "arguments": {}}\n```', '```json\n{"name": "g", "arguments": {}}\n```', []),
     ('```json\n{"name": "f", "age": 5}\n```', '```json\n{"name": "f", "age": 5}\n```', []),
+    (f"So:\n```\n{CALL}\n```", "So:", [X]), ("```python\nx = {}\n```\n", "```python\nx = {}\n```\n", []), ("a ``` b", "a ``` b", []),
+    (f"```python\nx = 1\n```\n\n```json\n{CALL}\n```", "```python\nx = 1\n```", [X]), ("```", "```", []), ("``", "``", []),
     (f"I look.\n\n```json\n{CALL}\n```", "I look.", [X]), (f"I look. <tools>{CALL}</tools> So.", "I look. So.", [X]),
     (f"It is\n```json\n[1]\n``` and\n```json\n{CALL}\n```\nDone.", "It is\n```json\n[1]\n``` and\nDone.", [X]),
     ("```json\n[1]\n```", "```json\n[1]\n```", []), ("```js", "```js", []),
