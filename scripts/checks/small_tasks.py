@@ -5,7 +5,7 @@
 
 Each task has a small git repository and a check in Python; agents are those of `agents.py`, by `gguf-spec launch`. A row
 is of one task: done or not, requests, tokens of the longest prompt, seconds from the arrival of the first and second
-request to its first token and to its end, tokens of all answers, and the share of drafts that were accepted. An agent may
+request to its first token and to its end, tokens of all answers, and the drafted tokens that were accepted. An agent may
 do the task in another way than the check knows, or leave it undone: it is published as it is.
 """
 
@@ -184,7 +184,8 @@ def run(name: str, task: Task, work: Path, folder: Path) -> dict[str, Any]:
         "longest": max((stats.n_prompt for stats in counts), default=0),
         "times": [[round(one, 1) for one in times] for _, times in asked[:2]],
         "generated": sum(stats.n_generated for stats in counts),
-        "accepted": round(sum(stats.n_accepted for stats in counts) / max(drafted, 1), 2),
+        "drafted": drafted,
+        "accepted": sum(stats.n_accepted for stats in counts),
         "files": {
             one.name: one.read_text(errors="replace") for one in repo.glob("*") if one.is_file()
         },
@@ -219,7 +220,7 @@ def main() -> int:
                     times = " | ".join(" to ".join(map(str, some)) for some in one["times"])
                     print(
                         f"| {name} | {title} | {'done' if one['done'] else 'not done'} | {one['requests']} | {one['longest']:,} "
-                        f"| {times} | {one['generated']:,} | {one['accepted']} | {one['seconds']} |",
+                        f"| {times} | {one['generated']:,} | {one['accepted']} of {one['drafted']} | {one['seconds']} |",
                         flush=True,
                     )
                     if args.out:
