@@ -27,7 +27,8 @@ from .command import Command, flag, option
 class Client(NamedTuple):
     """A program, and how it is told of the server.
 
-    In texts `$url`, `$model`, `$key`, `$context` and `$folder` stand for the values of a run.
+    In texts `$url`, `$model`, `$key`, `$context`, `$quarter` (of it) and `$folder` stand for the
+    values of a run.
 
     Attributes:
         context: Least context in tokens that suits it.
@@ -77,9 +78,13 @@ _PI_FILE = {
 }
 
 
+# By itself pi keeps 16,384 tokens free: with a shorter context it would sum up each turn.
+_PI_SETTINGS = {"compaction": {"reserveTokens": 78, "keepRecentTokens": 78}}
+
+
 def _json(value: Any) -> str:
-    """Return a JSON text; the number 77 stands for the context."""
-    return json.dumps(value).replace(": 77", ": $context")
+    """Return a JSON text; the number 77 stands for the context, and 78 for a quarter of it."""
+    return json.dumps(value).replace(": 77", ": $context").replace(": 78", ": $quarter")
 
 
 CLIENTS = {
@@ -110,6 +115,7 @@ CLIENTS = {
             *_setting("model_providers.local.wire_api", "responses"),
             *_setting("model_providers.local.env_key", "GGUF_SPEC_CLIENT_KEY"),
             "-c", "model_context_window=$context",
+            "-c", "tool_output_token_limit=$quarter",
         ),
     ),
     "opencode": Client(
@@ -120,7 +126,7 @@ CLIENTS = {
         8192,
         {"PI_CODING_AGENT_DIR": "$folder"},
         ("--provider", "local", "--model", "$model"),
-        {"models.json": _json(_PI_FILE)},
+        {"models.json": _json(_PI_FILE), "settings.json": _json(_PI_SETTINGS)},
     ),
     "aider": Client(
         "pip install aider-chat",
@@ -222,17 +228,21 @@ def launch(
                     raise GgufSpecError(fact, "install it again.") from error
 
 
+def _values(server: ServerFacts, key: str, folder: str) -> dict[str, Any]:
+    return {**server._asdict(), "quarter": server.context // 4, "key": key, "folder": folder}
+
+
 def settings_of(
     client: Client, server: ServerFacts, key: str, folder: str
 ) -> tuple[list[str], list[str]]:
     """Return the variables (`NAME=VALUE`) and the first arguments of a client."""
-    values = {**server._asdict(), "key": key, "folder": folder}
+    values = _values(server, key, folder)
     variables = [f"{k}={Template(v).substitute(values)}" for k, v in client.variables.items()]
     return variables, [Template(one).substitute(values) for one in client.arguments]
 
 
 def _files(client: Client, server: ServerFacts, key: str, folder: str) -> dict[str, str]:
-    values = {**server._asdict(), "key": key, "folder": folder}
+    values = _values(server, key, folder)
     return {
         str(Path(folder, name)): Template(text).substitute(values)
         for name, text in client.files.items()

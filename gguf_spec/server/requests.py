@@ -24,6 +24,7 @@ from ..runtime.images import image_of_base64, image_of_url
 from ..tools.families import NO_TOOLS, ToolUse
 from . import schema as s
 from .errors import (
+    LOG,
     ApiError,
     client_closed,
     invalid_value,
@@ -64,6 +65,7 @@ SEEDED = (
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
 VALUES_MAX = 1 << 21  # most commas and brackets of a body
+_REPEATS = 5  # turns with the same call after which the log names it
 # A probability that one token has in any case; lowest temperature that means 0, as in llama-server.
 _TINY, _MOST_COLD = 1e-9, 100
 # Field of messages and deltas with the reasoning.
@@ -1177,6 +1179,7 @@ def request_of(
     if isinstance([*prompts[0][-1:], 0][0], dict):
         messages, begun = continued(prompts[0], data.get("continues"))
         prompts = (messages,)
+        _name_repeats(messages)
     indent, most_ms = data.get("n_indent", 0), data.get("t_max_predict_ms", 0)
     most_s = min(most_ms, 10**9) / 1000 if most_ms > 0 else None
     asks = {
@@ -1203,6 +1206,16 @@ def request_of(
         biases=tuple((text, bias) for text, bias in biases.items() if isinstance(text, str)),
         each=frozenset(name for name, asked in asks.items() if asked),
     )
+
+
+def _name_repeats(messages: Sequence[Message]) -> None:
+    """Name in the log, every few times, that the same call is made again and again."""
+    turns = [one.get("tool_calls") or [] for one in messages if one["role"] == "assistant"]
+    calls = [[one["function"] for one in turn] for turn in reversed(turns)]
+    n = next((i for i, one in enumerate(calls) if one != calls[0]), len(calls))
+    if n and calls[0] and n % _REPEATS == 0:
+        fact = "A conversation ends with the same tool call %d times: an agent may be in a loop."
+        LOG.warning(fact, n)
 
 
 def _meant(name: str, value: Any) -> Any:

@@ -69,8 +69,8 @@ class Family:
         close: Text after the last call; it may be missing in an answer.
         tokens: Names of special tokens that belong to calls; they are shown in the answer.
         starts: Text with which an answer that consists of calls begins, without another marker.
-        fence: Line with which an answer begins that is calls in a block of code, in place of the
-            markers: some models of the family write them so, or as objects in doubled braces.
+        fences: Texts around calls in place of the markers: some models of the family write them
+            so, or begin with bare objects, also in doubled braces.
         prompted: Marker of a call that the prompt has already written.
         text_mark: Text with which the prompt's marker becomes text.
         is_parallel: Whether an answer may have several calls.
@@ -86,7 +86,7 @@ class Family:
     close: str = ""
     tokens: tuple[str, ...] = ()
     starts: str = ""
-    fence: str = ""
+    fences: tuple[tuple[str, str], ...] = ()
     prompted: str = ""
     text_mark: str = ""
     is_parallel: bool = True
@@ -245,7 +245,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "hermes", "Hermes 2 and 3, Qwen2.5, Qwen3, QwQ, Granite 4, SmolLM3", (("<tool_call>",),),
         ObjectCall(("<tool_call>\n",), end="\n</tool_call>"), between="\n",
-        fence="```json",
+        fences=(("```json", "```"), ("```xml", "```"), ("```", "```"), *(
+            (f"<{tag}>", f"</{tag}>") for tag in ("tools", "tool", "function_call", "response"))),
     ),
     Family(
         "llama3", "Llama 3.1 to 3.3, and any other template that has tools", ((),),

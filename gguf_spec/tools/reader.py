@@ -37,12 +37,12 @@ class ToolReader:
         Args:
             schemas: Names of the tools, with the JSON schemas of their arguments.
             most: Maximum number of calls; further ones are dropped. None for no limit.
-            strict: Names of the tools whose arguments must follow their schema. Calls in a block of
-                code or in doubled braces, which no grammar checks, are checked here; one that does
-                not fit is text.
+            strict: Names of the tools whose arguments must follow their schema. Calls without the
+                family's markers, which no grammar checks, are checked here; one that does not fit
+                is text.
         """
         self._family, self._schemas, self._most = family, schemas, most
-        self._fence, self._strict = family.fence, strict
+        self._strict = strict
         self._holds = False  # events are kept until a call is checked
         self._source = Source(family.prompted)
         self._n_calls = 0
@@ -87,10 +87,8 @@ class ToolReader:
                 yield from self._section()
             else:
                 source.at = 0
-        elif self._fence and (yield from source.optional(self._fence)):
-            yield from self._fenced()
-        elif self._fence:
-            yield from self._read_or_give_up(self._doubled())
+        elif family.fences:
+            yield from self._read_or_give_up(self._bare())
         while not source.is_over:
             yield from self._text()
             if not source.is_over:
@@ -98,7 +96,8 @@ class ToolReader:
 
     def _text(self) -> Steps[None]:
         """Emit text up to a call or the end; white space before a call stays unread text."""
-        source, markers = self._source, self._family.markers
+        source = self._source
+        markers = *self._family.markers, *(begin for begin, _ in self._family.fences)
         while True:
             found = [at for marker in markers if (at := source.text.find(marker)) >= 0]
             if source.ended and not found:
@@ -116,27 +115,30 @@ class ToolReader:
             yield
 
     def _section(self) -> Steps[None]:
-        """Read calls up to the end of their section."""
+        """Read calls up to the end of their section, or of the fence around them."""
+        for begin, end in self._family.fences:
+            if (yield from self._source.optional(begin)):
+                yield from self._read_or_give_up(self._fenced(end))
+                return
         yield from self._read_or_give_up(self._calls())
 
-    def _fenced(self) -> Steps[None]:
-        """Read calls in a block of code up to its end, after its first line."""
-        source, end = self._source, "`" * 3
-
-        def calls() -> Steps[None]:
-            while True:
-                yield from self._checked_call()
-                if (yield from source.optional(end)) or source.is_over:
-                    source.drop()
-                    return
-
-        yield from self._read_or_give_up(calls())
-
-    def _doubled(self) -> Steps[None]:
-        """Read calls whose objects are in doubled braces, as long as such follow."""
+    def _fenced(self, end: str) -> Steps[None]:
         source = self._source
-        while (yield from source.optional("{{")):
+        while True:
+            yield from self._checked_call()
+            if (yield from source.optional(end)) or source.is_over:
+                source.drop()
+                return
+
+    def _bare(self) -> Steps[None]:
+        """Read calls without any marker, also in doubled braces, as long as such follow."""
+        source = self._source
+        while True:
+            yield from source.space()
+            is_object = (yield from source.peek()) == "{"
             source.at = 0
+            if not is_object:
+                return
             yield from self._checked_call()
 
     def _checked_call(self) -> Steps[None]:

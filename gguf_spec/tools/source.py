@@ -110,6 +110,7 @@ class Source:
     def give_up(self) -> None:
         """Emit a call that cannot be read."""
         if not self._is_open:
+            self.at = len(self.text[: self.at].rstrip()) or self.at  # a call may follow the space
             self.say()
             return
         source, rest = self.text[self._n_given : self.at], self.text[self._sent : self.at]

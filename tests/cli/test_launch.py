@@ -35,6 +35,15 @@ def test_settings_name_address_and_model(name):
             json.loads(value)
 
 
+def test_room_is_a_quarter_of_the_context():
+    """By themselves pi keeps 16,384 tokens free and codex takes 10,000 of an output, whatever the context."""
+    _, words = settings_of(CLIENTS["codex"], SERVER._replace(context=16384), "none", "/folder")
+    assert "tool_output_token_limit=4096" in words
+    files = module._files(CLIENTS["pi"], SERVER._replace(context=16384), "none", "/folder")
+    room = {"reserveTokens": 4096, "keepRecentTokens": 4096}
+    assert json.loads(files["/folder/settings.json"]) == {"compaction": room}
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_print_starts_nothing(here, name, monkeypatch):
     monkeypatch.setattr(module.subprocess, "run", None)

@@ -85,6 +85,40 @@ def test_unknown_fields_are_named_once(noted, caplog):
     assert noted == ["a field with an odd name"] and "secret" not in caplog.text
 
 
+def history(route, name, n):
+    """Return the fields of a conversation in which the last `n` calls are the same."""
+    items = [{"role": "user", "content": "x"}]
+    for i in range(n + 1):
+        given = {"path": "secret" if i else "b"}
+        function = {"name": name, "arguments": json.dumps(given)}
+        of = {
+            "chat": [
+                {"role": "assistant", "content": None, "tool_calls": [{"id": f"c{i}", "type": "function", "function": function}]},
+                {"role": "tool", "tool_call_id": f"c{i}", "content": str(i)},
+            ],
+            "responses": [
+                {"type": "function_call", "call_id": f"c{i}", **function},
+                {"type": "function_call_output", "call_id": f"c{i}", "output": str(i)},
+            ],
+            "messages": [
+                {"role": "assistant", "content": [{"type": "tool_use", "id": f"c{i}", "name": name, "input": given}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{i}", "content": str(i)}]},
+            ],
+        }  # fmt: skip
+        items += of[route]
+    return {"input" if route == "responses" else "messages": items}
+
+
+@pytest.mark.parametrize("route", ["chat", "responses", "messages"])
+def test_the_same_call_again_and_again_is_named_in_the_log(route, caplog):
+    """Every five turns, without what the client sent; nothing is refused."""
+    for n in range(1, 12):
+        read(route, **history(route, "look_at_it", n))
+    found = [one.getMessage() for one in caplog.records]
+    fact = "A conversation ends with the same tool call {} times: an agent may be in a loop."
+    assert found == [fact.format(5), fact.format(10)]
+
+
 def test_names_of_fields_are_bounded(noted, caplog):
     for i in range(2000):
         read("chat", **{f"f{i}": 1})

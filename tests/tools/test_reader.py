@@ -45,8 +45,15 @@ FENCED = [
     (f"```json\n{CALL}\n```\nThat is it.", "\nThat is it.", [X]),
     ('```json\n{"name": "g", "arguments": {}}\n```', '```json\n{"name": "g", "arguments": {}}\n```', []),
     ('```json\n{"name": "f", "age": 5}\n```', '```json\n{"name": "f", "age": 5}\n```', []),
-    (f"Such as:\n```json\n{CALL}\n```", f"Such as:\n```json\n{CALL}\n```", []),
-    ("```json\n[1]\n```", "```json\n[1]\n```", []), ("```js", "```js", []), (CALL, CALL, []),
+    (f"So:\n```\n{CALL}\n```", "So:", [X]), ("```python\nx = {}\n```\n", "```python\nx = {}\n```\n", []), ("a ``` b", "a ``` b", []),
+    (f"```python\nx = 1\n```\n\n```json\n{CALL}\n```", "```python\nx = 1\n```", [X]), ("```", "```", []), ("``", "``", []),
+    (f"I look.\n\n```json\n{CALL}\n```", "I look.", [X]), (f"I look. <tools>{CALL}</tools> So.", "I look. So.", [X]),
+    (f"It is\n```json\n[1]\n``` and\n```json\n{CALL}\n```\nDone.", "It is\n```json\n[1]\n``` and\nDone.", [X]),
+    ("```json\n[1]\n```", "```json\n[1]\n```", []), ("```js", "```js", []),
+    (CALL, "", [X]), (f"\n{INDENTED}\n{CALL}\n", "", [X, X]), (f"{CALL} That is it.", " That is it.", [X]), (f"Such as: {CALL}", f"Such as: {CALL}", []),
+    ('{"name": "f", "arguments": [1]}', '{"name": "f", "arguments": [1]}', []), ('{"x": 1}', '{"x": 1}', []),
+    (f"<tools>\n{CALL}\n</tools>\n<tools>\n{CALL}\n</tools>", "", [X, X]), (f"<tool>{CALL}", "", [X]), (f"```xml\n{CALL}\n```\n```json\n{CALL}\n```", "", [X, X]),
+    ("<tools>\n[]\n</tools>", "<tools>\n[]\n</tools>", []), ("<tooling", "<tooling", []), (f"<tools>{CALL}</tools>\n<tool_call>{CALL}</tool_call>", "", [X, X]),
 ]  # fmt: skip
 # as the template of Qwen2.5-Coder-1.5B-Instruct shows them
 DOUBLED = [
@@ -136,7 +143,9 @@ def test_calls_without_markers_in_pieces(case):
     assert [json.loads(one) for one in found.values()] == arguments
 
 
-@pytest.mark.parametrize("answer", [f"```json\n{CALL}\n```", f"{{{CALL}}}"])
+@pytest.mark.parametrize(
+    "answer", [f"```json\n{CALL}\n```", f"{{{CALL}}}", CALL, f"<tools>\n{CALL}\n</tools>"]
+)
 @pytest.mark.parametrize(("wanted", "fits"), [("string", True), ("integer", False)])
 def test_a_call_that_no_grammar_checks_is_one_of_a_strict_tool_if_it_fits(answer, wanted, fits):
     schema = {"type": "object", "properties": {"x": {"type": wanted}}, "required": ["x"]}
