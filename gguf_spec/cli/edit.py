@@ -438,13 +438,17 @@ def _show_patch(changes: bytes) -> None:
 
 def _say_what_changes(result: Edit) -> None:
     """Say how much is changed, what stays, and what is doubtful."""
-    if any(not one.is_outside for one in result.hunks):
-        how = ", without a model" if result.way == "code" else ""
-        click.echo(f"{result.summary}{how}.", err=True)
+    _say_how_much(result)
     if n := sum(one.is_outside for one in result.hunks):
         what = "1 more place stays as it was" if n == 1 else f"{n} more places stay as they were"
         click.echo(f"{what}: {_outside(result)}.", err=True)
     _say_doubts(result)
+
+
+def _say_how_much(result: Edit) -> None:
+    if any(not one.is_outside for one in result.hunks):
+        how = ", without a model" if result.way == "code" else ""
+        click.echo(f"{result.summary}{how}.", err=True)
 
 
 def _outside(result: Edit) -> str:
@@ -488,6 +492,7 @@ def _chosen_hunks(
     """Ask about each change; return the new text, or None where none was taken."""
     n_asked = 0
     while result.hunks:
+        _say_how_much(result)
         _say_doubts(result)
         try:
             taken = _taken(source, result)

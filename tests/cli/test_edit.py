@@ -169,6 +169,9 @@ def test_each_change_is_asked_about(work, environment, menu):
     code, seen = children.at_terminal(line, typed=b"?\nn\ny\n", cwd=work, env=environment)
     shown = seen.decode()
     assert code == 0
+    assert shown.index("2 lines changed, 0 removed, 2 places, without a model.") < shown.index(
+        "(1/2) Take this"
+    )
     assert "(2/2) Take this change?" in shown
     assert "leave the old lines" in shown
     assert menu.read_text() == MENU.replace("tea = 4", "chai = 4")
