@@ -338,10 +338,8 @@ def _rename_words(
     return CodeEdit(changed, len(places), doubt)
 
 
-_MEMBER = re.compile(r"(?:\.|->|::)\s*$")  # before the name of one
-
-
-# before the name of a member of another object
+# before the name of a member, and of one of another object
+_MEMBER = re.compile(r"(?:\.|->|::)\s*$")
 _OF_ANOTHER = re.compile(r"(?<!\bthis)(?<!\bself)(?:\.|->|::)\s*$")
 
 
