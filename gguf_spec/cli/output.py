@@ -198,8 +198,8 @@ class LateBar(StatusLine):
     """
 
     _thread: threading.Thread | None = None
-    _last: Progress
-    _at = _token_s = 0.0
+    _last: Progress | None = None
+    _at = _token_s = _share = 0.0
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -212,7 +212,7 @@ class LateBar(StatusLine):
         """
         super().__init__(out)
         self._clock, self._since, self._percent = clock, clock(), -1
-        self._is_over = threading.Event()
+        self._is_over, self._lock = threading.Event(), threading.Lock()
 
     def begin(self, n_tokens: int, token_s: float = 0.0) -> None:
         """Show how a prompt of `n_tokens` is read, whose tokens cost `token_s` each if known."""
@@ -228,29 +228,37 @@ class LateBar(StatusLine):
         """Remove the bar, which does not appear any more by itself."""
         self._is_over.set()
         if self._thread:
-            self._thread.join()  # one thread at a time writes
+            self._thread.join()
             self._thread = None
         super().remove()
 
     def __call__(self, now: Progress) -> None:
         at = self._clock()
-        if self._thread and now.done > self._last.done:  # the first pass also counts what is cached
-            if self._last.done:
-                self._token_s = (at - self._at) / (now.done - self._last.done)
+        with self._lock:
+            n_done = self._last.done if self._last else 0
+            if now.done < n_done:  # another file is loaded
+                self._share = 0.0
+            elif (
+                self._thread and 0 < n_done < now.done
+            ):  # the first pass also counts what is cached
+                self._token_s = (at - self._at) / (now.done - n_done)
             self._last, self._at = now, at
-        elif not self._thread and at - self._since >= _PATIENCE_S:
-            self._show(now, now.share)
+        self._draw(at)
 
     def _move(self) -> None:
         """Show the estimated progress again and again, in a thread of its own."""
-        share = 0.0
         while not self._is_over.wait(_MOVE_S):
-            at, last = self._clock(), self._last
-            if at - self._since >= _PATIENCE_S:
-                n_more = (at - self._at) / self._token_s if self._token_s else 0.0
+            self._draw(self._clock())
+
+    def _draw(self, at: float) -> None:
+        with self._lock:
+            last = self._last
+            if last and at - self._since >= _PATIENCE_S:
+                n_more = max(0.0, at - self._at) / self._token_s if self._token_s else 0.0
                 most = 1.0 if last.done == last.total else 0.99
-                share = max(share, min((last.done + n_more) / (last.total or 1), most))
-                self._show(last, share)
+                share = min((last.done + n_more) / (last.total or 1), most)
+                self._share = max(self._share, share)
+                self._show(last, self._share)
 
     def _show(self, now: Progress, share: float) -> None:
         from ..models import format_bytes

@@ -444,7 +444,7 @@ def test_list(run, hub):
     }
     assert (empty, legend) == (
         "",
-        f"✓ on this disk: {sum(here)} of {len(rows)}; gguf-spec pull NAME downloads the others.",
+        f"✓ on this disk: {sum(here)} of {len(rows)}; gguf-spec models pull NAME downloads the others.",
     )
     assert all(line[head.index("size") - 1] == " " for line in lines)
     notes = {entry.name: entry.note for entry in resolve.entries().values()}

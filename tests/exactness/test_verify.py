@@ -15,7 +15,7 @@ from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
 from gguf_spec.llama import own_kernels
 from gguf_spec.speculative.acceptance import RULES, Rows
-from gguf_spec.speculative.engine import Rule
+from gguf_spec.speculative.engine import RoundRule
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
 from gguf_spec.verify.checks import (
     SAMPLINGS,
@@ -350,7 +350,7 @@ def test_the_report_can_be_written_as_json():
 
 
 def test_the_default_rule_is_the_one_that_is_verified():
-    assert Rule().accept is RULES["coupled"]
+    assert RoundRule().accept is RULES["coupled"]
 
 
 @pytest.mark.parametrize(
