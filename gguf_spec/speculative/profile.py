@@ -324,8 +324,13 @@ def write_profile(
     target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None, profile: Profile
 ) -> bool:
     """Store a profile in place of an earlier one; return whether it could be written."""
-    known, n_bytes = read_json(_speed_file()), target.file.header.file_bytes
-    if not profile.disturbed and (not isinstance(known, list) or n_bytes >= known[0]):
+    match read_json(_speed_file()):
+        case [int(known), _]:
+            pass
+        case _:
+            known = 0
+    n_bytes = target.file.header.file_bytes
+    if n_bytes >= known and not profile.disturbed:
         write_json(_speed_file(), [n_bytes, profile.target[1]])
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 

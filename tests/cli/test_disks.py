@@ -182,7 +182,9 @@ def test_processes_at_once_on_empty_caches(environment, tale, tmp_path):
 OLD = ["", "{", "[]", '{"version": 1, "target": {"1": 0.1}}', '{"version": 99}', "\0\xff"]
 
 
-@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize(
+    "first", [0, 3, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2, 4, 5))]
+)
 def test_a_cache_of_another_version(command, own, tale, first):
     """Each kind of file is read with each of these contents in tests of its own."""
     kept = [path for path in (own / ".cache" / "gguf-spec").rglob("*.json") if path.is_file()]
