@@ -124,7 +124,7 @@ def test_ctrl_c_while_loading_ends_it_without_a_trace(work, environment, command
         "--threads",
         "1",
         *(
-            ["Once", "-n", "50000", "-m", "ever.gguf", "-d", "none", "--raw"]
+            ["Once", "-n", "-1", "-m", "ever.gguf", "-d", "none", "--raw", "--overflow", "shift"]
             if command == "generate"
             else []
         ),
