@@ -90,7 +90,13 @@ def is_near_tie(
     # The limit of top-n-sigma changes with every logit, also with those lowered or raised above.
     if s.top_n_sigma:
         limit = sampler.sigma_limit(shaped)
-        if abs(shaped[token] - limit) < noise:
+        # Without the tokens right above it the others have a larger share, which top-p limits.
+        fewer = np.where(shaped >= limit + noise, lower, np.float32(-np.inf))
+        narrow = replace(tighter, sampling=replace(tighter.sampling, top_n_sigma=0.0))
+        if (
+            abs(shaped[token] - limit) < noise
+            or narrow.pick(narrow.survivors(fewer, position), position) != token
+        ):
             return True
         shaped = np.where(shaped >= limit - noise, shaped, np.float32(-np.inf))
     kept = replace(sampler, sampling=_with_limits(s, noise)).survivors(shaped, position).logits

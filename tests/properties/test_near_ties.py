@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gguf_spec import Sampling, Speculation
@@ -59,6 +59,9 @@ def text(seed, options, k, rule, n=24, remembers=True):
     return tokens, ties, again
 
 
+NEAR_SIGMA = {
+    "temperature": 1.0, "top_p": 0.5, "frequency_penalty": 0.5, "top_n_sigma": 1.0, "repeat_penalty": 0.7,
+}  # fmt: skip
 chains = st.fixed_dictionaries(
     {},
     optional={
@@ -77,6 +80,7 @@ chains = st.fixed_dictionaries(
 @pytest.mark.full
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
+@example(203, NEAR_SIGMA, 5)  # another token is right above the limit of top-n-sigma
 def test_texts_differ_only_at_a_near_tie(seed, options, k):
     plain = text(seed, options, 0, RoundRule(coupled, WOBBLE))
     burst = text(seed, options, k, RoundRule(coupled, WOBBLE))
