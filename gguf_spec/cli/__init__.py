@@ -177,7 +177,7 @@ def _end_of_output(error: OSError | SystemExit) -> NoReturn:
 def _fail(message: str, hint: str, code: int) -> NoReturn:
     message, hint = (
         " ".join(line.strip() for line in text.translate(CONTROL).splitlines())
-        for text in (message, hint)
+        for text in (message, as_called(hint))
     )
-    click.echo(f"Error: {message}\nHint: {as_called(hint)}", err=True)
+    click.echo(f"Error: {message}\nHint: {hint}", err=True)
     sys.exit(code)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Command, flag, json_option, option
+from .command import Command, as_called, flag, json_option, option
 from .doctor import wrapped
 from .options import load_models, model_options, with_measured_model
 from .output import counted, print_json
@@ -146,7 +146,7 @@ def _show(report: Report, tables: bool) -> None:
         f"{m.threads} thread{'s' * (m.threads > 1)}, rounds: {report.n_rounds}",
     ]
     if not tables:
-        click.echo("\n".join(lines))
+        click.echo(as_called("\n".join(lines)))
         return
     rows: list[list[tuple[str, ...]]] = [[_HEADS[0]], [_HEADS[1]]]
     for case in report.cases:
@@ -174,7 +174,7 @@ def _show(report: Report, tables: bool) -> None:
     for columns, cells in zip(_COLUMNS, rows, strict=True):
         lines += ["", *(columns.format(*row) for row in cells)]
     lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report)]
-    click.echo("\n".join(lines))
+    click.echo(as_called("\n".join(lines)))
 
 
 def _all_ratios(report: Report) -> list[str]:

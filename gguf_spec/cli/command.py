@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -37,8 +38,10 @@ def as_called(text: str) -> str:
 
     `scripts/run` of a clone sets the variable; `gguf-spec` is not found there.
     """
-    program = os.environ.get("GGUF_SPEC_CALLED")
-    return re.sub(r"\bgguf-spec (?=[a-z-])", f"{program} ", text) if program else text
+    program, names = os.environ.get("GGUF_SPEC_CALLED"), "|".join(CommandGroup.root.commands)
+    if not program:
+        return text
+    return re.sub(rf"\bgguf-spec(?= --| (?:{names})\b)", lambda _: shlex.quote(program), text)
 
 
 def option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:

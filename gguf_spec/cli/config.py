@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from .command import Command, CommandGroup, UnknownNameError, flag
+from .command import Command, CommandGroup, UnknownNameError, as_called, flag
 from .habits import HIDDEN_NAMES, nearest_option
 
 _TEMPLATE = """\
@@ -83,7 +83,7 @@ def show(as_json: bool = False) -> None:
         click.echo(json.dumps(data, ensure_ascii=False, default=str))
         return
     absent = "" if file.exists() else " (does not exist; gguf-spec config edit makes it)"
-    click.echo(f"{file}{absent}")
+    click.echo(f"{file}{as_called(absent)}")
     for source, section, key, value in values:
         title = f"[{section}]" if source == "file" else "environment"
         if title != last:

@@ -121,11 +121,11 @@ def tune(**options: Any) -> None:
         tuning = run(llm, progress=progress)
     if not tuning.kept:
         note = "Note: the result cannot be saved; `gguf-spec doctor` shows the reason."
-        click.echo(note, err=True)
+        click.echo(as_called(note), err=True)
     if options["as_json"]:
         print_json(tuning.to_dict())
     else:
-        click.echo("\n".join(cost_lines(tuning)))
+        click.echo(as_called("\n".join(cost_lines(tuning))))
 
 
 def cost_lines(tuning: Tuning) -> list[str]:

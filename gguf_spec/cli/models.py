@@ -391,7 +391,7 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
     entry = store.resolve(target, models_file)
     found = [replace(one, why=in_command(one.why)) for one in store.find_drafts(entry, models_file)]
     if not as_json:
-        click.echo("\n".join(_draft_lines(target, found)).translate(CONTROL))
+        click.echo(as_called("\n".join(_draft_lines(target, found)).translate(CONTROL)))
         return
     listed = [
         {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from . import signals
-from .command import CONTROL
+from .command import CONTROL, as_called
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,7 +139,7 @@ def stats_lines(s: Stats, seed: int) -> str:
         f"gain    {s.speedup:.2f} times plain decoding by the clock, "
         f"{s.predicted_speedup:.2f} by measured costs\n"
     )
-    return (
+    return as_called(
         f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, "
         f"the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
         "draft   "

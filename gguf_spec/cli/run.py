@@ -65,7 +65,7 @@ def run() -> None:
       gguf-spec run smollm2 "Why is the sky blue?" --temp 0
       cat notes.txt | gguf-spec run smollm2 "Summarise:"
     """
-    raise click.UsageError("MODEL is missing; gguf-spec models list shows the names.")
+    raise click.UsageError(as_called("MODEL is missing; gguf-spec models list shows the names."))
 
 
 @click.command("help", cls=Command, reads_config=False)

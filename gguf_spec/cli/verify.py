@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Command, file_option, flag, json_option, option
+from .command import Command, as_called, file_option, flag, json_option, option
 from .options import is_given, load_models, model_options, read_text
 from .output import counted, print_json
 
@@ -167,7 +167,7 @@ def _show(report: Report, prompts: list[str]) -> None:
             f"{test.accept:<28}{test.n_draws:>9}{test.n_drafted:>9}"
             f"{test.n_cells:>11}{statistic:>12}{test.p_value:>10.2g}"
         )
-    click.echo("\n".join(lines))
+    click.echo(as_called("\n".join(lines)))
 
 
 def _line(d: Difference, prompt: str) -> str:

@@ -496,7 +496,10 @@ def _one_bucket(patch, names):
     """Give all buckets of some drafters one acceptance rate."""
     rates = pair_statistics.AcceptanceRates
     of, learn = rates.of, rates.learn
-    same = lambda kind: (kind[0], 6 if kind[0] in MODELS else 2) if kind[0] in names else kind  # noqa: E731
+
+    def same(kind):
+        return (kind[0], 6 if kind[0] in MODELS else 2) if kind[0] in names else kind
+
     patch.set(rates, "of", lambda self, kind: of(self, same(kind)))
     patch.set(rates, "learn", lambda self, kind, hit: learn(self, same(kind), hit))
 

@@ -45,12 +45,8 @@ KINDS = (RIGHT, DAMAGED, WRONG, UNCHANGED, REFUSED)
 MODEL = "qwen2.5-coder-1.5b"
 MOST_CTX = 32_768
 PLAIN = Speculation(k=0)
-FIXED = {
-    "ngram": 8,
-    "model": 4,
-    "mtp": 2,
-    "hybrid": 8,
-}  # lengths of drafts that are made whatever they cost
+# lengths of drafts that are made whatever they cost
+FIXED = {"ngram": 8, "model": 4, "mtp": 2, "hybrid": 8}
 
 
 class NotThere(Exception):

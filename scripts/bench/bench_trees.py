@@ -56,7 +56,7 @@ class Tree:
 
     def __init__(self, path, profile, options):
         self.process = subprocess.Popen(
-            [sys.executable, "-P", __file__, ".", ".", *options, "--work", str(profile)],
+            [sys.executable, __file__, ".", ".", *options, "--work", str(profile)],
             env={**os.environ, "PYTHONPATH": str(path.resolve())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from gguf_spec.cli.command import as_called
 from tests.support import tiny
 
 
@@ -260,8 +261,19 @@ def test_hints_name_the_program_as_it_was_called(here):
         here("generate", "a", "-m", "nosuch", env=called), 1, "`./scripts/run models list`"
     )
     assert "gguf-spec" not in said
+    check(
+        here("run", env=called), 2, "MODEL is missing; ./scripts/run models list shows the names."
+    )
     shown = here("models", "list", env=called).stdout.decode()
     assert "; ./scripts/run models pull NAME downloads the others." in shown
+
+
+def test_a_name_of_the_program_that_is_no_command_stays(monkeypatch):
+    text = "the kernels of gguf-spec are faster; gguf-spec tune, or gguf-spec --help"
+    assert as_called(text) == text
+    monkeypatch.setenv("GGUF_SPEC_CALLED", r"/my \1 clone/scripts/run")
+    run = r"'/my \1 clone/scripts/run'"
+    assert as_called(text) == f"the kernels of gguf-spec are faster; {run} tune, or {run} --help"
 
 
 def test_the_values_of_a_missing_argument_are_a_list(here):

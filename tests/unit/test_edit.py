@@ -239,6 +239,17 @@ def test_a_member_of_a_class_that_has_nothing_to_do_with_the_named_one(head, use
     assert (result.refused == ()) == is_sure, result.refused
 
 
+@pytest.mark.parametrize(("declared", "is_sure"), [
+    ("Bill x = make();", True), ("List<Bill> x = make();", True), ("var x = make();", False),
+    ("x = make();", False), ("return x", False),
+])  # fmt: skip
+def test_a_member_of_a_variable_whose_type_is_not_written(declared, is_sure):
+    text = f"class Order {{\n  int Price;\n}}\nint F(Order o) {{\n  {declared}\n  return o.Price + x.Price;\n}}\n"
+    result = plan(text, "rename Price to Cost in Order", "a.cs").result_by_code()
+    assert result.text == text.replace("int Price", "int Cost").replace("o.Price", "o.Cost")
+    assert (result.refused == ()) == is_sure, result.refused
+
+
 @pytest.mark.parametrize(("name", "text", "instruction", "why"), [
     ("a.ini", INI, "rename the key host to hostname", "the key host stands at 2 places"),
     ("a.ini", INI, "change the timeout from 30 to 60", "30 stands at 2 places"),
