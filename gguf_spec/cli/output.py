@@ -238,9 +238,8 @@ class LateBar(StatusLine):
             n_done = self._last.done if self._last else 0
             if now.done < n_done:  # another file is loaded
                 self._share = 0.0
-            elif (
-                self._thread and 0 < n_done < now.done
-            ):  # the first pass also counts what is cached
+            # The first pass also counts what is cached, so it says nothing about the cost.
+            elif self._thread and 0 < n_done < now.done:
                 self._token_s = (at - self._at) / (now.done - n_done)
             self._last, self._at = now, at
         self._draw(at)
