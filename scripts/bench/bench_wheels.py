@@ -1,9 +1,10 @@
 """Compare gguf-spec with the llama.cpp wheels of other projects, each installed from a package index into a virtual environment of its own.
 
-    .venv/bin/python scripts/bench/bench_wheels.py -m MODEL.gguf --peer KIND[:SETTING]=PYTHON ... [--workloads ...] [--rounds 3] [--json FILE]
+    .venv/bin/python scripts/bench/bench_wheels.py -m MODEL.gguf --peer KIND[:SETTING]@PYTHON ... [--workloads ...] [--rounds 3] [--json FILE]
 
 KIND is `xllamacpp` (llama-server's engine in the process), `ik` (ik-llama-cpp-python) or `sync` (llama-cpp-py-sync); PYTHON is the interpreter of the
-environment, or a command such as `chroot FOLDER /v/bin/python`. SETTING of xllamacpp: the name of its drafter and its numbers, `ngram_mod,n_match=8,n_max=16`
+environment, or a command such as `chroot FOLDER /v/bin/python` (with this file and the model at their paths). `ours` and `ours:plain` are there without being named; `ours:avx2@env GGUF_SPEC_KERNELS=avx2
+.venv/bin/python` is another of ours. DRAFT in the environment is a draft model for ours; else drafts come from the text. SETTING of xllamacpp: the name of its drafter and its numbers, `ngram_mod,n_match=8,n_max=16`
 or `flash=off`. Each contender is a process that holds the model; all of them answer each prompt in turn, round by round. Greedy, the same token ids of
 the prompt for all (sync: the same text). A ratio above 1 means that our default is faster. Leave the machine alone while it runs.
 """
@@ -102,8 +103,8 @@ def sync(model, setting):
 def ours(model, setting):
     import gguf_spec
 
-    llm = gguf_spec.load(model, n_ctx=N_CTX, draft="ngram")
-    k = 0 if setting == "plain" else None
+    llm = gguf_spec.load(model, n_ctx=N_CTX, draft=os.environ.get("DRAFT", "ngram"))
+    k = 0 if "plain" in setting.split(",") else None
 
     def answer(prompt, n_tokens):
         speculation = gguf_spec.Speculation() if k is None else gguf_spec.Speculation(k=k)
@@ -141,8 +142,7 @@ class Contender:
         kind, _, setting = label.partition(":")
         self.label = label
         self.child = subprocess.Popen(
-            [*command, Path(__file__).name, "--as", kind, "-m", model, "--setting", setting],
-            cwd=Path(__file__).parent if command[0] != "chroot" else None,
+            [*command, Path(__file__).resolve(), "--as", kind, "-m", model, "--setting", setting],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -191,7 +191,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("--peer", action="append", default=[], metavar="KIND[:SETTING]=PYTHON")
+    parser.add_argument("--peer", action="append", default=[], metavar="KIND[:SETTING]@PYTHON")
     parser.add_argument("--workloads", default="short,document-1k,json-1k,code-1k,rewrite-1k")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
@@ -203,7 +203,7 @@ def main():
         serve(args.kind, args.model, args.setting)
         return
     work = prompts(args.model, args.workloads.split(","))
-    peers = [one.rpartition("=")[::2] for one in args.peer]
+    peers = [one.rpartition("@")[::2] for one in args.peer]
     contenders = [
         Contender("ours", [sys.executable], args.model),
         Contender("ours:plain", [sys.executable], args.model),
