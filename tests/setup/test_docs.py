@@ -52,6 +52,8 @@ OTHER_OPTIONS |= {
     "--no-slots",
     "--no-ui",
 }  # of llama-server
+# What is looked up and not read may be long; the log of experiments is not part of the site.
+LONG_PAGES = {"docs/cli.md", "docs/decisions/log.md", "docs/python-api.md"}
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
 ]
@@ -116,6 +118,12 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path, monkeypatch):
         encoding="utf-8",
     )
     assert list(dead_links("a.md")) == ["#one", "b.md"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_pages_are_short_enough_to_read(page):
+    lines = len((ROOT / page).read_text(encoding="utf-8").splitlines())
+    assert (lines > 300) == (page in LONG_PAGES)
 
 
 def commands(command, path=()):
