@@ -11,7 +11,7 @@ import ctypes
 import platform
 from typing import Any
 
-# the version that the tests run with; the oldest one whose sources have all that is needed is 0.3.30
+# the version that the tests run with; the sources of 0.3.30 have all that is needed, too
 TESTED = "0.3.36"
 # functions and methods that older versions lack
 _NEEDED = ("llama_n_rs_seq", "llama_state_seq_get_data_ext", "llama_model_is_diffusion")

@@ -123,25 +123,25 @@ def embed(
 def choose(
     scorer: Scorer,
     options: Sequence[str],
-    wholes: Sequence[Sequence[int]],
+    prompts_with_option: Sequence[Sequence[int]],
     on_pass: Callable[[int], object],
 ) -> list[ScoredOption]:
     """Return the options with their probabilities.
 
     Args:
-        wholes: Token ids of the prompt, and of the prompt with each option.
+        prompts_with_option: Token ids of the prompt, and of the prompt with each option.
         on_pass: As for `Scorer.score`.
 
     Raises:
         InvalidOptionError: The tokens of an option do not follow those of the prompt.
     """
-    prompt, n = wholes[0], len(wholes[0])
-    for option, whole in zip(options, wholes[1:], strict=True):
+    prompt, n = prompts_with_option[0], len(prompts_with_option[0])
+    for option, whole in zip(options, prompts_with_option[1:], strict=True):
         if whole[:n] != prompt or len(whole) == n:
             allowed = "texts whose tokens follow those of the prompt"
             hint = "move the last characters of the prompt, such as a space, into each option."
             raise InvalidOptionError("options", option, allowed, hint)
-    ids, found = [whole[n:] for whole in wholes[1:]], [list[float]() for _ in options]
+    ids, found = [whole[n:] for whole in prompts_with_option[1:]], [list[float]() for _ in options]
     for i, row in scorer.score(prompt, ids, on_pass):
         if not np.isfinite(row.max()):
             raise NoTokenLeftError
