@@ -134,39 +134,39 @@ def encode(
         PromptTooLongError: The prompt has many more than `most` tokens.
         TemplateError: The chat template leaves an image out.
     """
-    given = [as_image(one, f"images[{i}]") for i, one in enumerate(images)]
+    extra = [as_image(one, f"images[{i}]") for i, one in enumerate(images)]
     if isinstance(prompt, str):
-        found, n = given, prompt.count(MARKER)
-        if given and not n:
-            prompt = MARKER * len(given) + prompt
-        elif given and n != len(given):
+        all_images, n = extra, prompt.count(MARKER)
+        if extra and not n:
+            prompt = MARKER * len(extra) + prompt
+        elif extra and n != len(extra):
             allowed = f"as many images as the prompt has {MARKER}, which is {n}"
-            raise InvalidOptionError("images", len(given), allowed)
+            raise InvalidOptionError("images", len(extra), allowed)
     else:
-        prompt = _with_images(prompt, given) if given else prompt
-        found = [
+        prompt = _with_images(prompt, extra) if extra else prompt
+        all_images = [
             _of_part(part, f"messages[{i}].content[{j}]")
             for i, message in enumerate(prompt)
             for j, part in enumerate(_parts(message))
             if part["type"] == "image_url"
         ]
-    if not found:
+    if not all_images:
         return _encode(target.weights, prompt, options, special, [], most)
-    if len(found) > IMAGES_MAX:
+    if len(all_images) > IMAGES_MAX:
         raise ImageError(
-            f"there are {len(found)} images: at most {IMAGES_MAX} are allowed.", "send fewer."
+            f"there are {len(all_images)} images: at most {IMAGES_MAX} are allowed.", "send fewer."
         )
-    image_tokens, marks = image_tokens_of(target), _unused(prompt, len(found))
-    ids = {mark: image_tokens.ids(image) for mark, image in zip(marks, found, strict=True)}
+    image_tokens, marks = image_tokens_of(target), _unused(prompt, len(all_images))
+    ids = {mark: image_tokens.ids(image) for mark, image in zip(marks, all_images, strict=True)}
     marked = cast("Weights", _Marked(target.weights, ids))
     tokens = _encode(marked, prompt, options, special, marks, most)
-    firsts = {next(one for one in some if one >= IMAGE_IDS) for some in ids.values()}
+    firsts = {next(token for token in of_image if token >= IMAGE_IDS) for of_image in ids.values()}
     if not firsts <= {*tokens}:
         raise TemplateError(
             f"the chat template of {target.path.name} leaves an image out.",
             "put the image into a message of the user.",
         )
-    return PromptTokens(tokens, [chunk for some in ids.values() for chunk in some.chunks])
+    return PromptTokens(tokens, [chunk for of_image in ids.values() for chunk in of_image.chunks])
 
 
 def _encode(
