@@ -409,26 +409,26 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
     print_json(data, allow_nan=True)
 
 
-def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
-    fitting = [one for one in found if one.fits]
-    refused = [one for one in found if not one.fits and one.path]
-    absent = Counter(one.why for one in found if not one.fits and not one.path)
-    width = max([7, *(len(one.name) for one in [*fitting, *refused])])
+def _draft_lines(target: str, all_drafts: list[Candidate]) -> list[str]:
+    fitting = [draft for draft in all_drafts if draft.fits]
+    refused = [draft for draft in all_drafts if not draft.fits and draft.path]
+    absent = Counter(draft.why for draft in all_drafts if not draft.fits and not draft.path)
+    width = max([7, *(len(draft.name) for draft in [*fitting, *refused])])
     lines = [f"No model on this disk or in models.yaml can draft for {target}."]
     if fitting:
         lines = [f"{'draft':{width}}  {'gain':>5}  why"]
-    for one in fitting:
+    for draft in fitting:
         use = ""
-        if one.is_guess:
-            name = str(one.path) if one.name.endswith(".gguf") else one.name
+        if draft.is_guess:
+            name = str(draft.path) if draft.name.endswith(".gguf") else draft.name
             use = f"; used after gguf-spec tune {shlex.join(('-m', target, '-d', name))}"
-        lines.append(f"{one.name:{width}}  {one.gain:>5.2f}  {one.why}{use}")
-    heads = [one.path for one in fitting if one.head and one.name != "mtp"]
+        lines.append(f"{draft.name:{width}}  {draft.gain:>5.2f}  {draft.why}{use}")
+    heads = [draft.path for draft in fitting if draft.head and draft.name != "mtp"]
     if heads:
         lines += ["", f"To use a head in a file of its own: -d {shlex.quote(str(heads[0]))}"]
     if refused:
         lines += ["", f"{'refused':{width}}  why"]
-        lines += [f"{one.name:{width}}  {one.why}" for one in refused]
+        lines += [f"{draft.name:{width}}  {draft.why}" for draft in refused]
     if absent:
         lines += ["", f"{'others':{width}}  why (--json lists them)"]
         lines += [f"{n:<{width}}  {why}" for why, n in absent.items()]

@@ -384,22 +384,22 @@ def openmp() -> Check:
 
     state, count = openmp_module.state(), openmp_module.SPIN_COUNT
     if state == "absent" and own_kernels.keeps_threads():
-        found = f"not used: llama.cpp's threads spin {openmp_module.spins():,} times, then sleep"
-        return Check("OpenMP", "ok", found)
-    given = [f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ]
+        fact = f"not used: llama.cpp's threads spin {openmp_module.spins():,} times, then sleep"
+        return Check("OpenMP", "ok", fact)
+    values = [f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ]
     if state == "loaded":
-        found = (
+        fact = (
             "another library of this process loaded libgomp first, with a long spin count: beside "
             "another program, passes can take many times as long"
         )
         todo = f"set GOMP_SPINCOUNT={count} before the program starts."
-        return Check("OpenMP", "warn", found, todo)
-    found = {
+        return Check("OpenMP", "warn", fact, todo)
+    fact = {
         "set": f"threads spin {count:,} times at a barrier, then sleep (set by gguf-spec)",
-        "user": f"the environment sets how long threads spin at a barrier: {', '.join(given)}",
+        "user": f"the environment sets how long threads spin at a barrier: {', '.join(values)}",
         "absent": "not used: llama.cpp's threads spin as long as they wait",
     }.get(state, "the spin count is set on Linux only")
-    return Check("OpenMP", "ok", found)
+    return Check("OpenMP", "ok", fact)
 
 
 def memory() -> Check:

@@ -111,19 +111,19 @@ def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Readi
     words = frozenset(re.findall(r"\w+", instruction.lower()))
     if len(instruction) > _MOST_READ:
         return Reading(None, (), (), bool(_EVERYWHERE.search(instruction)), words)
-    kept: list[Part] = []
+    spared: list[Part] = []
     wanted = instruction
-    for found in _NOT.finditer(instruction):
-        kept += _mentioned(next(filter(None, found.groups()), ""), lines, parts, strict=False)
-        wanted = wanted.replace(found[0], " ; ", 1)
+    for mention in _NOT.finditer(instruction):
+        spared += _mentioned(next(filter(None, mention.groups()), ""), lines, parts, strict=False)
+        wanted = wanted.replace(mention[0], " ; ", 1)
     rename = read_rename(wanted, lines, parts)
     named = rename
     if not rename and (found_rename := _RENAME.search(wanted)):  # with more to do: no place either
         named = Rename(found_rename["old"], found_rename["new"], True)
     wanted = _behind(wanted, named) if named else wanted
     scope = _mentioned(wanted, lines, parts, named)
-    kept = [one for one in kept if not any(one == part or one.holds(part) for part in scope)]
-    return Reading(rename, tuple(scope), tuple(kept), bool(_EVERYWHERE.search(wanted)), words)
+    spared = [one for one in spared if not any(one == part or one.holds(part) for part in scope)]
+    return Reading(rename, tuple(scope), tuple(spared), bool(_EVERYWHERE.search(wanted)), words)
 
 
 # ---- the place

@@ -55,7 +55,7 @@ class FileVocabulary:
     """Properties of a file's vocabulary, with llama.cpp's defaults for missing values.
 
     Attributes:
-        vocabulary: `type`, `add_bos`, `bos`, `add_eos`, `eos` and `size`, as in `Model.vocabulary`.
+        special_tokens: `type`, `add_bos`, `bos`, `add_eos`, `eos` and `size`, as in `Weights`.
             For a trimmed vocabulary those of the whole one.
         n_vocab: Number of tokens.
         kept: Ids of the tokens of a trimmed vocabulary, ascending; None if it is whole.
@@ -85,7 +85,7 @@ class FileVocabulary:
             value = metadata.get(f"tokenizer.ggml.add_{name}_token", default)
             return value if isinstance(value, bool) else default
 
-        self.vocabulary: dict[str, Any] = {
+        self.special_tokens: dict[str, Any] = {
             "type": kind,
             "add_bos": flag("bos", add_bos) or pre == "gemma4",
             "bos": special("bos", bos),

@@ -91,7 +91,7 @@ def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
     return result[0]
 
 
-def apart(call: Callable[[], object]) -> None:
+def in_own_thread(call: Callable[[], object]) -> None:
     """Run `call` in a separate thread, where Python handles no signal.
 
     llama.cpp may log during the call, and Python drops a KeyboardInterrupt inside a C callback.

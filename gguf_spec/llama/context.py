@@ -235,29 +235,29 @@ class Context:
     def _has_equal_rows(self, least: int, most: int, began: float) -> bool:
         """Return whether passes that are filled up to `least` tokens give a row the same bits."""
         before, self.exactness = self.exactness, replace(self.exactness, least_rows=least)
-        one = self.sequences[0]
+        sequence = self.sequences[0]
         try:
             for depth in _GPU_DEPTHS:
-                text = [i * 7919 % one.n_vocab for i in range(1, depth + _N_GPU_ROWS + 1)]
+                text = [i * 7919 % sequence.n_vocab for i in range(1, depth + _N_GPU_ROWS + 1)]
                 if len(text) >= self.n_ctx:
                     return depth > _GPU_DEPTHS[0]
-                one.rollback(0)
-                one.read(text[:depth])
+                sequence.rollback(0)
+                sequence.read(text[:depth])
                 alone: list[bytes] = []
                 for width in range(1, most + 1):
-                    one.rollback(depth)
-                    found: list[bytes] = []
+                    sequence.rollback(depth)
+                    of_width: list[bytes] = []
                     for at in range(depth, len(text), width):
-                        rows = one.logits(part := text[at : at + width], len(part))
-                        found += [row.tobytes() for row in rows]
+                        rows = sequence.logits(part := text[at : at + width], len(part))
+                        of_width += [row.tobytes() for row in rows]
                         if time.perf_counter() - began > _GPU_PATIENCE_S:
                             return False
-                    alone = alone or found
-                    if found != alone:
+                    alone = alone or of_width
+                    if of_width != alone:
                         return False
         finally:
             self.exactness = before
-            one.rollback(0)
+            sequence.rollback(0)
         return True
 
     def without_head(self) -> None:
@@ -456,17 +456,17 @@ class Context:
                 may lose.
         """
         if len(parts) == 1:
-            one = self._tokens(parts[0], least)
+            single = self._tokens(parts[0], least)
             if least > 1:  # the number of computed rows chooses kernels of a GPU, too
-                n_rows = max(one.n_rows + one.n_more, least if one.n_rows else 0)
-                one = one._replace(n_rows=n_rows, n_more=0)
-            return [one], set()
+                n_rows = max(single.n_rows + single.n_more, least if single.n_rows else 0)
+                single = single._replace(n_rows=n_rows, n_more=0)
+            return [single], set()
         width = max(len(part.tokens) for part in parts)
         state = self.sequences[0].recurrent
-        most = state.n_snapshots + 1 if state else K_MAX + 1 if self.weights.can_roll_back else 0
-        found = [self._tokens(part, width if width <= most else 0) for part in parts]
-        if width <= most and not state:
-            taken = {one.sequence for one in found}
+        limit = state.n_snapshots + 1 if state else K_MAX + 1 if self.weights.can_roll_back else 0
+        filled = [self._tokens(part, width if width <= limit else 0) for part in parts]
+        if width <= limit and not state:
+            taken = {one.sequence for one in filled}
             low, high = min(taken), max(taken) + 1
             n_more = max(0, n_sequences - (high - low))
             high = min(len(self.sequences), high + n_more)
@@ -476,14 +476,14 @@ class Context:
                 more = [i for i in range(min(taken), max(taken)) if i not in taken]
             fits = width * (len(taken) + len(more)) <= self.widest
             if fits and 2 * len(more) <= len(taken) and self._can_fill(more, width):
-                found += [self._tokens(PassPart(self.sequences[i], [], 0), width) for i in more]
-        found = sorted(found, key=lambda one: one.sequence)
+                filled += [self._tokens(PassPart(self.sequences[i], [], 0), width) for i in more]
+        filled = sorted(filled, key=lambda one: one.sequence)
         if not state:
-            return found, set()
-        found, moved = self._without_moves(found)
+            return filled, set()
+        filled, moved = self._without_moves(filled)
         if moved:  # only snapshots drop what fills a pass
-            found, moved = self._without_moves(sorted(self._tokens(part, 0) for part in parts))
-        return found, moved
+            filled, moved = self._without_moves(sorted(self._tokens(part, 0) for part in parts))
+        return filled, moved
 
     def _without_moves(
         self, parts: Sequence[SequenceTokens]

@@ -26,7 +26,7 @@ from ..errors import (
 from ..gguf.validation import pooling_of, ranks
 from ..options import K_MAX, POOLING
 from ..system.process import OfOneProcess
-from .backend import apart
+from .backend import in_own_thread
 from .bindings import C
 from .log import context_error, keep_last, keep_lines, log
 from .memory import (
@@ -89,7 +89,7 @@ class Embedder(OfOneProcess):
         last, self._native, self._capacity = [self._native], None, 0
         try:
             if last[0] and threading.current_thread() is threading.main_thread():
-                apart(last.clear)
+                in_own_thread(last.clear)
         finally:
             last.clear()
 

@@ -211,17 +211,17 @@ def adapters(
     Raises:
         InvalidOptionError: The argument has another form, or a scale is out of range.
     """
-    found = []
+    result = []
     is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], (int, float))
-    for one in [given] if is_pair or isinstance(given, (str, Path)) else given:
-        file, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
+    for item in [given] if is_pair or isinstance(given, (str, Path)) else given:
+        file, scale = item if isinstance(item, tuple) and len(item) == 2 else (item, 1.0)
         if not isinstance(file, (str, Path)):
-            raise InvalidOptionError(option, one, "a file, or a pair of a file and a scale")
+            raise InvalidOptionError(option, item, "a file, or a pair of a file and a scale")
         if not (isinstance(scale, (int, float)) and abs(scale) <= _MAX_SCALE):
             allowed = f"a file and a scale from -{_MAX_SCALE} to {_MAX_SCALE}"
             raise InvalidOptionError(option, f"{file}:{scale}", allowed)
-        found.append(Adapter(absolute(Path(file)), float(scale)))
-    return tuple(found)
+        result.append(Adapter(absolute(Path(file)), float(scale)))
+    return tuple(result)
 
 
 @dataclass(frozen=True)

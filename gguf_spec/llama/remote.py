@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from ..errors import InvalidOptionError, WorkerError
 from ..system import subprogram
-from .backend import apart
+from .backend import in_own_thread
 from .bindings import C, call
 from .devices import CPU_KIND, GPU_KIND, first_device, has_rpc
 from .log import add_lines, keep_lines, log, verbose
@@ -285,7 +285,7 @@ class Child:
 
         # An interrupt in the middle would leave half of a message in the pipe.
         on_main = threading.current_thread() is threading.main_thread()
-        apart(exchange) if on_main else exchange()
+        in_own_thread(exchange) if on_main else exchange()
         if isinstance(results[0], BaseException):
             raise results[0]
         return results[0]

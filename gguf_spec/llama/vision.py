@@ -46,7 +46,7 @@ from ..system.files import content_id
 from ..system.machine import available_bytes
 from ..system.process import OfOneProcess
 from . import probe
-from .backend import apart, library_parts, uses_gpu
+from .backend import in_own_thread, library_parts, uses_gpu
 from .bindings import C
 from .context import Context
 from .image_file import Image
@@ -126,7 +126,7 @@ class Projector(OfOneProcess):
         binding.mtmd_helper_log_set(callback_of(loading=True), None)
         try:
             made = partial(native.model, lambda model: kept.append(load(path, model, params)))
-            long_call(apart, made)
+            long_call(in_own_thread, made)
         finally:
             binding.mtmd_helper_log_set(callback_of(loading=False), None)
         if not kept[0]:
@@ -362,7 +362,7 @@ class PromptTokens(list[int]):
         self.chunks = tuple(chunks)
 
 
-class Pictures:
+class ImageTokens:
     """The images of one LLM. Any thread may ask for ids; one at a time computes embeddings.
 
     Attributes:
@@ -486,7 +486,7 @@ class VisionSequence(CachedSequence):
         sees: Whether it sees the images.
     """
 
-    def __init__(self, context: Context, images: Header | Pictures) -> None:
+    def __init__(self, context: Context, images: Header | ImageTokens) -> None:
         """Take the place of a context's sequence, and load the projector of one that sees.
 
         If this fails, the context is closed.
@@ -500,11 +500,11 @@ class VisionSequence(CachedSequence):
         """
         super().__init__(context)
         self.recurrent, context.sequences[0] = context.sequences[0].recurrent, self
-        self._pictures = images if isinstance(images, Pictures) else None
-        self.sees = self._pictures is None
+        self._image_tokens = images if isinstance(images, ImageTokens) else None
+        self.sees = self._image_tokens is None
         # number of cached ids before an image -> its ids
         self._placed: dict[int, Span] = {}
-        if isinstance(images, Pictures):
+        if isinstance(images, ImageTokens):
             return
         try:
             if self.recurrent:
@@ -516,22 +516,22 @@ class VisionSequence(CachedSequence):
                 )
             gpu = uses_gpu(self.options) and self.options.gpu_layers != 0
             projector = Projector(images, self.native, context.threads, gpu)
-            self._pictures = Pictures(projector, self.reads_at_once)
+            self._image_tokens = ImageTokens(projector, self.reads_at_once)
             self.weight_bytes += images.file_bytes
         except BaseException:
             self.close()
             raise
 
     @property
-    def pictures(self) -> Pictures:
+    def image_tokens(self) -> ImageTokens:
         """The images.
 
         Raises:
             ClosedError: The model is closed.
         """
-        if self._pictures is None:
+        if self._image_tokens is None:
             raise ClosedError
-        return self._pictures
+        return self._image_tokens
 
     @property
     def why_plain(self) -> str:
@@ -542,7 +542,7 @@ class VisionSequence(CachedSequence):
     def close(self) -> None:
         """Release the native memory, that of the projector included."""
         super().close()
-        self._pictures = None
+        self._image_tokens = None
 
     def _images(self) -> dict[int, Span]:
         """Return the images in the cache, in their order."""
@@ -565,7 +565,7 @@ class VisionSequence(CachedSequence):
             ImageError: The image is no longer in memory.
             DecodeError: The context is full, or llama.cpp rejected the image.
         """
-        chunk = self.pictures.chunk(span) if self.sees else None
+        chunk = self.image_tokens.chunk(span) if self.sees else None
         n_past = self.n_past
         at = self.position(n_past)
         if n_past + span.n_tokens > self.n_ctx:
@@ -576,7 +576,7 @@ class VisionSequence(CachedSequence):
         if chunk is not None:
             started = time.perf_counter()
             log.clear()
-            code = self.pictures.projector.decode(chunk, at, self.reads_at_once)
+            code = self.image_tokens.projector.decode(chunk, at, self.reads_at_once)
             self.busy_s += time.perf_counter() - started
             if code != 0:
                 self.forget(data=True)
@@ -588,7 +588,7 @@ class VisionSequence(CachedSequence):
         """Prefill tokens and images. An image that begins in `tokens` is read to its end."""
         at = 0
         while at < len(tokens):
-            span = self.pictures.spans.get(tokens[at])
+            span = self.image_tokens.spans.get(tokens[at])
             if span:
                 on_grid = self.n_past == self.n_read
                 self._take(span)
@@ -640,7 +640,7 @@ class VisionSequence(CachedSequence):
         return super().restore(tokens, n_read, state)
 
     def _placed_in(self, tokens: Sequence[int]) -> dict[int, Span]:
-        spans = self.pictures.spans
+        spans = self.image_tokens.spans
         return {at: spans[token] for at, token in enumerate(tokens) if token in spans}
 
 

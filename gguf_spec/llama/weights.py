@@ -22,7 +22,7 @@ from ..gguf.validation import Header, ModelFile, check_version
 from ..options import IMAGE_IDS, well_formed
 from ..system.files import version
 from ..system.process import OfOneProcess
-from .backend import apart, run_with_large_stack, start_backend
+from .backend import in_own_thread, run_with_large_stack, start_backend
 from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
 from .native import Native, end_with_program, long_call
@@ -45,7 +45,7 @@ class Weights(OfOneProcess):
         infill_marks: Tokens before prefix, suffix and middle of a text that is filled in; None if
             the vocabulary lacks one of them.
         file_marks: Tokens before a repository and before a file of it; negative if missing.
-        vocabulary: Properties that must agree between target and draft: `type`, `add_bos`, `bos`,
+        special_tokens: What must agree between target and draft: `type`, `add_bos`, `bos`,
             `add_eos`, `eos`, `size`.
         chat_template: The Jinja template in the file, or None.
         can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
@@ -91,7 +91,7 @@ class Weights(OfOneProcess):
         last, self._native = [self._native], None
         try:
             if last[0] and threading.current_thread() is threading.main_thread():
-                apart(last.clear)
+                in_own_thread(last.clear)
         finally:
             last.clear()
 
@@ -157,7 +157,7 @@ class Weights(OfOneProcess):
         self.can_roll_back = not (
             of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid)
         )
-        self.vocabulary: dict[str, Any] = {
+        self.special_tokens: dict[str, Any] = {
             "type": of_vocab(C.llama_vocab_type),
             "add_bos": of_vocab(C.llama_vocab_get_add_bos),
             "bos": of_vocab(C.llama_vocab_bos),
@@ -165,7 +165,7 @@ class Weights(OfOneProcess):
             "eos": of_vocab(C.llama_vocab_eos),
             "size": self.n_vocab,
         }
-        self.start = max(0, self.vocabulary["bos"])
+        self.start = max(0, self.special_tokens["bos"])
         marks = C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid
         infill = tuple(of_vocab(mark) for mark in marks)
         self.infill_marks: tuple[int, ...] | None = infill if min(infill) >= 0 else None
@@ -244,7 +244,7 @@ class Weights(OfOneProcess):
         return ids
 
     def _cuts(self, text: bytes, special: bool) -> Iterable[int]:
-        known = self.vocabulary
+        known = self.special_tokens
         # Tokens at the end of a text would follow each part.
         ends = known["add_eos"] or known["type"] == C.LLAMA_VOCAB_TYPE_WPM
         names, stripping = ((), ()) if len(text) < _LONG or ends else self._names[special]

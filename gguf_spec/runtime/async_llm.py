@@ -14,7 +14,7 @@ from ..errors import BusyError, ClosedError, EventLoopError, ForkedError
 from ..options import Sampling, Speculation, check_types, with_options
 from ..results import Chunk, Completion, OnProgress, Progress, ScoredOption, Stats
 from ..system.process import OfOneProcess, before_end_of_threads
-from .images import Prompt
+from .prompt import Prompt
 from .stream import Stream
 
 if TYPE_CHECKING:

@@ -101,17 +101,17 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
         )
     opened: dict[Path, ModelFile] = {}
     declared = entries(load.models_file).get(target.draft or "")
-    if declared and (found := download.find(declared)):
-        opened[found] = ModelFile(found, as_draft=True)
-        one = _judge(load, declared.name, opened[found], declared=True)
-        if one.fits and not one.head:
-            return one, ""
+    if declared and (path := download.find(declared)):
+        opened[path] = ModelFile(path, as_draft=True)
+        draft = _judge(load, declared.name, opened[path], declared=True)
+        if draft.fits and not draft.head:
+            return draft, ""
     all_of_them = candidates(load, opened)
-    for one in all_of_them:
-        is_usable = one.file and not one.head and not one.is_guess
-        if is_usable and (one.gain > 1 or (one.fits and one.declared)):
-            return one, f"the draft is {one.name}: {one.why}."
-    absent = next((one for one in all_of_them if one.gain > 1 and not one.file), None)
+    for draft in all_of_them:
+        is_usable = draft.file and not draft.head and not draft.is_guess
+        if is_usable and (draft.gain > 1 or (draft.fits and draft.declared)):
+            return draft, f"the draft is {draft.name}: {draft.why}."
+    absent = next((draft for draft in all_of_them if draft.gain > 1 and not draft.file), None)
     fact = "no draft on this disk makes {} faster: drafts come from the text only."
     if absent:
         hint = "[ To download one, use {}.]"

@@ -41,23 +41,23 @@ def encode_texts(
         OptionTypeError: A text is neither.
         TextTooLongError: A text has many more tokens than the context holds.
     """
-    given: Any = [texts] if isinstance(texts, str) or _are_ids(texts) else texts
+    items: Any = [texts] if isinstance(texts, str) or _are_ids(texts) else texts
     allowed = "a text, token ids, or a list of texts or of token ids"
-    if isinstance(given, (bytes, bytearray, Mapping)) or not isinstance(given, Iterable):
+    if isinstance(items, (bytes, bytearray, Mapping)) or not isinstance(items, Iterable):
         raise wrong_type("texts", texts, allowed, _decoded(texts))
-    found: list[list[int]] = []
-    n = len(given) if isinstance(given, Sized) else None
-    for i, one in enumerate(given):
-        if isinstance(one, str):
+    encoded: list[list[int]] = []
+    n = len(items) if isinstance(items, Sized) else None
+    for i, item in enumerate(items):
+        if isinstance(item, str):
             if on_pass:
                 on_pass(Progress("embed", 0, n, "texts"))
             with _of_text(model, i):
-                found.append(model.tokenize(one, special=special, most=model.n_ctx))
-        elif _are_ids(one) or one == []:
-            found.append([*map(int, one)])
+                encoded.append(model.tokenize(item, special=special, most=model.n_ctx))
+        elif _are_ids(item) or item == []:
+            encoded.append([*map(int, item)])
         else:
-            raise wrong_type(f"texts[{i}]", one, "a text or token ids", _decoded(one))
-    return found
+            raise wrong_type(f"texts[{i}]", item, "a text or token ids", _decoded(item))
+    return encoded
 
 
 def _decoded(value: object) -> str:
@@ -123,25 +123,25 @@ def embed(
 def choose(
     scorer: Scorer,
     options: Sequence[str],
-    wholes: Sequence[Sequence[int]],
+    prompts_with_option: Sequence[Sequence[int]],
     on_pass: Callable[[int], object],
 ) -> list[ScoredOption]:
     """Return the options with their probabilities.
 
     Args:
-        wholes: Token ids of the prompt, and of the prompt with each option.
+        prompts_with_option: Token ids of the prompt, and of the prompt with each option.
         on_pass: As for `Scorer.score`.
 
     Raises:
         InvalidOptionError: The tokens of an option do not follow those of the prompt.
     """
-    prompt, n = wholes[0], len(wholes[0])
-    for option, whole in zip(options, wholes[1:], strict=True):
+    prompt, n = prompts_with_option[0], len(prompts_with_option[0])
+    for option, whole in zip(options, prompts_with_option[1:], strict=True):
         if whole[:n] != prompt or len(whole) == n:
             allowed = "texts whose tokens follow those of the prompt"
             hint = "move the last characters of the prompt, such as a space, into each option."
             raise InvalidOptionError("options", option, allowed, hint)
-    ids, found = [whole[n:] for whole in wholes[1:]], [list[float]() for _ in options]
+    ids, found = [whole[n:] for whole in prompts_with_option[1:]], [list[float]() for _ in options]
     for i, row in scorer.score(prompt, ids, on_pass):
         if not np.isfinite(row.max()):
             raise NoTokenLeftError

@@ -24,13 +24,14 @@ from ..speculative.acceptance import RULES
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
-from ..speculative.interfaces import LanguageModel, retain_prefix
+from ..speculative.interfaces import LanguageModel
 from ..speculative.pair import ModelPair
+from ..speculative.prefix import retain_prefix
 from ..speculative.scheduler import SlotPair
 from ..text.detokenizer import PartStream, joined, text_of
 from ..text.reasoning import ReasoningFormat, State, Thinking
-from .images import check_ids
 from .prefix_cache import PrefixStore
+from .prompt import check_ids
 
 T = TypeVar("T")
 
@@ -351,7 +352,7 @@ class Generation:
         """Read the prompt, or the text that follows a context shift; return how much was cached."""
         target, tokens = slots.target, begin[:-1]
         if target.options.parallel == 1:  # several were prepared with the choice of the slots
-            self._kept.use(slots, tokens)
+            self._kept.save_and_restore(slots, tokens)
         retain_prefix(target, tokens)
         n_cached, busy_s = target.n_past, target.busy_s
         report = self._request.on_prompt if begin is self._request.prompt else None

@@ -66,18 +66,10 @@ from ..text.chat_template import (
 from ..text.reasoning import reasoning_format
 from .embedding import choose, embed, encode_texts, rank_prompts, score
 from .generation import Request, check_request
-from .images import (
-    MARKER,
-    GivenImage,
-    Prompt,
-    are_parts,
-    encode,
-    read_prompt,
-    with_image_parts,
-    with_images,
-)
+from .images import GivenImage, are_parts, with_image_parts
 from .many import checked_threads, generate_many
 from .prefix_cache import Kept, PrefixStore
+from .prompt import MARKER, Prompt, encode, read_prompt, with_images
 from .request_queue import ParallelQueue, RequestQueue, Ticket
 from .session_file import restore as restore_session
 from .session_file import save as save_session
@@ -511,7 +503,8 @@ class LLM(OfOneProcess):
         names = ("n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params")
         weights = self._target.weights
         found: dict[str, int] = {name: getattr(weights, name) for name in names}
-        return found | {"vocab_type": weights.vocabulary["type"], "size": self._target.weight_bytes}
+        kind = weights.special_tokens["type"]
+        return found | {"vocab_type": kind, "size": self._target.weight_bytes}
 
     @property
     def generates(self) -> bool:
@@ -609,7 +602,7 @@ class LLM(OfOneProcess):
         if model.infill_marks is None:
             raise NoInfillError(model.path.name)
         before, after, middle = model.infill_marks
-        start = [model.vocabulary["bos"]] if model.vocabulary["add_bos"] else []
+        start = [model.special_tokens["bos"]] if model.special_tokens["add_bos"] else []
         n_before = 0
 
         def ids(text: str) -> list[int]:
@@ -777,9 +770,9 @@ class LLM(OfOneProcess):
 
         def run() -> list[ScoredOption]:
             self._scorer = self._scorer or Scorer(self._target)
-            return choose(self._scorer, options, wholes, passed)
+            return choose(self._scorer, options, prompts_with_option, passed)
 
-        wholes = [encoded(option) for option in ("", *options)]
+        prompts_with_option = [encoded(option) for option in ("", *options)]
         return self._queue.in_turn(run)
 
     def score(

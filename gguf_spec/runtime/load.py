@@ -406,7 +406,7 @@ def _load_model(
         return context.sequences[0]
     from ..llama.vision import VisionSequence
 
-    return VisionSequence(context, projector or cast(VisionSequence, target).pictures)
+    return VisionSequence(context, projector or cast(VisionSequence, target).image_tokens)
 
 
 def _load_drafter(

@@ -13,7 +13,7 @@ from ..errors import GgufSpecError, InvalidOptionError
 from ..options import Sampling, check_types, require, wrong_type
 from ..results import Completion
 from ..system.process import before_end_of_threads
-from .images import Prompt
+from .prompt import Prompt
 from .stream import Stream
 
 J = TypeVar("J")

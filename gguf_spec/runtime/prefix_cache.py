@@ -27,7 +27,7 @@ from ..llama.exactness import Exactness, common
 from ..llama.recurrent_state import Checkpoint, RecurrentState
 from ..llama.sequence import CachedSequence
 from ..results import PrefixMemory
-from ..speculative.interfaces import reusable
+from ..speculative.prefix import reusable
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
 
@@ -189,7 +189,9 @@ class PrefixStore:
                 best = Found(n, kept)
         return best
 
-    def use(self, caches: SlotPair, tokens: Sequence[int], found: Found | None = None) -> None:
+    def save_and_restore(
+        self, caches: SlotPair, tokens: Sequence[int], found: Found | None = None
+    ) -> None:
         """Prepare the caches for a text: save what they lose, and restore a kept text that helps.
 
         Args:
@@ -360,7 +362,7 @@ def _put(cache: CachedSequence, state: _State) -> bool:
     return is_there
 
 
-def choose_slots(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixStore) -> SlotPair:
+def prepare_slot(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixStore) -> SlotPair:
     """Return free slots for a prompt, with as much of it in their caches as possible.
 
     A prefix that only another slot holds, such as a common system prompt, is copied; one that only
@@ -379,13 +381,13 @@ def choose_slots(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixS
     source, found = max(pairs, key=lambda pair: same[id(pair)]), kept.find(tokens)
     n_copied = same[id(source)] if source.target.can_roll_back else 0
     if max(n_copied, found.n) - same[id(best)] < LEAST_COPIED:
-        kept.use(best, tokens, Found())
+        kept.save_and_restore(best, tokens, Found())
         return best
     to = min(free, key=lambda pair: (pair.used_at, pair.target.index))
     if found.n > n_copied:
-        kept.use(to, tokens, found)
+        kept.save_and_restore(to, tokens, found)
     else:
-        kept.use(to, tokens, Found())
+        kept.save_and_restore(to, tokens, Found())
         to.target.copy_from(source.target)
         to.target.rollback(n_copied)
         if to.draft and source.draft:

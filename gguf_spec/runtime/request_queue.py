@@ -36,7 +36,7 @@ from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
 from ..system.process import OfOneProcess
 from .generation import Generation, Request, check_request
-from .prefix_cache import Found, PrefixStore, choose_slots, reads_prefix
+from .prefix_cache import Found, PrefixStore, prepare_slot, reads_prefix
 from .stream import Stream
 
 T = TypeVar("T")
@@ -518,7 +518,7 @@ class ParallelQueue(RequestQueue):
     def _run(self, ticket: Ticket) -> None:
         """Run requests until none is left, or another ticket waits for the turn."""
         scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
-        scheduler.on_lost = partial(self._kept.use, tokens=(), found=Found())
+        scheduler.on_lost = partial(self._kept.save_and_restore, tokens=(), found=Found())
         while True:
             self._drop_cancelled()
             if not self.has_others(ticket) and not self.is_closed:
@@ -548,9 +548,9 @@ class ParallelQueue(RequestQueue):
                 self._queue.remove(job)
                 self._running.append(job)
                 scheduler.hold_rows()  # saving a cache may need a pass
-                slots = choose_slots(scheduler.pairs, job.prompt, self._kept)
+                slots = prepare_slot(scheduler.pairs, job.prompt, self._kept)
                 job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
-                job.task.rests = job.generation.rest_by(scheduler.rest)
+                job.task.rests = job.generation.rest_by(scheduler.yield_to_others)
             except Exception as error:  # an unusual one, which ends this request only
                 if job in self._queue:
                     self._queue.remove(job)

@@ -19,7 +19,7 @@ class Infill:
     def __init__(self, model: Weights) -> None:
         self._model = model
         turn = int(model.native.vocab(C.llama_vocab_eot))
-        self._end = turn if turn >= 0 else int(model.vocabulary["eos"])
+        self._end = turn if turn >= 0 else int(model.special_tokens["eos"])
 
     def kept(self, ids: Ids, logits: NDArray[np.float64]) -> Ids:
         """Return the ids that stay; an end token, if no text is likely enough."""

@@ -4,7 +4,7 @@ A field that asks for nothing is taken. One that asks for something that is not 
 and named once in the log and in the header `x-not-applied` of the answer; the same holds for fields
 that nobody knows. Only what would change the meaning of the answer is refused.
 
-docs/server.md and the OpenAPI description are generated from the tables.
+docs/server-fields.md and the OpenAPI description are generated from the tables.
 """
 
 from __future__ import annotations

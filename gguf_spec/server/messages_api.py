@@ -356,7 +356,7 @@ def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
                 ids = llm.tokenize(messages, **options)
                 if not shows:
                     return {"input_tokens": len(ids)}
-                starts = ids[:1] == [llm.vocabulary.vocabulary["bos"]]  # each prompt gets it
+                starts = ids[:1] == [llm.vocabulary.special_tokens["bos"]]  # each prompt gets it
                 text = b"".join(piece_of(llm, one) for one in ids[starts:])
                 return {"prompt": text.decode("utf-8", "replace")}
             except ClosedError:

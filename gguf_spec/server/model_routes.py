@@ -320,7 +320,7 @@ class ModelRoutes:
 
 def _special_texts(llm: LLM) -> dict[str, str]:
     """Return the texts of the tokens at the start and at the end of a text; empty without them."""
-    ids = llm.vocabulary.vocabulary
+    ids = llm.vocabulary.special_tokens
     return {
         f"{name}_token": llm.token_text(ids[name]) if ids[name] >= 0 else ""
         for name in ("bos", "eos")

@@ -1,8 +1,8 @@
 """Ollama's routes: requests for text become those of OpenAI's routes, and answers objects.
 
-The same messages with the same options therefore give the same text on both. docs/server.md and
-the OpenAPI description are generated from the tables of fields. Other routes embed texts, or give
-facts about the files of models.
+The same messages with the same options therefore give the same text on both.
+docs/server-fields.md and the OpenAPI description are generated from the tables of fields. Other
+routes embed texts, or give facts about the files of models.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ def texts(most: int, fact: str, ids: bool = True) -> Shape:
     piece = {"anyOf": [TEXT.schema, COUNT]}
     part = object_of({"type": "text", "text": TEXT})
     objects = object_of({"prompt_string": TEXT}), object_of({"content": array_of(part)})
-    one: list[Any] = [TEXT, array_of(piece, least=1), *objects] if ids else [TEXT]
+    shapes: list[Any] = [TEXT, array_of(piece, least=1), *objects] if ids else [TEXT]
     forms = "a text, token ids, an object, or an array of these"
     forms = forms if ids else "a string or an array of strings"
 
@@ -317,14 +317,14 @@ def texts(most: int, fact: str, ids: bool = True) -> Shape:
 
     def read(value: Any, at: str) -> list[str | list[Any]]:
         is_one = not isinstance(value, list) or (is_mixed(value) and any(map(is_count, value)))
-        given = [value] if is_one else value
-        if not all(map(is_text, given)):
+        values = [value] if is_one else value
+        if not all(map(is_text, values)):
             raise invalid_value(at, f"must be {forms}.")
-        if not 0 < len(given) <= most:
+        if not 0 < len(values) <= most:
             raise invalid_value(at, fact)
-        places = [at if is_one else f"{at}[{i}]" for i in range(len(given))]
-        both = zip(given, places, strict=True)
-        return [_text_of(one, place) if isinstance(one, dict) else one for one, place in both]
+        places = [at if is_one else f"{at}[{i}]" for i in range(len(values))]
+        both = zip(values, places, strict=True)
+        return [_text_of(item, place) if isinstance(item, dict) else item for item, place in both]
 
-    some = [array_of(text, most, 1) for text in one]
-    return Shape({"anyOf": [*(_shape(text).schema for text in one), *some]}, read)
+    arrays = [array_of(shape, most, 1) for shape in shapes]
+    return Shape({"anyOf": [*(_shape(shape).schema for shape in shapes), *arrays]}, read)

@@ -740,7 +740,7 @@ class DraftController(DraftTeam):
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if is_forced else self._length()
         kept = [step.proposal for step in one.steps[: one.n_kept]]
-        q = [proposal.q or _surely(proposal.token) for proposal in kept]
+        q = [proposal.q or _certain(proposal.token) for proposal in kept]
         draft = Draft([proposal.token for proposal in kept], q)
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
         return draft
@@ -867,5 +867,5 @@ class DraftController(DraftTeam):
 _NO_DRAFT = Draft([], [])
 
 
-def _surely(token: int) -> Distribution:
+def _certain(token: int) -> Distribution:
     return Distribution(np.array([token]), np.ones(1))

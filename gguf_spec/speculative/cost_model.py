@@ -678,7 +678,7 @@ class BatchCosts:
         return statistics.median(self._factors.values()) if known is None else known
 
 
-class Offer(NamedTuple):
+class DraftRequest(NamedTuple):
     """What one sequence can decode in the next common pass.
 
     Attributes:
@@ -704,22 +704,24 @@ class Offer(NamedTuple):
         return emitted
 
 
-def common_rows(offers: Sequence[Offer], pass_s: Callable[[int], float], rate: float) -> int:
+def common_rows(
+    requests: Sequence[DraftRequest], pass_s: Callable[[int], float], rate: float
+) -> int:
     """Return the best number of rows of each sequence.
 
     Args:
         pass_s: Returns the seconds of a pass over that many rows of each sequence.
         rate: Tokens per second of all sequences that can be reached, the price of a second.
     """
-    least = max(one.n_pending for one in offers)
-    most = max(one.n_pending + len(one.reaches) for one in offers)
-    tokens = np.cumsum(np.sum([one.tokens(most) for one in offers], axis=0))[least - 1 :]
+    least = max(one.n_pending for one in requests)
+    most = max(one.n_pending + len(one.reaches) for one in requests)
+    tokens = np.cumsum(np.sum([one.tokens(most) for one in requests], axis=0))[least - 1 :]
     passes_s = np.array([pass_s(rows) for rows in range(least, most + 1)])
     return least + int(np.argmax(tokens - rate * passes_s))
 
 
 def best_drafting(
-    offers: Sequence[Offer],
+    requests: Sequence[DraftRequest],
     pass_s: Callable[[int], float],
     draft_s: Callable[[int], float],
     rate: float,
@@ -734,17 +736,17 @@ def best_drafting(
         draft_s: Returns the seconds of a pass of the draft model over that many sequences.
         rate: Tokens per second of all sequences that can be reached, the price of a second.
     """
-    able = [i for i, one in enumerate(offers) if one.chance]
-    order = sorted(able, key=lambda i: -offers[i].next_reach)
-    least = max(one.n_pending for one in offers)
-    ready = max(one.n_pending + len(one.reaches) for one in offers)
+    able = [i for i, one in enumerate(requests) if one.chance]
+    order = sorted(able, key=lambda i: -requests[i].next_reach)
+    least = max(one.n_pending for one in requests)
+    ready = max(one.n_pending + len(one.reaches) for one in requests)
     rows = range(least, ready + _AHEAD + 1)
     passes_s = rate * np.array([pass_s(width) for width in rows])
     # expected tokens of each row: now, and after 1, 2, ... further tokens of draft models
-    emitted = np.sum([one.tokens(rows[-1]) for one in offers], axis=0)
+    emitted = np.sum([one.tokens(rows[-1]) for one in requests], axis=0)
     further = np.tile(emitted, (_AHEAD, 1))
     best, n_best = (np.cumsum(emitted)[least - 1 : ready] - passes_s[: ready - least + 1]).max(), 0
-    for n, one in enumerate((offers[i] for i in order), 1):
+    for n, one in enumerate((requests[i] for i in order), 1):
         first = one.n_pending + len(one.reaches)
         reaches = one.next_reach * one.chance ** np.arange(_AHEAD)
         further[:, first : first + _AHEAD] += np.tri(_AHEAD) * reaches

@@ -23,7 +23,8 @@ from ..results import TokenLogprob
 from ..sampling.chain import Sampler
 from .acceptance import Accept, Rows, coupled
 from .drafters import Drafter
-from .interfaces import LanguageModel, read_on, retain_prefix
+from .interfaces import LanguageModel
+from .prefix import read_on, retain_prefix
 
 
 class RoundRule(NamedTuple):

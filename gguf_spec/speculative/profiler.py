@@ -30,7 +30,8 @@ from .drafters import (
     drafter_of,
     needs_rows,
 )
-from .interfaces import LanguageModel, read_on, return_to
+from .interfaces import LanguageModel
+from .prefix import read_on, return_to
 from .profile import Profile, read_profile, write_profile
 from .translation import Translation, in_target_ids
 

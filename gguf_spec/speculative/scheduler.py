@@ -39,7 +39,7 @@ from .cost_model import (
     BatchCosts,
     Batches,
     CostModel,
-    Offer,
+    DraftRequest,
     SharedPasses,
     best_drafting,
     common_rows,
@@ -91,7 +91,7 @@ class Task:
         waits_for: What it waits for: a part of a pass, or the length of its draft; None if it can
             be resumed.
         is_parked: It is suspended until this is cleared.
-        rests: It may compute long between two passes, and then calls `Scheduler.rest`.
+        rests: It may compute long between two passes, and then calls `Scheduler.yield_to_others`.
         is_resting: It continues in its next turn.
         turn: Number of its last turn among the tasks that rest.
         answer: The result that it is resumed with.
@@ -100,7 +100,7 @@ class Task:
 
     def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
         self.number, self.pair, self.body = number, pair, body
-        self.waits_for: PassPart | Offer | None = None
+        self.waits_for: PassPart | DraftRequest | None = None
         self.is_parked = self.rests = self.is_resting = False
         self.turn = 0
         self.answer: Any = None
@@ -123,10 +123,10 @@ class Task:
         return self.waits_for
 
     @property
-    def offer(self) -> Offer:
+    def draft_request(self) -> DraftRequest:
         """The tokens that it can decode: its draft, or the part that it waits for."""
         one = self.waits_for
-        return one if isinstance(one, Offer) else Offer((), len(self.part.tokens))
+        return one if isinstance(one, DraftRequest) else DraftRequest((), len(self.part.tokens))
 
     @property
     def reads(self) -> bool:
@@ -291,12 +291,12 @@ class _SharedBatch(SharedPasses):
 
     def drafts_on(self, reaches: Sequence[float], chance: float) -> bool:
         """Return whether the running task drafts another token; the scheduler decides for all."""
-        return bool(self._scheduler.agree(Offer(reaches, chance=chance)))
+        return bool(self._scheduler.agree(DraftRequest(reaches, chance=chance)))
 
     def agreed(self, reaches: Sequence[float], n: int) -> int:
         """Return the draft length on which the scheduler decides for all tasks."""
         del n
-        return self._scheduler.agree(Offer(reaches))
+        return self._scheduler.agree(DraftRequest(reaches))
 
 
 class Scheduler:
@@ -347,7 +347,7 @@ class Scheduler:
         self.tasks = []
         for pair in self.pairs:
             pair.task = None
-        self._meet()
+        self._set_sharing()
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             slot.forget()
 
@@ -362,7 +362,7 @@ class Scheduler:
         task = Task(self._n_started, pair, greenlet(body))
         pair.task, pair.used_at = task, self._n_started
         self.tasks.append(task)
-        self._meet()
+        self._set_sharing()
         return task
 
     def hold_rows(self) -> None:
@@ -377,20 +377,20 @@ class Scheduler:
         task.is_parked = True
         task.suspend()
 
-    def rest(self) -> None:
+    def yield_to_others(self) -> None:
         """Let others go on before the running task, which `rests`; called by its body."""
         task = self._the_running
         task.is_resting = True
         task.suspend()
         task.is_resting = False
 
-    def agree(self, offer: Offer) -> int:
+    def agree(self, request: DraftRequest) -> int:
         """Return the draft length of the running task; called by its drafter.
 
         If the draft model can go on, return whether it drafts another token.
         """
         task = self._the_running
-        task.waits_for = offer
+        task.waits_for = request
         return int(task.suspend())
 
     def _wait_for(self, part: PassPart) -> Logits:
@@ -408,7 +408,7 @@ class Scheduler:
         assert self._running
         return self._running
 
-    def _meet(self) -> None:
+    def _set_sharing(self) -> None:
         """Set the number of sharing requests in all slots."""
         active = [task for task in self.tasks if not task.is_parked]
         decoding = [task for task in active if not task.reads]
@@ -456,7 +456,7 @@ class Scheduler:
         drafting = self._waiting(self._draft, rows=True)
         if self._draft and drafting:
             self._draft.run(drafting)
-        elif offering := [task for task in self.tasks if isinstance(task.waits_for, Offer)]:
+        elif offering := [task for task in self.tasks if isinstance(task.waits_for, DraftRequest)]:
             self._choose_lengths(offering)
         else:
             decoding, reader = self._waiting(self._target, rows=True), self._reader()
@@ -484,7 +484,7 @@ class Scheduler:
                 task.pair.task = None
         self.tasks = [task for task in self.tasks if not task.is_done]
         self._close_gaps()
-        self._meet()
+        self._set_sharing()
 
     def _switch(self, task: Task) -> None:
         self._running = task
@@ -541,27 +541,27 @@ class Scheduler:
     def _choose_lengths(self, offering: Sequence[Task]) -> None:
         """Resume tasks that draft: those whose draft model goes on, or all with their lengths."""
         tasks = [*offering, *self._waiting(self._target, rows=True)]
-        n, depth, offers = len(tasks), mean_depth(tasks), [task.offer for task in tasks]
+        n, depth, requests = len(tasks), mean_depth(tasks), [task.draft_request for task in tasks]
         pass_s = cache(lambda rows: self._target.seconds(n, rows, depth))
         plain = n / pass_s(1)
         rate = plain * max(1.0, self._emitted / self._plainly if self._plainly else 0.0)
-        if self._draft and any(one.chance for one in offers):
+        if self._draft and any(one.chance for one in requests):
             n_read = sum(task.pair.draft.n_past for task in offering if task.pair.draft) // n
             draft_s = partial(self._draft.seconds, rows=1, n_past=n_read)
-            going = best_drafting(offers, pass_s, draft_s, rate)
-            self._drafting_s += draft_s(len(going)) if going else 0.0
-            for i, (task, offer) in enumerate(zip(offering, offers, strict=False)):
-                if offer.chance:
-                    task.set_answer(i in going)
+            drafting = best_drafting(requests, pass_s, draft_s, rate)
+            self._drafting_s += draft_s(len(drafting)) if drafting else 0.0
+            for i, (task, request) in enumerate(zip(offering, requests, strict=False)):
+                if request.chance:
+                    task.set_answer(i in drafting)
             return
-        rows = common_rows(offers, pass_s, rate)
-        emitted = sum(float(one.tokens(rows).sum()) for one in offers)
+        rows = common_rows(requests, pass_s, rate)
+        emitted = sum(float(one.tokens(rows).sum()) for one in requests)
         self._emitted = _RATE_MEMORY * self._emitted + emitted
         self._plainly = _RATE_MEMORY * self._plainly + plain * (pass_s(rows) + self._drafting_s)
         self._drafting_s = 0.0
-        self._target.costs.drafted(sum(bool(one.reaches) for one in offers), n)
-        for task, offer in zip(offering, offers, strict=False):
-            task.set_answer(max(0, min(len(offer.reaches), rows - offer.n_pending)))
+        self._target.costs.drafted(sum(bool(one.reaches) for one in requests), n)
+        for task, request in zip(offering, requests, strict=False):
+            task.set_answer(max(0, min(len(request.reaches), rows - request.n_pending)))
 
 
 def moves(active: Sequence[int], free: Collection[int]) -> list[tuple[int, int]]:

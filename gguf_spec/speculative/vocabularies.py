@@ -48,7 +48,7 @@ def common_share(
     Raises:
         VocabularyMismatchError: They have too few tokens in common, or no texts to compare.
     """
-    if any(one.vocabulary["type"] not in _WITH_TEXTS for one in (target, draft)):
+    if any(one.special_tokens["type"] not in _WITH_TEXTS for one in (target, draft)):
         raise error
     sizes = [len(one.by_bytes) for one in (target, draft)]
     n = len(target.by_bytes.keys() & draft.by_bytes.keys())
@@ -86,12 +86,12 @@ def _by_texts(
         for text, token in a.by_bytes.items()
         if text in b.by_bytes and token < target.n_vocab
     }
-    ends = a.vocabulary["eos"], rows.get(b.vocabulary["eos"], -1)
+    ends = a.special_tokens["eos"], rows.get(b.special_tokens["eos"], -1)
     if min(ends) >= 0 and ends[0] not in pairs and ends[1] not in pairs.values():
         pairs[ends[0]] = ends[1]
     pairs = dict(sorted(pairs.items()))
-    begins = a.vocabulary["bos"] if a.vocabulary["add_bos"] else -1
-    bos = rows.get(b.vocabulary["bos"]) if b.vocabulary["add_bos"] else None
+    begins = a.special_tokens["bos"] if a.special_tokens["add_bos"] else -1
+    bos = rows.get(b.special_tokens["bos"]) if b.special_tokens["add_bos"] else None
 
     def fixed(token: int) -> tuple[int, ...] | None:
         if token == begins:  # the draft's own start stands before the text
@@ -150,7 +150,7 @@ def check_vocabulary(target: Any, draft: Any) -> None:
     Raises:
         VocabularyMismatchError: They differ; the error names the difference, with both values.
     """
-    a, b = target.vocabulary, draft.vocabulary
+    a, b = target.special_tokens, draft.special_tokens
     names = {
         "type": "tokenizer types",
         "add_bos": "whether a start token is added",

@@ -543,7 +543,8 @@ class _Encoder:
         begin = prompt(fitted)
         end = ending(model, self.reasoning, begin, self._options)
         text = begin + end + prefill
-        bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
+        start_id = model.special_tokens["bos"]
+        bos = model.token_text(start_id) if start_id >= 0 else ""
         start = not (bos and text.startswith(bos))
         ids = model.tokenize(text, special=True, start=start, most=self._most)
         texts = [dict(_texts(message)) for message in messages]
@@ -569,7 +570,9 @@ class _Encoder:
         parts = self._cut(self._marked(fitted, prompt, text, end, start))
         by_template = self._written(parts, start)
         # the texts add no special token, neither alone nor joined with the template's
-        return ids if self._controls(ids) == by_template else self._apart(parts, by_template, start)
+        if self._controls(ids) == by_template:
+            return ids
+        return self._tokens_by_part(parts, by_template, start)
 
     def _prepared(
         self, messages: Messages, tools: Tools | None, values: dict[str, Any]
@@ -690,7 +693,7 @@ class _Encoder:
                 ids += self._model.tokenize(text, special=True, start=start and i == 0)
         return self._controls(ids)
 
-    def _apart(
+    def _tokens_by_part(
         self, parts: list[tuple[str, bool]], by_template: Sequence[int], start: bool
     ) -> list[int]:
         """Return the tokens of the parts of a prompt.
@@ -856,7 +859,8 @@ def _render(
     def name(token: int) -> str:
         return model.token_text(token) if token >= 0 else ""
 
-    names = {"bos_token": name(model.vocabulary["bos"]), "eos_token": name(model.vocabulary["eos"])}
+    ids = model.special_tokens
+    names = {"bos_token": name(ids["bos"]), "eos_token": name(ids["eos"])}
     typed = template_needs(template).typed
     try:
         return _rendered(template, messages, tools, {**values, **names}, typed)

@@ -212,7 +212,8 @@ class ChannelSyntax:
         recipient = re.search(r"to=([\w.-]+)", header)
         if recipient and (recipient[1].startswith("functions.") or channel == "commentary"):
             call = f"<|channel|>commentary to={recipient[1]} <|constrain|>json<|message|>"
-            return state._replace(phase="call", held=rest, begun=False), _apart("text", state, call)
+            text = _separated("text", state, call)
+            return state._replace(phase="call", held=rest, begun=False), text
         phase: Phase = "reasoning" if channel == "analysis" else "text"
         return state._replace(phase=phase, held=rest, begun=False), ""
 
@@ -225,7 +226,7 @@ class ChannelSyntax:
                 begin = begin if state.begun else begin.lstrip()
                 whole = begin.rstrip()
             kind = "reasoning" if state.is_reasoning else "text"
-            part = whole if state.phase == "call" else _apart(kind, state, whole)
+            part = whole if state.phase == "call" else _separated(kind, state, whole)
             held = mark + rest if mark else begin[len(whole) :]
             return state._replace(held=held, begun=state.begun or bool(whole)), part
         token = next((one for one in _TOKENS if state.held.startswith(one)), None)
@@ -246,7 +247,7 @@ def _parts(kind: Literal["reasoning", "text"], text: str) -> list[Part]:
     return [Part(kind, text)] if text else []
 
 
-def _apart(kind: str, state: State, text: str) -> str:
+def _separated(kind: str, state: State, text: str) -> str:
     """Return a text with an empty line before it if it begins a further part of its kind."""
     return f"\n\n{text}" if text and not state.begun and kind in state.spoke else text
 

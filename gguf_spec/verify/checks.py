@@ -40,8 +40,9 @@ from ..sampling.chain import Sampler, largest
 from ..sampling.filters import make_filters
 from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
-from ..speculative.interfaces import LanguageModel, decode_last, read_on, return_to
+from ..speculative.interfaces import LanguageModel
 from ..speculative.pair import Snapshot
+from ..speculative.prefix import decode_last, read_on, return_to
 from ..speculative.profile import Profile
 from ..speculative.translation import TranslatedModel
 

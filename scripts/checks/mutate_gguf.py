@@ -469,7 +469,7 @@ def load(path: Path) -> str:
             _ = (
                 [model.weights.piece(token) for token in range(min(model.n_vocab, 300))],
                 model.weights.ends,
-                model.weights.vocabulary,
+                model.weights.special_tokens,
                 model.weights.chat_template,
             )
         finally:

@@ -18,10 +18,20 @@ ENTRY = re.compile(
 )
 INHERITED = "\n    options:\n      inherited_members: true"
 LINK = re.compile(r"(?<=\]\()\.\./([^)#]+)")
+# What the search shows after the pages for users, by the beginning of a page's name. Copies of files are not found at all.
+LAST = {
+    "python-api": 0.2,
+    "decisions/": 0.2,
+    "benchmarks": 0.4,
+    "architecture": 0.4,
+    "contributing": 0.4,
+}
 
 
 def on_files(files, config):
-    """Add the files that Markdown pages link to outside of docs/."""
+    """Add the files that Markdown pages link to outside of docs/, and the script of the search."""
+    script = str(ROOT / "scripts" / "docs" / "search.js")
+    files.append(File.generated(config, "search.js", abs_src_path=script))
     for page in list(files.documentation_pages()):
         if "/" in page.src_uri:  # its links lead to pages above it
             continue
@@ -37,8 +47,19 @@ def on_files(files, config):
     return files
 
 
+def rank(page):
+    """Tell the search how much the words of a page count."""
+    name = page.file.src_uri
+    boost = next((boost for start, boost in LAST.items() if name.startswith(start)), 1)
+    is_copy = name.startswith("files/") and name != "files/CHANGELOG.md"
+    page.meta["search"] = (
+        {"exclude": True} if is_copy else {"boost": 0.2 if "CHANGELOG" in name else boost}
+    )
+
+
 def on_page_markdown(markdown, page, **_):
     """Let links to such files lead to their copies, and mkdocstrings write the API. A page that is itself a copy loses its links."""
+    rank(page)
     if page.file.src_uri.startswith("files/"):
         return re.sub(r"\[([^\]]+)\]\((?!http)[^)]+\)", r"\1", markdown)
     if "/" in page.file.src_uri:
@@ -46,7 +67,10 @@ def on_page_markdown(markdown, page, **_):
     if page.file.src_uri == "python-api.md":
         return ENTRY.sub(lambda found: found[1] + (INHERITED if found[2] else "") + "\n", markdown)
     if page.file.src_uri == "architecture.md":
-        markdown += "\n## Files\n\n| file | contents |\n|---|---|\n" + "\n".join(listed())
+        markdown += (
+            "\n## Files {data-search-exclude=all}\n\n| file | contents |\n|---|---|\n"
+            + "\n".join(listed())
+        )
     return LINK.sub(lambda found: place(found[1]), markdown)
 
 

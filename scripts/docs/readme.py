@@ -119,7 +119,8 @@ def speculation():
 
 PARTS = {
     "docs/models.md": {"models": models, "speculation": speculation},
-    "docs/server.md": {"other fields": other_fields, "tool families": tool_families},
+    "docs/server-fields.md": {"other fields": other_fields},
+    "docs/tools-and-json.md": {"tool families": tool_families},
 }
 
 

@@ -374,7 +374,7 @@ def test_an_unexpected_error_ends_the_requests_and_leaves_nothing_wrong(llm, rig
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("function", ["choose_slots", "reads_prefix"])
+@pytest.mark.parametrize("function", ["prepare_slot", "reads_prefix"])
 def test_an_error_while_a_request_is_started_is_its_own(llm, right, monkeypatch, function):
     """Running requests continue with right texts; no incomplete copy is left in a cache."""
     texts(llm)  # there are caches to lose

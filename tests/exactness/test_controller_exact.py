@@ -181,7 +181,7 @@ def test_a_token_of_the_text_treated_as_drawn_would_be_caught(rule, monkeypatch)
     rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
     table = random_table(rng, V)
     monkeypatch.setattr(
-        controller_module, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V))
+        controller_module, "_certain", lambda token: Distribution(np.arange(V), np.full(V, 1 / V))
     )
     distribution, _ = distribution_of(
         table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram"

@@ -16,7 +16,7 @@ from gguf_spec.llama.context import Context
 from gguf_spec.llama.memory import needs, state_bytes
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import SPACING, least_needed
-from gguf_spec.speculative.interfaces import read_on, retain_prefix, reusable
+from gguf_spec.speculative.prefix import read_on, retain_prefix, reusable
 from tests.support import families
 from tests.support.batch_requests import outcome, together
 

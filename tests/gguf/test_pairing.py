@@ -98,7 +98,7 @@ def test_the_header_gives_the_vocabulary_of_llama_cpp(tmp_path, metadata):
         Context(path, replace(OPTIONS, extra_bufts=False)).weights,
         FileVocabulary(read_header(path)),
     )
-    assert of_file.vocabulary == model.vocabulary
+    assert of_file.special_tokens == model.special_tokens
     assert [of_file.token_text(i) for i in range(len(tokens))] == [
         model.token_text(i) for i in range(len(tokens))
     ]
@@ -109,7 +109,7 @@ def test_so_it_does_for_the_bundled_pair():
     for name in ("tales", "tales-draft"):
         path = download.path(resolve(name))
         model, of_file = Context(path, OPTIONS).weights, FileVocabulary(read_header(path))
-        assert of_file.vocabulary == model.vocabulary
+        assert of_file.special_tokens == model.special_tokens
         assert all(of_file.token_text(i) == model.token_text(i) for i in range(model.n_vocab))
         model.close()
 

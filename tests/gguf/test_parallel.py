@@ -201,7 +201,7 @@ def test_slots_whose_preparation_fails_are_emptied(gguf_dir, monkeypatch):
         def fail(*_):
             raise RuntimeError("half copied")
 
-        monkeypatch.setattr(request_queue, "choose_slots", fail)
+        monkeypatch.setattr(request_queue, "prepare_slot", fail)
         with pytest.raises(RuntimeError, match="half copied"):
             llm.generate(PROMPTS[0], SAMPLINGS[0])
         assert not any(one.n_cached for one in llm.slots())
@@ -215,7 +215,7 @@ def test_preparing_slots_changes_no_row_of_the_others(gguf_dir, monkeypatch):
         right = llm.generate(PROMPTS[0], SAMPLINGS[0]).tokens
         arrived, goes_on, said = threading.Event(), threading.Event(), []
 
-        def choose(pairs, prompt, kept, real=request_queue.choose_slots):
+        def choose(pairs, prompt, kept, real=request_queue.prepare_slot):
             free = next(pair.target for pair in pairs if pair.task is None)
             free.rollback(0)
             free.logits([7], 1)
@@ -233,7 +233,7 @@ def test_preparing_slots_changes_no_row_of_the_others(gguf_dir, monkeypatch):
         thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
         thread.start()
         assert arrived.wait(60)
-        monkeypatch.setattr(request_queue, "choose_slots", choose)
+        monkeypatch.setattr(request_queue, "prepare_slot", choose)
         other = threading.Thread(target=llm.generate, args=("ab", SAMPLINGS[1]), daemon=True)
         other.start()
         until(lambda: llm._queue.n_waiting)

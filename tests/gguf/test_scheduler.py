@@ -323,7 +323,7 @@ class Work:
             for _ in range(self.n_pieces):
                 self.clock.now += 0.003
                 self.n_done += 1
-                self.scheduler.rest()
+                self.scheduler.yield_to_others()
             self.rows.append(np.array(row))
 
 

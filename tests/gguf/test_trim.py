@@ -160,7 +160,7 @@ def test_a_wrong_table_is_refused(tmp_path, small, ids, size, n):
     good = tiny.write(
         tmp_path / "good.gguf", tiny.llama(n_vocab=400), tokens=tokens, metadata=changes
     )
-    assert FileVocabulary(ModelFile(good, as_draft=True).header).vocabulary["size"] == 575
+    assert FileVocabulary(ModelFile(good, as_draft=True).header).special_tokens["size"] == 575
 
 
 def test_places_that_are_refused_keep_their_files(model, tmp_path, monkeypatch):

@@ -526,7 +526,7 @@ def test_a_closed_model_frees_its_projector(files):
     with load(files, files / "draft.gguf", speculation=Speculation(2, adaptive=False)) as llm:
         llm.generate("<__media__>the king", GREEDY, images=[ONE])
         with llm.models() as (target, _):
-            projector = weakref.ref(target.pictures.projector)
+            projector = weakref.ref(target.image_tokens.projector)
             native = weakref.ref(target.native)
         del target
     gc.collect()

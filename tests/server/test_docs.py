@@ -1,4 +1,4 @@
-"""The commands and programs of docs/server.md, and the last program of README, against a real server; the settings of docs/clients.md."""
+"""The commands and programs of the pages about the server, and the last program of README, against a real server; the settings of docs/clients.md."""
 
 import importlib.util
 import json
@@ -14,7 +14,9 @@ from tests.server.conftest import ask
 from tests.support import children
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("server*.md"))
+)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8080"
 CLIENTS = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
@@ -70,7 +72,7 @@ def test_programs(server, program, capsys):
         pytest.skip(f"{client} is not installed")
     assert ADDRESS in program
     names = {}
-    exec(compile(program.replace(ADDRESS, server.url), "docs/server.md", "exec"), names)
+    exec(compile(program.replace(ADDRESS, server.url), "docs/server-apis.md", "exec"), names)
     # a short program leaves its client to the end of the process; the garbage collector may find the socket of a
     # client before the client, and a socket that it closes is a warning
     names["client"].close()

@@ -1,12 +1,12 @@
-"""The table of llama-server's routes in docs/server.md against a real server."""
+"""The table of llama-server's routes in docs/server-apis.md against a real server."""
 
 import re
 from pathlib import Path
 
 from tests.server.conftest import ask
 
-PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
-TABLE = re.search(r"(?s)\n## Compared with llama-server\n(.*?)\n## ", PAGE)[1]
+PAGE = (Path(__file__).parents[2] / "docs" / "server-apis.md").read_text(encoding="utf-8")
+TABLE = re.search(r"(?s)\n## Compared with llama-server\n(.*?)(?:\n## |\Z)", PAGE)[1]
 
 
 def test_routes_that_are_missing_and_routes_that_are_there(server):

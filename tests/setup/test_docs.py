@@ -1,6 +1,7 @@
 """The documentation: links lead somewhere, commands and options exist, and the site builds without a warning. No network is used."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -52,6 +53,8 @@ OTHER_OPTIONS |= {
     "--no-slots",
     "--no-ui",
 }  # of llama-server
+# What is looked up and not read may be long; the log of experiments is not part of the site.
+LONG_PAGES = {"docs/cli.md", "docs/decisions/log.md", "docs/python-api.md"}
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
 ]
@@ -118,6 +121,12 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path, monkeypatch):
     assert list(dead_links("a.md")) == ["#one", "b.md"]
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_pages_are_short_enough_to_read(page):
+    lines = len((ROOT / page).read_text(encoding="utf-8").splitlines())
+    assert (lines > 300) == (page in LONG_PAGES)
+
+
 def commands(command, path=()):
     yield path, command
     for name, below in getattr(command, "commands", {}).items():
@@ -169,8 +178,10 @@ def test_files_of_the_repository_that_a_page_names_exist(page):
     assert "LLAMA_FACTS" not in text
 
 
-@pytest.mark.full
-def test_the_site_builds_without_a_warning_or_a_network(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site without a network, and return its folder."""
+    folder = tmp_path_factory.mktemp("docs")
     dead = "http://127.0.0.1:9"
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
@@ -187,26 +198,87 @@ def test_the_site_builds_without_a_warning_or_a_network(tmp_path):
         "-f",
         str(ROOT / ".mkdocs.yml"),
         "-d",
-        str(tmp_path / "site"),
+        str(folder / "site"),
     ]
     done = children.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    api = (tmp_path / "site" / "python-api.html").read_text(encoding="utf-8")
+    return folder / "site"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
+def test_the_site_builds_without_a_warning_or_a_network(site):
+    api = (site / "python-api.html").read_text(encoding="utf-8")
     assert (
         "doc-signature" in api and "<!-- :::" not in api and "<p>:::" not in api
     )  # mkdocstrings wrote it
     for name in ("gguf_spec_compat.llama.Llama", "gguf_spec.runtime.llm.LLM"):
         assert f'id="{name}.tokenize"' in api  # of a base class that is not public
-    for page in (tmp_path / "site").rglob("*.html"):
+    for page in site.rglob("*.html"):
         loaded = re.findall(
             r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\">\s]+)",
             page.read_text(encoding="utf-8"),
         )
         assert loaded == [], page.name
-    for style in (tmp_path / "site").rglob("*.css"):
+    for style in site.rglob("*.css"):
         assert not re.search(
             r"(?:url\(|@import)\s*[\"']?https?:", style.read_text(encoding="utf-8")
         )
+
+
+# What users type, and the section that answers it.
+QUESTIONS = {
+    "why is it slow": "troubleshooting.html#why-is-it-slow-or-not-faster",
+    "use with cursor": "clients.html#cursor",
+    "out of memory": "questions.html#out-of-memory",
+    "stop a model from answering twice": "questions.html#why-does-it-answer-twice-or-repeat-itself",
+    "run without internet": "quickstart.html#offline-without-internet",
+    "which model for 8 gb": "questions.html#which-model-for-8-16-or-32-gb-of-memory",
+    "undo edit": "quickstart.html#undo-an-edit",
+    "gpu": "quickstart.html#builds-for-a-gpu",
+    "json output": "tools-and-json.html#json-schema",
+    "keep model in memory": "server.html#keep-a-model-in-memory-or-unload-it",
+    "how to install": "quickstart.html#install-with-pip-or-uv",
+    "use my own gguf file": "quickstart.html#your-own-gguf-files",
+    "use ollama models": "models.html#what--m-takes-files-names-models-of-ollama-and-lm-studio",
+    "change the port": "server.html#address-port-and-api-key",
+    "tool calling": "tools-and-json.html#tools",
+    "same answer every time": "questions.html#the-same-answer-each-time-or-another-one",
+    "api key": "server.html#address-port-and-api-key",
+    "prompt is too long": "server.html#the-length-of-the-context-and-prompts-that-are-too-long",
+    "how many users at once": "server.html#several-requests-at-once",
+    "continue after a crash": "batch.html#after-an-interruption-or-a-crash",
+    "system prompt": "questions.html#set-a-system-prompt",
+    "windows": "questions.html#windows-and-macos",
+    "vs code autocomplete": "clients.html#llamavim-and-llamavscode-autocomplete-in-vim-and-vs-code",
+    "update to a new version": "questions.html#how-is-it-updated",
+    "uninstall": "quickstart.html#remove",
+    "use from python": "embedding.html",
+}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
+@pytest.mark.skipif(not shutil.which("node"), reason="no node")
+def test_the_search_of_the_site_answers_what_users_type(site):
+    """The section is one of the first two of one of the first three pages."""
+    script = ROOT / "tests" / "support" / "site_search.js"
+    done = children.run(
+        ["node", script, site],
+        input="".join(f"{question}\n" for question in QUESTIONS),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = [
+        [section for page in json.loads(line)[:3] for section in page[:2]]
+        for line in done.stdout.splitlines()
+    ]
+    assert [
+        (question, sections)
+        for (question, answer), sections in zip(QUESTIONS.items(), shown, strict=True)
+        if answer not in sections
+    ] == []

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from gguf_spec.speculative.cost_model import (
     ALONE,
     BatchCosts,
-    Offer,
+    DraftRequest,
     best_drafting,
     common_rows,
 )
 
 reaches = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda some: sorted(some, reverse=True))
-offers = st.lists(st.builds(Offer, reaches, st.integers(1, 4)), min_size=1, max_size=8)
+requests = st.lists(st.builds(DraftRequest, reaches, st.integers(1, 4)), min_size=1, max_size=8)
 prices = st.lists(st.floats(1e-4, 1.0), min_size=13, max_size=13)
 
 
@@ -41,7 +41,7 @@ def tokens(some, rows):
 
 
 @pytest.mark.full
-@given(offers, prices, st.floats(0.1, 1000.0))
+@given(requests, prices, st.floats(0.1, 1000.0))
 def test_the_common_number_of_rows_has_the_largest_value(some, seconds, rate):
     def value(rows):
         return tokens(some, rows) - rate * seconds[rows]
@@ -59,7 +59,7 @@ def test_the_sequences_that_draft_on_are_the_best_choice_by_brute_force():
     rng, chosen = np.random.default_rng(0), set()
     for _ in range(200):
         some = [
-            Offer(
+            DraftRequest(
                 sorted(rng.uniform(0, 1, rng.integers(0, 4)), reverse=True),
                 int(rng.integers(1, 3)),
                 float(rng.choice([0.0, rng.uniform(0.3, 0.95)])),
@@ -69,20 +69,20 @@ def test_the_sequences_that_draft_on_are_the_best_choice_by_brute_force():
         seconds = np.cumsum(rng.uniform(0.0, 0.03, 40)) + 0.04
         draft_s, rate = rng.uniform(0.001, 0.02), rng.uniform(5, 80)
 
-        def value(going, more, some=some, seconds=seconds, draft_s=draft_s, rate=rate):
+        def value(drafting, more, some=some, seconds=seconds, draft_s=draft_s, rate=rate):
             longer = [
                 one._replace(reaches=[*one.reaches, *(one.next_reach * one.chance**i for i in range(more))])
-                if i in going else one
+                if i in drafting else one
                 for i, one in enumerate(some)
             ]  # fmt: skip
             rows = common_rows(longer, lambda rows: seconds[rows], rate)
-            drafted_s = more * draft_s * len(going) if going else 0.0
+            drafted_s = more * draft_s * len(drafting) if drafting else 0.0
             return tokens(longer, rows) - rate * (seconds[rows] + drafted_s)
 
         able = [i for i, one in enumerate(some) if one.chance]
         order = sorted(able, key=lambda i: -some[i].next_reach)
         choices = [order[:n] for n in range(len(order) + 1)]
-        best = [max(value(going, more) for more in range(1, 9)) for going in choices]
+        best = [max(value(drafting, more) for more in range(1, 9)) for drafting in choices]
         found = best_drafting(some, seconds.__getitem__, draft_s.__mul__, rate)
         assert best[len(found)] == pytest.approx(max(best))
         assert found == order[: len(found)]
@@ -90,7 +90,7 @@ def test_the_sequences_that_draft_on_are_the_best_choice_by_brute_force():
     assert {(0, 2), (1, 2), (2, 2)} <= chosen
 
 
-@given(offers, st.integers(1, 12))
+@given(requests, st.integers(1, 12))
 def test_rows_that_do_not_fit_are_never_chosen(some, widest):
     least = max(one.n_pending for one in some)
     found = common_rows(some, lambda rows: 1.0 if rows <= widest else math.inf, 1.0)
@@ -99,7 +99,7 @@ def test_rows_that_do_not_fit_are_never_chosen(some, widest):
 
 def test_many_sequences_draft_less_than_one():
     """A row of each sequence costs more with more sequences."""
-    certain = Offer([0.8, 0.6, 0.4, 0.2])
+    certain = DraftRequest([0.8, 0.6, 0.4, 0.2])
     lengths = [
         common_rows(
             [certain] * n, lambda rows, n=n: 0.01 + 0.004 * n * rows, n / (0.01 + 0.004 * n)

@@ -348,7 +348,7 @@ def test_what_an_answer_does_not_fulfil():
 
 
 def test_the_table_of_the_documentation_has_all_keywords():
-    text = (Path(__file__).parents[2] / "docs/server.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs/tools-and-json.md").read_text(encoding="utf-8")
     table = text.partition("| keyword | enforced |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines()[2:]]
     codes = [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]

@@ -74,7 +74,7 @@ def store_of(limit=10**6, **options):
 
 def visit(store, one, text):
     """Run a request for a text; return how many of its tokens need not be read."""
-    store.use(one, text)
+    store.save_and_restore(one, text)
     n = common(one.target.cached, text)
     one.target.read(text)
     return n
@@ -206,7 +206,7 @@ def test_a_state_that_cannot_be_cut_serves_only_what_begins_with_all_of_it(kind)
     store, one = store_of(), caches(Cache(can_roll_back=kind == "window"))
     one.target.window = kind == "window"
     for text in (A[:100], C, A[:200], C, B):
-        store.use(one, text)
+        store.save_and_restore(one, text)
         one.target.cached, one.target.n_read = [*text], len(text)
     assert [store.find(text).n for text in (A, A[:199], A[:150], A[:99])] == [200, 100, 100, 0]
     assert store.memory().n_entries == 3, "a prefix is of use beside the longer one"
@@ -229,7 +229,7 @@ def test_the_longest_prefix_of_all_is_found(texts, data):
     texts = [[*A[:80], *(2**31 + digit for digit in text)] for text in texts]
     for text in texts:
         one.target.cached = [*text]
-        store.use(one, [])
+        store.save_and_restore(one, [])
         one.target.cached = []
     wanted = [*A[:80], *(2**31 + digit for digit in data.draw(st.lists(st.integers(0, 2))))]
     assert store.find(wanted).n == max((common(text, wanted) for text in texts), default=0)
@@ -242,7 +242,7 @@ def test_thousands_of_texts_are_searched_quickly():
     store, one, rng = store_of(10**9), caches(Cache()), random.Random(1)
     for _ in range(2000):
         one.target.cached = [*A[:64], *(rng.randrange(50) for _ in range(40))]
-        store.use(one, [])
+        store.save_and_restore(one, [])
         one.target.cached = []
     seen = []
     kept = store._kept
@@ -266,33 +266,33 @@ def pairs_of(*texts):
 
 def test_slots_give_their_text_to_the_store_and_get_it_back():
     store, pairs = store_of(), pairs_of(A, B)
-    assert prefix_cache.choose_slots(pairs, [*C, 1], store) is pairs[0]
+    assert prefix_cache.prepare_slot(pairs, [*C, 1], store) is pairs[0]
     pairs[0].target.read(C)
     pairs[0].used_at = 1
-    assert prefix_cache.choose_slots(pairs, [*A, 1], store) is pairs[1]
+    assert prefix_cache.prepare_slot(pairs, [*A, 1], store) is pairs[1]
     assert pairs[1].target.cached == A
     assert store.find(B).n == 300
     pairs[1].task = object()  # a copy of a busy slot is better than nothing, and saves the rest
-    assert prefix_cache.choose_slots(pairs, [*A[:280], 1], store) is pairs[0]
+    assert prefix_cache.prepare_slot(pairs, [*A[:280], 1], store) is pairs[0]
     assert pairs[0].target.cached == A[:280]
     assert store.find(C).n == 300
 
 
 def test_the_longest_of_slots_and_store_wins():
     store, pairs = store_of(), pairs_of(A)
-    prefix_cache.choose_slots(pairs, [*B, 1], store)
+    prefix_cache.prepare_slot(pairs, [*B, 1], store)
     pairs = pairs_of(A[:200], C, B)
     pairs[2].used_at = pairs[0].used_at = 5
-    assert prefix_cache.choose_slots(pairs, [*A, 1], store) is pairs[1], "100 tokens more"
+    assert prefix_cache.prepare_slot(pairs, [*A, 1], store) is pairs[1], "100 tokens more"
     assert pairs[1].target.cached == A
     pairs = pairs_of(A[:250], C)
-    assert prefix_cache.choose_slots(pairs, [*A, 1], store) is pairs[0], "50 are not worth a copy"
+    assert prefix_cache.prepare_slot(pairs, [*A, 1], store) is pairs[0], "50 are not worth a copy"
 
 
 def test_a_kept_text_causes_no_wait():
     store, pairs = store_of(), pairs_of(A)
     assert prefix_cache.reads_prefix(pairs_of([]), [[*A, 1]], [*A, 2], store)
-    prefix_cache.choose_slots(pairs, [*B, 1], store)
+    prefix_cache.prepare_slot(pairs, [*B, 1], store)
     assert not prefix_cache.reads_prefix(pairs_of([]), [[*A, 1]], [*A, 2], store)
 
 

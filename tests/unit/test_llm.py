@@ -23,7 +23,7 @@ from gguf_spec.errors import (
 )
 from gguf_spec.options import SAMPLING, SPECULATION
 from gguf_spec.registry.resolve import resolve
-from gguf_spec.runtime import images
+from gguf_spec.runtime import prompt as prompts
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import Filters, logprob
 from gguf_spec.speculative.profile import Profile
@@ -544,7 +544,7 @@ def asked(llm, monkeypatch):
         seen.append((list(messages), options.prefill, options.tools))
         return model.tokenize("ab" + options.prefill, special=True)
 
-    monkeypatch.setattr(images, "encode_chat", encode)
+    monkeypatch.setattr(prompts, "encode_chat", encode)
     return seen
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gguf_spec.llama.exactness import Exactness
 from gguf_spec.speculative import profiler
-from gguf_spec.speculative.interfaces import read_on, retain_prefix
+from gguf_spec.speculative.prefix import read_on, retain_prefix
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.speculative.profiler import plausible, profile_of
 from tests.support.fakes import FakeModel, random_table

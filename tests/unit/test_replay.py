@@ -10,7 +10,7 @@ from gguf_spec.errors import RollbackError
 from gguf_spec.options import Sampling, Speculation
 from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.draft_length import Outlook, Prices, best_length, drafting_gain, gain_of
-from gguf_spec.speculative.interfaces import retain_prefix, return_to
+from gguf_spec.speculative.prefix import retain_prefix, return_to
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support.fakes import FakeModel, fake_llm, random_table
 

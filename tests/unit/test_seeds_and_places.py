@@ -8,7 +8,7 @@ import pytest
 from gguf_spec import Sampling, Speculation
 from gguf_spec.sampling.chain import Candidates
 from gguf_spec.sampling.rng import SeededRng
-from gguf_spec.speculative.interfaces import retain_prefix
+from gguf_spec.speculative.prefix import retain_prefix
 from tests.support.fakes import FakeModel, fake_llm, random_table, sampler
 
 IDS = np.arange(50)

@@ -31,8 +31,8 @@ class Books:
         del self.cached[to:]
 
 
-def choose_slots(pairs, prompt):
-    return prefix_cache.choose_slots(pairs, prompt, PrefixStore(0))
+def prepare_slot(pairs, prompt):
+    return prefix_cache.prepare_slot(pairs, prompt, PrefixStore(0))
 
 
 def reads_prefix(pairs, others, prompt):
@@ -61,10 +61,10 @@ def test_the_common_prefix(a, b):
 
 def test_the_longest_prefix_wins_and_the_last_token_does_not_count():
     pairs = made(TEXT[:10], TEXT[:30], TEXT[:29])
-    assert choose_slots(pairs, TEXT[:30]) is pairs[1]
-    assert choose_slots(pairs, TEXT[:60]) is pairs[1]
+    assert prepare_slot(pairs, TEXT[:30]) is pairs[1]
+    assert prepare_slot(pairs, TEXT[:60]) is pairs[1]
     pairs[1].used_at = 5  # with 29 of 30 tokens in both, the older is taken
-    assert choose_slots(pairs, TEXT[:30]) is pairs[2]
+    assert prepare_slot(pairs, TEXT[:30]) is pairs[2]
 
 
 def test_a_prefix_that_another_request_reads_is_waited_for():
@@ -80,15 +80,15 @@ def test_without_a_prefix_the_oldest_and_then_the_lowest():
     pairs = made([1], [2], [3], [4])
     for pair, used_at in zip(pairs, (4, 2, 2, 9), strict=True):
         pair.used_at = used_at
-    assert choose_slots(pairs, TEXT[:9]) is pairs[1]
+    assert prepare_slot(pairs, TEXT[:9]) is pairs[1]
     busy(pairs[1])
-    assert choose_slots(pairs, TEXT[:9]) is pairs[2]
+    assert prepare_slot(pairs, TEXT[:9]) is pairs[2]
 
 
 def test_a_busy_slot_is_never_chosen():
     pairs = made(TEXT, [])
     busy(pairs[0])
-    assert choose_slots(pairs, TEXT[:40]) is pairs[1]
+    assert prepare_slot(pairs, TEXT[:40]) is pairs[1]
     assert pairs[1].target.cached == []  # too few to copy
 
 
@@ -98,7 +98,7 @@ def test_a_long_prefix_of_a_busy_slot_is_copied(drafts):
     busy(pairs[0])
     pairs[1].used_at, pairs[2].used_at = 1, 2
     pairs[0].first.offset = 3
-    chosen = choose_slots(pairs, TEXT[:150])
+    chosen = prepare_slot(pairs, TEXT[:150])
     assert chosen is pairs[1], "the one that was not used for longest, not the one with 20 tokens"
     assert chosen.target.cached == TEXT[:149]
     assert pairs[0].target.cached == TEXT[:200]
@@ -113,7 +113,7 @@ def test_a_copy_must_save_64_tokens(n_free, copied):
     pairs = made(TEXT, TEXT[:n_free], [5])
     busy(pairs[0])
     pairs[2].used_at = -1
-    chosen = choose_slots(pairs, TEXT[:150])
+    chosen = prepare_slot(pairs, TEXT[:150])
     assert (chosen is pairs[2]) == copied
     assert (chosen is pairs[1]) != copied
 
@@ -121,11 +121,11 @@ def test_a_copy_must_save_64_tokens(n_free, copied):
 def test_a_model_that_cannot_roll_back_copies_nothing():
     pairs = made(TEXT, [], can_roll_back=False)
     busy(pairs[0])
-    chosen = choose_slots(pairs, TEXT[:150])
+    chosen = prepare_slot(pairs, TEXT[:150])
     assert (chosen, chosen.target.cached) == (pairs[1], [])
 
 
 def test_a_model_that_cannot_roll_back_uses_complete_caches_only():
     pairs = made(TEXT[:90], TEXT[:20], [], can_roll_back=False)
-    assert choose_slots(pairs, TEXT[:80]) is pairs[1]
-    assert choose_slots(pairs, TEXT[:91]) is pairs[0]
+    assert prepare_slot(pairs, TEXT[:80]) is pairs[1]
+    assert prepare_slot(pairs, TEXT[:91]) is pairs[0]

@@ -23,7 +23,8 @@ from ...errors import (
 )
 from ...options import IMAGE_IDS, K_MAX
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
-from ..interfaces import LanguageModel, read_on, retain_prefix
+from ..interfaces import LanguageModel
+from ..prefix import read_on, retain_prefix
 from ..translation import TranslatedModel
 from .base import Kind, Proposal, TokenDrafter
 
@@ -122,7 +123,7 @@ class StochasticDraftSampler:
         """Return a drawn token and its distribution."""
         distribution = self._sampler.distribution(row, history)
         token = self._sampler.draw(distribution)
-        return DraftToken(token, _sureness_of_share(distribution.prob(token)), distribution)
+        return DraftToken(token, _confidence_of_share(distribution.prob(token)), distribution)
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
         """Evaluate the likeliest token instead of a drawn one.
@@ -131,7 +132,7 @@ class StochasticDraftSampler:
         """
         distribution = self._sampler.distribution(row, history)
         best = int(np.argmax(distribution.probs))
-        return _sureness_of_share(distribution.probs[best]), int(distribution.ids[best]) == token
+        return _confidence_of_share(distribution.probs[best]), int(distribution.ids[best]) == token
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
         """Do nothing: a change of q would change the text."""
@@ -308,7 +309,7 @@ class _DraftRow(NamedTuple):
     logits: NDArray[np.floating]
 
 
-def _sureness_of_share(share: float) -> int:
+def _confidence_of_share(share: float) -> int:
     return min(int(share * N_CONFIDENCE_BUCKETS), N_CONFIDENCE_BUCKETS - 1)
 
 

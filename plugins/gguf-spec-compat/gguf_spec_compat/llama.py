@@ -933,7 +933,7 @@ class Llama(OfOneProcess):
             target.piece(token) or (target.token_text(token).encode() if special else b"")
             for token in tokens
         ]
-        starts = len(tokens) > 0 and tokens[0] == target.vocabulary["bos"]
+        starts = len(tokens) > 0 and tokens[0] == target.special_tokens["bos"]
         text = b"".join(pieces)
         return text[1:] if starts and text.startswith(b" ") else text
 
@@ -943,11 +943,11 @@ class Llama(OfOneProcess):
 
     def token_bos(self) -> int:
         """Return the BOS token, which begins a text; -1 if the vocabulary has no such token."""
-        return int(self._alive.vocabulary.vocabulary["bos"])
+        return int(self._alive.vocabulary.special_tokens["bos"])
 
     def token_eos(self) -> int:
         """Return the EOS token, which ends a text; -1 if the vocabulary has no such token."""
-        return int(self._alive.vocabulary.vocabulary["eos"])
+        return int(self._alive.vocabulary.special_tokens["eos"])
 
     def _shown(self, token: int) -> str:
         return self.detokenize([token]).decode("utf-8", errors="ignore")
