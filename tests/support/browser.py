@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
 from tests.server.conftest import until
 
@@ -125,6 +126,16 @@ class Page:
 
     def count(self, selector):
         return len(self.texts(selector))
+
+    def click_at(self, selector):
+        """Click where an element is, without the scrolling of `find(...).click()` before it."""
+        place = "const place = document.querySelector(arguments[0]).getBoundingClientRect();"
+        at = self.script(
+            place + "return [place.x + place.width / 2, place.y + place.height / 2]", selector
+        )
+        actions = ActionBuilder(self.driver)
+        actions.pointer_action.move_to_location(*map(int, at)).click()
+        actions.perform()
 
     def shows(self, selector):
         return self.script(
