@@ -94,7 +94,7 @@ BUGS = (
         "elif n < len(one.tokens):", "elif len(parts) > 1 and n < len(one.tokens):",
         ("exactness/test_filled_passes.py",)),
     Bug("one row alone is computed in a wide enough pass", "llama/context.py",
-        "max(one.n_rows + one.n_more, least if one.n_rows else 0)", "one.n_rows + one.n_more",
+        "max(single.n_rows + single.n_more, least if single.n_rows else 0)", "single.n_rows + single.n_more",
         ("exactness/test_filled_passes.py",)),
     Bug("only the first place of a context is compared on a GPU", "llama/context.py",
         "for depth in _GPU_DEPTHS:", "for depth in _GPU_DEPTHS[:0]:",
