@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support import children
 
@@ -58,10 +58,17 @@ def pytest_configure(config):
         "markers", "few(n): so many sets of parameters are quick; the others are full"
     )
     children.handle_ignored_signals()
-    settings.register_profile("quick", max_examples=25)
+    # the time that an example or its making takes is that of the machine
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    patient = settings(deadline=None, suppress_health_check=checks)
+    settings.register_profile("all", patient)
+    settings.register_profile("quick", patient, max_examples=25)
     if "full" in _left_out(config):
         settings.load_profile("quick")
-    else:  # switched off in pyproject.toml: it takes seconds to import, and one file of full tests needs it
+    else:
+        settings.load_profile(
+            "all"
+        )  # switched off in pyproject.toml: it takes seconds to import, and one file of full tests needs it
         with contextlib.suppress(ImportError):
             from schemathesis.pytest import plugin
 

@@ -4,7 +4,7 @@ import re
 
 import jinja2
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import TemplateError
@@ -111,9 +111,7 @@ def text_of(ids, model):
 
 
 @pytest.mark.full
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(MESSAGES, CONTENTS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_contents_add_no_special_token_and_no_letter_is_lost(model, name, messages, prefill):

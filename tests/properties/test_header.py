@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import ModelError
@@ -12,9 +12,7 @@ from gguf_spec.gguf.validation import check_generates_text, read_header
 from gguf_spec.registry.resolve import resolve
 from tests.support import tiny
 
-fuzz = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+fuzz = settings(max_examples=300)
 HOSTILE = st.sampled_from(
     [
         0,

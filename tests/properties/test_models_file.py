@@ -1,7 +1,7 @@
 """Any content of a models file gives entries or one type of error."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import InvalidModelsFileError
@@ -61,7 +61,7 @@ def test_the_source_of_the_mutations_is_valid(tmp_path):
 
 @pytest.mark.full
 @settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=500,
 )
 @given(mutated())
 def test_mutated_files(tmp_path, data):
@@ -70,7 +70,7 @@ def test_mutated_files(tmp_path, data):
 
 @pytest.mark.full
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200,
 )
 @given(
     st.binary(max_size=200)

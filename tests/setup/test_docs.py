@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gguf_spec import errors
 from gguf_spec.cli import cli
 from gguf_spec.cli.habits import HIDDEN_NAMES
 from tests.support import children
@@ -119,6 +120,26 @@ def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path, monkeypatch):
         encoding="utf-8",
     )
     assert list(dead_links("a.md")) == ["#one", "b.md"]
+
+
+def test_troubleshooting_has_each_error_and_each_check_of_doctor():
+    rows = re.findall(
+        r"(?m)^\| ([^|]+) \|", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    )
+    first = {name.strip(" `") for row in rows for name in row.split(",")}
+    bases = {"GgufSpecError", "ModelError"}  # which nothing raises
+    classes = {
+        name
+        for name, one in vars(errors).items()
+        if isinstance(one, type) and issubclass(one, errors.GgufSpecError)
+    }
+    assert classes - bases - first == set()
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "gguf_spec" / "doctor").glob("*.py")
+    )
+    checks = set(re.findall(r'\bCheck\(\s*"([^"]+)"', source))
+    assert len(checks) > 15
+    assert checks - first == set()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -21,6 +22,40 @@ from tests.support import children
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+
+
+@pytest.mark.parametrize("folder", [ROOT, *PLUGINS], ids=lambda folder: folder.name)
+def test_each_dependency_has_a_line_that_says_why(folder):
+    lines, section = [], ""
+    for line in (folder / "pyproject.toml").read_text(encoding="utf-8").splitlines():
+        section = line if line.startswith("[") else section
+        if section in (
+            "[build-system]",
+            "[project.optional-dependencies]",
+            "[tool.hatch.metadata.hooks.custom]",
+        ) and re.match(r'    "[\w-]+|(?:requires|dependencies|\w+) = \["', line):
+            lines.append(line)
+    assert lines
+    assert [line for line in lines if "#" not in line and '"gguf-spec[' not in line] == []
+
+
+def test_what_the_package_requires_is_imported():
+    hook = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("\ndependencies = [")[2]
+    wanted = {
+        Requirement(one).name for one in re.findall(r'(?m)^    "([^"]+)"', hook.split("\n]")[0])
+    }
+    modules = {
+        "huggingface_hub": "huggingface_hub",
+        "jsonschema-rs": "jsonschema_rs",
+        "pyyaml": "yaml",
+    }
+    source = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "gguf_spec").rglob("*.py")
+    )
+    imported = set(re.findall(r"(?m)^\s*(?:import|from) (\w+)", source))
+    assert len(wanted) > 10
+    # pip is called by a child process, for models from packages
+    assert {name for name in wanted if modules.get(name, name) not in imported} == {"pip"}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`gguf_spec.models`, the functions behind `gguf-spec models`; the downloads themselves are tested in test_store."""
+"""`gguf_spec.models`, the functions behind `gguf-spec models`; the downloads themselves are tested in test_download."""
 
 import sys
 from pathlib import Path
