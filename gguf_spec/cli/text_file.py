@@ -187,9 +187,9 @@ class Undo:
         entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with atomic_write(self.folder / f"{name}.text") as part:
+            with atomic_write(self.folder / f"{name}.text", is_ours=True) as part:
                 part.write_bytes(before)
-            with atomic_write(self.folder / f"{name}.json") as part:
+            with atomic_write(self.folder / f"{name}.json", is_ours=True) as part:
                 part.write_text(json.dumps(entry), encoding="utf-8")
             self._tidy()
         except OSError:
@@ -201,7 +201,7 @@ class Undo:
         path = self.folder / f"{name}.patch"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with atomic_write(path) as part:
+            with atomic_write(path, is_ours=True) as part:
                 part.write_bytes(changes)
             others = [one for one in self.folder.glob("*.patch") if one != path]
             for other in sorted(others, key=lambda one: one.stat().st_mtime_ns)[: 1 - _MOST_KEPT]:

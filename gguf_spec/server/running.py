@@ -79,7 +79,7 @@ def listed(url: str, token: str, models: Sequence[ServedModel]) -> Iterator[None
         file = folder / f"{os.getpid()}-{url.rpartition(':')[2]}.json"
         entry = {"url": url, "pid": os.getpid(), "token": token}
         entry["keys"] = {model.id: model.key for model in models if model.key}
-        with atomic_write(file, lasting=False) as part:
+        with atomic_write(file, lasting=False, is_ours=True) as part:
             part.write_text(json.dumps(entry), encoding="utf-8")
     try:
         yield

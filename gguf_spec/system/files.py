@@ -160,7 +160,9 @@ def encoding_of(data: bytes) -> tuple[str, int]:
 
 
 @contextmanager
-def atomic_write(path: Path, *, private: bool = True, lasting: bool = True) -> Iterator[Path]:
+def atomic_write(
+    path: Path, *, private: bool = True, lasting: bool = True, is_ours: bool = False
+) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`; rename it to `path` when the block succeeds.
 
     The file appears complete or not at all, however the writing process ends. The temporary file is
@@ -173,6 +175,8 @@ def atomic_write(path: Path, *, private: bool = True, lasting: bool = True) -> I
         private: Whether only the user may read it. If not, the umask decides.
         lasting: Whether it must survive a loss of power, too. If not, it may be empty then, or have
             zeros in it.
+        is_ours: Whether all files of the folder are this program's, with names that may never come
+            again: leftovers of any of them are removed.
 
     Yields:
         The temporary file.
@@ -191,7 +195,7 @@ def atomic_write(path: Path, *, private: bool = True, lasting: bool = True) -> I
             with part.open("rb") as made, path.open("wb") as out:
                 shutil.copyfileobj(made, out)
         return
-    _remove_leftovers(path)
+    _remove_leftovers(path.parent, "*" if is_ours else glob.escape(path.name[:100]))
     part, handle = _begin(path, 0o600 if private else 0o666)
     try:
         yield part
@@ -252,10 +256,9 @@ def _begin(path: Path, mode: int) -> tuple[Path, int]:
         os.close(handle)
 
 
-def _remove_leftovers(path: Path) -> None:
-    pattern = glob.escape(path.name[:100]) + "." + "[0-9a-f]" * 8 + ".part"
+def _remove_leftovers(folder: Path, names: str) -> None:
     with contextlib.suppress(OSError):
-        for leftover in path.parent.glob(pattern):
+        for leftover in folder.glob(f"{names}.{'[0-9a-f]' * 8}.part"):
             handle = os.open(leftover, os.O_WRONLY)
             try:
                 if _HAS_LOCKS and try_lock(handle):
@@ -288,7 +291,7 @@ def write_json(path: Path, data: Any) -> bool:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path, lasting=False) as part:
+        with atomic_write(path, lasting=False, is_ours=True) as part:
             part.write_text(json.dumps(data), encoding="utf-8")
     except OSError:
         return False

@@ -1,10 +1,10 @@
 """Twenty minutes of a server at full queue: clients that wait, leave and cancel, sessions saved and restored. Says whether memory stays flat.
 
-.venv/bin/python scripts/checks/soak.py [--minutes 20] [--clients 24] [-m MODEL] [-d DRAFT]
+.venv/bin/python scripts/checks/soak.py [--minutes 20] [--clients 24] [--slots 1] [-m MODEL] [-d DRAFT]
 .venv/bin/python scripts/checks/soak.py --parallel 4 [--minutes 20] [--clients 24] [-m MODEL] [-d DRAFT]
 .venv/bin/python scripts/checks/soak.py --loads 1000 [-m tales-draft]
 
-Every answer is compared with the one given alone. Ends with 1 where one differs, where memory grows by more than 1 MB a minute after the first
+The clients speak the APIs of OpenAI (three routes), Anthropic and Ollama (two). Every answer is compared with the one given alone. Ends with 1 where one differs, where memory grows by more than 1 MB a minute after the first
 quarter, or where a file or a thread is left. With --parallel no server: threads make requests that share passes, of which some are cancelled,
 dropped, fail or fill their context. With --loads no server: a model is loaded, generates a few tokens and is closed, so many times.
 """
@@ -26,6 +26,7 @@ import numpy as np
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import NoTokenLeftError
+from gguf_spec.llama import own_kernels
 from gguf_spec.server import serve_in_thread
 
 PROMPTS = [
@@ -51,6 +52,40 @@ _CALLED = [
 ]
 _SET = {"type": "array", "uniqueItems": True, "items": {"type": "integer", "multipleOf": 0.5}}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "strict": False, "schema": _SET}}
+# Route -> the field of the prompt, that of the number of tokens, and what has the text: of an answer, of an event of a stream.
+APIS = {
+    "/v1/completions": (
+        "prompt",
+        "max_tokens",
+        lambda a: a["choices"][0]["text"],
+        lambda e: e["choices"][0]["text"],
+    ),
+    "/v1/chat/completions": (
+        "messages",
+        "max_tokens",
+        lambda a: a["choices"][0]["message"]["content"],
+        lambda e: e["choices"][0]["delta"].get("content") or "",
+    ),
+    "/v1/responses": (
+        "input",
+        "max_output_tokens",
+        lambda a: "".join(p["text"] for one in a["output"] for p in one["content"]),
+        lambda e: e["delta"] if e["type"] == "response.output_text.delta" else "",
+    ),
+    "/v1/messages": (
+        "messages",
+        "max_tokens",
+        lambda a: "".join(p["text"] for p in a["content"]),
+        lambda e: e["delta"]["text"] if e["type"] == "content_block_delta" else "",
+    ),
+    "/api/chat": (
+        "messages",
+        "num_predict",
+        lambda a: a["message"]["content"],
+        lambda e: e["message"]["content"],
+    ),
+    "/api/generate": ("prompt", "num_predict", lambda a: a["response"], lambda e: e["response"]),
+}
 # What clients send beside plain prompts: path, body, and the statuses that it may have.
 ODD = (
     ("/v1/completions", {"prompt": "A", "max_tokens": 0}, [200]),
@@ -88,12 +123,13 @@ class Client:
 
     def run(self):
         while time.monotonic() < self._until:
-            (prompt, seed), text = self._random.choice(list(self._right.items()))
+            (path, prompt, seed), text = self._random.choice(list(self._right.items()))
             what = self._random.choices(
                 [self._odd, self._silent, "read", "stream", "leave", "refused"], [3, 1, 5, 5, 3, 1]
             )[0]
             try:
-                self._counts[what() if callable(what) else self._ask(prompt, seed, text, what)] += 1
+                found = what() if callable(what) else self._ask(path, prompt, seed, text, what)
+                self._counts[found] += 1
             except OSError as error:
                 self._counts[f"failed: {error}"] += 1
 
@@ -123,15 +159,13 @@ class Client:
             time.sleep(self._random.random())
         return "silent"
 
-    def _ask(self, prompt, seed, right, what):
-        body = {"prompt": prompt, "seed": seed, "max_tokens": 40, "temperature": 0.8}
-        body["stream"] = what in ("stream", "leave")
-        if what == "refused":
-            body["temperature"] = "warm"
+    def _ask(self, path, prompt, seed, right, what):
+        streams = what in ("stream", "leave")
+        body = asked(path, prompt, seed, streams, "warm" if what == "refused" else 0.8)
         connection = http.client.HTTPConnection(*self._address, timeout=300)
         try:
             headers = {"content-type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
             if answer.status == 429:
                 time.sleep(0.05)
@@ -139,26 +173,35 @@ class Client:
             if what == "refused":
                 return "refused" if answer.status == 400 else f"wrong status {answer.status}"
             if answer.status != 200:
-                return f"wrong status {answer.status}"
+                return f"wrong status {answer.status} of {path}"
             if what == "leave":
                 answer.read(self._random.randrange(1, 2000))
                 return "left"
-            data = answer.read()
-            streams = body["stream"]
-            text = whole(data) if streams else json.loads(data)["choices"][0]["text"]
-            return "right" if text == right else "WRONG TEXT"
+            is_right = text_of(path, answer.read(), streams) == right
+            return f"right, {path}" if is_right else f"WRONG TEXT of {path}"
         finally:
             connection.close()
 
 
-def whole(events):
-    """The text of a stream."""
-    lines = [
-        line[6:]
-        for line in events.decode().splitlines()
-        if line.startswith("data: ") and line != "data: [DONE]"
-    ]
-    return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
+def asked(path, prompt, seed, streams, temperature=0.8):
+    """The body of a request."""
+    field, most, _, _ = APIS[path]
+    said = [{"role": "user", "content": prompt}] if field == "messages" else prompt
+    options = {"seed": seed, most: 40, "temperature": temperature}
+    if path.startswith("/api/"):
+        options = {"options": options, "raw": True} if field == "prompt" else {"options": options}
+    return {"model": "", field: said, "stream": streams} | options
+
+
+def text_of(path, data, streams):
+    """The text of an answer or a stream."""
+    _, _, of_answer, of_event = APIS[path]
+    if not streams:
+        return of_answer(json.loads(data))
+    lines = data.decode().splitlines()
+    if not path.startswith("/api/"):
+        lines = [line[6:] for line in lines if line.startswith("data: ")]
+    return "".join(of_event(json.loads(line)) for line in lines if line not in ("", "[DONE]"))
 
 
 class PlantedError(Exception):
@@ -319,16 +362,46 @@ def alone(llm):
     }
 
 
+def alone_at(server):
+    """The text of each request to each API, when no other one runs."""
+    right = {}
+    for path in APIS:
+        for prompt in PROMPTS:
+            for seed in range(3):
+                connection = http.client.HTTPConnection(*server, timeout=300)
+                body = json.dumps(asked(path, prompt, seed, False))
+                connection.request("POST", path, body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                data = answer.read()
+                if answer.status != 200:
+                    raise SystemExit(f"{path}: {answer.status} {data.decode()}")
+                right[path, prompt, seed] = text_of(path, data, False)
+                connection.close()
+    return right
+
+
 def served(args):
     """Soak a server; return whether it went well."""
     counts = Counter()
     with (
         tempfile.TemporaryDirectory() as folder,
-        gguf_spec.load(args.model, args.draft, threads=1, prefix_memory=PREFIX_MEMORY) as llm,
+        gguf_spec.load(
+            args.model,
+            args.draft,
+            threads=1,
+            parallel=args.slots,
+            prefix_memory=PREFIX_MEMORY,
+            shared_drafts=True,
+        ) as llm,
     ):
-        right, before = alone(llm), left()
+        texts, before = alone(llm), left()
         with serve_in_thread(llm, port=0) as server:
             address = server.url.removeprefix("http://").split(":")
+            right = alone_at(address)
+            for (prompt, seed), text in texts.items():
+                counts["WRONG ALONE"] += right.get(("/v1/completions", prompt, seed), text) != text
+            counts += Counter()  # without what was never seen
+            print(f"{len(right)} texts, kernels: {own_kernels.in_use().name or 'of llama.cpp'}")
             until = time.monotonic() + 60 * args.minutes
             clients = [Client(address, right, counts, until, i) for i in range(args.clients)]
             threads = [threading.Thread(target=client.run) for client in clients]
@@ -366,6 +439,9 @@ def main():
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--parallel", type=int, help="requests that share passes, and no server")
+    parser.add_argument(
+        "--slots", type=int, default=1, help="requests that the server runs at once"
+    )
     parser.add_argument("--loads", type=int, help="load and close it so often, and run no server")
     args = parser.parse_args()
     if args.loads:

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,10 +91,17 @@ def test_errors(here, args, code, said):
 
 @pytest.mark.full
 def test_ctrl_c_leaves_nothing(environment):
+    code = (
+        "import os, gguf_spec\nfrom gguf_spec.cli import main\nreal = gguf_spec.LLM.generate\n"
+        "gguf_spec.LLM.generate = lambda *a, **k: (os.write(2, b'measures\\n'), real(*a, **k))[1]\n"
+        "main()"
+    )
     words = "bench --threads 1 --runs 1000 -n 4 -w story"
-    command = [sys.executable, "-m", "gguf_spec", *words.split()]
+    command = [sys.executable, "-c", code, *words.split()]
     child = children.Child(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(3)
+    for line in child.stderr:
+        if line == b"measures\n":
+            break
     child.send_signal(signal.SIGINT)
     stdout, stderr = child.communicate()
     assert (child.returncode, stdout) == (130, b"")

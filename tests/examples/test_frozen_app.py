@@ -60,6 +60,7 @@ def app(request, tmp_path_factory):
         "HOME": str(folder),
         "STARTS": str(folder / "starts"),
     }
+    around |= {name: value for name, value in os.environ.items() if name == "GGUF_SPEC_KERNELS"}
     place = folder / "dist" / "frozen_app"
     program = place / "frozen_app" if request.param == "--onedir" else place
     return program, around | {"LANG": "C.UTF-8"}

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -166,10 +165,17 @@ def begun(child, n):
         connection.close()
 
 
+def listens(child):
+    try:
+        return ask(child, path="/health").status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
 @pytest.mark.full
 def test_running_answers_may_finish(ever):
     with (
-        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 20, "--ctx", 8192) as child,
+        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 1000, "--ctx", 8192) as child,
         begun(child, 800) as response,
     ):
         threading.Timer(0.3, lambda: child.process.send_signal(signal.SIGTERM)).start()
@@ -204,12 +210,13 @@ def test_a_request_over_the_time_limit_ends_with_a_note(ever):
 @pytest.mark.full
 def test_a_second_signal_does_not_wait(ever):
     with (
-        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 25, "--ctx", 50_000) as child,
-        begun(child, 45_000),
+        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 1000, "--ctx", 90_000) as child,
+        begun(child, 85_000) as response,
     ):
         child.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        until(lambda: not listens(child))
         code, _, _ = child.end(signal.SIGINT)
+        assert b"[DONE]" not in response.read()
     assert code == 130
 
 

@@ -1,5 +1,6 @@
 """Clients that send or read nothing: real sockets at a server with few places and short times."""
 
+import asyncio
 import contextlib
 import http.client
 import socket
@@ -9,9 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gguf_spec.server import connections, requests, serve_in_thread
+from gguf_spec.server import Settings, connections, requests, serve_in_thread
 from gguf_spec.server.connections import Connection, most_connections
-from tests.server.conftest import ask, ask_text
+from gguf_spec.server.errors import ApiError
+from gguf_spec.server.requests import BodyReader
+from tests.server.conftest import ask, ask_text, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -75,23 +78,24 @@ SLOW = {
 
 @pytest.mark.parametrize("form", SLOW)
 def test_a_slow_client_loses_its_connection(tales, monkeypatch, form):
-    monkeypatch.setattr(connections, "HEAD_S", 0.3)
     monkeypatch.setattr(connections, "LOOK_S", 0.0)
-    monkeypatch.setattr(requests, "BODY_S", 0.3)
     first, rest = SLOW[form]
     with serve_in_thread(tales) as server, connect(server) as slow:
-        slow.sendall(first)
-        slow.settimeout(0.02)
-        end = time.monotonic() + 60
-        try:
-            for i in range(10**6):
-                assert time.monotonic() < end
-                slow.sendall(rest[i : i + 1])
-                with contextlib.suppress(TimeoutError):
-                    if slow.recv(1000) == b"":
-                        break
-        except ConnectionError:
-            pass
+        with monkeypatch.context() as limits:  # the request afterwards has the usual time
+            limits.setattr(connections, "HEAD_S", 0.3)
+            limits.setattr(requests, "BODY_S", 0.3)
+            slow.sendall(first)
+            slow.settimeout(0.02)
+            end = time.monotonic() + 180
+            try:
+                for i in range(10**6):
+                    assert time.monotonic() < end
+                    slow.sendall(rest[i : i + 1])
+                    with contextlib.suppress(TimeoutError):
+                        if slow.recv(1000) == b"":
+                            break
+            except ConnectionError:
+                pass
         assert ask_text(server).status == 200
 
 
@@ -102,33 +106,73 @@ def test_a_slow_body_names_the_reason(tales, monkeypatch):
         assert slow.recv(1000).startswith(b"HTTP/1.1 408")
 
 
-def test_a_phone_may_take_its_time(tales, monkeypatch):
-    """A body that keeps the least rate takes longer than the first seconds; a reader may pause."""
-    monkeypatch.setattr(requests, "BODY_S", 0.2)
-    monkeypatch.setattr(requests, "BODY_RATE", 1000)
-    monkeypatch.setattr(connections, "HEAD_S", 0.2)
-    monkeypatch.setattr(connections, "LOOK_S", 0.0)
-    body = b'{"prompt": "abc", "max_tokens": 4, "user": "' + b"x" * 20_000 + b'"}'
-    with serve_in_thread(tales) as server, connect(server) as phone:
-        phone.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body))
-        for i in range(0, len(body), 2500):
-            phone.sendall(body[i : i + 2500])
-            time.sleep(0.1)
-        assert phone.recv(1000).startswith(b"HTTP/1.1 200")
+@pytest.mark.parametrize(("rate", "is_taken"), [(5000, True), (3000, False)])
+def test_a_phone_may_take_its_time(monkeypatch, rate, is_taken):
+    """A body that keeps the least rate takes longer than the first seconds; a slower one is refused."""
+    monkeypatch.setattr(requests, "BODY_S", 20.0)
+    monkeypatch.setattr(requests, "BODY_RATE", 4000)
+    now_s, left = [0.0], [rate] * 100
+    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    async def receive():
+        now_s[0] += 1
+        return {"type": "http.request", "body": b"x" * left.pop(), "more_body": bool(left)}
+
+    reading = BodyReader(Settings(), lambda: False).receive(SimpleNamespace(receive=receive))
+    if is_taken:
+        assert len(asyncio.run(reading)) == 100 * rate
+        assert now_s[0] == 100
+    else:
+        with pytest.raises(ApiError) as refused:
+            asyncio.run(reading)
+        assert refused.value.status == 408
+        assert 70 < now_s[0] < 90
+
+
+def watched(now_s, is_answered=True):
+    """A connection whose clock the test sets, and when it was closed."""
+    one, closed = Connection.__new__(Connection), []
+    one._patience, one._n_unsent, one.since = 100.0, 0, 0.0
+    one.cycle = SimpleNamespace(response_complete=is_answered)
+    one.loop = SimpleNamespace(time=lambda: now_s[0])
+    one.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: 0,
+        is_closing=lambda: bool(closed),
+        abort=lambda: closed.append(now_s[0]),
+    )
+    return one, closed
+
+
+def test_an_answer_may_take_longer_than_a_head(monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 5.0)
+    one, closed = watched([0.0], is_answered=False)
+    for now_s in (4, 8, 90):
+        one.look(now_s)
+    assert closed == []
 
 
 def test_a_keep_alive_connection_lasts_longer_than_one_head(tales, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_S", 1.0)
-    monkeypatch.setattr(connections, "LOOK_S", 0.0)
+    monkeypatch.setattr(connections, "HEAD_S", 5.0)
+    monkeypatch.setattr(connections.H11Protocol, "on_response_complete", lambda self: None)
+    now_s = [0.0]
+    one, closed = watched(now_s)
+    for now_s[0] in (4.0, 8.0, 12.0):
+        one.on_response_complete()
+    for now_s[0] in (12.5, 17.0, 17.5):
+        one.look(now_s[0])
+    assert closed == [17.5]
+
+
+def test_each_answer_begins_the_time_again(tales):
     with serve_in_thread(tales) as server:
         one = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
         one.connect()
-        first, end = one.sock, time.monotonic() + 1.3
-        while time.monotonic() < end:
-            one.request("GET", "/health")
-            assert one.getresponse().read()
-            time.sleep(0.02)
-        assert one.sock is first
+        until(lambda: server._uvicorn.server_state.connections)
+        (there,) = server._uvicorn.server_state.connections
+        began_s = there.since
+        one.request("GET", "/health")
+        assert one.getresponse().read()
+        until(lambda: there.since > began_s)
         one.close()
 
 

@@ -242,7 +242,7 @@ class TestWhyFast:
         # the real answer has such a button too where the clock says that drafts paid
         page.driver.find_elements("css selector", ".tools .why")[-1].click()
         page.click(".measured button")
-        until(lambda: page.shows(".bars"), 60)
+        until(lambda: page.shows(".bars"))
         plain = page.bodies()[-1]
         assert plain["speculation"] == "off"
         assert (plain["seed"], plain["max_tokens"], plain["model"]) == (7, 60, real["model"])
@@ -323,7 +323,7 @@ class TestFullContext:
         assert "maximum context length is 2048 tokens" in page.text("#trouble")
         for _ in range(10):
             page.click("#trouble button", "Shorten the message")
-            until(lambda: page.idle() and (page.text("#trouble") or page.count(".answer")), 60)
+            until(lambda: page.idle() and (page.text("#trouble") or page.count(".answer")))
             if page.count(".answer"):
                 break
         assert page.count(".answer") == 1
@@ -347,10 +347,10 @@ class TestStop:
             page.press(TAB)
             assert page.focus == "stop"
             page.press(ENTER)
-        until(page.idle, 5)
+        until(page.idle)
         assert page.focus == "prompt"
         said = page.text(".text")
-        until(lambda: not ask(for_ever).json()["busy"], 5)  # the engine is free too
+        until(lambda: not ask(for_ever).json()["busy"])  # the engine is free too
         assert page.text(".text") == said
         assert page.text(".cost").startswith("Stopped")
         page.set(max_tokens=5)
@@ -363,7 +363,7 @@ class TestStop:
         page.say("a")
         until(lambda: len(page.text(".text")) > 100)
         page.find("#new").click()
-        until(lambda: not ask(for_ever).json()["busy"], 5)
+        until(lambda: not ask(for_ever).json()["busy"])
         assert page.count(".message") == 0
         assert page.shows("#send")
         page.click("#conversations .open", "a")
@@ -381,7 +381,7 @@ class TestStop:
         """A user's scroll position stays while the answer grows."""
         page.set(max_tokens=40_000)
         page.say("a")
-        until(lambda: page.script("return document.documentElement.scrollTop") > 300, 30)
+        until(lambda: page.script("return document.documentElement.scrollTop") > 300)
         page.script("document.documentElement.scrollTop = 50")
         n = len(page.text(".text"))
         until(lambda: len(page.text(".text")) > n + 500)
@@ -391,7 +391,7 @@ class TestStop:
         until(lambda: page.script("return document.documentElement.scrollTop") > 50)
         page.find("#prompt").click()  # the button that had the focus is hidden
         page.press(ESCAPE)
-        until(page.idle, 5)
+        until(page.idle)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -293,11 +293,18 @@ def test_the_only_slot(letters):
 def test_a_timeout_ends_only_its_own_request(letters):
     with (
         gguf_spec.load(letters[0], None, parallel=2, **PLAIN) as llm,
-        serve_in_thread(llm, timeout=0.5) as server,
+        serve_in_thread(llm) as server,
         ThreadPoolExecutor(2) as clients,
     ):
-        cut = clients.submit(ask_text, server, **LONG | {"max_tokens": 15_000})
-        until(lambda: busy(server))
+        cut, worker = (
+            clients.submit(ask_text, server, **LONG | {"max_tokens": 15_000}),
+            server._app.worker,
+        )
+        until(lambda: worker._running)
+        [job] = worker._running
+        short = [ask_text(server, prompt="a", temperature=0, max_tokens=5).json() for _ in range(5)]
+        assert {one["choices"][0]["text"] for one in short} == {"bcdef"}
+        worker.cancel(job, "timeout")
         short = [ask_text(server, prompt="a", temperature=0, max_tokens=5).json() for _ in range(5)]
         assert {one["choices"][0]["text"] for one in short} == {"bcdef"}
         assert cut.result().json()["choices"][0]["finish_reason"] == "length"

@@ -24,7 +24,7 @@ def inbox(tmp_path, monkeypatch):
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(path))
-        receiver.settimeout(20)
+        receiver.settimeout(180)
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         monkeypatch.delenv("WATCHDOG_USEC", raising=False)
         monkeypatch.delenv("WATCHDOG_PID", raising=False)

@@ -89,10 +89,8 @@ def test_other_machines_compile(monkeypatch):
 
 def test_a_program_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(ready_made, "MOST_S", 0.3)
-    started = time.monotonic()
     with (tmp_path / "log").open("wb") as log, pytest.raises(ready_made.Unavailable):
-        ready_made.fetch(["sleep", "60"], tmp_path, "", "it", _llama_wheel.call, log)
-    assert time.monotonic() - started < 30
+        ready_made.fetch(["sleep", "100000"], tmp_path, "", "it", _llama_wheel.call, log)
     assert not _llama_wheel._children
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gguf_spec.cli.chat.kept import KeptChats
+from gguf_spec.cli.text_file import Undo
 from gguf_spec.system import files
 from gguf_spec.system.files import atomic_write, is_device, read_json, write_json
 from tests.support import children
@@ -76,6 +78,28 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     with atomic_write(tmp_path / "kept.json"):
         assert left not in only(tmp_path)
     assert only(tmp_path) == ["kept.json", "other.json"]
+
+
+def test_in_a_folder_of_ours_names_that_never_come_again_leave_nothing(tmp_path, monkeypatch):
+    """A killed process leaves a part of a chat, or of a text before an edit, under its own name."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    chats, undo = KeptChats(), Undo()
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    writes = [
+        (chats.folder, lambda: chats.write(said, "m", {})),
+        (undo.folder, lambda: undo.keep(tmp_path / "a.py", b"a", b"b")),
+        (undo.folder, lambda: undo.keep_patch("a.py", b"c")),
+        (tmp_path / "cache", lambda: write_json(tmp_path / "cache" / "b.json", 1)),
+    ]
+    for folder, write in writes:
+        folder.mkdir(parents=True, exist_ok=True)
+        child, left = writer(folder / "01234567890123456789.json")
+        write()
+        assert left in only(folder), "another process writes it"
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        write()
+        assert left not in only(folder)
 
 
 def test_what_another_process_writes_just_now_stays(tmp_path):

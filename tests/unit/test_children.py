@@ -2,10 +2,13 @@
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,24 +33,47 @@ def test_all_tests_start_programs_by_way_of_children():
             assert not other_ways.search(path.read_text(encoding="utf-8")), path
 
 
-def test_a_child_over_its_time_limit_is_killed_and_its_output_shown():
-    with pytest.raises(
-        AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"
-    ):
-        children.run([sys.executable, "-c", SAYS_AND_STAYS], capture_output=True, limit_s=1)
-    with pytest.raises(
-        AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"
-    ):
-        children.at_terminal([sys.executable, "-c", SAYS_AND_STAYS], limit_s=1)
+@pytest.fixture
+def over_when_said(monkeypatch, tmp_path):
+    """Let the time of a child be over when it has printed a line; return the code of such a child."""
+    said = tmp_path / "said"
+
+    class Timer(threading.Thread):
+        def __init__(self, seconds, end):
+            super().__init__(daemon=True)
+            self.end, self.cancel = end, lambda: None
+
+        def run(self):
+            while not said.exists():
+                threading.Event().wait(0.01)
+            self.end()
+
+    monkeypatch.setattr(children, "threading", SimpleNamespace(Timer=Timer))
+    return f"import time; print('one', flush=True); open({str(said)!r}, 'w'); time.sleep(600)"
+
+
+def test_a_child_over_its_time_limit_is_killed_and_its_output_shown(over_when_said, tmp_path):
+    command = [sys.executable, "-c", over_when_said]
+    for run in (lambda: children.run(command, capture_output=True, limit_s=1), lambda: children.at_terminal(command, limit_s=1)):  # fmt: skip
+        with pytest.raises(AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"):  # fmt: skip
+            run()
+        (tmp_path / "said").unlink()
+
+
+def test_a_wait_for_a_child_has_a_limit(tmp_path):
     child = children.Child([sys.executable, "-c", SAYS_AND_STAYS], stdout=subprocess.PIPE)
-    with child, pytest.raises(AssertionError, match=r"took more than 1 s; it had printed: b'one"):
-        child.communicate(timeout=1)
+    with child, pytest.raises(AssertionError, match=r"took more than 0 s; it had printed: b'one"):
+        while not select.select([child.stdout], [], [], 1)[0]:
+            pass
+        child.communicate(timeout=0.2)
 
 
-def test_a_read_ends_when_the_time_is_over():
+def test_a_read_ends_when_the_time_is_over(over_when_said):
     with (
         pytest.raises(AssertionError, match="was killed"),
-        children.Child([sys.executable, "-c", SAYS_AND_STAYS], limit_s=1, stdout=-1) as child,
+        children.Child(
+            [sys.executable, "-c", over_when_said], limit_s=1, stdout=subprocess.PIPE
+        ) as child,
     ):
         assert child.stdout.read() == b"one\n"
 

@@ -121,7 +121,7 @@ class KeptChats:
                 (self._path or path).unlink(missing_ok=True)
                 return
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with atomic_write(path) as part:
+            with atomic_write(path, is_ours=True) as part:
                 part.write_text(json.dumps(data, ensure_ascii=False), "utf-8", "replace")
             if self._path and self._path != path:
                 self._path.unlink(missing_ok=True)
