@@ -291,9 +291,7 @@ def _mentions(
             bare = _without_list(re.sub(r"[`\"'“‘(\[.#*]+$", "", before), names)
             behind = re.sub(r"^(?:\(\))?[`\"'”’)\]]*", "", after)
             begins = not bare.strip() or bool(re.search(r"[.;,:]\s*$", bare))
-            kind_before = re.search(
-                rf"(?i)\b({_KIND})(?:e?s)?\s+(?:named\s+|called\s+)?$", bare
-            )
+            kind_before = re.search(rf"(?i)\b({_KIND})(?:e?s)?\s+(?:named\s+|called\s+)?$", bare)
             kind_after = None if begins else re.match(rf"(?i)\s+({_KIND})\b(?!\s+hint)", behind)
             kind = (kind_before or kind_after or ("", ""))[1].lower()
             a_kind = rf"(?:(?:\w+\s+)?(?:{_KIND})s?\s+)?"
@@ -365,7 +363,7 @@ _LIST = re.compile(
 
 
 def _without_list(before: str, names: set[str]) -> str:
-    """Return the text before a name as if it stood first: "the functions " of "the functions a and "."""
+    """Return the text before a name without other names of its list."""
     if not (found := _LIST.search(before)):
         return before
     listed = re.findall(r"[^\s,`\"'()]+", re.sub(r"(?i)\b(?:and|or)\b", " ", found["names"]))

@@ -88,7 +88,9 @@ def test_what_is_doubtful_is_not_written_with_yes_alone(here, menu):
     assert result.returncode == 1
     assert "Doubtful: the key tea stands at 2 places" in said
     assert menu.read_text() == MENU
-    kept = re.search(r"The patch is (.*menu\.ini\.patch); the same command with --force writes it\.", said)
+    kept = re.search(
+        r"The patch is (.*menu\.ini\.patch); the same command with --force writes it\.", said
+    )
     assert "+chai = 2" in Path(kept[1]).read_text(encoding="utf-8")
     assert stat.S_IMODE(Path(kept[1]).stat().st_mode) == 0o600
     assert here("edit", menu, "rename the key tea to chai", "--yes", "--force").returncode == 0
