@@ -786,7 +786,10 @@ class NotInstalledError(GgufSpecError, ImportError):
     """
 
     def __init__(self, name: str, package: str, extra: str) -> None:
-        hint = f"run pip install '.[{extra}]' in a clone of gguf-spec."
+        hint = (
+            f"run pip install '.[{extra}]' in a clone of gguf-spec, or where it came as a wheel, "
+            f"install 'gguf-spec[{extra}]' in the same way."
+        )
         super().__init__(f"{name} needs {package}, which is not installed.", hint)
         self.package, self.extra = package, extra
 

@@ -25,6 +25,10 @@ from .speculative.translation import in_target_ids
 __all__ = ["Tuning", "milliseconds", "tune"]
 
 
+# Cost of a pass over several tokens, in passes over one, below which the measurement was disturbed.
+_IMPOSSIBLE = 0.8
+
+
 @dataclass(frozen=True)
 class Tuning:
     """Measured costs of a model pair and their interpretation.
@@ -75,6 +79,8 @@ class Tuning:
     @property
     def _costs(self) -> str:
         one, agreement = self.target_s(1), self.profile.agreement
+        if min(self.target_s(4), self.target_s(8)) < _IMPOSSIBLE * one:
+            return "The measured costs cannot be: several tokens took less time than one."
         text = (
             f"A token of the target takes {milliseconds(one)}; checking 4 takes as long as "
             f"{self.target_s(4) / one:.1f}, 8 as long as {self.target_s(8) / one:.1f}."

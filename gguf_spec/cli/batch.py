@@ -142,7 +142,7 @@ def _state(now: BatchProgress) -> str:
 def _summary(end: BatchProgress) -> str:
     total = "" if end.n_lines in (None, end.n_done) else f" of {end.n_lines:,}"
     before = f" ({end.n_before:,} of them before)" if end.n_before else ""
-    failed = f", {end.n_failed:,} failed" if end.n_failed else ""
+    failed = f", {end.n_failed:,} of them an error" if end.n_failed else ""
     text = f"{end.n_done:,}{total} lines have a result{before}{failed}"
     if end.n_done == end.n_before:
         return f"{text}."

@@ -14,7 +14,7 @@ from .options import load_models, model_options, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
-    from ..bench import Report
+    from ..bench import Case, Report
 
 
 # Fraction of the time limit for the useless draft; it has two of about thirty contenders.
@@ -125,6 +125,14 @@ def _run(options: dict[str, Any]) -> Report:
     return report.with_useless(worst) if worst else report
 
 
+def _impossible(case: Case) -> str:
+    """Return a note where drafts cannot give the speed-up: each accepted token saves one pass."""
+    most = max(run.n_tokens / max(1, run.n_tokens - run.n_accepted) for run in case.adaptive.runs)
+    if case.adaptive.speedup.median <= 1.2 * most:
+        return ""
+    return f" (drafts give at most {most:.2f}: other programs ran)"
+
+
 def _show(report: Report, tables: bool) -> None:
     """Print the report: the summary, a bar per case, and the tables if they are wanted."""
     m = report.machine
@@ -133,7 +141,9 @@ def _show(report: Report, tables: bool) -> None:
     unit = _BAR / max(speedups.values())
     lines = [*wrapped(report.sentence), ""]
     lines += [
-        f"{name:<17}{'#' * round(unit * x):<{_BAR}} {x:.2f} x" for name, x in speedups.items()
+        f"{case.name:<17}{'#' * round(unit * (x := speedups[case.name])):<{_BAR}} {x:.2f} x"
+        f"{_impossible(case)}"
+        for case in report.cases
     ]
     if not report.is_complete:
         lines.append("The time limit ended the benchmark early (--minutes).")

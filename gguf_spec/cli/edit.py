@@ -257,6 +257,8 @@ def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
         path, lines = Path(found[1]), [found[2]]
     if not path.exists():
         quotes = " Put the instruction in quotes." if file != words[0] else ""
+        if file == "-":
+            quotes = " A pipe cannot be edited: write its text into a file first."
         raise click.BadParameter(f"File '{path}' does not exist.{quotes}", param_hint="'FILE'")
     if path.is_dir():
         raise click.BadParameter(f"File '{path}' is a directory.", param_hint="'FILE'")
@@ -362,8 +364,8 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
 def _keep_patch(done: list[_Change]) -> None:
     names = "-".join(one.source.path.name for one in done)[:100]
     kept = Undo().keep_patch(names, b"".join(one.changes for one in done))
-    where = f"The patch is {kept}; " if kept else ""
-    click.echo(f"Nothing was written. {where}--force writes it.", err=True)
+    where = f" The patch is {kept};" if kept else ""
+    click.echo(f"Nothing was written.{where} the same command with --force writes it.", err=True)
     for one in done:
         one.new = None
 
@@ -543,8 +545,8 @@ def _taken(source: TextFile, result: Edit) -> list[Hunk] | None:
         if key == "y":
             taken.append(hunk)
         elif key == "a":
-            rest = [one for one in todo if hunk.is_outside or not one.is_outside]
-            return [*taken, hunk, *rest]
+            taken += [hunk, *(one for one in todo if hunk.is_outside or not one.is_outside)]
+            break
         elif key == "r":
             return None
         elif key == "q":
@@ -557,6 +559,8 @@ def _taken(source: TextFile, result: Edit) -> list[Hunk] | None:
         elif key != "n":
             click.echo(_KEYS if key == "?" else "It was not changed.", err=True)
             todo.insert(0, hunk)
+    if 0 < len(taken) < n_all:
+        click.echo(f"{len(taken)} of {n_all} changes taken.", err=True)
     return taken
 
 
@@ -649,8 +653,7 @@ def _shown(
         *lines, rest = Text.assemble(rest, *new).split("\n", allow_blank=True)
         for line in lines:
             out.print(line)
-        status = f"{stats.n_generated:,} of about {n_expected:,} tokens, {speed(stats)}"
-        live.update(Group(rest, Text(status, style="dim")))
+        live.update(Group(rest, Text(_status(stats, n_expected), style="dim")))
 
     with Live(console=out, transient=True, refresh_per_second=12) as live:
         try:
@@ -658,6 +661,11 @@ def _shown(
         finally:
             out.print(rest)
             live.update("")
+
+
+def _status(stats: Stats, n_expected: int) -> str:
+    of_all = f" of about {n_expected:,}" if stats.n_generated <= n_expected else ""
+    return f"{stats.n_generated:,}{of_all} tokens, {speed(stats)}"
 
 
 def show_summary(stats: Stats, plain: Stats | None) -> None:

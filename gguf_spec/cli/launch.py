@@ -21,7 +21,8 @@ import click
 
 from ..errors import GgufSpecError, InvalidOptionError
 from . import signals
-from .command import Command, flag, option
+from .command import Command, as_called, flag, option
+from .output import StatusLine
 
 
 class Client(NamedTuple):
@@ -207,10 +208,15 @@ def launch(
         lines = [] if facts else [shlex.join(command)]
         lines += [f"{file}: {text}" for file, text in _files(client, shown, key, "FOLDER").items()]
         lines.append(shlex.join(["env", *variables, name, *words, *arguments]))
-        click.echo("\n".join(lines))
+        click.echo(as_called("\n".join(lines)))
         return 0
     with _found(facts, command) as server:
-        check(server, key)
+        checking = StatusLine()
+        checking.show("Checking that the model calls a tool")
+        try:
+            check(server, key)
+        finally:
+            checking.remove()
         with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
             for file, text in _files(client, server, key, folder).items():
                 Path(file).write_text(text, encoding="utf-8")
@@ -269,6 +275,8 @@ def _found(facts: ServerFacts | None, command: list[str]) -> Iterator[ServerFact
         yield facts
         return
     words = [sys.executable, "-m", "gguf_spec", *command[1:], "--port", "0", "--quiet"]
+    starting = StatusLine()
+    starting.show("Starting a server for this run")
     # A session of its own: Ctrl-C in the program is not for the server.
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, encoding="utf-8", start_new_session=True
@@ -276,6 +284,7 @@ def _found(facts: ServerFacts | None, command: list[str]) -> Iterator[ServerFact
         try:
             assert process.stdout
             line = process.stdout.readline()
+            starting.remove()
             if not line.startswith("Listening at "):
                 raise GgufSpecError(
                     "the server did not start.", f"run {shlex.join(command)} to see why."

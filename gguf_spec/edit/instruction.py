@@ -288,10 +288,10 @@ def _mentions(
         )
         for found in pattern.finditer(text):
             before, after = text[: found.start()], text[found.end() :]
-            bare = re.sub(r"[`\"'“‘(\[.#*]+$", "", before)
+            bare = _without_list(re.sub(r"[`\"'“‘(\[.#*]+$", "", before), names)
             behind = re.sub(r"^(?:\(\))?[`\"'”’)\]]*", "", after)
             begins = not bare.strip() or bool(re.search(r"[.;,:]\s*$", bare))
-            kind_before = re.search(rf"(?i)\b({_KIND})\s+(?:named\s+|called\s+)?$", bare)
+            kind_before = re.search(rf"(?i)\b({_KIND})(?:e?s)?\s+(?:named\s+|called\s+)?$", bare)
             kind_after = None if begins else re.match(rf"(?i)\s+({_KIND})\b(?!\s+hint)", behind)
             kind = (kind_before or kind_after or ("", ""))[1].lower()
             a_kind = rf"(?:(?:\w+\s+)?(?:{_KIND})s?\s+)?"
@@ -355,6 +355,19 @@ def _mentions(
                     frozenset(kinds),
                     bool(place and not is_new) or is_subject or is_object,
                 )
+
+
+_LIST = re.compile(
+    rf"(?i)(?P<head>\b(?:{_KIND})e?s\s+)(?P<names>(?:\S+?(?:,\s*(?:(?:and|or)\s+)?|\s+(?:and|or)\s+))+)$"
+)
+
+
+def _without_list(before: str, names: set[str]) -> str:
+    """Return the text before a name without other names of its list."""
+    if not (found := _LIST.search(before)):
+        return before
+    listed = re.findall(r"[^\s,`\"'()]+", re.sub(r"(?i)\b(?:and|or)\b", " ", found["names"]))
+    return before[: found.end("head")] if {*listed} <= names else before
 
 
 def _line_numbers(text: str, n_lines: int) -> list[Part]:

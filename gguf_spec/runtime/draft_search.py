@@ -28,6 +28,7 @@ from ..gguf.validation import ModelFile, trimmed
 from ..gguf.vocabulary import FileVocabulary
 from ..options import DRAFT_WORDS, K_MAX
 from ..registry import download
+from ..registry.models_file import BUNDLED
 from ..registry.resolve import Entry, entries, local_models
 from ..speculative.profile import ModelKey, read_profile
 from ..speculative.vocabularies import check_vocabulary, common_share
@@ -148,7 +149,12 @@ def candidates(
     for path in _files(load.file.path):
         judge(path.name, path)
     return sorted(
-        judged,
+        # the bundled models are for tests: no drafts of other families
+        (
+            one
+            for one in judged
+            if not (one.translated and one.path and BUNDLED in one.path.parents)
+        ),
         key=lambda one: (
             not one.fits,
             one.file is None,

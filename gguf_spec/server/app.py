@@ -558,7 +558,12 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         code, headers = _CODES.get(error.status_code), dict(error.headers or {})
-        error = ApiError(f"{error.detail}.", None, code, error.status_code, headers)
+        message = f"{error.detail}."
+        if code == "not_found":
+            message = "There is no such path here; GET /openapi.json lists them."
+        elif code:
+            message = f"This path takes {headers.get('Allow', headers.get('allow', 'others'))}."
+        error = ApiError(message, None, code, error.status_code, headers)
     refusal = error if isinstance(error, ApiError) else failure(error)
     return refused(refusal, request.scope["path"])
 
@@ -589,7 +594,7 @@ def _log_request(scope: Scope, path: str, status: int) -> None:
         f", {stats.n_prompt:,} + {stats.n_generated:,} tokens, {stats.tokens_per_s:,.1f} tok/s"
         for stats in choices[:8]
     )
-    _REQUESTS.info("%s %s %d%s", method, path, status, tokens)
+    _REQUESTS.info("%s %s %d%s", method, path.replace("{name:path}", "NAME"), status, tokens)
 
 
 def _name(host: str) -> str | None:

@@ -264,8 +264,11 @@ def parse(body: bytes) -> dict[str, Any]:
         text = json.dumps(data, ensure_ascii=False)
         if not text.isascii() and (whole := well_formed(text)) != text:
             data, text = json.loads(whole), whole
-    except (ValueError, RecursionError):
-        raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        at = ""
+        if isinstance(error, json.JSONDecodeError):
+            at = f" (line {error.lineno}, column {error.colno})"
+        raise ApiError(f"The body is not JSON in UTF-8{at}.", None, "invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError("The body must be a JSON object.", None, "invalid_json")
     if "Infinity" in text:

@@ -44,11 +44,11 @@ def test_a_file_of_both_formats(batch, work, tmp_path):
     notes = done.stderr.decode().splitlines()
     assert notes[0] == "Note: line 4: The line is not a JSON object in UTF-8."
     assert notes[1].startswith("Note: line 6: stream is not supported")
-    assert notes[2].startswith("5 lines have a result, 2 failed: 10 tokens in ")
+    assert notes[2].startswith("5 lines have a result, 2 of them an error: 10 tokens in ")
     again = batch("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-t", "0", "--raw", "-n", "5")
     assert (again.returncode, again.stderr.decode()) == (
         1,
-        "5 lines have a result (5 of them before), 2 failed.\n",
+        "5 lines have a result (5 of them before), 2 of them an error.\n",
     )
     other = batch("in.jsonl", "out.jsonl", "-m", work / "abc.gguf", "-t", "0.5", "--raw", "-n", "5")
     assert (other.returncode, other.stdout) == (1, b"")
@@ -114,7 +114,7 @@ def test_many_bad_lines_are_not_all_named(batch, tmp_path):
     write(tmp_path / "in.jsonl", [b"x"] * 100)
     done = batch("in.jsonl", "out.jsonl", *TALES)
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 22)
-    assert b"100 lines have a result, 100 failed: 0 tokens" in done.stderr
+    assert b"100 lines have a result, 100 of them an error: 0 tokens" in done.stderr
 
 
 @pytest.mark.full
@@ -145,7 +145,7 @@ def test_texts():
     assert _state(now) == "300 of 1,200 lines, 2 failed, 50.0 tok/s, 8 min left"
     assert _state(BatchProgress(None, 3, 0, 0, 50, 10.0)) == "3 lines, 5.0 tok/s"
     assert _summary(now) == (
-        "300 of 1,200 lines have a result (100 of them before), 2 failed: 5,000 tokens in 2 min, "
+        "300 of 1,200 lines have a result (100 of them before), 2 of them an error: 5,000 tokens in 2 min, "
         "50.0 tok/s."
     )
     assert [_duration(s) for s in (0.04, 9.9, 99, 100, 5990, 12000)] == [

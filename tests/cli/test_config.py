@@ -135,6 +135,15 @@ def test_show(here, config):
     }
 
 
+def test_a_misspelt_variable_and_section_are_named(here, config):
+    env = {"GGUF_SPEC_SEEED": "7", "GGUF_SPEC_BUILD_LLAMA": "0"}
+    said = here("config", env=env).stderr.decode()
+    assert said == "Note: GGUF_SPEC_SEEED sets no option. Did you mean GGUF_SPEC_SEED?\n"
+    for name, meant in (("gnerate", "generate"), ("models.pul", "models.pull")):
+        said = check(here("config", env=config(f"[{name}]\n")), 2, "is not the name of a command")
+        assert f"did you mean [{meant}]?" in said
+
+
 def test_no_file(here, config, tmp_path):
     env = {"XDG_CONFIG_HOME": str(tmp_path / "none")}
     assert out(here("config", "path", env=env)) == f"{tmp_path}/none/gguf-spec/config.toml\n"

@@ -86,8 +86,10 @@ def test_at_a_terminal_of_80_columns(work, environment):
     """No line is longer, continued lines are indented, and passed checks are green."""
     gone = "a file with a name that is quite long/and that is not there.gguf"
     command = [sys.executable, "-m", "gguf_spec", "doctor", "-m", "abc.gguf", "-d", gone]
-    code, seen = children.at_terminal(command, size=(24, 80), cwd=work, env=environment)
+    env = environment | {"GGUF_SPEC_CALLED": "/home/someone/a folder/scripts/run"}
+    code, seen = children.at_terminal(command, size=(24, 80), cwd=work, env=env)
     assert code == 1, seen
+    assert b"someone" in seen
     assert b"\n\x1b[32mok    \x1b[0mPython" in seen
     assert b"\x1b[31mfail  \x1b[0mdraft" in seen
     lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).replace("\r\n", "\n").splitlines()

@@ -1,9 +1,11 @@
 """`gguf-spec models drafts`, and the draft that commands find by themselves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from gguf_spec.runtime import draft_search
 from tests.support import eagle, tiny
 
 
@@ -39,7 +41,7 @@ def test_a_table_of_what_fits_and_what_does_not(run, home):
     lines = result.stdout.decode().splitlines()
     assert (result.returncode, result.stderr) == (0, b"")
     assert lines[0].split() == ["draft", "gain", "why"]
-    assert lines[1].startswith("small.gguf ")
+    assert lines[1].startswith("small.gguf ") and "  ~" in lines[1], "the gain is an estimate"
     assert "it has the same vocabulary and has 12% of the target's size" in lines[1]
     assert next(line for line in lines if line.startswith("other.gguf")).endswith(
         "it has another tokenizer, with 99% common tokens, and has 12% of the target's size; used "
@@ -49,6 +51,20 @@ def test_a_table_of_what_fits_and_what_does_not(run, home):
     assert lines[-1].split(maxsplit=1)[1] == (
         "it is not on this disk, so its vocabulary cannot be compared"
     )
+
+
+def test_the_models_for_tests_draft_for_no_other_family(run, monkeypatch):
+    """Seen with Qwen2.5-Coder: "tales 1.17 ... used after gguf-spec tune -d tales"."""
+    judge = draft_search._judge
+
+    def translated(load, name, file, declared):
+        one = judge(load, name, file, declared)
+        return replace(one, translated=True) if name in ("tales", "other.gguf") else one
+
+    monkeypatch.setattr(draft_search, "_judge", translated)
+    shown = run("models", "drafts", "./big.gguf", "--json").stdout
+    names = [one["name"] for one in json.loads(shown)["drafts"]]
+    assert "tales" not in names and "other.gguf" in names
 
 
 @pytest.mark.full

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from gguf_spec import Stats
+from gguf_spec.cli.edit import _status
 from tests.cli.test_errors import check
 from tests.support import children, tiny
 
@@ -86,7 +88,9 @@ def test_what_is_doubtful_is_not_written_with_yes_alone(here, menu):
     assert result.returncode == 1
     assert "Doubtful: the key tea stands at 2 places" in said
     assert menu.read_text() == MENU
-    kept = re.search(r"The patch is (.*menu\.ini\.patch); --force writes it\.", said)
+    kept = re.search(
+        r"The patch is (.*menu\.ini\.patch); the same command with --force writes it\.", said
+    )
     assert "+chai = 2" in Path(kept[1]).read_text(encoding="utf-8")
     assert stat.S_IMODE(Path(kept[1]).stat().st_mode) == 0o600
     assert here("edit", menu, "rename the key tea to chai", "--yes", "--force").returncode == 0
@@ -175,11 +179,12 @@ def test_each_change_is_asked_about(work, environment, menu):
     assert "(2/2) Take this change?" in shown
     assert "leave the old lines" in shown
     assert menu.read_text() == MENU.replace("tea = 4", "chai = 4")
+    assert "1 of 2 changes taken.\r\n" in shown
     for typed in (b"q\n", b"n\nn\n", b"r\nq\n", b"add the rest\nyes please\nno\nquit\n"):
         menu.write_text(MENU, encoding="utf-8")
         code, seen = children.at_terminal(line, typed=typed, cwd=work, env=environment)
         assert (code, menu.read_text()) == (0, MENU)
-        assert b"Nothing was written." in seen
+        assert b"Nothing was written." in seen and b"taken." not in seen
 
 
 @pytest.mark.full
@@ -409,6 +414,7 @@ def test_a_long_file_gets_a_longer_context(edit, here, file, n, n_ctx):
 def test_wrong_usage(edit, file, tmp_path):
     check(edit(tmp_path / "gone.txt", "x"), 2, "gone.txt")
     check(edit(tmp_path, "x"), 2, "is a directory")
+    check(edit("-", "x"), 2, "A pipe cannot be edited")
     check(edit(file, " "), 2, "INSTRUCTION is empty")
     check(edit(file, "x", "-n", 0), 2, "--max-tokens is 0")
     check(edit(file, "x", "-t", -1), 2, "--temperature is -1")
@@ -516,6 +522,11 @@ def test_accepted_draft_tokens_are_green_on_request(work, environment, tmp_path,
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("n", "shown"), [(13, "13 of about 13 tokens"), (14, "14 tokens")])
+def test_a_text_longer_than_the_old_one_is_not_so_many_of_fewer(n, shown):
+    assert _status(Stats(n_generated=n), 13).startswith(f"{shown},")
+
+
 def test_ctrl_c_writes_nothing(work, environment, file):
     tiny.write(work / "long.gguf", tiny.one_text("\nabcdefgh", for_ever=True), metadata={"llama.context_length": 100_000})  # fmt: skip
     line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "x", "-m", "long.gguf", "--yes", "-n", "90000", "--ctx", "99000", "-d", "none", "--threads", "1"]  # fmt: skip
@@ -527,7 +538,6 @@ def test_ctrl_c_writes_nothing(work, environment, file):
 
 
 def test_a_gain_is_shown_only_if_drafts_are_faster(monkeypatch, capsys):
-    from gguf_spec import Stats
     from gguf_spec.cli.edit import show_summary
 
     def summary(plain_s, rounds=20):

@@ -148,6 +148,10 @@ def test_a_draft_whose_source_cannot_be_reached_is_a_note_unless_it_was_named(ru
         "Note: the draft two was not downloaded: the hub cannot be reached. Without it drafts come from the text.\n"
     )
     fails(run("pull", "two"), "the hub cannot be reached.")
+    assert (
+        "from a package index come smollm2-135m-instruct, qwen2.5-coder-1.5b"
+        in run("pull", "two").stderr
+    )
     fails(run("pull", "one", "two", "-q"), "the hub cannot be reached.")
 
 
@@ -199,6 +203,7 @@ def test_at_a_terminal(terminal, hub):
     assert re.search(r"1\.1/1\.1 MiB", seen)
     assert "MiB/s" in seen
     assert "one: 1.1 MiB in " in seen
+    assert "To use it: gguf-spec chat -m one" in seen
     assert "tales-draft" not in seen  # nor anything of a bar of the library's
     assert "http" not in seen
 
@@ -439,12 +444,22 @@ def test_list(run, hub):
     assert set(rows) == {*resolve.entries(), "one", "two"}
     here = [line.startswith("✓") for line in lines]
     assert here == sorted(here, reverse=True), "what is here comes first"
+    others = [rows[name] for name in rows if not rows[name].startswith("✓")]
+    last = [bool(re.search("too big|slow,", one)) for one in others]
+    assert last == sorted(last), "what does not suit this machine comes last"
+    sizes = [
+        resolve.entries()[one.split()[0]].size_bytes
+        for one in others
+        if one.split()[0] not in ("one", "two")
+    ]
+    good = sizes[: len(sizes) - sum(last)]
+    assert good == sorted(good, reverse=True), "the largest first"
     assert {name for name in rows if rows[name].startswith("✓")} == {
         name for name in rows if name.startswith("tales")
     }
     assert (empty, legend) == (
         "",
-        f"✓ on this disk: {sum(here)} of {len(rows)}; gguf-spec models pull NAME downloads the others.",
+        f"✓ on this disk: {sum(here)} of {len(rows)}; gguf-spec models pull NAME downloads the others, gguf-spec models recommend one.",
     )
     assert all(line[head.index("size") - 1] == " " for line in lines)
     notes = {entry.name: entry.note for entry in resolve.entries().values()}

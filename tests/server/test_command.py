@@ -307,7 +307,8 @@ def test_without_the_extra(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         done.stderr
-        == "Error: the server needs starlette, which is not installed.\nHint: run pip install '.[server]' in a clone of gguf-spec.\n"
+        == "Error: the server needs starlette, which is not installed.\nHint: run pip install '.[server]' in a clone of gguf-spec, "
+        "or where it came as a wheel, install 'gguf-spec[server]' in the same way.\n"
     )
 
 

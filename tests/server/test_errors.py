@@ -218,9 +218,14 @@ def test_a_number_that_is_too_large(server, path):
 
 
 def test_paths_and_methods(server):
-    assert (ask(server, path="/v2").status, ask(server, path="/v2").code) == (404, "not_found")
+    reply = ask(server, path="/v2")
+    assert (reply.status, reply.code) == (404, "not_found")
+    assert reply.json()["error"]["message"].endswith("GET /openapi.json lists them.")
     reply = ask(server, "GET", "/v1/completions")
     assert (reply.status, reply.code) == (405, "method_not_allowed")
+    assert reply.json()["error"]["message"] == "This path takes POST."
+    reply = ask(server, "POST", "/v1/completions", b'{"prompt":\n ]}')
+    assert reply.json()["error"]["message"] == "The body is not JSON in UTF-8 (line 2, column 2)."
 
 
 def test_the_hint_for_a_wrong_schema_is_not_one_for_a_shell(server):

@@ -173,6 +173,13 @@ def test_the_sentence_where_it_does_not():
     assert never.sentence.endswith(" and not even 100% would be enough.")
 
 
+def test_costs_that_cannot_be_are_not_shown():
+    """Seen on a busy machine: "checking 4 takes as long as 0.2, 8 as long as 9.1"."""
+    one = tuning({1: 0.103, 4: 0.02, 8: 0.94, 33: 2.0}, {1: 0.001, 33: 0.02}, 0.5)
+    assert one.sentence.startswith("The measured costs cannot be: several tokens took less time")
+    assert "0.2" not in one.sentence and "run `gguf-spec tune`" in one.sentence
+
+
 def test_the_sentence_without_a_draft():
     one = tuning({1: 0.06, 2: 0.072, 33: 2.0})
     assert not one.pays
