@@ -87,6 +87,9 @@ def test_python_takes(owner, name, values):
         assert getattr(owner(**{name: value}), name) == value
 
 
+ARRAYS = {"stop_tokens": "stop_token_ids", "dry_sequence_breakers": "dry_sequence_breakers"}
+
+
 def bodies(owner, name, value):
     """Return a request with an option, for each route, and the name of the field there."""
     if owner is Speculation:
@@ -99,6 +102,8 @@ def bodies(owner, name, value):
             else value
         )
         yield from ((read, {name: value}, name) for read in (read_chat, read_text))
+    elif name in ARRAYS:
+        yield from ((read, {ARRAYS[name]: value}, ARRAYS[name]) for read in (read_chat, read_text))
     elif name == "stop":
         yield from ((read, {name: value}, name) for read in (read_chat, read_text))
     elif name == "logprobs":  # of a chat, whether; and how many are top_logprobs
@@ -117,7 +122,13 @@ def read(reader, body):
     return reader(needed | body, Speculation(), None)
 
 
-@pytest.mark.parametrize(("owner", "name", "values"), REFUSED)
+def in_requests(table):
+    found = [one for one in table if [*bodies(one[0], one[1], None)]]
+    assert {one[1] for one in table} - {one[1] for one in found} <= {"overflow"}
+    return found
+
+
+@pytest.mark.parametrize(("owner", "name", "values"), in_requests(REFUSED))
 def test_requests_refuse(owner, name, values):
     for value in values:
         if (not isinstance(value, bool) and value in MEANT.get(name, ())) or (
@@ -132,7 +143,7 @@ def test_requests_refuse(owner, name, values):
             assert (caught.value.status, caught.value.error["param"]) == (400, field), value
 
 
-@pytest.mark.parametrize(("owner", "name", "values"), TAKEN)
+@pytest.mark.parametrize(("owner", "name", "values"), in_requests(TAKEN))
 def test_requests_take(owner, name, values):
     for value in values:
         wanted = min(value, 20) if name == "logprobs" else value

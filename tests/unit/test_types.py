@@ -82,7 +82,10 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(("field", "values"), BAD.items(), ids=BAD)
+REFUSED = {field: values for field, values in BAD.items() if values}
+
+
+@pytest.mark.parametrize(("field", "values"), REFUSED.items(), ids=REFUSED)
 def test_a_value_out_of_range_is_named(field, values):
     for value in values:
         with pytest.raises(InvalidOptionError) as caught:
