@@ -319,7 +319,7 @@ def test_sigterm_saves_and_ends_the_chat(chat, work, environment, tmp_path, numb
             child.stdout.read(),
             child.stderr.read(),
         )  # and it does not wait for the end of its input
-        child.wait(timeout=60)
+        child.wait(timeout=180)
     assert child.returncode == code
     assert (first + rest).decode().startswith(SAYS)
     assert (first + rest).endswith(b"\n")

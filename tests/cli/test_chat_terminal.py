@@ -63,7 +63,7 @@ class Terminal:
             env=self._environment,
             check=True,
             capture_output=True,
-            limit_s=30,
+            limit_s=180,
         ).stdout.decode()
 
     def begin(self, *args, until="\n>", **variables):
@@ -98,7 +98,7 @@ class Terminal:
     def alive(self):
         return (
             children.run(
-                [*self._tmux, "has-session"], check=False, capture_output=True, limit_s=30
+                [*self._tmux, "has-session"], check=False, capture_output=True, limit_s=180
             ).returncode
             == 0
         )
@@ -117,7 +117,7 @@ class Terminal:
 
     def see(self, what, scrolled=False):
         """Wait for a text, or a pattern, and return the screen; `scrolled`: with all that left it, as an answer may be quick."""
-        for _ in range(600):
+        for _ in range(3600):
             seen = self.screen(*("-S", "-") if scrolled else ())
             if re.search(what, seen) if isinstance(what, re.Pattern) else what in seen:
                 return seen
@@ -129,7 +129,7 @@ class Terminal:
         asked = f"> {text[:12]}"
         before = self.screen("-S", "-").count(asked)
         self.type(text, "Enter")
-        for _ in range(600):
+        for _ in range(3600):
             seen = self.screen("-S", "-")
             if seen.count(asked) > before and "\n>" in seen[seen.rindex(asked) :]:
                 return self.screen()
@@ -145,7 +145,7 @@ class Terminal:
         return int(re.search(r"code (\d+)", self.see(re.compile(r"code \d+ icanon echo")))[1])
 
     def close(self):
-        children.run([*self._tmux, "kill-server"], check=False, capture_output=True, limit_s=30)
+        children.run([*self._tmux, "kill-server"], check=False, capture_output=True, limit_s=180)
 
 
 @pytest.fixture
@@ -452,7 +452,7 @@ def test_a_terminal_that_is_closed_saves_the_conversation(terminal, tmp_path, wh
     terminal.type("hello", "Enter")
     terminal.see(f"{SAYS}\n{SAYS}" if while_it_answers else f"{SAYS}\n\n>")
     terminal.close()
-    for _ in range(600):
+    for _ in range(3600):
         if file.exists():
             break
         time.sleep(0.05)

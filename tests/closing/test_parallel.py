@@ -86,7 +86,7 @@ def test_a_request_that_waits_while_another_thread_closes():
         thread = threading.Thread(target=wait)
         thread.start()
         llm.close()
-        thread.join(60)
+        thread.join(180)
         assert not thread.is_alive()
     assert {one.finish_reason for one in beside.results} == {"cancelled"}
     assert isinstance(ended[0], ClosedError) or ended[0][-1] == "cancelled"
@@ -325,7 +325,7 @@ class Waiting:
             time.sleep(0.001)
 
     def ended(self):
-        self._thread.join(60)
+        self._thread.join(180)
         assert not self._thread.is_alive()
         return [(chunk.finish_reason, chunk.tokens) for chunk in self.chunks]
 
@@ -517,7 +517,7 @@ def test_a_reader_waits_in_pieces(llm, monkeypatch):
             waits.append(timeout)
             if len(waits) < 3:  # nothing came in time
                 raise queue.Empty
-            return self._queue.get(timeout=60)
+            return self._queue.get(timeout=180)
 
     monkeypatch.setattr(request_queue, "SimpleQueue", Queue)
     assert llm.generate(PROMPTS[0], SHORT).tokens

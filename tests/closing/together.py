@@ -52,11 +52,11 @@ class Beside:
         self._waits = [threading.Event() for _ in range(self._n)]
         for thread in self._threads:
             thread.start()
-        assert all(one.wait(60) for one in self._waits)
+        assert all(one.wait(180) for one in self._waits)
         return self
 
     def __exit__(self, *_):
         self._stop = True
         for thread in self._threads:
-            thread.join(60)
+            thread.join(180)
             assert not thread.is_alive()

@@ -559,7 +559,7 @@ def test_streams_that_are_read_in_turns_from_few_threads(ours):
         left = set(range(len(streams)))
         while left:
             for i, part in [(i, pool.submit(next, streams[i], None)) for i in sorted(left)]:
-                one = part.result(timeout=60)
+                one = part.result(timeout=180)
                 texts[i] += one["choices"][0]["text"] if one else ""
                 left -= set() if one else {i}
     assert texts == alone

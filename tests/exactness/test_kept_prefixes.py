@@ -142,7 +142,7 @@ def test_a_text_that_is_restored_beside_a_copy_and_a_request_that_decodes(files,
             found.append(pool.submit(outcome, llm, restored))
             for _ in stream:
                 pass
-            assert [one.result(60) for one in found] == expected[1:]
+            assert [one.result(180) for one in found] == expected[1:]
         assert any(waiting), "no copy was there"
         assert llm.prefix_memory.n_restored == 1
         assert stream.result.tokens == expected[0][1]

@@ -57,7 +57,7 @@ class App:
         )  # fmt: skip
         self.shown = {}
 
-    def until(self, wanted, seconds=60):
+    def until(self, wanted, seconds=180):
         """Read its states until `wanted` is true of one; return it."""
         end = time.monotonic() + seconds
         for line in self.process.stdout:
@@ -76,7 +76,7 @@ class App:
             capture_output=True,
             text=True,
             check=True,
-            limit_s=20,
+            limit_s=180,
         ).stdout.strip()
 
     @property

@@ -89,7 +89,7 @@ def in_another_thread(work):
     found = []
     thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(180)
     assert found, "it waits for ever"
     return found[0]
 
@@ -162,7 +162,7 @@ def test_a_request_that_waits_for_slots_is_cancelled_at_once(gguf_dir):
         thread.start()
         until(lambda: made and llm._queue._queue)
         made[0].cancel()
-        thread.join(60)
+        thread.join(180)
         assert found == [["cancelled"]]
         assert llm._queue.n_running == 2
 
@@ -188,7 +188,7 @@ def test_no_request_is_started_before_a_turn_that_is_awaited(gguf_dir, tmp_path)
         until(lambda: llm._queue._queue or order)
         list(stream)
         for thread in threads:
-            thread.join(60)
+            thread.join(180)
         assert order == ["turn", "request"]
 
 
@@ -226,20 +226,20 @@ def test_preparing_slots_changes_no_row_of_the_others(gguf_dir, monkeypatch):
             said.append(token)
             if len(said) == 3:
                 arrived.set()
-                assert goes_on.wait(60)
+                assert goes_on.wait(180)
 
         found = []
         work = partial(llm.generate, PROMPTS[0], SAMPLINGS[0], on_token=wait)
         thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
         thread.start()
-        assert arrived.wait(60)
+        assert arrived.wait(180)
         monkeypatch.setattr(request_queue, "prepare_slot", choose)
         other = threading.Thread(target=llm.generate, args=("ab", SAMPLINGS[1]), daemon=True)
         other.start()
         until(lambda: llm._queue.n_waiting)
         goes_on.set()
-        thread.join(60)
-        other.join(60)
+        thread.join(180)
+        other.join(180)
         assert found[0].tokens == right
 
 

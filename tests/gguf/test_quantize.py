@@ -441,6 +441,6 @@ def test_the_caller_handles_ctrl_c(model, tmp_path):
     for _ in range(10):
         time.sleep(0.02)
         os.killpg(parent.pid, signal.SIGINT)
-    _, err = parent.communicate(timeout=60)
+    _, err = parent.communicate(timeout=180)
     assert (parent.returncode, err) == (0, b"")
     assert only(tmp_path) == ["small.gguf"]

@@ -106,14 +106,14 @@ def test_streams_continue_when_a_node_is_killed(served, cluster, tales):
 
 def test_a_client_that_leaves_frees_the_replica(served):
     port, _ = served(replicas=1)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
     fields = {"prompt": "The old king", "stream": True, "n": 16, "max_tokens": 2000, "ignore_eos": True}  # fmt: skip
     connection.request("POST", "/llm/v1/completions", json.dumps(fields))
     response = connection.getresponse()
     response.readline()
 
     def is_busy():
-        other = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        other = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
         other.request("GET", "/llm/health")
         found = json.loads(other.getresponse().read())
         other.close()
@@ -138,7 +138,7 @@ def test_the_application_of_the_command_and_its_mistakes(served, cluster):
     serve.run(
         gguf_spec_ray.build(args | {"autoscaling": autoscaling}), name="tales", route_prefix="/"
     )
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=180)
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "Once", "max_tokens": 4}))
     assert "is 4 but the limit of this server is 3" in connection.getresponse().read().decode()
     connection.request("GET", "/health", headers={"Host": "elsewhere.example"})

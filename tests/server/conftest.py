@@ -88,7 +88,7 @@ class ResponseBuilder:
 
 def ask(server, method="GET", path="/health", body=None, headers=()):
     """Send a request as it is; a body that is not bytes goes as JSON."""
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
     try:
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()

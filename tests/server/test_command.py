@@ -150,7 +150,7 @@ def test_quiet_and_a_key_that_is_not_shown():
 @contextlib.contextmanager
 def begun(child, n):
     """Ask for a long stream and lend the response once it has begun."""
-    connection = http.client.HTTPConnection(urlsplit(child.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(child.url).netloc, timeout=180)
     connection.request(
         "POST",
         "/v1/completions",
@@ -248,7 +248,7 @@ def test_the_end_of_a_server_has_a_limit(monkeypatch):
 def test_errors_of_the_command(ever):
     def fails(*args, **env):
         with Child(*args, **env) as child:
-            out = child.process.communicate(timeout=60)[0]
+            out = child.process.communicate(timeout=180)[0]
             return child.process.returncode, child.line + out, child.err
 
     code, out, err = fails("--host", "0.0.0.0")

@@ -21,7 +21,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 def connect(server):
     url = urlsplit(server.url)
-    return socket.create_connection((url.hostname, url.port), 60)
+    return socket.create_connection((url.hostname, url.port), 180)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_keep_alive_connection_lasts_longer_than_one_head(tales, monkeypatch):
 
 def test_each_answer_begins_the_time_again(tales):
     with serve_in_thread(tales) as server:
-        one = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+        one = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
         one.connect()
         until(lambda: server._uvicorn.server_state.connections)
         (there,) = server._uvicorn.server_state.connections

@@ -194,7 +194,7 @@ def slow(files, monkeypatch):
     monkeypatch.setattr(Embedder, "_pass", waiting)
     with (
         gguf_spec.load(files / "bert.gguf", threads=1) as llm,
-        serve_in_thread(llm, queue=1, timeout=60) as server,
+        serve_in_thread(llm, queue=1, timeout=600) as server,
     ):
         yield server, running, may_end
         may_end.set()
@@ -209,7 +209,7 @@ def test_a_closed_connection_ends_its_request(slow, monkeypatch):
         cancelled.set()
 
     monkeypatch.setattr(Worker, "cancel", cancel)
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
     body = json.dumps({"input": ["sun"] * 2000})
     connection.request("POST", "/v1/embeddings", body)
     assert running.wait(180)
@@ -254,7 +254,7 @@ def test_a_closed_connection_ends_tokenising(several, monkeypatch, path):
 
     monkeypatch.setattr(Weights, "_tokenize", waiting)
     monkeypatch.setattr(Worker, "cancel", cancelling)
-    connection = http.client.HTTPConnection(urlsplit(several.url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(several.url).netloc, timeout=180)
     connection.request("POST", path, json.dumps({"model": model} | body))
     assert running.wait(180)
     connection.close()

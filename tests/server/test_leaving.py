@@ -58,7 +58,7 @@ def whole(server, path):
 def leave(server, path, n, n_events, is_cut, resets):
     """Ask, read some events, with the half of the next one if it is cut, and close the connection."""
     held, got, mark = connect(server, path, **body(path, n)), b"", end_of_event(path)
-    held.settimeout(60)
+    held.settimeout(180)
     if n_events is not None:
         while b"\r\n\r\n" not in got or got.count(mark) < n_events:
             got += (part := held.recv(1))

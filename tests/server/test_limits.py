@@ -237,7 +237,7 @@ def test_a_body_of_the_largest_size(tales):
 def test_a_body_that_is_not_sent(tales):
     with (
         serve_in_thread(tales, timeout=0.5) as one,
-        socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), 10) as slow,
+        socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), 180) as slow,
     ):
         slow.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
@@ -406,7 +406,7 @@ def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
         try:
             assert begun.wait(180)
             assert (ask(server).status, ask_text(server).status) == (200, 200)
-            connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+            connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
             connection.request("POST", CHAT, json.dumps({"messages": HI} | fields))
             connection.close()
         finally:
@@ -505,7 +505,7 @@ def test_a_body_that_is_read_when_all_is_cancelled(endless, monkeypatch):
         assert not wait([closing], 0.5).done  # all is cancelled, and the request is open
         goes_on.set()
         assert (answer.result().status, answer.result().code) == (503, "shutting_down")
-        closing.result(10)
+        closing.result(180)
 
 
 def test_a_body_of_too_many_values(server, monkeypatch):

@@ -441,14 +441,14 @@ def test_requests_wait_for_a_load_and_closing_ends_it(files):
             begins.wait(180)
             until(lambda: ask(server).json()["queue"] == 2)
             goes.set()
-            assert {one.result(30)[1] for one in answers} == {"bcdef"}
+            assert {one.result(180)[1] for one in answers} == {"bcdef"}
         goes.clear()
         begins.clear()
         server = serve_in_thread(ModelPool([ServedModel("slow", frozenset(), slow)]))
         answer = threads.submit(ask_text, server, model="slow")
         begins.wait(180)
         server.close(grace=0)
-        reply = answer.result(30)
+        reply = answer.result(180)
         assert (reply.status, reply.code) == (503, "shutting_down")
         assert cancelled == [True]
 

@@ -336,7 +336,7 @@ def test_ids_of_calls():
 
 def test_a_closed_connection_frees_the_engine(endless):
     with serve_in_thread(endless) as server:
-        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=180)
         connection.request(
             "POST", "/api/generate", json.dumps({"model": "", "prompt": "abc", "raw": True})
         )

@@ -60,7 +60,7 @@ def two(letters):
     """A server of an endless model, which runs two requests at once and lets one wait."""
     with (
         gguf_spec.load(letters[0], None, parallel=2, **PLAIN) as llm,
-        serve_in_thread(llm, queue=1, timeout=60) as one,
+        serve_in_thread(llm, queue=1, timeout=600) as one,
     ):
         yield one
 

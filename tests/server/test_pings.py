@@ -53,7 +53,7 @@ def sent_by(ping, next_event, events=(), n=1):
             job.events.put_nowait(one)
         reply = ResponseBuilder(job.request, Started("m", family_of("")))
         stream = AnswerStream(job, job.request, reply, DATA_EVENTS, 60, ping, lambda: None)
-        await asyncio.wait_for(stream({}, None, send), 60)
+        await asyncio.wait_for(stream({}, None, send), 180)
 
     asyncio.run(main())
     return bodies
@@ -109,7 +109,7 @@ def reading(tales, monkeypatch):
     read, may_read, pings = Generation._read_prompt, threading.Event(), []
 
     def slowly(self, *rest):
-        assert may_read.wait(60)
+        assert may_read.wait(180)
         return read(self, *rest)
 
     def written(self, one, real=AnswerStream._written):

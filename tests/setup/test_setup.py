@@ -187,7 +187,7 @@ class Machine:
 
     def run(self, *args, given="", **kwargs) -> subprocess.CompletedProcess:
         process = self.start(*args, **kwargs)
-        out, err = process.communicate(given, timeout=60)
+        out, err = process.communicate(given, timeout=180)
         return subprocess.CompletedProcess(process.pid, process.returncode, out, err)
 
     def check(self, *args, **env) -> subprocess.CompletedProcess:
@@ -200,7 +200,7 @@ class Machine:
     def wait_for_stop(self) -> int:
         """Wait until the fake Python hangs at STOP_AT and return its process number."""
         file = Path(f"{self.calls_file}.stopped")
-        for _ in range(1000):
+        for _ in range(9000):
             if file.exists() and (text := file.read_text(encoding="utf-8")):
                 file.unlink()
                 return int(text)
@@ -366,7 +366,7 @@ def test_interrupted_anywhere_is_not_ready(machine, step, number):
     assert out == ""
     if number != signal.SIGKILL:
         assert process.returncode == (130 if number == signal.SIGINT else -number)
-        for _ in range(1500):  # after SIGTERM the shell is gone at once, _setup.py a moment later
+        for _ in range(9000):  # after SIGTERM the shell is gone at once, _setup.py a moment later
             if not is_running(child):
                 break
             time.sleep(0.02)
@@ -567,7 +567,7 @@ def test_two_at_once_in_one_clone(machine):
     first = machine.start("1", STOP_AT=" download ", STOP_S="1")
     machine.wait_for_stop()
     second = machine.run("2")
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=180)
     assert out.endswith(" 1\n"), err
     assert second.stdout.endswith(" 2\n")
     assert "Waiting for another set-up" in second.stderr
@@ -579,7 +579,7 @@ def test_two_clones_fetch_once(machine):
     first = machine.start("1", STOP_AT=" download ", STOP_S="2")
     machine.wait_for_stop()
     second = machine.run("2", clone=machine.new_clone("second"))
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=180)
     assert out.endswith(" 1\n"), err
     assert second.stdout.endswith(" 2\n")
     assert "Waiting for another clone" in second.stderr

@@ -184,7 +184,7 @@ class Page:
         """Send a text, and wait for the end of the answer."""
         n = self.count(".message")
         self.say(text)
-        until(lambda: self.count(".message") > n + 1 and self.idle(), 60)
+        until(lambda: self.count(".message") > n + 1 and self.idle())
         return self.texts(".answer .text")[-1]
 
     def size(self, name, scheme="light"):

