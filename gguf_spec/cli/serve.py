@@ -7,6 +7,7 @@ import faulthandler
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -273,6 +274,8 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
             # The wait has a timeout because Windows delivers Ctrl-C only between waits.
             while server.is_running and not stopped.wait(0.5):
                 pass
+        if signal.SIGINT in caught and sys.stderr and sys.stderr.isatty():
+            click.echo("\nEnding. Ctrl-C again ends running answers at once.", err=True)
         server.stop()
         while server.is_running:
             time.sleep(0.05)
