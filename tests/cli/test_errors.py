@@ -265,7 +265,12 @@ def test_hints_name_the_program_as_it_was_called(here):
         here("run", env=called), 2, "MODEL is missing; ./scripts/run models list shows the names."
     )
     shown = here("models", "list", env=called).stdout.decode()
-    assert "; ./scripts/run models pull NAME downloads the others." in shown
+    assert "; ./scripts/run models pull NAME downloads the others, ./scripts/run models" in shown
+    for words in (["generate"], ["models", "pull"], []):  # examples can be typed
+        shown = here(*words, "--help", env=called, text=True).stdout
+        assert "gguf-spec" not in shown and f"./scripts/run {' '.join(words)}" in shown
+    shown = here("completion", "--help", env=called, text=True).stdout
+    assert 'eval "$(gguf-spec completion bash)"' in shown, "scripts/run has no completion"
 
 
 def test_a_name_of_the_program_that_is_no_command_stays(monkeypatch):
