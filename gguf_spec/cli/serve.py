@@ -326,7 +326,7 @@ _HEAD = ("MODEL", "SIZE", "CONTEXT", "UNLOADED IN", "SERVER", "PID")
 
 
 @click.command(cls=Command)
-@flag("--json as_json", "Write JSON.")
+@flag("--json as_json", "Print one JSON array instead of the table.")
 def ps(as_json: bool) -> None:
     """Show the models that running servers of this user hold in memory.
 
