@@ -258,7 +258,7 @@ def load_models(
 
     def measure() -> None:
         loading.remove()
-        measuring.show("Measuring what this model costs here (once; longer beside other programs)")
+        measuring.show("Measuring this model (once; twice, and longer, beside other programs)")
 
     def tell(now: Progress) -> bool:
         loading(now)
