@@ -49,10 +49,15 @@ __all__ = [
 
 # Use -> models for it, the best first.
 RECOMMENDED = {
-    "chat": ("qwen3-8b", "qwen3-4b", "qwen2.5-1.5b", "smollm2-360m", "smollm2-135m-instruct"),
+    "chat": (
+        "qwen3-8b", "qwen2.5-7b", "qwen3-4b", "qwen2.5-1.5b", "smollm2-360m",
+        "smollm2-135m-instruct",
+    ),
     "code": ("qwen2.5-coder-7b", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"),
     "embed": ("nomic-embed-text-v1.5",),
-}
+}  # fmt: skip
+# Tokens a second below which a model that thinks is slow: its answer begins after hundreds of them.
+_THINKING = 20.0
 # Tokens a second below and above which no number is worth it; memory in bytes beside the weights.
 _SLOW, _FAST, _BESIDE = 5.0, 100.0, 600 << 20
 
@@ -96,7 +101,12 @@ def recommended(use: str = "chat", models_file: str | Path | None = None) -> Ent
     require("use", use, "chat, code or embed", use in RECOMMENDED)
     known = entries(models_file)
     found = [known[name] for name in RECOMMENDED[use] if name in known]
-    return next((one for one in found if fits_here(one, one.size_bytes)[0] in "~f"), found[-1])
+    return next((one for one in found if _suits(one, one.size_bytes or 0)), found[-1])
+
+
+def _suits(entry: Entry, size: int) -> bool:
+    thinks = "hinks before" in entry.note and tokens_per_s(size) < _THINKING
+    return fits_here(entry, size)[0] in "~f" and not thinks
 
 
 def list_models(models_file: str | Path | None = None) -> list[Entry]:

@@ -69,7 +69,8 @@ def cli() -> None:
       cat notes.txt | gguf-spec generate "Summarise:"
       gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?" --stats
       gguf-spec chat
-      gguf-spec models pull smollm2
+      gguf-spec edit app.py "return 0 for no items in the function total"
+      gguf-spec models recommend
       gguf-spec serve
       gguf-spec verify
       gguf-spec tune

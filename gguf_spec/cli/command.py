@@ -41,6 +41,7 @@ def as_called(text: str) -> str:
     program, names = os.environ.get("GGUF_SPEC_CALLED"), "|".join(CommandGroup.root.commands)
     if not program:
         return text
+    names += r"|COMMAND|\[OPTIONS"
     return re.sub(rf"\bgguf-spec(?= --| (?:{names})\b)", lambda _: shlex.quote(program), text)
 
 
@@ -155,7 +156,12 @@ class UnknownNameError(click.UsageError):
 
 
 class _OptionHints(click.Command):
-    """Command with hints for unknown options."""
+    """Command with hints for unknown options, and a help that can be typed as it is shown."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help, with the program as the user calls it; completion is for its name."""
+        text = super().get_help(ctx)
+        return text if self.name == "completion" else as_called(text)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments.

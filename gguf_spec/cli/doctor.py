@@ -214,7 +214,7 @@ def uninstall(yes: bool) -> int:
       gguf-spec uninstall --yes
     """
     from ..doctor import own_folders
-    from ..models import format_bytes
+    from ..models import find, format_bytes, list_models
     from ..server import running_servers
 
     if servers := running_servers():
@@ -223,6 +223,9 @@ def uninstall(yes: bool) -> int:
     found = own_folders()
     for contents, folder, n_bytes in found:
         click.echo(f"{folder}: {contents}, {format_bytes(n_bytes)}")
+    if kept := [one.name for one in list_models() if one.repo and find(one)]:
+        text = f"The hub's cache keeps {', '.join(kept)}; gguf-spec models remove NAME removes one."
+        click.echo(as_called(text))
     if found and not (yes or (at_terminal() and click.confirm("Remove these folders?"))):
         click.echo("Nothing was removed. --yes removes them without a question.", err=True)
         return 1

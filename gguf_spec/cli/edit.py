@@ -48,7 +48,7 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
     own_defaults=("temperature", "draft", "max_tokens"),
     context_settings={"default_map": {"draft": "ngram"}},
 )
-@click.argument("words", nargs=-1, required=True, metavar="FILE[:LINES]... INSTRUCTION")
+@click.argument("words", nargs=-1, metavar="FILE[:LINES]... INSTRUCTION")
 @flag("-y --yes", "Write the file, and download a missing model, without a question.")
 @flag("--diff diff_only", "Only show the changes, as a patch for `git apply`; write nothing.")
 @flag("--force", "With --yes: write changes that would be asked about.")
@@ -103,6 +103,9 @@ def edit(words: tuple[str, ...], **options: Any) -> int:
       gguf-spec edit store.py cart.py "rename the method total to sum"
       gguf-spec edit --undo app.py
     """
+    if not words:
+        what = "FILE is missing" if options["undo"] else "FILE and INSTRUCTION are missing"
+        raise click.UsageError(f"{what}.")
     if options["undo"]:
         paths = [_place_of(one, words)[0] for one in words]
         for path in paths:

@@ -61,6 +61,8 @@ def usage_message_and_hint(error: click.UsageError) -> tuple[str, str]:
     ):
         error.param_hint = variable
         hint = _CORRECT.format(variable)
+    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "model":
+        hint = "gguf-spec models recommend embed names one."
     more = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", error.message, re.DOTALL)
     if more and error.ctx:
         return _too_many_words(more[1], error.ctx)

@@ -15,15 +15,16 @@ import click
 from ..options import Sampling
 from .command import Command, file_option, flag, json_option, option
 from .options import (
+    SAMPLING_PARAMETERS,
     STDIN,
     is_given,
     load_models,
     model_options,
     read_text,
-    sampling_options,
     server_option,
     speculation_options,
     table_option,
+    table_options,
     think_options,
     to_sampling,
     to_speculation,
@@ -61,7 +62,8 @@ image_option = file_option(
 @image_option
 @partial(model_options, chat=True)
 @speculation_options
-@sampling_options
+@table_options([one for one in SAMPLING_PARAMETERS if one != "max_tokens"])
+@table_option("max_tokens", show_default="256; an answer ends by itself")
 @option(
     "--raw/--chat raw",
     "Continue the prompt, or answer it with the chat template.  [default: by model]",

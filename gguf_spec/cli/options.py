@@ -258,7 +258,7 @@ def load_models(
 
     def measure() -> None:
         loading.remove()
-        measuring.show("Measuring what this model costs here (once; longer beside other programs)")
+        measuring.show("Measuring this model (once; twice, and longer, beside other programs)")
 
     def tell(now: Progress) -> bool:
         loading(now)
@@ -375,6 +375,11 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
         given["json_schema"] = read_text(Path(given["json_schema"][1:]))
     if given["max_tokens"] == -1:
         given["max_tokens"] = None
+    elif (given["max_tokens"] or 0) < 0:
+        from ..errors import InvalidOptionError
+
+        allowed = "a whole number, 0 or more, or -1 for as many as the context holds"
+        raise InvalidOptionError("max_tokens", given["max_tokens"], allowed)
     if not given["dry_sequence_breakers"]:
         del given["dry_sequence_breakers"]
     asked = Sampling(**given)

@@ -7,6 +7,7 @@ import faulthandler
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -273,6 +274,8 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
             # The wait has a timeout because Windows delivers Ctrl-C only between waits.
             while server.is_running and not stopped.wait(0.5):
                 pass
+        if signal.SIGINT in caught and sys.stderr and sys.stderr.isatty():
+            click.echo("\nEnding. Ctrl-C again ends running answers at once.", err=True)
         server.stop()
         while server.is_running:
             time.sleep(0.05)
@@ -323,7 +326,7 @@ _HEAD = ("MODEL", "SIZE", "CONTEXT", "UNLOADED IN", "SERVER", "PID")
 
 
 @click.command(cls=Command)
-@flag("--json as_json", "Write JSON.")
+@flag("--json as_json", "Print one JSON array instead of the table.")
 def ps(as_json: bool) -> None:
     """Show the models that running servers of this user hold in memory.
 

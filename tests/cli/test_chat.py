@@ -647,8 +647,9 @@ def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "state_folder", lambda: tmp_path)
     chats = kept.KeptChats()
     assert chats.listed() == "No chat is kept yet."
-    with pytest.raises(SessionError, match="no chat is kept"):
+    with pytest.raises(SessionError, match="no chat is kept") as none:
         chats.number(1)
+    assert "/chats" not in none.value.hint, "it would list none"
     image = [
         {"type": "text", "text": "look"},
         {"type": "image_url", "image_url": {"url": "data:x"}},

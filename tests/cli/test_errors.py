@@ -107,7 +107,7 @@ OPTIONS = {
     "--min-p 2": "--min-p is 2",
     "--repeat-penalty 0": "--repeat-penalty is 0",
     "--seed -1": "--seed is -1",
-    "-n -2": "--max-tokens is -2",
+    "-n -2": "--max-tokens is -2 but must be a whole number, 0 or more, or -1 for as many as",
     "--threads 0": "--threads is 0",
     "--threads -3": "--threads is -3",
     "--ctx 0": "--ctx is 0",
@@ -265,7 +265,12 @@ def test_hints_name_the_program_as_it_was_called(here):
         here("run", env=called), 2, "MODEL is missing; ./scripts/run models list shows the names."
     )
     shown = here("models", "list", env=called).stdout.decode()
-    assert "; ./scripts/run models pull NAME downloads the others." in shown
+    assert "; ./scripts/run models pull NAME downloads the others, ./scripts/run models" in shown
+    for words in (["generate"], ["models", "pull"], []):  # examples can be typed
+        shown = here(*words, "--help", env=called, text=True).stdout
+        assert "gguf-spec" not in shown and f"./scripts/run {' '.join(words)}" in shown
+    shown = here("completion", "--help", env=called, text=True).stdout
+    assert 'eval "$(gguf-spec completion bash)"' in shown, "scripts/run has no completion"
 
 
 def test_a_name_of_the_program_that_is_no_command_stays(monkeypatch):
@@ -274,6 +279,13 @@ def test_a_name_of_the_program_that_is_no_command_stays(monkeypatch):
     monkeypatch.setenv("GGUF_SPEC_CALLED", r"/my \1 clone/scripts/run")
     run = r"'/my \1 clone/scripts/run'"
     assert as_called(text) == f"the kernels of gguf-spec are faster; {run} tune, or {run} --help"
+
+
+def test_what_is_missing_is_named(here):
+    check(here("edit", "--undo"), 2, "Error: FILE is missing.")
+    check(here("edit"), 2, "Error: FILE and INSTRUCTION are missing.")
+    missing = here("embed", "a", env={"GGUF_SPEC_MODEL": ""})
+    check(missing, 2, "Hint: gguf-spec models recommend embed names one.")
 
 
 def test_the_values_of_a_missing_argument_are_a_list(here):

@@ -183,7 +183,7 @@ def test_the_first_load_notes_that_it_measures(work, environment, tmp_path):
         assert code == 0, seen
         return seen.replace(b"\r\n", b"\n").decode()
 
-    note = "Measuring what this model costs here (once; longer beside other programs)"
+    note = "Measuring this model (once; twice, and longer, beside other programs)"
     first, second = (load(XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
     assert f"\r{note}\r{' ' * len(note)}\r" in first  # a slow load shows its progress before
     for seen in (first, second):  # beside other programs the second one measures too

@@ -39,6 +39,14 @@ def test_own_folders_go_and_others_stay(run, home):
     assert "There is nothing to remove." in run("--yes").stdout
 
 
+def test_models_that_stay_in_the_cache_of_the_hub_are_named(run, monkeypatch):
+    monkeypatch.setattr("gguf_spec.models.find", lambda one: one.name in ("qwen3-8b", "tales"))
+    done = run()
+    assert (
+        "The hub's cache keeps qwen3-8b; gguf-spec models remove NAME removes one." in done.stdout
+    )
+
+
 def test_a_link_is_not_followed(run, home):
     folder, elsewhere = home / "state" / "gguf-spec", home / "elsewhere"
     folder.rename(elsewhere)

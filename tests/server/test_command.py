@@ -106,6 +106,13 @@ def test_clients_that_leave_do_not_end_the_process(ever, how):
 
 
 @pytest.mark.full
+def test_the_end_by_ctrl_c_is_said_at_a_terminal(ever):
+    command = [sys.executable, "-m", "gguf_spec", "serve", "-m", str(ever), "--threads", "1"]
+    code, seen = children.at_terminal([*command, "--port", "0"], ctrl_c_at=b"End           Ctrl-C")
+    assert code == 130
+    assert b"\r\nEnding. Ctrl-C again ends running answers at once.\r\n" in seen
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
     with Child("--port", 0, "-v") as child:

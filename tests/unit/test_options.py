@@ -84,7 +84,7 @@ def test_the_note_on_a_measurement_is_true_of_each(loaded, monkeypatch):
     said = []
     monkeypatch.setattr(options.StatusLine, "show", lambda _, text: said.append(text))
     loaded()["on_measure"]()
-    assert said == ["Measuring what this model costs here (once; longer beside other programs)"]
+    assert said == ["Measuring this model (once; twice, and longer, beside other programs)"]
 
 
 def test_each_option_reaches_load(loaded):

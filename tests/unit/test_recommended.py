@@ -42,7 +42,9 @@ def test_no_speed_where_a_token_does_not_read_the_whole_file(here):
 @pytest.mark.parametrize(
     ("use", "gib", "bytes_per_s", "name"),
     [
-        ("chat", 16, 50e9, "qwen3-8b"), ("chat", 16, 20e9, "qwen3-4b"), ("chat", 4, 50e9, "qwen3-4b"),
+        ("chat", 16, 120e9, "qwen3-8b"), ("chat", 4, 55e9, "qwen3-4b"),
+        # at 10 tokens a second a model that thinks begins its answer after a minute
+        ("chat", 16, 50e9, "qwen2.5-7b"), ("chat", 16, 20e9, "qwen2.5-1.5b"), ("chat", 4, 45e9, "qwen2.5-1.5b"),
         ("chat", 1, 1e9, "smollm2-135m-instruct"), ("code", 16, 50e9, "qwen2.5-coder-7b"),
         ("code", 16, 20e9, "qwen2.5-coder-1.5b"), ("embed", 8, 20e9, "nomic-embed-text-v1.5"),
     ],

@@ -74,8 +74,10 @@ class KeptChats:
         """
         chats = self.newest()
         if not 1 <= n <= len(chats):
-            fact = f"there is no chat {n}" if chats else "no chat is kept"
-            raise SessionError(f"{fact}.", "/chats lists those that are kept.")
+            fact, hint = f"there is no chat {n}", "/chats lists those that are kept."
+            if not chats:
+                fact, hint = "no chat is kept", "one at a terminal is, from its first answer on."
+            raise SessionError(f"{fact}.", hint)
         self._path = chats[n - 1].path
         return chats[n - 1]
 
