@@ -38,7 +38,17 @@ GENERATED_OR_HISTORY = {
     "CHANGELOG.md",
 }
 # Options of other programs: docker, xcode-select, scripts/test, llama.cpp, aider, llm.
-OTHER_OPTIONS = {"--all", "--build-arg", "--cpu", "--install", "--slow", "--spec-type", "--tier"}
+OTHER_OPTIONS = {
+    "--no-auto-commits",  # of aider
+    "--no-gitignore",
+    "--all",
+    "--build-arg",
+    "--cpu",
+    "--install",
+    "--slow",
+    "--spec-type",
+    "--tier",
+}
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
 OTHER_OPTIONS |= {"--contenders", "--long", "--runs", "--users", "--widths"}  # of scripts
