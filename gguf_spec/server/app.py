@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
 # A task gets the model, and a function that it calls often: it raises if the task is cancelled.
 Task = Callable[["LLM", Callable[..., None]], Any]
+_CODE = "gguf_spec.code"  # key of a request's scope: why it was refused, for the log
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
 _HEALTH_PATHS = ("/health", "/v1/health")
 # Path that the token in the file of a listed server opens, too.
@@ -565,6 +566,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             message = f"This path takes {headers.get('Allow', headers.get('allow', 'others'))}."
         error = ApiError(message, None, code, error.status_code, headers)
     refusal = error if isinstance(error, ApiError) else failure(error)
+    request.scope[_CODE] = refusal.error["code"]
     return refused(refusal, request.scope["path"])
 
 
@@ -583,7 +585,10 @@ def _serve(file: Path) -> Callable[[Request], Response]:
 
 
 def _log_request(scope: Scope, path: str, status: int) -> None:
-    """Log method, path, status, and the tokens of an answer. Checks of the health are left out."""
+    """Log method, path, status, the code of an error or the tokens of an answer.
+
+    Checks of the health are left out.
+    """
     if not _REQUESTS.isEnabledFor(logging.INFO) or (
         path in (*_HEALTH_PATHS, "/metrics") and status < 400
     ):
@@ -594,7 +599,9 @@ def _log_request(scope: Scope, path: str, status: int) -> None:
         f", {stats.n_prompt:,} + {stats.n_generated:,} tokens, {stats.tokens_per_s:,.1f} tok/s"
         for stats in choices[:8]
     )
-    _REQUESTS.info("%s %s %d%s", method, path.replace("{name:path}", "NAME"), status, tokens)
+    code = f" {scope[_CODE]}" if scope.get(_CODE) else ""
+    path = path.replace("{name:path}", "NAME")
+    _REQUESTS.info("%s %s %d%s%s", method, path, status, code, tokens)
 
 
 def _name(host: str) -> str | None:

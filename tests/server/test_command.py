@@ -133,7 +133,9 @@ def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
     lines = re.findall(r"(?m)^\d\d:\d\d:\d\d (.*)$", err)
     answered = r"POST /v1/completions 200, \d+ \+ \d+ tokens, [\d,.]+ tok/s"
     assert all(re.fullmatch(answered, line) for line in lines[:2])
-    assert lines[2:] == ["POST /v1/completions 400"] * 3 + ["GET other 404"]
+    why = ("invalid_value", "context_length_exceeded", "invalid_json")
+    refused = [f"POST /v1/completions 400 {one}" for one in why]
+    assert lines[2:] == [*refused, "GET other 404 not_found"]
 
 
 @pytest.mark.full
