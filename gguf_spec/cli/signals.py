@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 # Seconds until the process ends in any state.
@@ -79,8 +80,11 @@ def _leave(number: int, _frame: object) -> None:
     os._exit(128 + number)
 
 
-def _interrupt(number: int, _frame: object) -> None:
-    handled(number)
+def _interrupt(number: int, frame: Any) -> None:
+    while frame and not isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+        frame = frame.f_back
+    if not frame:  # else C code, which initialises a module, may drop it: then the watch ends all
+        handled(number)
     raise KeyboardInterrupt
 
 

@@ -663,7 +663,7 @@ def test_kept_chats_that_are_damaged_are_left_out(tmp_path, monkeypatch):
         assert len(chats.newest()) == 1
     with pytest.raises(SessionError, match="there is no chat 2"):
         chats.number(2)
-    monkeypatch.setattr(kept, "atomic_write", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))  # fmt: skip
+    monkeypatch.setattr(kept, "atomic_write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))  # fmt: skip
     chats.write(one.messages, "m", {})
     assert "the chat is not kept" in chats.problem and "No space left" in chats.problem
     assert kept.forget()[0] == 2

@@ -195,6 +195,21 @@ def test_a_signal_whose_exception_python_drops_is_sent_again(name, code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "clean\n", "")
 
 
+def test_an_interrupt_that_a_compiled_module_drops_ends_the_program():
+    """As those of numpy.random do, in `abc.register`, while they are imported."""
+    code = (
+        "import os, signal, time\nfrom importlib.machinery import ExtensionFileLoader\n"
+        "from gguf_spec.cli import signals\nsignals._PATIENCE_S = 0.1\nsignals.start()\n"
+        "class Drops(ExtensionFileLoader):\n"
+        "    def exec_module(self, module):\n"
+        "        try:\n            os.kill(os.getpid(), signal.SIGINT); time.sleep(20)\n"
+        "        except KeyboardInterrupt:\n            print('dropped', flush=True)\n"
+        "Drops('a', 'a.so').exec_module(None)\ntime.sleep(20)\nprint('goes on')"
+    )
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "dropped\n", "")
+
+
 def test_an_end_that_no_signal_asked_for_is_dropped_as_ever():
     """Python drops the exit of `__del__`; only that of a signal is sent again."""
     code = (

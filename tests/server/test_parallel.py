@@ -150,7 +150,7 @@ def test_disconnects_and_failed_requests_do_not_affect_other_requests(four, tale
         for one in disturbed:
             one.result()
     until(lambda: not busy(four))
-    assert not any(slot["is_processing"] for slot in slots(four))
+    until(lambda: not any(slot["is_processing"] for slot in slots(four)))
 
 
 @pytest.mark.full
@@ -271,8 +271,8 @@ def test_slots_and_metrics_of_running_requests(two):
     for one in held:
         one.close()
     until(lambda: not busy(two))
+    until(lambda: [slot["id_task"] for slot in slots(two)] == [-1, -1])
     assert len(slots(two, "?fail_on_no_slot=1&model=one.gguf")) == 2
-    assert [slot["id_task"] for slot in slots(two)] == [-1, -1]
 
 
 def test_the_only_slot(letters):
@@ -283,8 +283,9 @@ def test_the_only_slot(letters):
         assert slots(server)[0]["is_processing"]
         held.close()
         until(lambda: not busy(server))
+        until(lambda: not slots(server)[0]["is_processing"])
         [slot] = slots(server)
-        assert (slot["is_processing"], slot["id_task"]) == (False, -1)
+        assert slot["id_task"] == -1
         assert slot["n_past"] > 10
     with pytest.raises(gguf_spec.errors.ClosedError):
         llm.slots()
