@@ -254,6 +254,15 @@ def test_lines_of_a_question(terminal, tmp_path):
 
 
 @pytest.mark.full
+def test_ctrl_d_in_an_answer_leaves_after_it(terminal):
+    terminal.begin("-m", "on.gguf", "-n", "3000", "--ctx", "60000")
+    terminal.type("one", "Enter")
+    terminal.see(f"{SAYS}\n{SAYS}")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+
+
+@pytest.mark.full
 def test_what_was_typed_is_there_the_next_time(terminal, home):
     terminal.begin()
     terminal.ask("first words")

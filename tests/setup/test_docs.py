@@ -51,11 +51,18 @@ OTHER_OPTIONS = {
 }
 OTHER_OPTIONS |= {"--edit-format", "--json", "--options", "--schema"}
 OTHER_OPTIONS |= {"--behind", "--coarse", "--grow", "--only", "--prompt", "--rounds", "--tokens"}
-OTHER_OPTIONS |= {"--contenders", "--long", "--runs", "--users", "--widths"}  # of scripts
+OTHER_OPTIONS |= {"--contenders", "--long", "--peer", "--runs", "--users", "--widths"}  # of scripts
 OTHER_OPTIONS |= {"--onefile", "--find-links", "--no-index"}  # of PyInstaller, pip
 OTHER_OPTIONS |= {"--include-distribution-metadata", "--include-package", "--include-package-data"}
 OTHER_OPTIONS |= {"--mode", "--nofollow-import-to", "--noinclude-custom-mode"}  # of Nuitka
-OTHER_OPTIONS |= {"--half", "--out", "--try", "--variant", "--with-dependencies"}  # of scripts
+OTHER_OPTIONS |= {
+    "--half",
+    "--out",
+    "--try",
+    "--variant",
+    "--workloads",
+    "--with-dependencies",
+}  # of scripts
 OTHER_OPTIONS |= {"--native", "--ready-made"}  # of scripts/run
 OTHER_OPTIONS |= {
     "--context-shift",

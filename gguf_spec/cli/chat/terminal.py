@@ -289,7 +289,10 @@ class _Commands(Completer):
 
 @contextlib.contextmanager
 def _no_echo() -> Iterator[None]:
-    """Do not echo keys while an answer is shown; they are part of the next line that is read."""
+    """Do not echo keys while an answer is shown; they are part of the next line that is read.
+
+    The terminal hands them on as they are: it would take Ctrl-D for the end of a line of its own.
+    """
     if sys.platform == "win32":
         yield
         return
@@ -302,7 +305,7 @@ def _no_echo() -> Iterator[None]:
         yield
         return
     quiet = list(before)
-    quiet[3] &= ~termios.ECHO
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(fd, termios.TCSANOW, quiet)
     try:
         yield
