@@ -3,10 +3,11 @@
     .venv/bin/python scripts/bench/bench_wheels.py -m MODEL.gguf --peer KIND[:SETTING]@PYTHON ... [--workloads ...] [--rounds 3] [--json FILE]
 
 KIND is `xllamacpp` (llama-server's engine in the process), `ik` (ik-llama-cpp-python) or `sync` (llama-cpp-py-sync); PYTHON is the interpreter of the
-environment, or a command such as `chroot FOLDER /v/bin/python` (with this file and the model at their paths). `ours` and `ours:plain` are there without being named; `ours:avx2@env GGUF_SPEC_KERNELS=avx2
-.venv/bin/python` is another of ours. DRAFT in the environment is a draft model for ours; else drafts come from the text. SETTING of xllamacpp: the name of its drafter and its numbers, `ngram_mod,n_match=8,n_max=16`
-or `flash=off`. Each contender is a process that holds the model; all of them answer each prompt in turn, round by round. Greedy, the same token ids of
-the prompt for all (sync: the same text). A ratio above 1 means that our default is faster. Leave the machine alone while it runs.
+environment, or a command such as `chroot FOLDER /v/bin/python`, with this file and the model at their paths. `ours` and `ours:plain` are there without
+being named; `ours:avx2@env GGUF_SPEC_KERNELS=avx2 .venv/bin/python` is another of ours. DRAFT in the environment is a draft model for ours; else drafts
+come from the text. SETTING of xllamacpp: the name of its drafter and its numbers, `ngram_mod,n_match=8,n_max=16`, or `flash=disabled`, `threads=2`.
+Each contender is a process that holds the model; all of them answer each prompt in turn, round by round. Greedy, the same token ids of the prompt for
+all (sync: the same text). A ratio above 1 means that our default is faster. Leave the machine alone while it runs.
 """
 
 import argparse
