@@ -40,7 +40,7 @@ def test_its_length():
     assert 140 <= len(lines) <= 150
     assert max(map(len, lines)) <= 100
     first_screen = "\n".join(lines[:40])
-    for part in ("| llama.cpp's best |", "(docs/images/", "\nscripts/run ", "gguf_spec.load("):
+    for part in ("| best wheel |", "(docs/images/", "\nscripts/run ", "gguf_spec.load("):
         assert part in first_screen
 
 

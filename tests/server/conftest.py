@@ -103,14 +103,18 @@ def ask_chat(server, headers=(), **fields):
         server,
         "POST",
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4} | fields,
+        {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4, "seed": 1} | fields,
         headers,
     )
 
 
 def ask_text(server, headers=(), **fields):
     return ask(
-        server, "POST", "/v1/completions", {"prompt": "abc", "max_tokens": 4} | fields, headers
+        server,
+        "POST",
+        "/v1/completions",
+        {"prompt": "abc", "max_tokens": 4, "seed": 1} | fields,
+        headers,
     )
 
 
