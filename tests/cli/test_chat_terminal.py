@@ -253,11 +253,22 @@ def test_lines_of_a_question(terminal, tmp_path):
     assert told(tmp_path / "talk.session") == ["one\\ntwo\\nthree", "four\\nfive\\n\\nsix"]
 
 
+SLOW_END = """
+import time
+import gguf_spec.cli.chat.terminal as terminal
+ending = terminal._ending
+terminal._ending = lambda *args: (time.sleep(1), ending(*args))[1]
+"""
+
+
 @pytest.mark.full
-def test_ctrl_d_in_an_answer_leaves_after_it(terminal):
-    terminal.begin("-m", "on.gguf", "-n", "3000", "--ctx", "60000")
+@pytest.mark.parametrize("model", ["chat.gguf", "on.gguf"])
+def test_ctrl_d_before_the_next_prompt_leaves(terminal, tmp_path, model):
+    """In an answer, and between an answer and the prompt."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_END if model == "chat.gguf" else "")
+    terminal.begin("-m", model, "-n", "3000", "--ctx", "4096", PYTHONPATH=tmp_path)
     terminal.type("one", "Enter")
-    terminal.see(f"{SAYS}\n{SAYS}")
+    terminal.see(SAYS)
     terminal.type("C-d")
     assert terminal.end() == 0
 

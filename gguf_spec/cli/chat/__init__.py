@@ -107,7 +107,7 @@ def chat(**options: Any) -> int:
 
             ui = TerminalUI(loop.llm, loop.chat, options["show_draft"], options["history"])
             ui.show_thinking = not options["hide_thinking"]
-        with Signals(keep_on=not in_pipe) as signals:
+        with Signals(keep_on=not in_pipe) as signals, ui.terminal:
             try:
                 ui.begin(loaded)
                 loop.follow(ui, signals)

@@ -125,12 +125,13 @@ class PipeUI:
         show_draft: Whether accepted draft tokens are green.
         show_thinking: Whether reasoning is shown.
         code: Exit code: 1 after an error.
+        terminal: Its end undoes what was set at the terminal.
     """
 
     def __init__(self, llm: LLM, chat: Chat, show_draft: bool, *, as_json: bool = False) -> None:
         self.llm, self.chat = llm, chat
         self.show_draft, self.show_thinking, self.code = show_draft, False, 0
-        self._is_read = False
+        self._is_read, self.terminal = False, contextlib.ExitStack()
         self._as_json, self._out = as_json, Console(highlight=False, soft_wrap=True)
 
     def begin(self, loaded: str) -> None:

@@ -72,7 +72,7 @@ class TerminalUI(PipeUI):
         """
         while True:
             try:
-                line = self._edit(self._session) if self._session else input(_PROMPT)
+                line = self._edit(self._session) if self._session else self._typed()
                 if self._history and self._history.problem and not self._has_told:
                     self._has_told = True
                     self.say(self._history.problem)
@@ -91,9 +91,14 @@ class TerminalUI(PipeUI):
         try:
             return session.prompt(pre_run=self._leave)
         finally:
+            self.terminal.close()
             error, self._error = self._error, None
             if error:  # replaces the error of a closed terminal
                 raise error
+
+    def _typed(self) -> str:
+        self.terminal.close()
+        return input(_PROMPT)
 
     def interrupt(self, error: BaseException) -> None:
         """Let `read` raise an error: the editor leaves its event loop in an orderly way."""
@@ -120,21 +125,21 @@ class TerminalUI(PipeUI):
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
         wrap = None if self._dumb else Wrap(lambda: self._out.width)
-        with _no_echo():
-            try:
-                thoughts = Thoughts(self.show_thinking)
-                for chunk in turn:
-                    bar.remove()
-                    self._flow(thoughts.before(chunk), None, wrap)
-                    pieces = styled(chunk, self.show_draft)
-                    shown = [(text.translate(CONTROL), style) for text, style in pieces]
-                    self._flow(shown, markdown, wrap)
-            finally:
+        self.terminal.enter_context(_no_echo(reads_lines=self._dumb))
+        try:
+            thoughts = Thoughts(self.show_thinking)
+            for chunk in turn:
                 bar.remove()
-                rest = markdown.finish() if markdown else []
-                self._write([*wrap.feed(rest), *wrap.finish()] if wrap else rest)
-                if not turn.result.text.endswith("\n"):
-                    self._write([("\n", "")])
+                self._flow(thoughts.before(chunk), None, wrap)
+                pieces = styled(chunk, self.show_draft)
+                shown = [(text.translate(CONTROL), style) for text, style in pieces]
+                self._flow(shown, markdown, wrap)
+        finally:
+            bar.remove()
+            rest = markdown.finish() if markdown else []
+            self._write([*wrap.feed(rest), *wrap.finish()] if wrap else rest)
+            if not turn.result.text.endswith("\n"):
+                self._write([("\n", "")])
         result = turn.result
         if result.logprobs:
             click.echo(logprob_lines(self.llm, result), err=True)
@@ -288,10 +293,11 @@ class _Commands(Completer):
 
 
 @contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
-    """Do not echo keys while an answer is shown; they are part of the next line that is read.
+def _no_echo(reads_lines: bool) -> Iterator[None]:
+    """Do not echo keys from an answer until the next line is read, of which they are part.
 
-    The terminal hands them on as they are: it would take Ctrl-D for the end of a line of its own.
+    Without `reads_lines` the terminal hands them on as they are: else it would take Ctrl-D for the
+    end of a line of its own, and the line editor would not get it.
     """
     if sys.platform == "win32":
         yield
@@ -305,7 +311,7 @@ def _no_echo() -> Iterator[None]:
         yield
         return
     quiet = list(before)
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    quiet[3] &= ~(termios.ECHO | (0 if reads_lines else termios.ICANON))
     termios.tcsetattr(fd, termios.TCSANOW, quiet)
     try:
         yield
