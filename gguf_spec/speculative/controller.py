@@ -364,9 +364,9 @@ class DraftModelUse:
         passed_s = self.model.busy_s - busy_s
         if not proposal:
             return None
-        if self.batches.draft.is_alone:
-            self.costs.learn(n, n_past, passed_s)
-            self.known.per_proposal.learn(time.perf_counter() - started - passed_s)
+        python_s = time.perf_counter() - started - passed_s
+        self.batches.draft.learn(self.costs.learn, n, n_past, passed_s)
+        self.batches.draft.learn(self.known.per_proposal.learn, python_s)
         self.since_used = 0
         return Step(proposal, reach * self.chances.of(proposal.kind), text)
 
@@ -480,13 +480,10 @@ class DraftModelUse:
             self.model.begin_at(offset)
         n_cached, busy_s = self.model.n_cached, self.model.busy_s
         self.model.read(tokens, cancelled)
-        if self.batches.draft.is_alone:
-            self.costs.learn_reading(
-                self.model.n_cached - n_cached,
-                n_cached,
-                self.model.reads_at_once,
-                self.model.busy_s - busy_s,
-            )
+        n_read, read_s = self.model.n_cached - n_cached, self.model.busy_s - busy_s
+        self.batches.draft.learn(
+            self.costs.learn_reading, n_read, n_cached, self.model.reads_at_once, read_s
+        )
 
     def _token_s(self, chance: float, n_past: int, draft_s: float) -> float:
         """Return the seconds of a token at the best draft length, at one acceptance rate.
@@ -639,13 +636,14 @@ class DraftController(DraftTeam):
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Index the prompt, and let the draft model read it if it is expected to be used."""
-        if self.batches.target.is_alone:
-            self.known.target.learn_reading(
-                self.target.n_past - self._kept_at,
-                self._kept_at,
-                self.target.reads_at_once,
-                self.target.busy_s - self._kept_busy_s,
-            )
+        n_read, read_s = self.target.n_past - self._kept_at, self.target.busy_s - self._kept_busy_s
+        self.batches.target.learn(
+            self.known.target.learn_reading,
+            n_read,
+            self._kept_at,
+            self.target.reads_at_once,
+            read_s,
+        )
         for drafter in self.texts:
             self.attempt(drafter, drafter.begin, tokens)
         if use := self.model_use:
@@ -675,9 +673,9 @@ class DraftController(DraftTeam):
         busy_s = self.model.busy_s if self.model else 0.0
         started_s = time.perf_counter()
         draft, one = self._search(tokens, k), self._round
-        is_alone = self.batches.target.is_alone
-        if is_alone and (self.model.busy_s if self.model else 0.0) == busy_s:
-            self.known.per_search.learn(one.returned_s - started_s)
+        if (self.model.busy_s if self.model else 0.0) == busy_s:
+            search_s = one.returned_s - started_s
+            self.batches.target.learn(self.known.per_search.learn, search_s)
         one.search_s = self.known.per_search.seconds
         self._budget.charge(one.search_s, one.gain_s)
         return draft
@@ -689,12 +687,7 @@ class DraftController(DraftTeam):
             self._n_uncounted += len(tokens)
             return
         self._count(len(tokens))
-        if self.batches.target.is_alone:
-            passed_s = self.target.busy_s - one.busy_s
-            self.known.target.learn(one.n_rows, one.n_past, passed_s)
-            self._exploration.charge(one, passed_s)
-            python_s = time.perf_counter() - one.returned_s - passed_s
-            self.known.per_token.learn(python_s / len(tokens))
+        self.batches.target.learn(self._learn_times, one, len(tokens))
         for step, emitted in zip(one.steps, tokens, strict=False):
             self._learn_step(step, emitted)
             if step.proposal.token != emitted:
@@ -825,6 +818,13 @@ class DraftController(DraftTeam):
         return max(n, drawn)
 
     # ---- statistics
+
+    def _learn_times(self, one: RoundState, n_tokens: int) -> None:
+        passed_s = self.target.busy_s - one.busy_s
+        self.known.target.learn(one.n_rows, one.n_past, passed_s)
+        self._exploration.charge(one, passed_s)
+        python_s = time.perf_counter() - one.returned_s - passed_s
+        self.known.per_token.learn(python_s / n_tokens)
 
     def _learn_step(self, step: Step, emitted: int) -> None:
         """Count one draft token whose preceding tokens were right, checked or not.

@@ -48,7 +48,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -544,6 +544,9 @@ _AHEAD = 8
 _CLIP = 0.7
 
 
+Times = ParamSpec("Times")
+
+
 class SharedPasses:
     """The sequences that share passes with one sequence, itself included.
 
@@ -555,6 +558,12 @@ class SharedPasses:
     """
 
     n, is_alone = 1, True
+
+    def learn(
+        self, update: Callable[Times, object], *args: Times.args, **kwargs: Times.kwargs
+    ) -> None:
+        """Call `update` with times of this sequence; not where they are also those of others."""
+        update(*args, **kwargs)
 
     def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
         """Return the seconds of a pass over `n` tokens of each sequence."""

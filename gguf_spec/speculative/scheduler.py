@@ -276,6 +276,9 @@ class _SharedBatch(SharedPasses):
     def __init__(self, scheduler: Scheduler, side: Side, n: int) -> None:
         self._scheduler, self._costs, self.n = scheduler, side.costs, max(1, n)
 
+    def learn(self, *_args: object, **_kwargs: object) -> None:
+        """Learn nothing: the times are also those of the others."""
+
     def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
         """Return the seconds of a pass over `n` tokens of each sequence."""
         return self._costs.seconds(costs, self.n, n, n_past)

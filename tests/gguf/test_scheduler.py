@@ -265,9 +265,13 @@ def test_a_parked_task_is_not_in_common_passes(models):
     scheduler.step()
     mine = scheduler.pairs[1]
     assert (mine.batches.target.is_alone, mine.target.most_read) == (True, 0)
+    learned = []
+    mine.batches.target.learn(learned.append, 1.0)
+    assert learned == [1.0]
     other = Task(scheduler, 2, [1, 2], 1000)
     scheduler.step()
     assert (mine.batches.target.is_alone, mine.batches.target.n) == (False, 2)
+    mine.batches.target.learn(pytest.fail, "the time of a common pass is not that of one sequence")
     parked.is_parked = False
     scheduler.forget()
     assert not (one.error or other.error)
