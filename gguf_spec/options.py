@@ -381,8 +381,8 @@ LOADING: dict[str, Rule] = {
     ),
     "kernels": Rule(
         "string",
-        "Kernels of this package where they work (auto), or llama.cpp's (stock). An instruction "
-        "set serves tests.",
+        "Kernels of this package where they work (auto), or llama.cpp's (stock). Names of "
+        "instruction sets are for tests.",
         choices=("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni"),
     ),
     "draft_threads": Rule(

@@ -41,8 +41,8 @@ def default_model(models_file: str | Path | None = None) -> DefaultModel:
     It is the largest chat model on this disk that fits into memory: of the named models, and of
     those in the caches of the hub, llama.cpp, LM Studio and Ollama. Without one that is larger, it
     is `smollm2-135m-instruct`, which need not be on this disk. The bundled models do not count. A
-    file with one or two bits a weight counts as a quarter of its size. Reads only headers, of the
-    largest files first. Makes no request.
+    file with one or two bits a weight counts as a quarter of its size, because such files answer
+    badly. Reads only headers, of the largest files first. Makes no request.
 
     Args:
         models_file: As for `list_models`.

@@ -1,6 +1,6 @@
-"""Plan of a load: files, drafts and slots, decided before anything is loaded.
+"""Plan of a load: files, drafts and slots.
 
-It is decided from headers and measurements.
+It is made before anything is loaded, from headers and measurements.
 
 V(N) is the time of a pass over one row of each of N sequences. N requests decode N / V(N) tokens
 per second in all, and each of them 1 / V(N). If the user gives no number, N grows only while twice

@@ -35,7 +35,8 @@ from ..system.machine import available_bytes
 LEAST_COPIED = 64
 # Bytes of free memory that are left to other programs.
 _RESERVE = 256 << 20
-# Reading must take this many times as long as copying to and fro: not each copy is used.
+# A cache is copied only where reading its text again would take this many times as long as saving
+# and restoring, because some copies are never used.
 _GAIN = 2.0
 # Weight of one measurement in a rate.
 _STEP = 0.3

@@ -108,11 +108,11 @@ class Pace:
         self.factor *= math.exp(_PACE_STEP * error)
 
     def jumped(self, costs: CostModel, n: int, size: float) -> None:
-        """Move a correction to the machine speed if an independent entry had a similar one.
+        """Move a correction to the machine speed if an unrelated entry had a similar one just now.
 
-        The two corrections must be close together in time. An independent entry belongs to another
-        model, or exactly one of the two is that of single tokens. Two other widths of one table are
-        not independent: one wrong measurement between them moves both.
+        Two unrelated entries that were wrong by the same factor mean that the machine changed, not
+        the entries. Unrelated are those of two models, and single tokens and any other width of
+        one model. Two other widths are not: one wrong measurement between them moves both.
         """
         self._jumps = [one for one in self._jumps if self._n_passes - one[0] < _JUMP_MEMORY]
         for at, other, width, earlier in self._jumps:
@@ -550,7 +550,7 @@ Times = ParamSpec("Times")
 class SharedPasses:
     """The sequences that share passes with one sequence, itself included.
 
-    This one is the batch of a sequence that has its passes to itself.
+    This class is the batch of a single sequence: its prices are those of its own passes.
 
     Attributes:
         n: Number of sequences that run.
