@@ -160,7 +160,6 @@ def repeated(least: int | None, most: int | None) -> str:
 
 
 def _characters(body: str) -> Ranges:
-    """Return the code points of a character class, from the text between its brackets."""
     negated = body.startswith("^")
     letters, ranges, i = list(_letters(body[negated:])), [], 0
     while i < len(letters):
@@ -292,10 +291,7 @@ class Rules:
         return after
 
     def _resolve(self) -> None:
-        """Replace names by rules and reject left recursion.
-
-        Left recursion would loop forever without consuming a character.
-        """
+        """Replace names by rules; reject left recursion, which would loop without a character."""
         for i, (symbol, after) in enumerate(self.nodes):
             if symbol[0] == NAME:
                 if symbol[1] not in self._named:
@@ -330,8 +326,7 @@ class Rules:
 
     def _empty(self) -> set[int]:
         """Return the rules that match the empty text."""
-        # rule -> alternatives that contain it: number of unresolved rules, and the rule of the
-        # alternative
+        # rule -> alternatives that contain it: number of unresolved rules, and their own rule
         waiting: dict[int, list[list[int]]] = defaultdict(list)
         empty: set[int] = set()
         found: list[int] = []
@@ -575,16 +570,12 @@ class Automaton:
     def read_many(
         self, at: int, flat: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Return which of many byte sequences are allowed.
+        """Return which of many byte sequences are allowed, shape `(n,)`.
 
         Args:
-            at: Number of the current state.
             flat: All bytes, one sequence after the other.
             begins: Start of each sequence in `flat`, shape `(n,)`.
             ends: End of each sequence in `flat`, shape `(n,)`.
-
-        Returns:
-            Shape `(n,)`.
         """
         ats, begins = np.full(len(begins), at), begins.copy()
         live = np.flatnonzero(begins < ends)

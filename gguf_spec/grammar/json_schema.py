@@ -248,11 +248,7 @@ def dropping(into: list[Dropped] | None) -> Iterator[None]:
 
 
 def drop(path: Sequence[str], keyword: str, value: Any, reason: str) -> None:
-    """Drop a keyword.
-
-    Args:
-        path: Steps to the schema with the keyword.
-        reason: Why no grammar follows it.
+    """Drop a keyword of the schema to which the steps of `path` lead.
 
     Raises:
         UnsupportedKeywordError: Keywords are not dropped here.
@@ -288,11 +284,10 @@ def _many(value: Any) -> list[Any]:
 
 
 def _typed(value: Any, kind: type, key: str) -> Any:
-    """Return the value of a keyword if it has the right type.
+    """Return the value of a keyword.
 
     Raises:
-        ValueError: The value has another type, or is empty where this is invalid. The message
-            contains the keyword.
+        ValueError: It has another type, or is empty where this is invalid.
     """
     if not isinstance(value, kind) or (
         key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value
@@ -321,15 +316,10 @@ def _count(schema: dict[str, Any], key: str) -> int | None:
 
 
 def _kinds(kind: Any) -> list[str]:
-    """Return the type names of `type`, which is one name or a list."""
     return [
         _typed(k, str, "type")
         for k in (_typed(kind, list, "type") if isinstance(kind, list) else [kind])
     ]
-
-
-def _listed(kind: str | list[Any]) -> list[Any]:
-    return kind if isinstance(kind, list) else [kind]
 
 
 def _same(value: Any) -> str:
@@ -348,10 +338,7 @@ def _unique(values: Iterable[Any]) -> list[Any]:
 
 
 def _reduced(schema: Any) -> dict[str, Any]:
-    """Return a schema without keywords that are ignored or have no effect.
-
-    `const` becomes an `enum`.
-    """
+    """Return a schema without keywords that have no effect; `const` becomes an `enum`."""
     spend(1 + len(_typed(schema, dict, "a schema")))
     kept = {k: v for k, v in schema.items() if k in _KEYWORDS and v not in _FREE.get(k, ())}
     if "const" in kept:
@@ -405,7 +392,6 @@ _LEFT_OVER = ("unevaluatedProperties", "unevaluatedItems")
 
 
 def _put_together(key: str, a: Any, b: Any, path: Sequence[str]) -> Any:
-    """Return one value of a keyword for two different ones."""
     if key in _COMBINED:
         return _COMBINED[key](a, b)
     if key not in ("anyOf", "oneOf"):
@@ -483,7 +469,6 @@ def _fits(value: Any, schema: dict[str, Any], path: Sequence[str]) -> bool:
 
 
 def _value_gbnf(value: Any) -> str:
-    """Return GBNF for a value, with optional white space."""
     if isinstance(value, dict):
         pairs = ' "," space '.join(
             f'{_value_gbnf(key)} ":" space {_value_gbnf(item)}' for key, item in value.items()
@@ -502,9 +487,7 @@ def _value_gbnf(value: Any) -> str:
 def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[Decimal, bool] | None:
     """Return the lower bound and whether it is exclusive; None without a bound.
 
-    Args:
-        name: `minimum` or `maximum`.
-        sign: -1 for `maximum`: the result is then the lower bound of the negated number.
+    With the sign -1, for `maximum`, it is that of the negated number.
 
     Raises:
         ValueError: A bound is no number.
@@ -577,10 +560,7 @@ def _naturals(low: int, high: int) -> str:
 def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) -> list[str]:
     """Return GBNF alternatives for non-negative numbers between two whole bounds.
 
-    Args:
-        low: Lower bound, and whether it is exclusive.
-        high: Upper bound, and whether it is exclusive.
-        n_digits: Largest number of digits after the decimal point.
+    A bound has a flag: whether it is exclusive. `n_digits` is the most digits behind the point.
     """
     (least, above), (most, below) = low, high
     if not n_digits:
@@ -690,12 +670,7 @@ def _counted_number(
 
 
 def _at_least(end: tuple[Decimal, bool], size: int) -> str:
-    """Return a pattern for the numbers from a bound on.
-
-    Args:
-        end: The bound, and whether it is exclusive.
-        size: Most digits before the point.
-    """
+    """Return a pattern for numbers from a bound on, with at most `size` digits before the point."""
     bound, is_open = end
     if bound < 0:
         return rf"[\d.]+|-({_at_most((-bound, is_open))})"
@@ -758,15 +733,9 @@ def _array(schema: dict[str, Any], build: _Converter) -> str:
             return _unique_array([*map(_value_gbnf, values)], least, most, build)
         which = "its items are not a small enum" if values is None else "there are too many values"
         build.drop("uniqueItems", schema["uniqueItems"], which)
-    after, more = "", None if most is None else most - len(fixed)
-    if others is not False and more != 0:
-        item = build.visit(others, key)
-        if fixed:
-            after = f'("," space {item}){repeated(max(least - len(fixed), 0), more)}'
-        else:
-            times = repeated(max(least - 1, 0), None if more is None else more - 1)
-            after = f'{item} ("," space {item}){times}'
-            after = after if least else f"({after})?"
+    after = ""
+    if others is not False and most != len(fixed):
+        after = _repetition(build.visit(others, key), len(fixed), least, most)
     for i, item_schema in reversed([*enumerate(fixed)]):
         comma = '"," space ' if i else ""
         steps = "items" if old else "prefixItems", str(i)
@@ -775,20 +744,24 @@ def _array(schema: dict[str, Any], build: _Converter) -> str:
     return build.rule(f'"[" space {after} "]" space')
 
 
-def _unique_array(values: list[str], least: int, most: int | None, build: _Converter) -> str:
-    """Return the name of the rule for the arrays of different values.
+def _repetition(item: str, n_before: int, least: int, most: int | None) -> str:
+    """Return GBNF for one item again and again, behind `n_before` of `least` to `most` items."""
+    begun = max(n_before, 1)
+    times = repeated(max(least - begun, 0), None if most is None else most - begun)
+    if n_before:
+        return f'("," space {item}){times}'
+    some = f'{item} ("," space {item}){times}'
+    return some if least else f"({some})?"
 
-    Args:
-        values: GBNF of the values.
-        most: Largest number; None for all values.
-    """
+
+def _unique_array(values: list[str], least: int, most: int | None, build: _Converter) -> str:
+    """Return the name of the rule for the arrays of different values, which are GBNF."""
     known: dict[int, str] = {}
     most = len(values) if most is None else min(most, len(values))
     if least > most:
         raise ValueError(f"at least {least} different items of {len(values)} values is impossible")
 
     def after(used: int) -> str:
-        """Return GBNF for what follows the values of a bit mask."""
         if used not in known:
             n = used.bit_count()
             comma = '"," space ' if n else ""
@@ -805,11 +778,9 @@ def _unique_array(values: list[str], least: int, most: int | None, build: _Conve
 
 
 def _other_key(names: list[str], at: int, build: _Converter) -> str:
-    """Return GBNF for the rest of a key that differs from all these names.
+    """Return GBNF for the rest of a key that differs from all names.
 
-    Args:
-        names: The names; they share their first `at` characters.
-        at: Length of the common prefix, which is already written.
+    The names share their first `at` characters, which are already written.
     """
     whole, groups = any(len(name) == at for name in names), dict[str, list[str]]()
     for name in names:
@@ -935,12 +906,7 @@ def _counted(
         """Return GBNF for further members after the optional ones; None if there are too few."""
         if not more or n == most:
             return '""' if n >= least else None
-        least_n, most_n = max(least - n, 0), None if most is None else most - n
-        if n:
-            return f'("," space {more}){repeated(least_n, most_n)}'
-        later = repeated(max(least_n - 1, 0), None if most_n is None else most_n - 1)
-        some = f'{more} ("," space {more}){later}'
-        return some if least_n else f"({some})?"
+        return _repetition(more, n, least, most)
 
     def after(i: int, n: int) -> str | None:
         """Return GBNF for the optional members from one on, after `n` members."""
@@ -992,7 +958,6 @@ class _Facts:
         values: The values of `enum` as texts; None without `enum`.
         types: Types of the valid values.
         written: Types of the values that a grammar of the schema can write.
-        required: Names of the required properties.
         rest: `additionalProperties`, or None.
         is_object: Whether its grammar writes objects, and their properties decide which.
     """
@@ -1022,11 +987,7 @@ class Disjointness:
     """Test whether schemas are disjoint; each schema and each pair is examined once."""
 
     def __init__(self, plain: Callable[[Any], Any]) -> None:
-        """Create a test.
-
-        Args:
-            plain: Converts any schema to a form without references and `allOf` at its top level.
-        """
+        """`plain` converts a schema to a form without references and `allOf` at the top."""
         self._plain = plain
         self._facts: dict[str, _Facts | bool] = {}  # by the text of the schema
         self._ways: dict[_Facts, list[_Facts | bool]] = {}
@@ -1121,7 +1082,6 @@ def _differ(facts: Sequence[_Facts | bool]) -> bool:
 
 
 def _not_these(part: dict[str, Any]) -> Texts:
-    """Return the texts that are not valid for a schema of texts."""
     if "enum" in part:
         return ~words(value for value in part["enum"] if isinstance(value, str))
     texts = ~ANY_TEXT
@@ -1173,11 +1133,7 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
 
 
 def faults_of(text: str, schema: Any) -> list[str]:
-    """Return what a JSON text does not fulfil of a schema, without the values of the text.
-
-    Args:
-        schema: The schema, as for `to_gbnf`.
-    """
+    """Return what a JSON text does not fulfil of a schema, without the values of the text."""
     import jsonschema_rs
 
     def refuse(_: str) -> Any:
@@ -1212,10 +1168,7 @@ def to_rules(
 ) -> list[str]:
     """Return the rules for a schema, as a part of a grammar made by `grammar_of`.
 
-    Args:
-        schema: As for `to_gbnf`.
-        prefix: Start of the names of the rules; the first rule is `<prefix>root`.
-        path: Steps to the schema, if it is a part of another one.
+    The first rule is `<prefix>root`. The steps of `path` lead to a schema that is part of another.
 
     Raises:
         InvalidOptionError: The schema is invalid, or no grammar can follow it.
@@ -1249,7 +1202,7 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
     kind = schema.get("type")
     if schema.get("nullable") is True and isinstance(kind, str | list):
         schema = {k: v for k, v in schema.items() if k != "nullable"}
-        schema["type"] = [*dict.fromkeys([*_listed(kind), "null"])]
+        schema["type"] = [*dict.fromkeys([*([kind] if isinstance(kind, str) else kind), "null"])]
         if isinstance(schema.get("enum"), list):
             schema["enum"] = _unique([*schema["enum"], None])
     for name in ("minimum", "maximum"):
@@ -1292,7 +1245,6 @@ class _Converter:
         self._disjointness = Disjointness(self._plain)
 
     def rules(self) -> list[str]:
-        """Return all rules; the first one is the root."""
         root = self.visit(self._root)
         rules = [f"{name} ::= {body}" for body, name in self._rules.items()]
         return [f"{self._prefix}root ::= {root}", *rules, *self._aliases]
@@ -1305,7 +1257,6 @@ class _Converter:
         return self._rules.setdefault(body, f"{self._prefix}r{len(self._rules)}")
 
     def drop(self, keyword: str, value: Any, reason: str) -> None:
-        """Drop a keyword of the schema that is being converted, as `drop`."""
         drop(self.path, keyword, value, reason)
 
     def texts(self, texts: Texts, why_none: str = "no text is possible") -> str:
@@ -1320,10 +1271,6 @@ class _Converter:
         self._aliases += [first, *rest]
         self._n_bytes += sum(map(len, [first, *rest]))
         return first.partition(" ")[0]
-
-    def merged(self, a: Any, b: Any) -> Any:
-        """Return one schema for two that apply together."""
-        return self._with(a, b)
 
     def values_of(self, schema: Any) -> list[Any] | None:
         """Return the values of a schema; None if they cannot be listed."""
@@ -1397,10 +1344,10 @@ class _Converter:
         return {**kept, "not": texts} if texts else kept
 
     def _parts(self, schema: dict[str, Any], key: str) -> list[Any]:
-        """Return the parts of `anyOf` or `oneOf`, each merged with the keywords beside it."""
+        """Return the parts of a choice, each merged with the keywords beside it."""
         rest = {k: v for k, v in schema.items() if k != key}
         parts = [
-            self._with(rest, self._seeing(part) if rest else part)
+            self.merged(rest, self._seeing(part) if rest else part)
             for part in _typed(schema[key], list, key)
             if part is not False
         ]
@@ -1547,11 +1494,8 @@ class _Converter:
             schema = target
         raise ValueError("its references form a circle")
 
-    def _with(self, rest: Any, schema: Any) -> Any:
-        """Merge a schema with the keywords beside it.
-
-        References are resolved only if there is something to merge.
-        """
+    def merged(self, rest: Any, schema: Any) -> Any:
+        """Merge a schema with the keywords beside it; only then its references are resolved."""
         if isinstance(rest, dict) and not _reduced(rest):
             return schema
         return _merged(self._follow(rest), self._follow(schema), self.path)
@@ -1560,9 +1504,8 @@ class _Converter:
         whole: Any = {k: v for k, v in schema.items() if k != "allOf"}
         parts = _unique(_typed(schema["allOf"], list, "allOf"))
         for part in parts:
-            whole = self._with(
-                whole, self._seeing(part) if len(parts) > 1 or len(schema) > 1 else part
-            )
+            is_alone = len(parts) == len(schema) == 1
+            whole = self.merged(whole, part if is_alone else self._seeing(part))
         return whole
 
     def _seeing(self, part: Any) -> Any:

@@ -263,12 +263,7 @@ class Texts:
         for state, row in enumerate(self.rows):
             for _, _, after in row:
                 into[after].append(state)
-        found, todo = set(self.finals), [*self.finals]
-        while todo:
-            new = set(into[todo.pop()]) - found
-            found |= new
-            todo += new
-        return found
+        return _reached(self.finals, into.__getitem__)
 
     def smaller(self) -> Texts:
         """Return the same texts, with states that are followed by the same texts as one state."""
@@ -318,6 +313,17 @@ class Texts:
             ways += [f"{_characters((*some,))} {prefix}{after}" for after, some in groups.items()]
             rules.append(f"{prefix}{state} ::= {' | '.join(ways)}")
         return rules
+
+
+def _reached(states: Iterable[int], after: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return these states and all that moves lead to; `after` gives those of one move."""
+    found = set(states)
+    todo = [*found]
+    while todo:
+        new = set(after(todo.pop())) - found
+        found |= new
+        todo += new
+    return found
 
 
 def _explored(
@@ -411,12 +417,9 @@ class _Graph:
             finals = {first + state for state in end.finals}
 
         def closed(states: Iterable[int]) -> frozenset[int]:
-            found, todo = set(states), [*states]
-            while todo:
-                new = {to for read, to in self.moves[todo.pop()] if read is None} - found
-                found |= new
-                todo += new
-            return frozenset(found)
+            return frozenset(
+                _reached(states, lambda at: [to for read, to in self.moves[at] if read is None])
+            )
 
         def row(states: frozenset[int]) -> list[tuple[int, int, frozenset[int]]]:
             moves = [
