@@ -45,10 +45,7 @@ class RoundRule(NamedTuple):
     wide_past: bool = False
 
     def noise_of(self, n_tokens: int) -> float:
-        """Return the noise of a pass over `n_tokens`, in logits.
-
-        It is 0 where plain decoding makes the same pass behind the same cache.
-        """
+        """Return the noise of a pass, in logits; 0 where plain decoding makes the same pass."""
         return self.noise if n_tokens > 1 or self.wide_past else 0.0
 
 
@@ -78,7 +75,7 @@ class Round:
     wide: bool = False
 
     def cut(self, n: int) -> Round:
-        """Return the round cut to its first `n` tokens, the last of which ends the generation."""
+        """Return the first `n` tokens of the round, the last of which ends the generation."""
         return replace(
             self, tokens=self.tokens[:n], n_accepted=min(self.n_accepted, n), ended=True,
             near_ties=tuple(i for i in self.near_ties if i < n), logprobs=self.logprobs[:n],

@@ -54,11 +54,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 def symbols(names: Iterable[str], token: Callable[[str], int | None]) -> Sym:
-    """Return a function from a text to its GBNF.
-
-    Args:
-        token: Returns the id of a control token, which has no text, or None.
-    """
+    """Return a function from a text to its GBNF; `token` gives the id of a name without text."""
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
     def sym(text: str) -> str:
@@ -160,7 +156,6 @@ def types_of(schema: Any, root: Any) -> set[str]:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return a value if it is a list, and otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -192,7 +187,6 @@ def _json(value: Any) -> str:
 
 
 def _unsupported(schema: Any, reason: str) -> InvalidGrammarError:
-    """Return the error for a schema that a notation cannot follow."""
     return InvalidGrammarError("json_schema", str(schema)[:77], reason)
 
 
@@ -215,8 +209,7 @@ def _members(
 ) -> tuple[list[tuple[str, Any, bool]], bool]:
     """Return the properties of an object, and whether any other property is allowed instead.
 
-    Returns:
-        Name, schema, and whether it is required, of each; the required ones first.
+    Each has its name, its schema, and whether it is required; the required ones come first.
 
     Raises:
         InvalidOptionError: The schema is not supported.
@@ -617,7 +610,6 @@ class _PairRules:
         return self._refs[ref]
 
     def _resolved_value(self, schema: Schema, path: tuple[str, ...]) -> str:
-        """Return GBNF for a value of a schema that is no reference."""
         if len(path) > 2 * _MAX_SCHEMA_DEPTH:
             raise _unsupported(schema, "it is nested too deeply")
         if "enum" in schema or "const" in schema:
@@ -802,6 +794,5 @@ class ObjectCall(NamedCall):
                 found["name"] = value
 
     def around(self, name: str) -> tuple[str, str]:
-        """Return the texts before and after the arguments, with the brackets of the object."""
         head = f'{{{self.before}"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
         return head, "}" + self.end

@@ -244,13 +244,9 @@ def _no_number(text: str) -> float:
 
 
 def _step(text: str, at: int, still_open: list[str]) -> int:
-    """Read up to the next character that matters in an object, an array or a string.
+    """Return the position after the next character that matters in an object, an array or a string.
 
-    Args:
-        still_open: Closing characters of what is open, changed here; a backslash for an escape.
-
-    Returns:
-        The position after this character.
+    Closing characters of what is open are changed here; a backslash stands for an escape.
 
     Raises:
         NotACallError: A bracket does not match, or too many are open.
@@ -273,13 +269,10 @@ def _step(text: str, at: int, still_open: list[str]) -> int:
 
 
 def read_nested(source: Source, emits: bool = False) -> Steps[str]:
-    """Read an object, an array or a string, which begins here.
+    """Read an object, an array or a string, which begins here; return its text.
 
     Args:
         emits: Whether to emit its text as arguments while it comes.
-
-    Returns:
-        Its text.
 
     Raises:
         NotACallError: It is not JSON.
