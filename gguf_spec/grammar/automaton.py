@@ -100,11 +100,7 @@ def limited_work() -> Iterator[None]:
 
 
 def spend(n: int) -> None:
-    """Count units of work; outside of `limited_work` they are not limited.
-
-    Raises:
-        GrammarTooLargeError: The limit is exceeded.
-    """
+    """Count units of work; raise GrammarTooLargeError where `limited_work` allows no more."""
     left = _left.get(None)
     if left is not None:
         _left.set(left - n)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
-from functools import partial
+from functools import cache, partial
 from itertools import chain, combinations, islice, product
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -284,11 +284,7 @@ def _many(value: Any) -> list[Any]:
 
 
 def _typed(value: Any, kind: type, key: str) -> Any:
-    """Return the value of a keyword.
-
-    Raises:
-        ValueError: It has another type, or is empty where this is invalid.
-    """
+    """Return the value of a keyword; raise ValueError for another type, or an empty list."""
     if not isinstance(value, kind) or (
         key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value
     ):
@@ -323,10 +319,7 @@ def _kinds(kind: Any) -> list[str]:
 
 
 def _same(value: Any) -> str:
-    """Return a text that is equal for equal JSON values.
-
-    In Python 1 and True are equal.
-    """
+    """Return a text that is equal for equal JSON values; in Python 1 and True are equal."""
     text = _ENCODER.encode(int(value) if isinstance(value, float) and value.is_integer() else value)
     spend(3 + len(text) // 32)
     return text
@@ -484,36 +477,27 @@ def _value_gbnf(value: Any) -> str:
     return quoted(text if text.isprintable() else json.dumps(value)) + " space"
 
 
-def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[Decimal, bool] | None:
-    """Return the lower bound and whether it is exclusive; None without a bound.
+def _bounds(schema: dict[str, Any], build: _Converter) -> list[tuple[Decimal, bool] | None]:
+    """Return the lower bound and the upper one, which is negated, each with: is it exclusive?
 
-    With the sign -1, for `maximum`, it is that of the negated number.
+    None stands for no bound, and for one with too many digits. Those of an integer are whole, and
+    not exclusive.
 
     Raises:
         ValueError: A bound is no number.
     """
-    ends: list[tuple[Decimal, bool]] = []
-    for key in (name, f"exclusive{name.capitalize()}"):
-        bound = schema.get(key)
-        if key in schema:
+    found: list[tuple[Decimal, bool] | None] = []
+    for name, sign in (("minimum", 1), ("maximum", -1)):
+        keys = (name, f"exclusive{name.capitalize()}")
+        given = {key: schema[key] for key in keys if key in schema}
+        for key, bound in given.items():
             if isinstance(bound, bool) or not isinstance(bound, int | float):
                 raise ValueError(f"{key} is {bound!r:.60}")
-            ends.append((sign * Decimal(str(bound)), key != name))
-    return max(ends, default=None)
-
-
-def _bounds(schema: dict[str, Any], build: _Converter) -> list[tuple[Decimal, bool] | None]:
-    """Return the ends of `_end` for both bounds, without those that have too many digits.
-
-    Those of an integer are whole, and not exclusive.
-    """
-    found = []
-    for name, sign in (("minimum", 1), ("maximum", -1)):
-        end = _end(schema, name, sign)
+        ends = [(sign * Decimal(str(bound)), key != name) for key, bound in given.items()]
+        end = max(ends, default=None)
         if end and (abs(end[0]) >= 10**_MAX_DIGITS or _n_decimals(end[0]) > _MAX_DECIMALS):
-            for key in (name, f"exclusive{name.capitalize()}"):
-                if key in schema:
-                    build.drop(key, schema[key], "it has too many digits")
+            for key, bound in given.items():
+                build.drop(key, bound, "it has too many digits")
             end = None
         if end and schema["type"] == "integer":
             whole = math.floor(end[0]) + 1 if end[1] else math.ceil(end[0])
@@ -756,23 +740,22 @@ def _repetition(item: str, n_before: int, least: int, most: int | None) -> str:
 
 def _unique_array(values: list[str], least: int, most: int | None, build: _Converter) -> str:
     """Return the name of the rule for the arrays of different values, which are GBNF."""
-    known: dict[int, str] = {}
     most = len(values) if most is None else min(most, len(values))
     if least > most:
         raise ValueError(f"at least {least} different items of {len(values)} values is impossible")
 
+    @cache
     def after(used: int) -> str:
-        if used not in known:
-            n = used.bit_count()
-            comma = '"," space ' if n else ""
-            ways = ['""'] if n >= least else []
-            ways += [
-                f"{comma}{value} {after(used | 1 << i)}"
-                for i, value in enumerate(values)
-                if n < most and not used >> i & 1
-            ]
-            known[used] = build.rule(" | ".join(ways))
-        return known[used]
+        """Return GBNF for what follows the values of a bit mask."""
+        n = used.bit_count()
+        comma = '"," space ' if n else ""
+        ways = ['""'] if n >= least else []
+        ways += [
+            f"{comma}{value} {after(used | 1 << i)}"
+            for i, value in enumerate(values)
+            if n < most and not used >> i & 1
+        ]
+        return build.rule(" | ".join(ways))
 
     return build.rule(f'"[" space {after(0)} "]" space')
 
@@ -899,7 +882,6 @@ def _counted(
         not more and least > len(required) + len(optional)
     ):
         raise ValueError(f"at least {least} and at most {most} of its properties is impossible")
-    known: dict[tuple[int, int], str | None] = {}
     enough = max(least, len(required) + 1) if most is None else most  # counted up to here
 
     def rest(n: int) -> str | None:
@@ -908,15 +890,14 @@ def _counted(
             return '""' if n >= least else None
         return _repetition(more, n, least, most)
 
+    @cache
     def after(i: int, n: int) -> str | None:
         """Return GBNF for the optional members from one on, after `n` members."""
-        if (i, n) not in known:
-            ways = [rest(n) if i == len(optional) else after(i + 1, n)]
-            if i < len(optional) and n != most:
-                then, comma = after(i + 1, min(n + 1, enough)), '"," space ' if n else ""
-                ways.append(None if then is None else f"{comma}{optional[i]} {then}")
-            known[i, n] = build.rule(" | ".join(filter(None, ways))) if any(ways) else None
-        return known[i, n]
+        ways = [rest(n) if i == len(optional) else after(i + 1, n)]
+        if i < len(optional) and n != most:
+            then, comma = after(i + 1, min(n + 1, enough)), '"," space ' if n else ""
+            ways.append(None if then is None else f"{comma}{optional[i]} {then}")
+        return build.rule(" | ".join(filter(None, ways))) if any(ways) else None
 
     comma = ' "," space '
     return f"{comma.join(required)} {after(0, len(required))}".strip()
@@ -994,10 +975,7 @@ class Disjointness:
         self._found: dict[tuple[_Facts, _Facts, int], bool] = {}
 
     def of_all(self, schemas: Sequence[Any]) -> bool:
-        """Return whether no two schemas allow the same value.
-
-        The result is False if this is uncertain.
-        """
+        """Return whether no two schemas allow the same value; False if this is uncertain."""
         enums, objects, others = list[_Facts](), list[_Facts](), list[_Facts | bool]()
         for one in map(self._of, schemas):
             if isinstance(one, bool) or (one.values is None and (one.choice or not one.is_object)):
@@ -1260,11 +1238,7 @@ class _Converter:
         drop(self.path, keyword, value, reason)
 
     def texts(self, texts: Texts, why_none: str = "no text is possible") -> str:
-        """Return the name of the rule for texts, without quotes.
-
-        Raises:
-            ValueError: There is no text; the message is `why_none`.
-        """
+        """Return the name of the rule for texts, without quotes; raise ValueError for none."""
         if 0 not in texts.live:
             raise ValueError(why_none)
         first, *rest = texts.gbnf(f"{self._prefix}s{len(self._aliases)}-")
@@ -1281,7 +1255,10 @@ class _Converter:
             return [False, True]
         if schema.keys() - {"enum", "type"} or "enum" not in schema:
             return None
-        values = _unique(_typed(schema["enum"], list, "enum"))
+        return _unique(self._fitting(schema))
+
+    def _fitting(self, schema: dict[str, Any]) -> list[Any]:
+        values = _typed(schema["enum"], list, "enum")
         return [value for value in values if _fits(value, schema, self.path)]
 
     def visit(self, schema: Any, *steps: str) -> str:
@@ -1360,11 +1337,7 @@ class _Converter:
         return parts
 
     def _values(self, schema: dict[str, Any]) -> str:
-        values = [
-            value
-            for value in _typed(schema["enum"], list, "enum")
-            if _fits(value, schema, self.path)
-        ]
+        values = self._fitting(schema)
         if not values:
             raise ValueError("no value of enum or const matches the keywords beside it")
         return self.rule(f"({' | '.join(map(_value_gbnf, values))})")
@@ -1509,10 +1482,7 @@ class _Converter:
         return whole
 
     def _seeing(self, part: Any) -> Any:
-        """Return a part of a schema without keywords about what others leave over.
-
-        They do not see the keywords beside the part, and are dropped.
-        """
+        """Return a part without keywords about what others leave over; it does not see these."""
         followed = self._follow(part)
         if isinstance(followed, bool) or not followed.keys() & {*_LEFT_OVER}:
             return part

@@ -329,11 +329,7 @@ def _reached(states: Iterable[int], after: Callable[[int], Iterable[int]]) -> se
 def _explored(
     start: Any, row: Callable[[Any], list[tuple[int, int, Any]]], ends: Callable[[Any], bool]
 ) -> Texts:
-    """Return the automaton of all states that are reachable from a start.
-
-    Raises:
-        PatternError: There are too many.
-    """
+    """Return the automaton of all reachable states; raise PatternError for too many."""
     numbers, states, rows = {start: 0}, [start], list[_Row]()
     while len(rows) < len(states):
         found: _Row = []
@@ -493,11 +489,7 @@ def _rest(parts: Sequence[Part], at_start: bool) -> Texts:
 
 
 def matching(pattern: str) -> Texts:
-    """Return the texts in which a pattern matches.
-
-    Raises:
-        PatternError: The pattern is invalid or not supported.
-    """
+    """Return the texts in which a pattern matches; raise PatternError if it is not supported."""
     parts = _parsed(pattern)
     if parts[:1] == [("AT", "AT_BEGINNING")]:
         return _rest(parts[1:], True)
@@ -559,11 +551,7 @@ def bounded_class(pattern: str, least: int, most: int | None) -> str | None:
 
 
 def of_length(least: int, most: int | None) -> Texts:
-    """Return the texts with a number of characters.
-
-    Raises:
-        PatternError: The numbers are too large.
-    """
+    """Return the texts with a number of characters; raise PatternError if it is too large."""
     if max(least, most or 0) > _MAX_STATES:
         raise PatternError(f"it needs more than {_MAX_STATES:,} states")
     n = least if most is None else most

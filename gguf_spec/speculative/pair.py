@@ -228,22 +228,17 @@ class ModelPair:
             self._check_drafter(speculation.drafter)
 
     def _check_drafter(self, name: str) -> None:
-        needs, by_text = kind_of(name).needs, "set {drafter='ngram'} | "
+        needs, what = kind_of(name).needs, ""
         if needs == "head" and name != name_of(self.draft):
-            head = "set {draft='mtp'}" if name == "mtp" else "set {draft} to the file of one"
-            raise NoSpeculationError(
-                "drafter",
-                name,
-                f"the drafter {name} needs a prediction head of this kind, and none is loaded.",
-                Text(by_text + head + " when the model is loaded."),
-            )
-        if needs == "model" and not self.draft:
-            raise NoSpeculationError(
-                "drafter",
-                name,
-                f"the drafter {name} needs a draft model, and none is loaded.",
-                Text(by_text + "set {draft} to a model."),
-            )
+            what = "prediction head of this kind"
+            hint = "set {draft='mtp'}" if name == "mtp" else "set {draft} to the file of one"
+            hint += " when the model is loaded."
+        elif needs == "model" and not self.draft:
+            what, hint = "draft model", "set {draft} to a model."
+        if what:
+            message = f"the drafter {name} needs a {what}, and none is loaded."
+            hint = Text("set {drafter='ngram'} | " + hint)
+            raise NoSpeculationError("drafter", name, message, hint)
 
     def drafter(
         self,
@@ -270,21 +265,12 @@ class ModelPair:
         if name == "auto":
             name = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
         kind = kind_of(name)
-        guess = (
-            CoupledDraftSampler(sampler, self.calibration)
-            if coupled
-            else StochasticDraftSampler(sampler)
-        )
-        model = (
-            drafter_of(
-                in_target_ids(slots.draft, self.target, self.translation),
-                guess,
-                self.target.n_vocab,
-                slots.first,
-            )
-            if slots.draft and kind.needs
-            else None
-        )
+        model = None
+        if slots.draft and kind.needs:
+            view = in_target_ids(slots.draft, self.target, self.translation)
+            guess = CoupledDraftSampler(sampler, self.calibration) if coupled else None
+            chosen = guess or StochasticDraftSampler(sampler)
+            model = drafter_of(view, chosen, self.target.n_vocab, slots.first)
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         known, failures = self.experiences[way], dict[str, str]()
         texts: list[TextDrafter] = []

@@ -228,10 +228,7 @@ def ending(model: Weights, reasoning: ReasoningFormat | None, prompt: str, o: Pr
 def with_reasoning(
     messages: Sequence[Mapping[str, Any]], reasoning: ReasoningFormat | None
 ) -> list[dict[str, Any]]:
-    """Return messages with their reasoning in the field that the template reads.
-
-    Reasoning that the template does not read is left out.
-    """
+    """Return messages with reasoning in the field that the template reads, if it reads one."""
     read = [dict(message) for message in messages]
     for message in read:
         thought = message.pop("reasoning_content", None)
@@ -505,11 +502,7 @@ class _Encoder:
         self._names: dict[str, str] = {}  # word of digits -> name of a special token
 
     def encode(self, messages: Messages, values: dict[str, Any]) -> list[int]:
-        """Return the token ids of messages, with the variables of the template.
-
-        Raises:
-            TemplateError: The template rejects the messages.
-        """
+        """Return the token ids of messages; raise TemplateError if they are rejected."""
         model, prefill, tools = self._model, self._options.prefill, self._options.tools
         fitted, prompt = self._prepared(messages, tools, values)
         begin = prompt(fitted)

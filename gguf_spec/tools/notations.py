@@ -191,11 +191,7 @@ def _unsupported(schema: Any, reason: str) -> InvalidGrammarError:
 
 
 def _check_keywords(schema: Mapping[str, Any], path: Sequence[str], *allowed: str) -> None:
-    """Drop the keywords of a schema but for some, and notes.
-
-    Raises:
-        InvalidOptionError: It has another one, and keywords are not dropped here.
-    """
+    """Drop the keywords of a schema but for some, and notes; raise an error if refused."""
     for key, value in schema.items():
         if key not in allowed and key not in _NOTES:
             try:
@@ -250,11 +246,7 @@ class JsonNotation:
     way = "as they come"
 
     def read(self, source: Source, name: str, _schema: Schema) -> Steps[None]:
-        """Read the arguments of a tool, and emit its call.
-
-        Raises:
-            NotACallError: They cannot be read.
-        """
+        """Read the arguments, and emit the call; raise NotACallError if there are none."""
         yield from source.space()
         if (yield from source.peek()) != "{":
             raise NotACallError
@@ -557,11 +549,7 @@ class _PairRules:
         self._comma = quoted(notation.comma)
 
     def rules(self) -> list[str]:
-        """Return all rules; the first one is the root, and the last ones are any text and value.
-
-        Raises:
-            InvalidOptionError: The schema is not supported.
-        """
+        """Return all rules; the first is the root, the last are any text and any value."""
         notation, name = self._notation, f"{self._prefix}text"
         root = self._object(self._root, (), is_top=True)
         if notation.is_python:
@@ -680,11 +668,7 @@ class NamedCall:
     skipped: str = ""
 
     def read(self, source: Source, schemas: Schemas) -> Steps[None]:
-        """Read a call, after its beginning.
-
-        Raises:
-            NotACallError: It is not a call of one of the tools.
-        """
+        """Read a call, after its beginning; raise NotACallError if it is none."""
         yield from source.space()
         name = yield from source.name(schemas)
         if self.skipped and (yield from source.optional(self.skipped)):
@@ -702,11 +686,7 @@ class NamedCall:
         return name + self.middle, self.end
 
     def rule(self, name: str, schema: Schema, prefix: str, sym: Sym) -> list[str]:
-        """Return grammar rules for a call of a tool after its beginning; the first one is used.
-
-        Raises:
-            InvalidOptionError: The schema is not supported.
-        """
+        """Return grammar rules for a call after its beginning; the first one is used."""
         head, tail = self.around(name)
         parts = [" [0-9]+ ".join(map(sym, head.split(_ANY_ID))), f"{prefix}a-root", sym(tail)]
         rules = self.notation.rules(schema, f"{prefix}a-", sym)
@@ -734,10 +714,7 @@ class ObjectCall(NamedCall):
     arguments_key: str = "arguments"
 
     def read(self, source: Source, schemas: Schemas) -> Steps[None]:
-        """Read a call, after its beginning.
-
-        The outer braces may be doubled, as some templates show them; the last one may be missing.
-        """
+        """Read a call; braces may be doubled, as in some templates, and the last one missing."""
         yield from source.space()
         is_doubled = yield from source.optional("{{")
         if is_doubled:

@@ -142,11 +142,7 @@ class ToolReader:
             yield from self._checked_call()
 
     def _checked_call(self) -> Steps[None]:
-        """Read a call that no grammar has checked.
-
-        Raises:
-            NotACallError: It is none, or the schema of a strict tool does not allow it.
-        """
+        """Read a call that no grammar has checked; raise NotACallError if it does not fit."""
         source = self._source
         begin, self._holds = len(source.events), bool(self._strict)
         try:

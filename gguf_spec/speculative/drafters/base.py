@@ -14,11 +14,7 @@ Kind = tuple[str, int]
 
 
 class Drafter(Protocol):
-    """Source of drafts.
-
-    Like a model it is addressed by position: it receives all tokens and reads those that it has not
-    read yet.
-    """
+    """Source of drafts; like a model it gets all tokens, and reads those that are new to it."""
 
     def keep(self, prompt: Sequence[int]) -> None:
         """Retain the longest prefix of `prompt` that was read, at the start of a request."""

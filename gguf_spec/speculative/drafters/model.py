@@ -85,16 +85,10 @@ class DraftSampler(Protocol):
         """Return the chosen token; raise NoTokenLeftError if the row has none to propose."""
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
-        """Return the confidence of a guess from this row, and whether it equals `token`.
-
-        No random number is drawn.
-        """
+        """Return a guess's confidence, and whether it is `token`; draw no random number."""
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Observe the tokens that followed the first `start`, and the target's rows there.
-
-        The rows have the shape `(n, V)`.
-        """
+        """Observe the tokens after the first `start`, and the target's rows, shape `(n, V)`."""
 
 
 class StochasticDraftSampler:
@@ -114,10 +108,7 @@ class StochasticDraftSampler:
         return DraftToken(token, _confidence_of_share(distribution.prob(token)), distribution)
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
-        """Evaluate the likeliest token instead of a drawn one.
-
-        It is right slightly less often than a drawn token is accepted.
-        """
+        """Evaluate the likeliest token; it is right slightly less often than a drawn one."""
         distribution = self._sampler.distribution(row, history)
         best = int(np.argmax(distribution.probs))
         return _confidence_of_share(distribution.probs[best]), int(distribution.ids[best]) == token
@@ -140,10 +131,9 @@ class DraftCorrection:
         first: Index of the candidate in use before anything was learned.
     """
 
-    def __init__(
-        self, n_vocab: int, candidates: NDArray[np.float64] = CANDIDATES, first: int = _AT_FIRST
-    ) -> None:
-        self.candidates, self.first = candidates, first
+    candidates, first = CANDIDATES, _AT_FIRST
+
+    def __init__(self, n_vocab: int) -> None:
         self.bias = np.zeros(n_vocab, dtype=np.float32)
         self.hits: dict[float, NDArray[np.float64]] = {}
         self._sum, self._weight = np.zeros(n_vocab), np.zeros(n_vocab)
@@ -467,11 +457,7 @@ class ModelDrafter:
         self._first.failed = True
 
     def _rows(self, tokens: Sequence[int], n: int) -> Logits:
-        """Return the last `n` rows of a pass.
-
-        Raises:
-            FloatingPointError: The maximum of a row is not a finite number.
-        """
+        """Return the last `n` rows of a pass; raise FloatingPointError if one is not finite."""
         rows = self._model.logits(tokens, n)[:, : self._n_vocab]
         # A row with a NaN has NaN as its maximum.
         if not np.isfinite(rows.max(axis=1)).all():

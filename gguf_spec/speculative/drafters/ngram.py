@@ -311,10 +311,7 @@ class RetryDrafter:
         self._start = self._at = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Begin a draft that follows `tokens`.
-
-        The rest is kept while the tokens emitted since then agree with it.
-        """
+        """Begin a draft; the rest stays while the tokens emitted since then agree with it."""
         self._drafted = []
         n_emitted = len(tokens) - self._start
         if self._rest and list(tokens[self._start :]) != self._rest[:n_emitted]:
