@@ -16,7 +16,7 @@ No cached token of the drafter lies at or after position `len(tokens) - 1`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..results import TokenLogprob
@@ -74,13 +74,6 @@ class Round:
     logprobs: tuple[TokenLogprob, ...] = ()
     wide: bool = False
 
-    def cut(self, n: int) -> Round:
-        """Return the first `n` tokens of the round, the last of which ends the generation."""
-        return replace(
-            self, tokens=self.tokens[:n], n_accepted=min(self.n_accepted, n), ended=True,
-            near_ties=tuple(i for i in self.near_ties if i < n), logprobs=self.logprobs[:n],
-        )  # fmt: skip
-
 
 def run_round(
     target: LanguageModel,
@@ -113,18 +106,17 @@ def run_round(
         alone = _row_alone(target, rows.history(len(new)), sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
+    end = next((i for i, token in enumerate(new, 1) if is_end(token)), None)
     one = Round(
-        new,
+        new[:end],
         n_drafted=len(draft.tokens),
-        n_accepted=len(new) - 1,
-        near_ties=tuple(near_ties),
+        n_accepted=min(len(new) - 1, end or len(new)),
+        ended=end is not None,
+        near_ties=tuple(i for i in near_ties if end is None or i < end),
         decided_again=again,
-        logprobs=tuple(logprobs),
+        logprobs=tuple(logprobs[:end]),
         wide=wide,
     )
-    end = next((i for i, token in enumerate(new) if is_end(token)), None)
-    if end is not None:
-        one = one.cut(end + 1)
     keep = len(tokens) + len(one.tokens) - 1
     target.rollback(keep)
     drafter.rollback(keep)

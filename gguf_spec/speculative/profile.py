@@ -292,9 +292,10 @@ class ModelKey(NamedTuple):
     options: ContextOptions
 
 
-def read_profile(
-    target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None
-) -> Profile | None:
+Keyed = CachedSequence | ModelKey
+
+
+def read_profile(target: Keyed, draft: Keyed | None) -> Profile | None:
     """Return the stored profile of these models, or None."""
     data = read_json(_file(target, draft))
     try:
@@ -303,9 +304,7 @@ def read_profile(
         return None
 
 
-def write_profile(
-    target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None, profile: Profile
-) -> bool:
+def write_profile(target: Keyed, draft: Keyed | None, profile: Profile) -> bool:
     """Store a profile in place of an earlier one; return whether it could be written."""
     match read_json(_speed_file()):
         case [int(known), _]:
@@ -371,11 +370,7 @@ def write_statistics(
         write_json(_file(target, draft, "experience"), {"version": VERSION, **learned})
 
 
-def _file(
-    target: CachedSequence | ModelKey,
-    draft: CachedSequence | ModelKey | None,
-    kind: CacheFolder = "profiles",
-) -> Path:
+def _file(target: Keyed, draft: Keyed | None, kind: CacheFolder = "profiles") -> Path:
     parts: list[object] = [VERSION, *this_machine(timed=True), *library_parts()]
     for model in [target, draft] if draft else [target]:
         o = model.options

@@ -499,6 +499,7 @@ class _Encoder:
         self._model, self._options, self.reasoning = model, options, reasoning_format(model)
         self._template = model.chat_template or ""
         self._taken = ""  # texts without the words
+        self._start, self._end = False, ""  # begins with a start token; text before the prefill
         self._names: dict[str, str] = {}  # word of digits -> name of a special token
 
     def encode(self, messages: Messages, values: dict[str, Any]) -> list[int]:
@@ -506,12 +507,12 @@ class _Encoder:
         model, prefill, tools = self._model, self._options.prefill, self._options.tools
         fitted, prompt = self._prepared(messages, tools, values)
         begin = prompt(fitted)
-        end = ending(model, self.reasoning, begin, self._options)
+        self._end = end = ending(model, self.reasoning, begin, self._options)
         text = begin + end + prefill
         start_id = model.special_tokens["bos"]
         bos = model.token_text(start_id) if start_id >= 0 else ""
-        start = not (bos and text.startswith(bos))
-        ids = model.tokenize(text, special=True, start=start, most=self._most)
+        self._start = not (bos and text.startswith(bos))
+        ids = model.tokenize(text, special=True, start=self._start, most=self._most)
         texts = [dict(_texts(message)) for message in messages]
         contents = [*(value for one in texts for value in one.values()), prefill]
         others = [
@@ -530,14 +531,14 @@ class _Encoder:
             if self._with_names(rendered) == text:
                 fitted, prompt, text = worded, worded_prompt, rendered
             # The template may write them in another way, as with an escape.
-            elif self._controls(ids) != self._written([(rendered, True)], start):
+            elif self._controls(ids) != self._written([(rendered, True)]):
                 raise self._rewrites()
-        parts = self._cut(self._marked(fitted, prompt, text, end, start))
-        by_template = self._written(parts, start)
+        parts = self._cut(self._marked(fitted, prompt, text))
+        by_template = self._written(parts)
         # the texts add no special token, neither alone nor joined with the template's
         if self._controls(ids) == by_template:
             return ids
-        return self._tokens_by_part(parts, by_template, start)
+        return self._tokens_by_part(parts, by_template)
 
     def _prepared(
         self, messages: Messages, tools: Tools | None, values: dict[str, Any]
@@ -548,17 +549,9 @@ class _Encoder:
         return history.messages, partial(history.render, render)
 
     def _marked(
-        self,
-        messages: list[dict[str, Any]],
-        prompt: Callable[[Messages], str],
-        text: str,
-        end: str,
-        start: bool,
+        self, messages: list[dict[str, Any]], prompt: Callable[[Messages], str], text: str
     ) -> list[tuple[str, bool]]:
         """Return the parts of a prompt, each with a flag: whether the template wrote it.
-
-        `end` is what follows the rendered messages, before the prefill. `start` says whether the
-        prompt begins with the start token.
 
         Raises:
             TemplateError: The template may have made a special token of a content.
@@ -571,17 +564,17 @@ class _Encoder:
             return bool(self._controls(model.tokenize(part, special=True, start=False)))
 
         marked = prompt(_rewritten(messages, partial(_mark, marks=marks)))
-        parts = _parts(marked + end + _mark(prefill, marks), marks, is_special)
+        parts = _parts(marked + self._end + _mark(prefill, marks), marks, is_special)
         if parts is not None and "".join(part for part, _ in parts) == text:
             return parts
         if any(map(self._spells, contents)):
             before, messages = text, _rewritten(messages, self._without_names)
-            text = prompt(messages) + end + self._without_names(prefill)
+            text = prompt(messages) + self._end + self._without_names(prefill)
             if self._with_names(text) != self._with_names(before):
                 raise self._rewrites()
         harmless_text = partial(_UNUSUAL.sub, "x")  # it cannot contain a special token
-        plain = prompt(_rewritten(messages, harmless_text)) + end + harmless_text(prefill)
-        if self._written([(plain, True)], start) != self._written([(text, True)], start):
+        plain = prompt(_rewritten(messages, harmless_text)) + self._end + harmless_text(prefill)
+        if self._written([(plain, True)]) != self._written([(text, True)]):
             raise self._rewrites()
         return [(text, True)]
 
@@ -649,15 +642,16 @@ class _Encoder:
                 found.append((one, is_template) if name is None else (name, False))
         return _joined(found)
 
-    def _written(self, parts: list[tuple[str, bool]], start: bool) -> list[int]:
+    def _written(self, parts: list[tuple[str, bool]]) -> list[int]:
+        """Return the special tokens that the template wrote."""
         ids: list[int] = []
         for i, (text, is_template) in enumerate(self._cut(parts)):
             if is_template:
-                ids += self._model.tokenize(text, special=True, start=start and i == 0)
+                ids += self._model.tokenize(text, special=True, start=self._start and i == 0)
         return self._controls(ids)
 
     def _tokens_by_part(
-        self, parts: list[tuple[str, bool]], by_template: Sequence[int], start: bool
+        self, parts: list[tuple[str, bool]], by_template: Sequence[int]
     ) -> list[int]:
         """Return the tokens of the parts of a prompt, in which the template wrote special tokens.
 
@@ -673,7 +667,7 @@ class _Encoder:
             else:
                 found.append((text, False))
         for i, (text, is_template) in enumerate(_joined(found)):
-            begins = start and i == 0
+            begins = self._start and i == 0
             if is_template:
                 ids += self._model.tokenize(text, special=True, start=begins)
             else:
@@ -832,17 +826,10 @@ def _rendered(
         TemplateFailure: The template refuses the messages.
     """
     variables = [one for one in TOOL_VARIABLES if one == "tools" or one in template]
-    values = (
-        {"bos_token": "", "eos_token": ""}
-        | dict(values)
-        | {
-            "add_generation_prompt": True,
-            **{name: [dict(tool) for tool in tools] if tools else None for name in variables},
-            "tool_choice": None,
-            "functions": None,
-            "function_call": None,
-        }
-    )
+    shown = [dict(tool) for tool in tools] if tools else None
+    own: dict[str, Any] = dict.fromkeys(("tool_choice", "functions", "function_call"))
+    own |= {"add_generation_prompt": True} | dict.fromkeys(variables, shown)
+    values = {"bos_token": "", "eos_token": ""} | dict(values) | own
 
     def result(some: Messages) -> str:
         return render(template, values | {"messages": with_parts(some) if typed else [*some]})
