@@ -173,7 +173,6 @@ class Rules:
     Attributes:
         nodes: Symbols, each with the index of the next node (0 for none).
         rules: The first nodes of the alternatives of each rule.
-        root: Index of the rule `root`.
         tokens: Texts of the tokens that it names, each with its first position.
     """
 
@@ -389,7 +388,6 @@ class Automaton:
 
     Attributes:
         start: State at the start of a text.
-        states: The states by number.
         work: Stack entries for what was used since the last call of `reset_budget`.
         cached: Stack entries in the cache.
         rest: Called again and again during long work.

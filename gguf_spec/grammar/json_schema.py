@@ -477,16 +477,19 @@ def _value_gbnf(value: Any) -> str:
     return quoted(text if text.isprintable() else json.dumps(value)) + " space"
 
 
-def _bounds(schema: dict[str, Any], build: _Converter) -> list[tuple[Decimal, bool] | None]:
-    """Return the lower bound and the upper one, which is negated, each with: is it exclusive?
+# a bound, and whether it is exclusive; None for no bound
+_End = tuple[Decimal, bool] | None
 
-    None stands for no bound, and for one with too many digits. Those of an integer are whole, and
-    not exclusive.
+
+def _bounds(schema: dict[str, Any], build: _Converter) -> tuple[_End, _End]:
+    """Return the lower bound and the upper one, which is negated.
+
+    One with too many digits is dropped. Those of an integer are whole, and not exclusive.
 
     Raises:
         ValueError: A bound is no number.
     """
-    found: list[tuple[Decimal, bool] | None] = []
+    found: list[_End] = []
     for name, sign in (("minimum", 1), ("maximum", -1)):
         keys = (name, f"exclusive{name.capitalize()}")
         given = {key: schema[key] for key in keys if key in schema}
@@ -503,7 +506,7 @@ def _bounds(schema: dict[str, Any], build: _Converter) -> list[tuple[Decimal, bo
             whole = math.floor(end[0]) + 1 if end[1] else math.ceil(end[0])
             end = Decimal(whole), False
         found.append(end)
-    return found
+    return found[0], found[1]
 
 
 def _n_decimals(number: Decimal) -> int:
@@ -561,7 +564,7 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
     return ways
 
 
-def _far(low: tuple[Decimal, bool] | None, high: tuple[Decimal, bool] | None) -> int:
+def _far(low: _End, high: _End) -> int:
     """Return a number that is as large as one between these bounds, of which one is missing."""
     n = max(len(str(int(abs(end[0])))) for end in (low, high) if end)
     return int(10 ** max(16, n)) - 1
@@ -622,14 +625,10 @@ def _sized(schema: dict[str, Any], build: _Converter) -> dict[str, Any]:
 
 
 def _counted_number(
-    units: list[Any],
-    not_these: list[str],
-    bounds: tuple[tuple[Decimal, bool] | None, tuple[Decimal, bool] | None],
-    whole: bool,
-    build: _Converter,
+    units: list[Any], not_these: list[str], ends: tuple[_End, _End], whole: bool, build: _Converter
 ) -> str:
     """Return GBNF for multiples, numbers but for some, and those between fractional bounds."""
-    low, high = bounds
+    low, high = ends
     n_decimals = max([_n_decimals(end[0]) for end in (low, high) if end], default=0)
     point = "" if whole else rf"(\.\d{{1,{max(15, n_decimals)}}})?"
     size = len(str(_far(low, high))) if low or high else 16

@@ -293,14 +293,8 @@ class Texts:
         return classes[state], (*seen,)
 
     def gbnf(self, prefix: str) -> list[str]:
-        """Return rules for the texts inside of a JSON string; the first one is `<prefix>0`.
-
-        Raises:
-            PatternError: There is no text.
-        """
+        """Return rules for the texts inside of a JSON string; the first one is `<prefix>0`."""
         live, rules = self.live, []
-        if 0 not in live:
-            raise PatternError("no text is possible")
         for state in sorted(live):
             groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for low, high, after in self.rows[state]:

@@ -55,7 +55,6 @@ class Round:
 
     Attributes:
         tokens: The new token ids, 1 to `n_drafted + 1`.
-        n_drafted: Number of draft tokens.
         n_accepted: Number of leading `tokens` that come from the draft.
         ended: The last of `tokens` ends the generation.
         near_ties: Indices into `tokens` of the tokens that were decided by less than the noise.

@@ -59,7 +59,6 @@ class ModelPair:
     """Target and optional draft model on this machine.
 
     Attributes:
-        target: The model that decides.
         draft: The model that proposes, or a prediction head of the target, or None.
         reference: A text beside the request's own from which drafts may come, or None.
         shared: Earlier answers from which the drafts of all requests may come; None if they are

@@ -117,7 +117,7 @@ def names_read(template: str) -> frozenset[str]:
         set_here = _RESERVED.union(one.name for one in tree.find_all(nodes.Macro))
         for one in tree.find_all(nodes.Name):
             first.setdefault(one.name, one.ctx == "load" and one.name not in set_here)
-    except (jinja2.TemplateError, RecursionError):
+    except (jinja2.TemplateError, ValueError, RecursionError):  # also a number of 5,000 digits
         return frozenset()
     return frozenset(name for name, is_read in first.items() if is_read)
 

@@ -246,7 +246,6 @@ class ReasoningFormat:
     """Reasoning parts of one model.
 
     Attributes:
-        syntax: Parser of its texts.
         shown: Special tokens of the syntax that have no text -> their marked names.
         field: Field of a message in which the template reads its reasoning; None if it has none.
     """
