@@ -162,9 +162,7 @@ def _characters(body: str) -> Ranges:
         last = i + 2 if i + 2 < len(letters) and letters[i + 1] == (ord("-"), True) else i
         ranges.append((letters[i][0], letters[last][0]))
         i = last + 1
-    return (
-        others_than((*ranges, *NEVER)) if negated else others_than((*others_than(ranges), *NEVER))
-    )
+    return others_than((*(ranges if negated else others_than(ranges)), *NEVER))
 
 
 class Rules:

@@ -1328,11 +1328,8 @@ class _Converter:
             if part is not False
         ]
         if key == "oneOf" and not self._disjointness.of_all(parts):
-            self.drop(
-                "oneOf",
-                schema[key],
-                "two parts of oneOf may allow the same value; it counts as anyOf",
-            )
+            why = "two parts of oneOf may allow the same value; it counts as anyOf"
+            self.drop("oneOf", schema[key], why)
         return parts
 
     def _values(self, schema: dict[str, Any]) -> str:

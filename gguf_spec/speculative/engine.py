@@ -93,11 +93,8 @@ def run_round(
     new = rule.accept(draft, rows)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
-    logprobs = (
-        []
-        if sampler.sampling.logprobs is None
-        else [rows.logprob(i, token) for i, token in enumerate(new)]
-    )
+    named = [] if sampler.sampling.logprobs is None else new
+    logprobs = [rows.logprob(i, token) for i, token in enumerate(named)]
     drafter.learn(new, rows.logits)
     again = rule.strict and wide and bool(near_ties)
     if again:

@@ -278,6 +278,9 @@ class ModelPair:
         except Exception as error:
             failures[name] = failure(name, error)
         known.chances.add({one.name: one.priors for one in texts})
+        widest = self.profile.widest(speculation.exact)
+        if self.target.options.parallel > 1:
+            widest = min(widest, slots.target.free_rollback + 1)
         controller = DraftController(
             slots.target,
             texts,
@@ -285,10 +288,7 @@ class ModelPair:
             known,
             n_left,
             fixed=not speculation.adaptive,
-            widest=min(
-                self.profile.widest(speculation.exact),
-                slots.target.free_rollback + 1 if self.target.options.parallel > 1 else K_MAX + 1,
-            ),
+            widest=widest,
             batches=slots.batches,
         )
         controller.switch_off(failures)

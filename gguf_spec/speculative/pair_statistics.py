@@ -191,14 +191,9 @@ def fitted(priors: Sequence[float], seen: Sequence[tuple[float, float]]) -> list
     shift = 0.0
     for _ in range(_NEWTON_STEPS):
         rates = [shifted(prior, shift) for prior in priors]
-        slope = (
-            sum(hits - places * rate for rate, (hits, places) in zip(rates, seen, strict=True))
-            - _FIT_PRECISION * shift
-        )
-        curve = (
-            sum(places * rate * (1 - rate) for rate, (_, places) in zip(rates, seen, strict=True))
-            + _FIT_PRECISION
-        )
+        both = [(rate, *one) for rate, one in zip(rates, seen, strict=True)]
+        slope = sum(hits - places * rate for rate, hits, places in both) - _FIT_PRECISION * shift
+        curve = sum(places * rate * (1 - rate) for rate, _, places in both) + _FIT_PRECISION
         shift += max(-1.0, min(1.0, slope / curve))
     rates = [shifted(prior, shift) for prior in priors]
     return [

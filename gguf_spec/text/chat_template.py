@@ -709,11 +709,9 @@ def _mark(content: str, marks: _Marks) -> str:
     core = content.strip()
     if not core:
         return content
-    at = content.index(core)
+    before, _, after = content.partition(core)
     core = _TAG.sub(lambda match: f"{marks.tag}{match[0]}{marks.after_tag}", core)
-    return (
-        f"{content[:at]}{marks.begin}{core}{marks.end}{content[at:].removeprefix(content.strip())}"
-    )
+    return f"{before}{marks.begin}{core}{marks.end}{after}"
 
 
 def _parts(

@@ -144,9 +144,8 @@ class DraftCorrection:
         """Update the correction at one position from the logits of some tokens, shape `(n,)`."""
         ours, theirs = _log_softmax(draft), _log_softmax(target)
         weight = np.minimum(1.0, np.exp(np.maximum(ours, theirs)) / _CLEAR)
-        self._sum[ids] = _FORGET * self._sum[ids] + weight * np.clip(
-            theirs - ours, -_TOO_FAR, _TOO_FAR
-        )
+        moved = np.clip(theirs - ours, -_TOO_FAR, _TOO_FAR)
+        self._sum[ids] = _FORGET * self._sum[ids] + weight * moved
         self._weight[ids] = _FORGET * self._weight[ids] + weight
         self.bias[ids] = self._sum[ids] / (self._weight[ids] + _DOUBT)
 
@@ -218,11 +217,9 @@ class CoupledDraftSampler:
 
     def _guess(self, row: Logits, history: Sequence[int]) -> _DraftRow:
         seen = largest(row, min(_MOST, len(row)))
-        guesses, lead = (
-            self._best_of(row, history, seen)
-            if self._sampler.sampling.greedy
-            else self._drawn(row, history)
-        )
+        is_greedy = self._sampler.sampling.greedy
+        found = self._best_of(row, history, seen) if is_greedy else self._drawn(row, history)
+        guesses, lead = found
         return _DraftRow(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen])
 
     def _best_of(
@@ -236,12 +233,10 @@ class CoupledDraftSampler:
         ids = seen if shaped is row else largest(shaped, len(seen))
         logits = shaped[ids] + self._calibration.bias[ids]
         order = np.argsort(logits)
-        if not np.isfinite(logits[order[-1]]):
+        second, best = order[-2:][0], order[-1]
+        if not np.isfinite(logits[best]):
             raise NoTokenLeftError
-        return (
-            ids[order[-1]].repeat(len(self._candidates)),
-            float(logits[order[-1]] - logits[order[-2:][0]]),
-        )
+        return ids[best].repeat(len(self._candidates)), float(logits[best] - logits[second])
 
     def _drawn(self, row: Logits, history: Sequence[int]) -> tuple[NDArray[np.int64], float]:
         """Return the token that each candidate draws, and the lead of the one in use."""
@@ -261,10 +256,8 @@ class CoupledDraftSampler:
             ids, len(history)
         )
         behind, first = np.argpartition(scores[best], -2)[-2:]
-        return (
-            ids[np.argmax(scores, axis=1)],
-            (scores[best, first] - scores[best, behind]) * self._temperature,
-        )
+        lead = (scores[best, first] - scores[best, behind]) * self._temperature
+        return ids[np.argmax(scores, axis=1)], lead
 
 
 class _DraftRow(NamedTuple):

@@ -262,11 +262,8 @@ class NgramDrafter:
             while state > 0 and length > longest:
                 followed = text.follow(state)
                 if followed and followed[0] < IMAGE_IDS:  # an image is never a draft
-                    best, longest = (
-                        Proposal(followed[0], (self.name, _bucket(length, *followed[1:]))),
-                        length,
-                    )
-                    source = text
+                    kind = self.name, _bucket(length, *followed[1:])
+                    best, longest, source = Proposal(followed[0], kind), length, text
                     break
                 state = text.shorter(state)
                 length = text.length(state)
@@ -329,11 +326,8 @@ class RetryDrafter:
     def follow(self, token: int) -> None:
         """Append `token` to the draft; another token than that of the rest ends the proposals."""
         self._drafted.append(token)
-        self._at = (
-            self._at + 1
-            if 0 <= self._at < len(self._rest) and self._rest[self._at] == token
-            else len(self._rest)
-        )
+        is_next = 0 <= self._at < len(self._rest) and self._rest[self._at] == token
+        self._at = self._at + 1 if is_next else len(self._rest)
 
     def learn(self, start: int, tokens: Sequence[int], _rows: Logits, /) -> None:
         """Store the part of the draft after its first wrong token."""
