@@ -552,11 +552,9 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
     (least, above), (most, below) = low, high
     if not n_digits:
         return [_naturals(least + above, most - below)] if least + above <= most - below else []
-    ways = (
-        [f'{_naturals(least + above, most - 1)} ("." [0-9]{{1,{n_digits}}})?']
-        if least + above < most
-        else []
-    )
+    ways = []
+    if least + above < most:
+        ways.append(f'{_naturals(least + above, most - 1)} ("." [0-9]{{1,{n_digits}}})?')
     if above and least < most:
         ways.append(f'"{least}." [0-9]{{0,{n_digits - 1}}} [1-9]')
     if not below and (least < most or (least == most and not above)):
@@ -1453,10 +1451,8 @@ class _Converter:
         for _ in range(MAX_DEPTH):
             if not (isinstance(schema, dict) and "$ref" in schema):
                 return schema
-            rest, target = (
-                {k: v for k, v in _reduced(schema).items() if k != "$ref"},
-                self._target(schema["$ref"]),
-            )
+            rest = {k: v for k, v in _reduced(schema).items() if k != "$ref"}
+            target = self._target(schema["$ref"])
             if rest:
                 parts = _typed(rest["allOf"], list, "allOf") if "allOf" in rest else []
                 target = {**rest, "allOf": [*parts, target]}

@@ -64,6 +64,7 @@ class PartStream:
     """Converts tokens to parts; stop strings are searched in the answer only.
 
     Attributes:
+        answer: Text of the answer, with the stop string that ended it.
         n_reasoning: Number of tokens of reasoning parts so far, with their tags.
     """
 
@@ -84,23 +85,15 @@ class PartStream:
         """
         self._model, self._format, self._state = model, reasoning, state
         self._shown = shown or {}
-        self._answer = TextStream(stop, errors)
+        self.answer = TextStream(stop, errors)
         self.n_reasoning = 0
-
-    @property
-    def stopped(self) -> bool:
-        return self._answer.stopped
-
-    @property
-    def stop_string(self) -> str | None:
-        return self._answer.stop_string
 
     def push(self, token: int) -> list[Part]:
         """Return the parts that a token completes."""
         shown = self._format.shown if self._format else {}
         name = self._shown.get(token, shown.get(token))
         piece = self._model.piece(token) if name is None else name.encode()
-        text, before = self._answer.decoder.decode(piece), self._state
+        text, before = self.answer.decoder.decode(piece), self._state
         if self._format is None or before is None:
             return self._stopped([Part("text", text)])
         self._state, parts = self._format.syntax.read(before, text)
@@ -109,17 +102,17 @@ class PartStream:
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        if self._format and self._state and not self.stopped:
+        if self._format and self._state and not self.answer.stopped:
             parts = self._stopped(self._format.syntax.finish(self._state))
-        text = self._answer.finish()
+        text = self.answer.finish()
         return [*parts, Part("text", text)] if text else parts
 
     def _stopped(self, parts: list[Part]) -> list[Part]:
         kept: list[Part] = []
         for part in parts:
             if part.kind == "reasoning":
-                kept += [] if self.stopped else [part]
-            elif text := self._answer.add(part.text):
+                kept += [] if self.answer.stopped else [part]
+            elif text := self.answer.add(part.text):
                 kept.append(Part("text", text))
         return kept
 
