@@ -859,73 +859,51 @@ def _object(schema: dict[str, Any], build: _Converter) -> str:
     repeated(least, most)
     if most is not None and not more and most >= len(first) + len(pairs):
         most = None
-    if least <= len(first) and most is None:
-        inner = sequence(first, [*pairs.values()], '"," space', build.rule, more)
-    else:
-        inner = _counted(first, [*pairs.values()], more, (least, most), build)
+    inner = members(first, [*pairs.values()], '"," space', build.rule, more, (least, most))
     return build.rule(f'"{{" space {inner} "}}" space')
 
 
-def _counted(
-    required: list[str],
-    optional: list[str],
-    more: str,
-    bounds: tuple[int, int | None],
-    build: _Converter,
-) -> str:
-    """Return GBNF for so many members, as `sequence` for any number."""
-    least, most = bounds
-    if (most is not None and most < len(required)) or (
-        not more and least > len(required) + len(optional)
-    ):
-        raise ValueError(f"at least {least} and at most {most} of its properties is impossible")
-    enough = max(least, len(required) + 1) if most is None else most  # counted up to here
-
-    def rest(n: int) -> str | None:
-        """Return GBNF for further members after the optional ones; None if there are too few."""
-        if not more or n == most:
-            return '""' if n >= least else None
-        return _repetition(more, n, least, most)
-
-    @cache
-    def after(i: int, n: int) -> str | None:
-        """Return GBNF for the optional members from one on, after `n` members."""
-        ways = [rest(n) if i == len(optional) else after(i + 1, n)]
-        if i < len(optional) and n != most:
-            then, comma = after(i + 1, min(n + 1, enough)), '"," space ' if n else ""
-            ways.append(None if then is None else f"{comma}{optional[i]} {then}")
-        return build.rule(" | ".join(filter(None, ways))) if any(ways) else None
-
-    comma = ' "," space '
-    return f"{comma.join(required)} {after(0, len(required))}".strip()
-
-
-def sequence(
+def members(
     required: Sequence[str],
     optional: Sequence[str],
     comma: str,
     rule: Callable[[str], str],
     more: str = "",
+    bounds: tuple[int, int | None] = (0, None),
 ) -> str:
     """Return GBNF for members in their order, of which some may be missing.
 
-    Each optional member has a rule for what follows it: there are as many rules as members.
+    There is a rule for what follows each optional member, for each number that matters.
 
     Args:
         required: GBNF of the members that are never missing; they come first.
-        optional: GBNF of the others.
         comma: GBNF between two members; may be empty.
         rule: Adds a rule, and returns its name.
         more: GBNF of a member of which any number may follow; empty for none.
+        bounds: Least and most members; None for any number.
     """
-    rest = rule(f"({comma} {more})*") if more else ""
-    starts = [f"{more} {rest}"] if more else []
-    for part in reversed(optional):
-        starts.append(f"{part} {rest}")
-        rest = rule(f"({comma} {part})? {rest}")
-    if required:
-        return f"{f' {comma} '.join(required)} {rest}".rstrip()
-    return f"({' | '.join(reversed(starts))})?" if starts else ""
+    least, most = bounds
+    if (most is not None and most < len(required)) or (
+        not more and least > len(required) + len(optional)
+    ):
+        raise ValueError(f"at least {least} and at most {most} of its properties is impossible")
+    first = f" {comma} ".join(required)
+    if not (optional or more):
+        return first
+    enough = max(least, 1) if most is None else most  # counted up to here
+    start = min(len(required), enough)
+    # number of members so far -> GBNF of what follows; None where there would be too few
+    after: dict[int, str | None] = {}
+    for n in range(start, min(start + len(optional), enough) + 1):
+        after[n] = '""' if n >= least else None
+        if more and n != most:
+            after[n] = _repetition(more, n, least, most)
+    for i, part in reversed([*enumerate(optional)]):
+        for n in range(start, min(start + i, enough) + 1):
+            then = None if n == most else after[min(n + 1, enough)]
+            ways = [after[n], then and f"{comma if n else ''} {part} {then}".strip()]
+            after[n] = rule(" | ".join(filter(None, ways))) if any(ways) else None
+    return f"{first} {after[start]}".strip()
 
 
 class _Facts:

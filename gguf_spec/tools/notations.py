@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import InvalidGrammarError
 from ..grammar.automaton import quoted, spend
-from ..grammar.json_schema import drop, sequence, to_rules
+from ..grammar.json_schema import drop, members, to_rules
 from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
 
 Schema = Mapping[str, Any]
@@ -351,7 +351,7 @@ class TagNotation:
             path = "properties", key
             value = self._value_rule(part, schema, f"{prefix}v{i}-", rules, sym, path)
             parts[is_required].append(f"{head} {value or prefix + 'text'}")
-        root = sequence(parts[True], parts[False], "", rule)
+        root = members(parts[True], parts[False], "", rule)
         if is_free:
             head = f"{sym(self.begin)} [a-zA-Z0-9_-]+ {sym(self.middle + self.pad)}"
             root = f"({head} {prefix}text)*"
@@ -581,7 +581,7 @@ class _PairRules:
             value = self._value(part, (*path, "properties", key))
             name = key if is_top else self._notation.write_key(key)
             parts[is_required].append(f"{quoted(name + colon)} {value}")
-        return sequence(parts[True], parts[False], self._comma, self._add)
+        return members(parts[True], parts[False], self._comma, self._add)
 
     def _value(self, schema: Any, path: tuple[str, ...]) -> str:
         """Return GBNF for a value; `path` leads to its schema."""
