@@ -200,12 +200,12 @@ def _check_keywords(schema: Mapping[str, Any], path: Sequence[str], *allowed: st
                 raise _unsupported(schema, str(error)) from None
 
 
-def _members(
+def _properties(
     schema: Any, root: Any, path: Sequence[str] = ()
-) -> tuple[list[tuple[str, Any, bool]], bool]:
-    """Return the properties of an object, and whether any other property is allowed instead.
+) -> tuple[list[tuple[str, Any]], int, bool]:
+    """Return the properties of an object, the required ones first, and the number of these.
 
-    Each has its name, its schema, and whether it is required; the required ones come first.
+    The third result is whether any other property is allowed instead.
 
     Raises:
         InvalidOptionError: The schema is not supported.
@@ -225,9 +225,9 @@ def _members(
     if unknown:
         raise _unsupported(schema, f"the required property {unknown[0]!r:.60} is not in properties")
     names = set(required)
-    found = [(name, part, name in names) for name, part in properties.items()]
+    found = sorted(properties.items(), key=lambda one: one[0] not in names)
     is_free = not found and schema.get("additionalProperties") is not False
-    return sorted(found, key=lambda one: not one[2]), is_free
+    return found, len(names), is_free
 
 
 # ---- notations of arguments, after the name of a call
@@ -344,14 +344,14 @@ class TagNotation:
         # A text ends at its first closing tag.
         after = sym(self.end[len(self.end.rstrip()) :])
         text = until({self.end.strip(): after}, f"{prefix}text", sym, False)
-        found, is_free = _members(schema, schema)
-        parts: dict[bool, list[str]] = {True: [], False: []}
-        for i, (key, part, is_required) in enumerate(found):
+        found, n_required, is_free = _properties(schema, schema)
+        parts: list[str] = []
+        for i, (key, part) in enumerate(found):
             head = sym(self.begin + key + self.middle + self.pad)
             path = "properties", key
             value = self._value_rule(part, schema, f"{prefix}v{i}-", rules, sym, path)
-            parts[is_required].append(f"{head} {value or prefix + 'text'}")
-        root = members(parts[True], parts[False], "", rule)
+            parts.append(f"{head} {value or prefix + 'text'}")
+        root = members(parts[:n_required], parts[n_required:], "", rule)
         if is_free:
             head = f"{sym(self.begin)} [a-zA-Z0-9_-]+ {sym(self.middle + self.pad)}"
             root = f"({head} {prefix}text)*"
@@ -567,21 +567,21 @@ class _PairRules:
         return name
 
     def _object(self, schema: Any, path: tuple[str, ...], is_top: bool = False) -> str:
-        found, is_free = _members(schema, self._root, path)
+        found, n_required, is_free = _properties(schema, self._root, path)
         is_plain = is_top or not self._notation.is_python
         colon = self._notation.assign if is_plain else ": "
         if is_free:
             key = "[a-zA-Z_] [a-zA-Z0-9_]*" if is_plain else '"\\"" char* "\\""'
             pair = f"{key} {quoted(colon)} {self._prefix}any"
             return f"({pair} ({self._comma} {pair})*)?"
-        parts: dict[bool, list[str]] = {True: [], False: []}
-        for key, part, is_required in found:
+        parts: list[str] = []
+        for key, part in found:
             if is_top and not re.fullmatch(r"[\w.$-]+", key):
                 raise _unsupported(schema, f"the property {key!r:.60} cannot be written")
             value = self._value(part, (*path, "properties", key))
             name = key if is_top else self._notation.write_key(key)
-            parts[is_required].append(f"{quoted(name + colon)} {value}")
-        return members(parts[True], parts[False], self._comma, self._add)
+            parts.append(f"{quoted(name + colon)} {value}")
+        return members(parts[:n_required], parts[n_required:], self._comma, self._add)
 
     def _value(self, schema: Any, path: tuple[str, ...]) -> str:
         """Return GBNF for a value; `path` leads to its schema."""
