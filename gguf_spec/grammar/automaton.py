@@ -100,11 +100,7 @@ def limited_work() -> Iterator[None]:
 
 
 def spend(n: int) -> None:
-    """Count units of work; outside of `limited_work` they are not limited.
-
-    Raises:
-        GrammarTooLargeError: The limit is exceeded.
-    """
+    """Count units of work; raise GrammarTooLargeError where `limited_work` allows no more."""
     left = _left.get(None)
     if left is not None:
         _left.set(left - n)
@@ -160,16 +156,13 @@ def repeated(least: int | None, most: int | None) -> str:
 
 
 def _characters(body: str) -> Ranges:
-    """Return the code points of a character class, from the text between its brackets."""
     negated = body.startswith("^")
     letters, ranges, i = list(_letters(body[negated:])), [], 0
     while i < len(letters):
         last = i + 2 if i + 2 < len(letters) and letters[i + 1] == (ord("-"), True) else i
         ranges.append((letters[i][0], letters[last][0]))
         i = last + 1
-    return (
-        others_than((*ranges, *NEVER)) if negated else others_than((*others_than(ranges), *NEVER))
-    )
+    return others_than((*(ranges if negated else others_than(ranges)), *NEVER))
 
 
 class Rules:
@@ -178,7 +171,6 @@ class Rules:
     Attributes:
         nodes: Symbols, each with the index of the next node (0 for none).
         rules: The first nodes of the alternatives of each rule.
-        root: Index of the rule `root`.
         tokens: Texts of the tokens that it names, each with its first position.
     """
 
@@ -292,10 +284,7 @@ class Rules:
         return after
 
     def _resolve(self) -> None:
-        """Replace names by rules and reject left recursion.
-
-        Left recursion would loop forever without consuming a character.
-        """
+        """Replace names by rules; reject left recursion, which would loop without a character."""
         for i, (symbol, after) in enumerate(self.nodes):
             if symbol[0] == NAME:
                 if symbol[1] not in self._named:
@@ -330,8 +319,7 @@ class Rules:
 
     def _empty(self) -> set[int]:
         """Return the rules that match the empty text."""
-        # rule -> alternatives that contain it: number of unresolved rules, and the rule of the
-        # alternative
+        # rule -> alternatives that contain it: number of unresolved rules, and their own rule
         waiting: dict[int, list[list[int]]] = defaultdict(list)
         empty: set[int] = set()
         found: list[int] = []
@@ -398,7 +386,6 @@ class Automaton:
 
     Attributes:
         start: State at the start of a text.
-        states: The states by number.
         work: Stack entries for what was used since the last call of `reset_budget`.
         cached: Stack entries in the cache.
         rest: Called again and again during long work.
@@ -575,16 +562,12 @@ class Automaton:
     def read_many(
         self, at: int, flat: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Return which of many byte sequences are allowed.
+        """Return which of many byte sequences are allowed, shape `(n,)`.
 
         Args:
-            at: Number of the current state.
             flat: All bytes, one sequence after the other.
             begins: Start of each sequence in `flat`, shape `(n,)`.
             ends: End of each sequence in `flat`, shape `(n,)`.
-
-        Returns:
-            Shape `(n,)`.
         """
         ats, begins = np.full(len(begins), at), begins.copy()
         live = np.flatnonzero(begins < ends)

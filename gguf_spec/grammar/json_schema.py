@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from decimal import Decimal
-from functools import partial
+from functools import cache, partial
 from itertools import chain, combinations, islice, product
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -248,11 +248,7 @@ def dropping(into: list[Dropped] | None) -> Iterator[None]:
 
 
 def drop(path: Sequence[str], keyword: str, value: Any, reason: str) -> None:
-    """Drop a keyword.
-
-    Args:
-        path: Steps to the schema with the keyword.
-        reason: Why no grammar follows it.
+    """Drop a keyword of the schema to which the steps of `path` lead.
 
     Raises:
         UnsupportedKeywordError: Keywords are not dropped here.
@@ -288,12 +284,7 @@ def _many(value: Any) -> list[Any]:
 
 
 def _typed(value: Any, kind: type, key: str) -> Any:
-    """Return the value of a keyword if it has the right type.
-
-    Raises:
-        ValueError: The value has another type, or is empty where this is invalid. The message
-            contains the keyword.
-    """
+    """Return the value of a keyword; raise ValueError for another type, or an empty list."""
     if not isinstance(value, kind) or (
         key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value
     ):
@@ -321,22 +312,14 @@ def _count(schema: dict[str, Any], key: str) -> int | None:
 
 
 def _kinds(kind: Any) -> list[str]:
-    """Return the type names of `type`, which is one name or a list."""
     return [
         _typed(k, str, "type")
         for k in (_typed(kind, list, "type") if isinstance(kind, list) else [kind])
     ]
 
 
-def _listed(kind: str | list[Any]) -> list[Any]:
-    return kind if isinstance(kind, list) else [kind]
-
-
 def _same(value: Any) -> str:
-    """Return a text that is equal for equal JSON values.
-
-    In Python 1 and True are equal.
-    """
+    """Return a text that is equal for equal JSON values; in Python 1 and True are equal."""
     text = _ENCODER.encode(int(value) if isinstance(value, float) and value.is_integer() else value)
     spend(3 + len(text) // 32)
     return text
@@ -348,10 +331,7 @@ def _unique(values: Iterable[Any]) -> list[Any]:
 
 
 def _reduced(schema: Any) -> dict[str, Any]:
-    """Return a schema without keywords that are ignored or have no effect.
-
-    `const` becomes an `enum`.
-    """
+    """Return a schema without keywords that have no effect; `const` becomes an `enum`."""
     spend(1 + len(_typed(schema, dict, "a schema")))
     kept = {k: v for k, v in schema.items() if k in _KEYWORDS and v not in _FREE.get(k, ())}
     if "const" in kept:
@@ -405,7 +385,6 @@ _LEFT_OVER = ("unevaluatedProperties", "unevaluatedItems")
 
 
 def _put_together(key: str, a: Any, b: Any, path: Sequence[str]) -> Any:
-    """Return one value of a keyword for two different ones."""
     if key in _COMBINED:
         return _COMBINED[key](a, b)
     if key not in ("anyOf", "oneOf"):
@@ -483,7 +462,6 @@ def _fits(value: Any, schema: dict[str, Any], path: Sequence[str]) -> bool:
 
 
 def _value_gbnf(value: Any) -> str:
-    """Return GBNF for a value, with optional white space."""
     if isinstance(value, dict):
         pairs = ' "," space '.join(
             f'{_value_gbnf(key)} ":" space {_value_gbnf(item)}' for key, item in value.items()
@@ -499,44 +477,36 @@ def _value_gbnf(value: Any) -> str:
     return quoted(text if text.isprintable() else json.dumps(value)) + " space"
 
 
-def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[Decimal, bool] | None:
-    """Return the lower bound and whether it is exclusive; None without a bound.
+# a bound, and whether it is exclusive; None for no bound
+_End = tuple[Decimal, bool] | None
 
-    Args:
-        name: `minimum` or `maximum`.
-        sign: -1 for `maximum`: the result is then the lower bound of the negated number.
+
+def _bounds(schema: dict[str, Any], build: _Converter) -> tuple[_End, _End]:
+    """Return the lower bound and the upper one, which is negated.
+
+    One with too many digits is dropped. Those of an integer are whole, and not exclusive.
 
     Raises:
         ValueError: A bound is no number.
     """
-    ends: list[tuple[Decimal, bool]] = []
-    for key in (name, f"exclusive{name.capitalize()}"):
-        bound = schema.get(key)
-        if key in schema:
+    found: list[_End] = []
+    for name, sign in (("minimum", 1), ("maximum", -1)):
+        keys = (name, f"exclusive{name.capitalize()}")
+        given = {key: schema[key] for key in keys if key in schema}
+        for key, bound in given.items():
             if isinstance(bound, bool) or not isinstance(bound, int | float):
                 raise ValueError(f"{key} is {bound!r:.60}")
-            ends.append((sign * Decimal(str(bound)), key != name))
-    return max(ends, default=None)
-
-
-def _bounds(schema: dict[str, Any], build: _Converter) -> list[tuple[Decimal, bool] | None]:
-    """Return the ends of `_end` for both bounds, without those that have too many digits.
-
-    Those of an integer are whole, and not exclusive.
-    """
-    found = []
-    for name, sign in (("minimum", 1), ("maximum", -1)):
-        end = _end(schema, name, sign)
+        ends = [(sign * Decimal(str(bound)), key != name) for key, bound in given.items()]
+        end = max(ends, default=None)
         if end and (abs(end[0]) >= 10**_MAX_DIGITS or _n_decimals(end[0]) > _MAX_DECIMALS):
-            for key in (name, f"exclusive{name.capitalize()}"):
-                if key in schema:
-                    build.drop(key, schema[key], "it has too many digits")
+            for key, bound in given.items():
+                build.drop(key, bound, "it has too many digits")
             end = None
         if end and schema["type"] == "integer":
             whole = math.floor(end[0]) + 1 if end[1] else math.ceil(end[0])
             end = Decimal(whole), False
         found.append(end)
-    return found
+    return found[0], found[1]
 
 
 def _n_decimals(number: Decimal) -> int:
@@ -577,19 +547,14 @@ def _naturals(low: int, high: int) -> str:
 def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) -> list[str]:
     """Return GBNF alternatives for non-negative numbers between two whole bounds.
 
-    Args:
-        low: Lower bound, and whether it is exclusive.
-        high: Upper bound, and whether it is exclusive.
-        n_digits: Largest number of digits after the decimal point.
+    A bound has a flag: whether it is exclusive. `n_digits` is the most digits behind the point.
     """
     (least, above), (most, below) = low, high
     if not n_digits:
         return [_naturals(least + above, most - below)] if least + above <= most - below else []
-    ways = (
-        [f'{_naturals(least + above, most - 1)} ("." [0-9]{{1,{n_digits}}})?']
-        if least + above < most
-        else []
-    )
+    ways = []
+    if least + above < most:
+        ways.append(f'{_naturals(least + above, most - 1)} ("." [0-9]{{1,{n_digits}}})?')
     if above and least < most:
         ways.append(f'"{least}." [0-9]{{0,{n_digits - 1}}} [1-9]')
     if not below and (least < most or (least == most and not above)):
@@ -597,7 +562,7 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
     return ways
 
 
-def _far(low: tuple[Decimal, bool] | None, high: tuple[Decimal, bool] | None) -> int:
+def _far(low: _End, high: _End) -> int:
     """Return a number that is as large as one between these bounds, of which one is missing."""
     n = max(len(str(int(abs(end[0])))) for end in (low, high) if end)
     return int(10 ** max(16, n)) - 1
@@ -658,14 +623,10 @@ def _sized(schema: dict[str, Any], build: _Converter) -> dict[str, Any]:
 
 
 def _counted_number(
-    units: list[Any],
-    not_these: list[str],
-    bounds: tuple[tuple[Decimal, bool] | None, tuple[Decimal, bool] | None],
-    whole: bool,
-    build: _Converter,
+    units: list[Any], not_these: list[str], ends: tuple[_End, _End], whole: bool, build: _Converter
 ) -> str:
     """Return GBNF for multiples, numbers but for some, and those between fractional bounds."""
-    low, high = bounds
+    low, high = ends
     n_decimals = max([_n_decimals(end[0]) for end in (low, high) if end], default=0)
     point = "" if whole else rf"(\.\d{{1,{max(15, n_decimals)}}})?"
     size = len(str(_far(low, high))) if low or high else 16
@@ -690,12 +651,7 @@ def _counted_number(
 
 
 def _at_least(end: tuple[Decimal, bool], size: int) -> str:
-    """Return a pattern for the numbers from a bound on.
-
-    Args:
-        end: The bound, and whether it is exclusive.
-        size: Most digits before the point.
-    """
+    """Return a pattern for numbers from a bound on, with at most `size` digits before the point."""
     bound, is_open = end
     if bound < 0:
         return rf"[\d.]+|-({_at_most((-bound, is_open))})"
@@ -758,15 +714,9 @@ def _array(schema: dict[str, Any], build: _Converter) -> str:
             return _unique_array([*map(_value_gbnf, values)], least, most, build)
         which = "its items are not a small enum" if values is None else "there are too many values"
         build.drop("uniqueItems", schema["uniqueItems"], which)
-    after, more = "", None if most is None else most - len(fixed)
-    if others is not False and more != 0:
-        item = build.visit(others, key)
-        if fixed:
-            after = f'("," space {item}){repeated(max(least - len(fixed), 0), more)}'
-        else:
-            times = repeated(max(least - 1, 0), None if more is None else more - 1)
-            after = f'{item} ("," space {item}){times}'
-            after = after if least else f"({after})?"
+    after = ""
+    if others is not False and most != len(fixed):
+        after = _repetition(build.visit(others, key), len(fixed), least, most)
     for i, item_schema in reversed([*enumerate(fixed)]):
         comma = '"," space ' if i else ""
         steps = "items" if old else "prefixItems", str(i)
@@ -775,41 +725,42 @@ def _array(schema: dict[str, Any], build: _Converter) -> str:
     return build.rule(f'"[" space {after} "]" space')
 
 
-def _unique_array(values: list[str], least: int, most: int | None, build: _Converter) -> str:
-    """Return the name of the rule for the arrays of different values.
+def _repetition(item: str, n_before: int, least: int, most: int | None) -> str:
+    """Return GBNF for one item again and again, behind `n_before` of `least` to `most` items."""
+    begun = max(n_before, 1)
+    times = repeated(max(least - begun, 0), None if most is None else most - begun)
+    if n_before:
+        return f'("," space {item}){times}'
+    some = f'{item} ("," space {item}){times}'
+    return some if least else f"({some})?"
 
-    Args:
-        values: GBNF of the values.
-        most: Largest number; None for all values.
-    """
-    known: dict[int, str] = {}
+
+def _unique_array(values: list[str], least: int, most: int | None, build: _Converter) -> str:
+    """Return the name of the rule for the arrays of different values, which are GBNF."""
     most = len(values) if most is None else min(most, len(values))
     if least > most:
         raise ValueError(f"at least {least} different items of {len(values)} values is impossible")
 
+    @cache
     def after(used: int) -> str:
         """Return GBNF for what follows the values of a bit mask."""
-        if used not in known:
-            n = used.bit_count()
-            comma = '"," space ' if n else ""
-            ways = ['""'] if n >= least else []
-            ways += [
-                f"{comma}{value} {after(used | 1 << i)}"
-                for i, value in enumerate(values)
-                if n < most and not used >> i & 1
-            ]
-            known[used] = build.rule(" | ".join(ways))
-        return known[used]
+        n = used.bit_count()
+        comma = '"," space ' if n else ""
+        ways = ['""'] if n >= least else []
+        ways += [
+            f"{comma}{value} {after(used | 1 << i)}"
+            for i, value in enumerate(values)
+            if n < most and not used >> i & 1
+        ]
+        return build.rule(" | ".join(ways))
 
     return build.rule(f'"[" space {after(0)} "]" space')
 
 
 def _other_key(names: list[str], at: int, build: _Converter) -> str:
-    """Return GBNF for the rest of a key that differs from all these names.
+    """Return GBNF for the rest of a key that differs from all names.
 
-    Args:
-        names: The names; they share their first `at` characters.
-        at: Length of the common prefix, which is already written.
+    The names share their first `at` characters, which are already written.
     """
     whole, groups = any(len(name) == at for name in names), dict[str, list[str]]()
     for name in names:
@@ -908,80 +859,51 @@ def _object(schema: dict[str, Any], build: _Converter) -> str:
     repeated(least, most)
     if most is not None and not more and most >= len(first) + len(pairs):
         most = None
-    if least <= len(first) and most is None:
-        inner = sequence(first, [*pairs.values()], '"," space', build.rule, more)
-    else:
-        inner = _counted(first, [*pairs.values()], more, (least, most), build)
+    inner = members(first, [*pairs.values()], '"," space', build.rule, more, (least, most))
     return build.rule(f'"{{" space {inner} "}}" space')
 
 
-def _counted(
-    required: list[str],
-    optional: list[str],
-    more: str,
-    bounds: tuple[int, int | None],
-    build: _Converter,
-) -> str:
-    """Return GBNF for so many members, as `sequence` for any number."""
-    least, most = bounds
-    if (most is not None and most < len(required)) or (
-        not more and least > len(required) + len(optional)
-    ):
-        raise ValueError(f"at least {least} and at most {most} of its properties is impossible")
-    known: dict[tuple[int, int], str | None] = {}
-    enough = max(least, len(required) + 1) if most is None else most  # counted up to here
-
-    def rest(n: int) -> str | None:
-        """Return GBNF for further members after the optional ones; None if there are too few."""
-        if not more or n == most:
-            return '""' if n >= least else None
-        least_n, most_n = max(least - n, 0), None if most is None else most - n
-        if n:
-            return f'("," space {more}){repeated(least_n, most_n)}'
-        later = repeated(max(least_n - 1, 0), None if most_n is None else most_n - 1)
-        some = f'{more} ("," space {more}){later}'
-        return some if least_n else f"({some})?"
-
-    def after(i: int, n: int) -> str | None:
-        """Return GBNF for the optional members from one on, after `n` members."""
-        if (i, n) not in known:
-            ways = [rest(n) if i == len(optional) else after(i + 1, n)]
-            if i < len(optional) and n != most:
-                then, comma = after(i + 1, min(n + 1, enough)), '"," space ' if n else ""
-                ways.append(None if then is None else f"{comma}{optional[i]} {then}")
-            known[i, n] = build.rule(" | ".join(filter(None, ways))) if any(ways) else None
-        return known[i, n]
-
-    comma = ' "," space '
-    return f"{comma.join(required)} {after(0, len(required))}".strip()
-
-
-def sequence(
+def members(
     required: Sequence[str],
     optional: Sequence[str],
     comma: str,
     rule: Callable[[str], str],
     more: str = "",
+    bounds: tuple[int, int | None] = (0, None),
 ) -> str:
     """Return GBNF for members in their order, of which some may be missing.
 
-    Each optional member has a rule for what follows it: there are as many rules as members.
+    There is a rule for what follows each optional member, for each number that matters.
 
     Args:
         required: GBNF of the members that are never missing; they come first.
-        optional: GBNF of the others.
         comma: GBNF between two members; may be empty.
         rule: Adds a rule, and returns its name.
         more: GBNF of a member of which any number may follow; empty for none.
+        bounds: Least and most members; None for any number.
     """
-    rest = rule(f"({comma} {more})*") if more else ""
-    starts = [f"{more} {rest}"] if more else []
-    for part in reversed(optional):
-        starts.append(f"{part} {rest}")
-        rest = rule(f"({comma} {part})? {rest}")
-    if required:
-        return f"{f' {comma} '.join(required)} {rest}".rstrip()
-    return f"({' | '.join(reversed(starts))})?" if starts else ""
+    least, most = bounds
+    if (most is not None and most < len(required)) or (
+        not more and least > len(required) + len(optional)
+    ):
+        raise ValueError(f"at least {least} and at most {most} of its properties is impossible")
+    first = f" {comma} ".join(required)
+    if not (optional or more):
+        return first
+    enough = max(least, 1) if most is None else most  # counted up to here
+    start = min(len(required), enough)
+    # number of members so far -> GBNF of what follows; None where there would be too few
+    after: dict[int, str | None] = {}
+    for n in range(start, min(start + len(optional), enough) + 1):
+        after[n] = '""' if n >= least else None
+        if more and n != most:
+            after[n] = _repetition(more, n, least, most)
+    for i, part in reversed([*enumerate(optional)]):
+        for n in range(start, min(start + i, enough) + 1):
+            then = None if n == most else after[min(n + 1, enough)]
+            ways = [after[n], then and f"{comma if n else ''} {part} {then}".strip()]
+            after[n] = rule(" | ".join(filter(None, ways))) if any(ways) else None
+    return f"{first} {after[start]}".strip()
 
 
 class _Facts:
@@ -992,7 +914,6 @@ class _Facts:
         values: The values of `enum` as texts; None without `enum`.
         types: Types of the valid values.
         written: Types of the values that a grammar of the schema can write.
-        required: Names of the required properties.
         rest: `additionalProperties`, or None.
         is_object: Whether its grammar writes objects, and their properties decide which.
     """
@@ -1022,21 +943,14 @@ class Disjointness:
     """Test whether schemas are disjoint; each schema and each pair is examined once."""
 
     def __init__(self, plain: Callable[[Any], Any]) -> None:
-        """Create a test.
-
-        Args:
-            plain: Converts any schema to a form without references and `allOf` at its top level.
-        """
+        """`plain` converts a schema to a form without references and `allOf` at the top."""
         self._plain = plain
         self._facts: dict[str, _Facts | bool] = {}  # by the text of the schema
         self._ways: dict[_Facts, list[_Facts | bool]] = {}
         self._found: dict[tuple[_Facts, _Facts, int], bool] = {}
 
     def of_all(self, schemas: Sequence[Any]) -> bool:
-        """Return whether no two schemas allow the same value.
-
-        The result is False if this is uncertain.
-        """
+        """Return whether no two schemas allow the same value; False if this is uncertain."""
         enums, objects, others = list[_Facts](), list[_Facts](), list[_Facts | bool]()
         for one in map(self._of, schemas):
             if isinstance(one, bool) or (one.values is None and (one.choice or not one.is_object)):
@@ -1121,7 +1035,6 @@ def _differ(facts: Sequence[_Facts | bool]) -> bool:
 
 
 def _not_these(part: dict[str, Any]) -> Texts:
-    """Return the texts that are not valid for a schema of texts."""
     if "enum" in part:
         return ~words(value for value in part["enum"] if isinstance(value, str))
     texts = ~ANY_TEXT
@@ -1173,11 +1086,7 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
 
 
 def faults_of(text: str, schema: Any) -> list[str]:
-    """Return what a JSON text does not fulfil of a schema, without the values of the text.
-
-    Args:
-        schema: The schema, as for `to_gbnf`.
-    """
+    """Return what a JSON text does not fulfil of a schema, without the values of the text."""
     import jsonschema_rs
 
     def refuse(_: str) -> Any:
@@ -1212,10 +1121,7 @@ def to_rules(
 ) -> list[str]:
     """Return the rules for a schema, as a part of a grammar made by `grammar_of`.
 
-    Args:
-        schema: As for `to_gbnf`.
-        prefix: Start of the names of the rules; the first rule is `<prefix>root`.
-        path: Steps to the schema, if it is a part of another one.
+    The first rule is `<prefix>root`. The steps of `path` lead to a schema that is part of another.
 
     Raises:
         InvalidOptionError: The schema is invalid, or no grammar can follow it.
@@ -1249,7 +1155,7 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
     kind = schema.get("type")
     if schema.get("nullable") is True and isinstance(kind, str | list):
         schema = {k: v for k, v in schema.items() if k != "nullable"}
-        schema["type"] = [*dict.fromkeys([*_listed(kind), "null"])]
+        schema["type"] = [*dict.fromkeys([*([kind] if isinstance(kind, str) else kind), "null"])]
         if isinstance(schema.get("enum"), list):
             schema["enum"] = _unique([*schema["enum"], None])
     for name in ("minimum", "maximum"):
@@ -1292,7 +1198,6 @@ class _Converter:
         self._disjointness = Disjointness(self._plain)
 
     def rules(self) -> list[str]:
-        """Return all rules; the first one is the root."""
         root = self.visit(self._root)
         rules = [f"{name} ::= {body}" for body, name in self._rules.items()]
         return [f"{self._prefix}root ::= {root}", *rules, *self._aliases]
@@ -1305,25 +1210,16 @@ class _Converter:
         return self._rules.setdefault(body, f"{self._prefix}r{len(self._rules)}")
 
     def drop(self, keyword: str, value: Any, reason: str) -> None:
-        """Drop a keyword of the schema that is being converted, as `drop`."""
         drop(self.path, keyword, value, reason)
 
     def texts(self, texts: Texts, why_none: str = "no text is possible") -> str:
-        """Return the name of the rule for texts, without quotes.
-
-        Raises:
-            ValueError: There is no text; the message is `why_none`.
-        """
+        """Return the name of the rule for texts, without quotes; raise ValueError for none."""
         if 0 not in texts.live:
             raise ValueError(why_none)
         first, *rest = texts.gbnf(f"{self._prefix}s{len(self._aliases)}-")
         self._aliases += [first, *rest]
         self._n_bytes += sum(map(len, [first, *rest]))
         return first.partition(" ")[0]
-
-    def merged(self, a: Any, b: Any) -> Any:
-        """Return one schema for two that apply together."""
-        return self._with(a, b)
 
     def values_of(self, schema: Any) -> list[Any] | None:
         """Return the values of a schema; None if they cannot be listed."""
@@ -1334,7 +1230,10 @@ class _Converter:
             return [False, True]
         if schema.keys() - {"enum", "type"} or "enum" not in schema:
             return None
-        values = _unique(_typed(schema["enum"], list, "enum"))
+        return _unique(self._fitting(schema))
+
+    def _fitting(self, schema: dict[str, Any]) -> list[Any]:
+        values = _typed(schema["enum"], list, "enum")
         return [value for value in values if _fits(value, schema, self.path)]
 
     def visit(self, schema: Any, *steps: str) -> str:
@@ -1397,27 +1296,20 @@ class _Converter:
         return {**kept, "not": texts} if texts else kept
 
     def _parts(self, schema: dict[str, Any], key: str) -> list[Any]:
-        """Return the parts of `anyOf` or `oneOf`, each merged with the keywords beside it."""
+        """Return the parts of a choice, each merged with the keywords beside it."""
         rest = {k: v for k, v in schema.items() if k != key}
         parts = [
-            self._with(rest, self._seeing(part) if rest else part)
+            self.merged(rest, self._seeing(part) if rest else part)
             for part in _typed(schema[key], list, key)
             if part is not False
         ]
         if key == "oneOf" and not self._disjointness.of_all(parts):
-            self.drop(
-                "oneOf",
-                schema[key],
-                "two parts of oneOf may allow the same value; it counts as anyOf",
-            )
+            why = "two parts of oneOf may allow the same value; it counts as anyOf"
+            self.drop("oneOf", schema[key], why)
         return parts
 
     def _values(self, schema: dict[str, Any]) -> str:
-        values = [
-            value
-            for value in _typed(schema["enum"], list, "enum")
-            if _fits(value, schema, self.path)
-        ]
+        values = self._fitting(schema)
         if not values:
             raise ValueError("no value of enum or const matches the keywords beside it")
         return self.rule(f"({' | '.join(map(_value_gbnf, values))})")
@@ -1537,21 +1429,16 @@ class _Converter:
         for _ in range(MAX_DEPTH):
             if not (isinstance(schema, dict) and "$ref" in schema):
                 return schema
-            rest, target = (
-                {k: v for k, v in _reduced(schema).items() if k != "$ref"},
-                self._target(schema["$ref"]),
-            )
+            rest = {k: v for k, v in _reduced(schema).items() if k != "$ref"}
+            target = self._target(schema["$ref"])
             if rest:
                 parts = _typed(rest["allOf"], list, "allOf") if "allOf" in rest else []
                 target = {**rest, "allOf": [*parts, target]}
             schema = target
         raise ValueError("its references form a circle")
 
-    def _with(self, rest: Any, schema: Any) -> Any:
-        """Merge a schema with the keywords beside it.
-
-        References are resolved only if there is something to merge.
-        """
+    def merged(self, rest: Any, schema: Any) -> Any:
+        """Merge a schema with the keywords beside it; only then its references are resolved."""
         if isinstance(rest, dict) and not _reduced(rest):
             return schema
         return _merged(self._follow(rest), self._follow(schema), self.path)
@@ -1560,16 +1447,12 @@ class _Converter:
         whole: Any = {k: v for k, v in schema.items() if k != "allOf"}
         parts = _unique(_typed(schema["allOf"], list, "allOf"))
         for part in parts:
-            whole = self._with(
-                whole, self._seeing(part) if len(parts) > 1 or len(schema) > 1 else part
-            )
+            is_alone = len(parts) == len(schema) == 1
+            whole = self.merged(whole, part if is_alone else self._seeing(part))
         return whole
 
     def _seeing(self, part: Any) -> Any:
-        """Return a part of a schema without keywords about what others leave over.
-
-        They do not see the keywords beside the part, and are dropped.
-        """
+        """Return a part without keywords about what others leave over; it does not see these."""
         followed = self._follow(part)
         if isinstance(followed, bool) or not followed.keys() & {*_LEFT_OVER}:
             return part

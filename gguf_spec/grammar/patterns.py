@@ -263,12 +263,7 @@ class Texts:
         for state, row in enumerate(self.rows):
             for _, _, after in row:
                 into[after].append(state)
-        found, todo = set(self.finals), [*self.finals]
-        while todo:
-            new = set(into[todo.pop()]) - found
-            found |= new
-            todo += new
-        return found
+        return _reached(self.finals, into.__getitem__)
 
     def smaller(self) -> Texts:
         """Return the same texts, with states that are followed by the same texts as one state."""
@@ -298,14 +293,8 @@ class Texts:
         return classes[state], (*seen,)
 
     def gbnf(self, prefix: str) -> list[str]:
-        """Return rules for the texts inside of a JSON string; the first one is `<prefix>0`.
-
-        Raises:
-            PatternError: There is no text.
-        """
+        """Return rules for the texts inside of a JSON string; the first one is `<prefix>0`."""
         live, rules = self.live, []
-        if 0 not in live:
-            raise PatternError("no text is possible")
         for state in sorted(live):
             groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for low, high, after in self.rows[state]:
@@ -320,14 +309,21 @@ class Texts:
         return rules
 
 
+def _reached(states: Iterable[int], after: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return these states and all that moves lead to; `after` gives those of one move."""
+    found = set(states)
+    todo = [*found]
+    while todo:
+        new = set(after(todo.pop())) - found
+        found |= new
+        todo += new
+    return found
+
+
 def _explored(
     start: Any, row: Callable[[Any], list[tuple[int, int, Any]]], ends: Callable[[Any], bool]
 ) -> Texts:
-    """Return the automaton of all states that are reachable from a start.
-
-    Raises:
-        PatternError: There are too many.
-    """
+    """Return the automaton of all reachable states; raise PatternError for too many."""
     numbers, states, rows = {start: 0}, [start], list[_Row]()
     while len(rows) < len(states):
         found: _Row = []
@@ -411,12 +407,9 @@ class _Graph:
             finals = {first + state for state in end.finals}
 
         def closed(states: Iterable[int]) -> frozenset[int]:
-            found, todo = set(states), [*states]
-            while todo:
-                new = {to for read, to in self.moves[todo.pop()] if read is None} - found
-                found |= new
-                todo += new
-            return frozenset(found)
+            return frozenset(
+                _reached(states, lambda at: [to for read, to in self.moves[at] if read is None])
+            )
 
         def row(states: frozenset[int]) -> list[tuple[int, int, frozenset[int]]]:
             moves = [
@@ -490,11 +483,7 @@ def _rest(parts: Sequence[Part], at_start: bool) -> Texts:
 
 
 def matching(pattern: str) -> Texts:
-    """Return the texts in which a pattern matches.
-
-    Raises:
-        PatternError: The pattern is invalid or not supported.
-    """
+    """Return the texts in which a pattern matches; raise PatternError if it is not supported."""
     parts = _parsed(pattern)
     if parts[:1] == [("AT", "AT_BEGINNING")]:
         return _rest(parts[1:], True)
@@ -556,11 +545,7 @@ def bounded_class(pattern: str, least: int, most: int | None) -> str | None:
 
 
 def of_length(least: int, most: int | None) -> Texts:
-    """Return the texts with a number of characters.
-
-    Raises:
-        PatternError: The numbers are too large.
-    """
+    """Return the texts with a number of characters; raise PatternError if it is too large."""
     if max(least, most or 0) > _MAX_STATES:
         raise PatternError(f"it needs more than {_MAX_STATES:,} states")
     n = least if most is None else most

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidOptionError, OffGrammarError
+from ..llama.exactness import common
 from ..llama.weights import Weights
 from ..options import K_MAX
 from .automaton import Automaton, State
@@ -68,7 +69,6 @@ class Grammar:
         """Parse a grammar.
 
         Args:
-            model: The model whose tokens are checked.
             gbnf: The grammar in llama.cpp's notation. The answer follows its rule `root`.
             n_prompt: Number of tokens before the answer.
             prefill: Text at the end of the prompt that belongs to the answer.
@@ -90,14 +90,7 @@ class Grammar:
         self._states: dict[int, State] = {0: automaton.states[at]}
 
     def allowed(self, history: Sequence[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of `ids` may follow `history`.
-
-        Args:
-            history: Prompt and answer so far.
-            ids: Token ids, shape `(n,)`.
-
-        Returns:
-            Shape `(n,)`.
+        """Return which of `ids`, shape `(n,)`, may follow `history`: prompt and answer so far.
 
         Raises:
             InvalidOptionError: The answer so far does not follow the grammar, or it has too many
@@ -119,10 +112,9 @@ class Grammar:
         return self._whole(state, found, ids)
 
     def possible(self, history: Sequence[int]) -> NDArray[np.bool_]:
-        """Return for each token of the vocabulary whether its first byte may follow `history`.
+        """Return for each token of the vocabulary whether its first byte may follow, shape `(V,)`.
 
-        The result is fast to compute and contains all allowed tokens and some others. Its shape is
-        `(V,)`.
+        This is fast to compute and contains all allowed tokens and some others.
         """
         state = self._state(history)
         row = np.array([*self._automaton.row(self._automaton.number(state)), -1])
@@ -146,7 +138,7 @@ class Grammar:
 
     def _state(self, history: Sequence[int]) -> State:
         states, answer = self._states, list(history[self._n_prompt :])
-        shared = _shared(answer, self._path)
+        shared = common(answer, self._path)
         if shared < len(answer):
             for depth in [d for d in states if d > shared]:
                 del states[depth]
@@ -169,15 +161,3 @@ class Grammar:
         if after is None:
             raise OffGrammarError(token)
         return after
-
-
-def _shared(a: list[int], b: list[int]) -> int:
-    """Return the length of the common prefix of two answers.
-
-    Most answers differ only near the end, if at all.
-    """
-    n = min(len(a), len(b))
-    start = max(0, n - _KEPT)
-    if a[:start] != b[:start]:
-        start = 0
-    return next((i for i in range(start, n) if a[i] != b[i]), n)

@@ -278,7 +278,7 @@ class Generation:
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the answer, or None."""
-        return self._visible.stop_string
+        return self._visible.answer.stop_string
 
     @property
     def stats(self) -> Stats:
@@ -417,7 +417,7 @@ class Generation:
             on_token = self._request.on_token
             if on_token and self._call_back(on_token, token):
                 cut = "cancelled"
-            if self._visible.stopped:
+            if self._visible.answer.stopped:
                 cut = "stop"
             if cut:
                 break

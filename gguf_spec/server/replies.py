@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from .. import __version__
 from ..results import Chunk, Completion, FinishReason, Part, Stats
-from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
+from ..tools.reader import Delta, ToolDeltas, call_of, reader_of, whole_answer
 from ..tools.source import Event as ToolEvent
 from .errors import (
     LOG,
@@ -374,9 +374,7 @@ class PartsReply(Reply):
             started: The first event of its job.
         """
         use = request.tools
-        most = None if use.parallel else 1
-        reader = ToolReader(started.family, use.schemas, most, strict=use.strict)
-        self._tools = reader if use.tools else None
+        self._tools = reader_of(started.family, use) if use.tools else None
         self._family, self._has_logprobs = started.family, request.sampling.logprobs is not None
         self._name, self._arguments = "", ""
         self.calls: list[dict[str, Any]] = []

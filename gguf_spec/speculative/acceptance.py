@@ -53,12 +53,10 @@ class Rows:
         drafted: Sequence[int],
         sampler: Sampler,
     ) -> None:
-        """Select the rows of a draft from the logits of a pass.
+        """Select the rows of a draft: the last ones of a pass, shape `(n, V)`.
 
         Args:
-            logits: Shape `(n, V)`; the last `len(drafted) + 1` rows are used.
             tokens: All token ids before the draft.
-            drafted: Token ids of the draft.
             sampler: The target's chain.
         """
         self.logits = logits[len(logits) - len(drafted) - 1 :]
@@ -66,7 +64,6 @@ class Rows:
         self._tokens, self._drafted = tokens, drafted
 
     def distribution(self, i: int) -> Distribution:
-        """Return the target's distribution of the next token."""
         return self.sampler.distribution(self.logits[i], self.history(i))
 
     def token(self, i: int) -> int:
@@ -78,7 +75,6 @@ class Rows:
         return is_near_tie(self.sampler, self.logits[i], self.history(i), token, noise)
 
     def logprob(self, i: int, token: int) -> TokenLogprob:
-        """Return the log-probability of `token` under the target."""
         return logprob(self.logits[i], token, self.sampler.sampling.logprobs or 0)
 
     def history(self, i: int) -> list[int]:
@@ -160,8 +156,6 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribut
     rejection is almost impossible.
 
     Args:
-        p: The target's distribution.
-        q: The draft's distribution, from which the rejected token was drawn.
         weight: Weight of the prefix in block verification; 1 for `rejection`.
 
     Source: Leviathan et al. 2022, arXiv:2211.17192, Algorithm 1. Names follow the paper.

@@ -55,11 +55,8 @@ class Prices(NamedTuple):
     def replays(self, reaches: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected cost of decoding tokens again, for each number of checked tokens.
 
-        Args:
-            reaches: Reach of each token, shape `(..., n)`.
-
-        Returns:
-            The cost of checking the first 0, 1, ... n tokens, in tokens, shape `(..., n + 1)`.
+        For reaches of the shape `(..., n)` it is the cost of checking the first 0, 1, ... n tokens,
+        in tokens, shape `(..., n + 1)`.
         """
         n = reaches.shape[-1]
         costs = np.zeros((*reaches.shape[:-1], n + 1))
@@ -122,21 +119,14 @@ class Outlook(NamedTuple):
 
 
 def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Prices) -> float:
-    """Return the expected gain of drafting at least one more token over the alternatives.
+    """Return the expected gain, in tokens, of drafting at least one more token.
 
     The alternatives are to stop here, or to take the text's own token and then to draft more or
-    none.
+    none. The gain is minus infinity if no more than `k` tokens are allowed.
 
     Once the confidence of the next token is known, the best of three continuations is taken: check
     only the tokens drafted before it, check it too, or draft more tokens. The further tokens have
     the mean acceptance rate.
-
-    Args:
-        k: Largest length of a draft, in tokens.
-        outlook: Acceptance rates and costs of the tokens to come.
-
-    Returns:
-        The gain, in tokens; minus infinity if no more tokens are allowed.
     """
     n = len(reaches)
     m = min(k - n, _FORESIGHT)
@@ -166,7 +156,6 @@ def token_seconds(
     """Return the seconds of a token at the best fixed draft length, with one acceptance rate.
 
     Args:
-        chance: Acceptance rate of each draft token.
         pass_s: Seconds of a pass over 1 + n tokens, at index n.
         draft_s: Seconds to draft a token.
         token_s: Seconds of Python for each emitted token.

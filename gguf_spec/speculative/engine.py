@@ -16,7 +16,7 @@ No cached token of the drafter lies at or after position `len(tokens) - 1`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..results import TokenLogprob
@@ -45,10 +45,7 @@ class RoundRule(NamedTuple):
     wide_past: bool = False
 
     def noise_of(self, n_tokens: int) -> float:
-        """Return the noise of a pass over `n_tokens`, in logits.
-
-        It is 0 where plain decoding makes the same pass behind the same cache.
-        """
+        """Return the noise of a pass, in logits; 0 where plain decoding makes the same pass."""
         return self.noise if n_tokens > 1 or self.wide_past else 0.0
 
 
@@ -58,7 +55,6 @@ class Round:
 
     Attributes:
         tokens: The new token ids, 1 to `n_drafted + 1`.
-        n_drafted: Number of draft tokens.
         n_accepted: Number of leading `tokens` that come from the draft.
         ended: The last of `tokens` ends the generation.
         near_ties: Indices into `tokens` of the tokens that were decided by less than the noise.
@@ -76,13 +72,6 @@ class Round:
     decided_again: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
     wide: bool = False
-
-    def cut(self, n: int) -> Round:
-        """Return the round cut to its first `n` tokens, the last of which ends the generation."""
-        return replace(
-            self, tokens=self.tokens[:n], n_accepted=min(self.n_accepted, n), ended=True,
-            near_ties=tuple(i for i in self.near_ties if i < n), logprobs=self.logprobs[:n],
-        )  # fmt: skip
 
 
 def run_round(
@@ -104,11 +93,8 @@ def run_round(
     new = rule.accept(draft, rows)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
-    logprobs = (
-        []
-        if sampler.sampling.logprobs is None
-        else [rows.logprob(i, token) for i, token in enumerate(new)]
-    )
+    named = [] if sampler.sampling.logprobs is None else new
+    logprobs = [rows.logprob(i, token) for i, token in enumerate(named)]
     drafter.learn(new, rows.logits)
     again = rule.strict and wide and bool(near_ties)
     if again:
@@ -116,18 +102,17 @@ def run_round(
         alone = _row_alone(target, rows.history(len(new)), sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
+    end = next((i for i, token in enumerate(new, 1) if is_end(token)), None)
     one = Round(
-        new,
+        new[:end],
         n_drafted=len(draft.tokens),
-        n_accepted=len(new) - 1,
-        near_ties=tuple(near_ties),
+        n_accepted=min(len(new) - 1, end or len(new)),
+        ended=end is not None,
+        near_ties=tuple(i for i in near_ties if end is None or i < end),
         decided_again=again,
-        logprobs=tuple(logprobs),
+        logprobs=tuple(logprobs[:end]),
         wide=wide,
     )
-    end = next((i for i, token in enumerate(new) if is_end(token)), None)
-    if end is not None:
-        one = one.cut(end + 1)
     keep = len(tokens) + len(one.tokens) - 1
     target.rollback(keep)
     drafter.rollback(keep)

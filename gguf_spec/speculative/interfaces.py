@@ -73,14 +73,7 @@ class LanguageModel(Protocol):
     def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
         """Append tokens to the cache and return the logits after each of the last `n_rows`.
 
-        The next call may overwrite the returned rows.
-
-        Args:
-            tokens: Token ids.
-            n_rows: Number of last tokens whose logits are returned.
-
-        Returns:
-            Logits, shape `(n_rows, V)`.
+        Their shape is `(n_rows, V)`. The next call may overwrite them.
         """
 
     def rollback(self, to: int) -> None:
@@ -89,9 +82,8 @@ class LanguageModel(Protocol):
     def hold(self, lasting: bool = False) -> None:
         """Make it possible to roll back to the present number of tokens.
 
-        Args:
-            lasting: Until the next call with `lasting`; else until the next pass with several rows,
-                or the next call.
+        That lasts until the next call with `lasting`; without, until the next pass with several
+        rows or the next call.
         """
 
     def is_end(self, token: int) -> bool:

@@ -59,7 +59,6 @@ class ModelPair:
     """Target and optional draft model on this machine.
 
     Attributes:
-        target: The model that decides.
         draft: The model that proposes, or a prediction head of the target, or None.
         reference: A text beside the request's own from which drafts may come, or None.
         shared: Earlier answers from which the drafts of all requests may come; None if they are
@@ -82,13 +81,8 @@ class ModelPair:
     ) -> None:
         """Join two models.
 
-        Args:
-            draft: The model that proposes, or None.
-            measure: Returns the profile of the pair; called when it is first needed. Without it
-                default costs are used.
-            reference: A text beside the request's own from which drafts may come.
-            shared: Earlier answers from which the drafts of all requests may come.
-            translation: Translation for a draft model with other token ids.
+        `measure` returns the profile of the pair, and is called when that is first needed; without
+        it default costs are used.
         """
         self.target, self.draft, self.reference = target, draft, reference
         self.shared, self.translation = shared, translation
@@ -109,7 +103,6 @@ class ModelPair:
 
     @property
     def head(self) -> Head | None:
-        """The prediction head of the target, if it drafts."""
         return self.draft if isinstance(self.draft, Head) else None
 
     def _measured(
@@ -189,9 +182,8 @@ class ModelPair:
     def scheduler(self, before: Scheduler | None = None) -> Scheduler:
         """Return the scheduler over the slots of the contexts.
 
-        Args:
-            before: The one in use. Another one takes its place if the costs were replaced; it
-                learns the costs of common passes again, with empty caches except for the first.
+        The one in use stays unless the costs were replaced. Another one learns the costs of common
+        passes again, with empty caches except for the first.
         """
         known = self.experiences["sampled"]
         if before and before.is_of(known.target):
@@ -209,10 +201,7 @@ class ModelPair:
         return Scheduler(self.slots, target, draft)
 
     def most_drafted(self, speculation: Speculation) -> int:
-        """Return the largest draft length of a round.
-
-        A verify pass has one row more than the draft has tokens.
-        """
+        """Return the longest draft of a round, whose verify pass has one row more."""
         return min(speculation.k, self.profile.widest(speculation.exact) - 1)
 
     def check(self, speculation: Speculation) -> None:
@@ -224,42 +213,31 @@ class ModelPair:
             InvalidOptionError: The options need passes that this request has to itself, and
                 requests share passes.
         """
-        shares = self.target.options.parallel > 1
-        if shares and speculation.strict and self.logit_noise(speculation):
+        allowed = ""
+        if self.target.options.parallel > 1:
             allowed = "False with parallel requests: on this machine their passes are not exact"
-            raise InvalidOptionError("strict", True, allowed)
-        stateful = not (self.target.can_roll_back or self.target.why_plain)
-        if stateful and speculation.strict and self.logit_noise(speculation):
+        elif not (self.target.can_roll_back or self.target.why_plain):
             allowed = (
                 "False for recurrent and hybrid models, unless passes are exact: their state is "
                 "restored once per pass"
             )
+        if allowed and speculation.strict and self.logit_noise(speculation):
             raise InvalidOptionError("strict", True, allowed)
         if speculation.k and not self.target.why_plain:
             self._check_drafter(speculation.drafter)
 
     def _check_drafter(self, name: str) -> None:
-        """Raise an error if a drafter needs a draft model or a head that is not loaded.
-
-        Raises:
-            NoSpeculationError, PluginError: As for `check`.
-        """
-        needs, by_text = kind_of(name).needs, "set {drafter='ngram'} | "
+        needs, what = kind_of(name).needs, ""
         if needs == "head" and name != name_of(self.draft):
-            head = "set {draft='mtp'}" if name == "mtp" else "set {draft} to the file of one"
-            raise NoSpeculationError(
-                "drafter",
-                name,
-                f"the drafter {name} needs a prediction head of this kind, and none is loaded.",
-                Text(by_text + head + " when the model is loaded."),
-            )
-        if needs == "model" and not self.draft:
-            raise NoSpeculationError(
-                "drafter",
-                name,
-                f"the drafter {name} needs a draft model, and none is loaded.",
-                Text(by_text + "set {draft} to a model."),
-            )
+            what = "prediction head of this kind"
+            hint = "set {draft='mtp'}" if name == "mtp" else "set {draft} to the file of one"
+            hint += " when the model is loaded."
+        elif needs == "model" and not self.draft:
+            what, hint = "draft model", "set {draft} to a model."
+        if what:
+            message = f"the drafter {name} needs a {what}, and none is loaded."
+            hint = Text("set {drafter='ngram'} | " + hint)
+            raise NoSpeculationError("drafter", name, message, hint)
 
     def drafter(
         self,
@@ -274,7 +252,7 @@ class ModelPair:
         Args:
             sampler: The target's chain.
             n_left: Largest length of the answer, in tokens.
-            before: Drafter of the first part of the same request; the new one continues its counts.
+            before: Drafter of the first part of the same request; its counts are continued.
         """
         if not speculation.k:
             return NoDrafter()
@@ -286,21 +264,12 @@ class ModelPair:
         if name == "auto":
             name = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
         kind = kind_of(name)
-        guess = (
-            CoupledDraftSampler(sampler, self.calibration)
-            if coupled
-            else StochasticDraftSampler(sampler)
-        )
-        model = (
-            drafter_of(
-                in_target_ids(slots.draft, self.target, self.translation),
-                guess,
-                self.target.n_vocab,
-                slots.first,
-            )
-            if slots.draft and kind.needs
-            else None
-        )
+        model = None
+        if slots.draft and kind.needs:
+            view = in_target_ids(slots.draft, self.target, self.translation)
+            guess = CoupledDraftSampler(sampler, self.calibration) if coupled else None
+            chosen = guess or StochasticDraftSampler(sampler)
+            model = drafter_of(view, chosen, self.target.n_vocab, slots.first)
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         known, failures = self.experiences[way], dict[str, str]()
         texts: list[TextDrafter] = []
@@ -309,6 +278,9 @@ class ModelPair:
         except Exception as error:
             failures[name] = failure(name, error)
         known.chances.add({one.name: one.priors for one in texts})
+        widest = self.profile.widest(speculation.exact)
+        if self.target.options.parallel > 1:
+            widest = min(widest, slots.target.free_rollback + 1)
         controller = DraftController(
             slots.target,
             texts,
@@ -316,10 +288,7 @@ class ModelPair:
             known,
             n_left,
             fixed=not speculation.adaptive,
-            widest=min(
-                self.profile.widest(speculation.exact),
-                slots.target.free_rollback + 1 if self.target.options.parallel > 1 else K_MAX + 1,
-            ),
+            widest=widest,
             batches=slots.batches,
         )
         controller.switch_off(failures)

@@ -45,18 +45,13 @@ class PairStatistics:
     n_emitted: int = 0
 
     def drafted(self, confidence: int) -> None:
-        """Count a proposal of the draft model by its confidence."""
         self.confidences = [_CONFIDENCE_MEMORY * count for count in self.confidences]
         self.confidences[confidence] += 1
 
     def answered(self, n_tokens: int, is_whole: bool) -> None:
         """Update the usual length of an answer.
 
-        An answer that was cut off says only that its length is at least `n_tokens`.
-
-        Args:
-            n_tokens: Emitted tokens of a request.
-            is_whole: The model ended the answer itself, or a stop string did.
+        One that was cut off, and not ended by the model or a stop string, is at least so long.
         """
         if is_whole or n_tokens > self.answer:
             self.answer += (n_tokens - self.answer) / 5
@@ -123,11 +118,7 @@ class AcceptanceRates:
         return hits / places
 
     def learn(self, kind: Kind, hit: float) -> None:
-        """Count a proposal.
-
-        Args:
-            hit: 1 if it was right, 0 if it was wrong; a share if that is explained in part.
-        """
+        """Count a proposal: 1 if right, 0 if wrong, or a share if that is explained in part."""
         seen = self._seen[kind]
         # The number of positions is updated first: hits never exceed positions, even if Ctrl-C
         # interrupts.
@@ -170,23 +161,16 @@ class RequestAcceptance:
     """
 
     def __init__(self, known: AcceptanceRates, firm: Iterable[str] = ()) -> None:
-        """Start from the rates over all requests.
-
-        Args:
-            known: Rates over all requests; updated too.
-            firm: Drafters whose rates differ less from request to request.
-        """
+        """Start from the rates of all requests, which are updated too; `firm` ones differ less."""
         self._known, self._firm = known, frozenset(firm)
         self._shifts: dict[str, list[float]] = {}  # drafter -> [shift, precision]
 
     def of(self, kind: Kind) -> float:
-        """Return the acceptance rate of a bucket in this request."""
         chance = self._known.of(kind)
         shift = self._shifts.get(kind[0])
         return shifted(chance, shift[0]) if shift else chance
 
     def learn(self, kind: Kind, hit: bool) -> None:
-        """Count a proposal that was right or wrong."""
         least = _FIRM_SHIFT_PRECISION if kind[0] in self._firm else _SHIFT_PRECISION
         shift = self._shifts.setdefault(kind[0], [0.0, least])
         usual = self._known.of(kind)
@@ -199,28 +183,17 @@ class RequestAcceptance:
 
 
 def fitted(priors: Sequence[float], seen: Sequence[tuple[float, float]]) -> list[float]:
-    """Return prior acceptance rates adapted to the observations of a pair.
+    """Return the prior acceptance rates of buckets, adapted to the observations of a pair.
 
     The log odds of all buckets are shifted by one fitted number. Then each rate is moved towards
-    the observations of its bucket.
-
-    Args:
-        seen: Hits and positions of each bucket.
-
-    Returns:
-        Acceptance rate of each bucket.
+    the hits and positions of its bucket.
     """
     shift = 0.0
     for _ in range(_NEWTON_STEPS):
         rates = [shifted(prior, shift) for prior in priors]
-        slope = (
-            sum(hits - places * rate for rate, (hits, places) in zip(rates, seen, strict=True))
-            - _FIT_PRECISION * shift
-        )
-        curve = (
-            sum(places * rate * (1 - rate) for rate, (_, places) in zip(rates, seen, strict=True))
-            + _FIT_PRECISION
-        )
+        both = [(rate, *one) for rate, one in zip(rates, seen, strict=True)]
+        slope = sum(hits - places * rate for rate, hits, places in both) - _FIT_PRECISION * shift
+        curve = sum(places * rate * (1 - rate) for rate, _, places in both) + _FIT_PRECISION
         shift += max(-1.0, min(1.0, slope / curve))
     rates = [shifted(prior, shift) for prior in priors]
     return [

@@ -46,8 +46,7 @@ def read_on(
 ) -> None:
     """Read the tokens that are not cached yet, pass by pass until `cancelled()`.
 
-    After each pass `on_pass` is called with the number of cached tokens and the number of all
-    tokens.
+    After each pass `on_pass` is called with the numbers of cached tokens and of all tokens.
     """
     while model.n_past < len(tokens) and not cancelled():
         end = min(model.n_past + model.reads_at_once, len(tokens))
@@ -59,16 +58,10 @@ def read_on(
 
 
 def decode_last(model: LanguageModel, tokens: Sequence[int], n_prompt: int | None = None) -> Logits:
-    """Return a copy of the row after `tokens`, computed with an initially empty cache.
+    """Return a copy of the row after `tokens`, shape `(V,)`, with an initially empty cache.
 
-    Args:
-        model: The model; its cache is emptied first.
-        tokens: Token ids, at least one.
-        n_prompt: Number of first tokens that are read as a prompt; those behind them are decoded
-            one by one, as generated tokens are. None for all but the last one.
-
-    Returns:
-        Logits, shape `(V,)`.
+    The first `n_prompt` tokens are read as a prompt; those behind them are decoded one by one, as
+    generated tokens are. None for all but the last one.
     """
     before = tokens[:-1]
     model.rollback(0)

@@ -59,13 +59,13 @@ class Profile:
             logits; 0 where all rows have the same bits.
         right: For each confidence bucket of the draft model, how often it was right, and at how
             many positions.
-        seconds: Duration of the measurement, in seconds.
+        seconds: Duration of the measurement.
         token_s: Approximate seconds of Python for each emitted token.
         proposal_s: Approximate seconds of Python for each token that the draft model proposes.
         exact_width: Largest width, in tokens, up to which all passes give a row the bits of a
             single-row pass; 1 if no wider pass does.
         steady: No other program appeared to run during the measurement.
-        measured_at: Time of the measurement, in seconds since 1970.
+        measured_at: Seconds since 1970.
         restores: A rollback restores the state of recurrent layers; True without such layers.
         guesses_depth: For target and draft model: the depth cost is an estimate.
         checked: The costs are sure: their timings agree, or rounds of requests confirmed them.
@@ -95,11 +95,7 @@ class Profile:
 
         A machine without exact passes, such as a GPU, uses passes with near ties in their place.
         A build for a CPU with llamafile's products does not: its flags were forgotten, and it can
-        be built again.
-
-        Args:
-            exact: Allow only passes whose rows have the bits of single-row passes, if the machine
-                has any.
+        be built again. `exact` allows only exact passes, if the machine has any.
         """
         if not exact:
             return K_MAX + 1
@@ -158,25 +154,23 @@ class Profile:
     def speedup(self, k: int, chance: float) -> float:
         """Return the speed-up over plain decoding at a fixed draft length, Python's time included.
 
-        It is at most the number of tokens per round.
-
-        Args:
-            k: Draft tokens in each round.
-            chance: Acceptance rate of each of them, if those before it are right.
+        It is at most the number of tokens per round. `chance` is the acceptance rate of each of `k`
+        draft tokens, if those before it are right.
         """
         tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
-        python_s = tokens * self.token_s + (k * self.proposal_s if self.draft else 0.0)
-        # After a fully accepted draft, the draft model has two unread tokens.
-        drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(2)
+        python_s, drafting_s = tokens * self.token_s, 0.0
+        if self.draft:  # drafts from the text cost nothing
+            python_s += k * self.proposal_s
+            # After a fully accepted draft, the draft model has two unread tokens.
+            one_s, two_s = interpolate(self.draft, 1), interpolate(self.draft, 2)
+            drafting_s = (k - all_right) * one_s + all_right * two_s
         plain_s = tokens * (interpolate(self.target, 1) + self.token_s)
         return min(tokens, plain_s / (interpolate(self.target, k + 1) + drafting_s + python_s))
 
     def best(self, chance: float) -> tuple[float, int]:
         """Return the best speed-up at an acceptance rate, and its draft length in tokens."""
-        return max(
-            ((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)),
-            key=lambda one: (round(one[0], 3), -one[1]),
-        )
+        found = [(self.speedup(k, chance), k) for k in range(1, K_MAX + 1)]
+        return max(found, key=lambda one: (round(one[0], 3), -one[1]))
 
     @property
     def needed(self) -> float | None:
@@ -188,10 +182,6 @@ class Profile:
             middle = (low + high) / 2
             low, high = (low, middle) if self.best(middle)[0] >= WORTH_SAYING else (middle, high)
         return high
-
-    def _drafting_s(self, n: int) -> float:
-        # Drafts from the text cost nothing.
-        return interpolate(self.draft, n) if self.draft else 0.0
 
     def experiences(self) -> dict[str, PairStatistics]:
         """Return initial statistics for `greedy`, `sampled` and `drawn` texts.
@@ -210,11 +200,8 @@ class Profile:
             NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]
         }
         coupled = fitted(CoupledDraftSampler.priors, self.right)
-        guesses = {
-            "greedy": coupled,
-            "sampled": coupled,
-            "drawn": list(StochasticDraftSampler.priors),
-        }
+        drawn = list(StochasticDraftSampler.priors)
+        guesses = {"greedy": coupled, "sampled": coupled, "drawn": drawn}
         counts = [1 + places for _, places in self.right]
         return {
             way: PairStatistics(
@@ -272,11 +259,7 @@ class Profile:
 
 
 def _table(data: Any, least: float) -> dict[int, float]:
-    """Return a table by pass widths from plain values.
-
-    Args:
-        data: Pass width in tokens -> value, as text or as numbers.
-        least: Smallest valid value.
+    """Return a table, pass width in tokens -> value, from plain values; widths may be texts.
 
     Raises:
         TypeError, ValueError: The data has another form, or a value is out of range.
@@ -309,9 +292,10 @@ class ModelKey(NamedTuple):
     options: ContextOptions
 
 
-def read_profile(
-    target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None
-) -> Profile | None:
+Keyed = CachedSequence | ModelKey
+
+
+def read_profile(target: Keyed, draft: Keyed | None) -> Profile | None:
     """Return the stored profile of these models, or None."""
     data = read_json(_file(target, draft))
     try:
@@ -320,9 +304,7 @@ def read_profile(
         return None
 
 
-def write_profile(
-    target: CachedSequence | ModelKey, draft: CachedSequence | ModelKey | None, profile: Profile
-) -> bool:
+def write_profile(target: Keyed, draft: Keyed | None, profile: Profile) -> bool:
     """Store a profile in place of an earlier one; return whether it could be written."""
     match read_json(_speed_file()):
         case [int(known), _]:
@@ -388,11 +370,7 @@ def write_statistics(
         write_json(_file(target, draft, "experience"), {"version": VERSION, **learned})
 
 
-def _file(
-    target: CachedSequence | ModelKey,
-    draft: CachedSequence | ModelKey | None,
-    kind: CacheFolder = "profiles",
-) -> Path:
+def _file(target: Keyed, draft: Keyed | None, kind: CacheFolder = "profiles") -> Path:
     parts: list[object] = [VERSION, *this_machine(timed=True), *library_parts()]
     for model in [target, draft] if draft else [target]:
         o = model.options

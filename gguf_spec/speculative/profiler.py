@@ -154,7 +154,6 @@ def measure(
 
 
 def _counter(on_step: Callable[[int, int], object] | None, total: int) -> Callable[..., object]:
-    """Return a function that counts passes and reports their number."""
     done = 0
 
     def step(n: int = 1) -> None:
@@ -209,13 +208,8 @@ def _generate(
     model: LanguageModel, n: int, budget_s: float, step: Callable[..., object]
 ) -> Generated:
     """Let a model generate at most `n` tokens from an empty context."""
-    sampler = Sampler(
-        _SAID,
-        SeededRng(1),
-        Filters(
-            ends=np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)
-        ),
-    )
+    ends = np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)
+    sampler = Sampler(_SAID, SeededRng(1), Filters(ends=ends))
     tokens, rows, gaps = [model.start % model.n_vocab], list[bytes](), SingleTokenReference()
     took: list[float] = []
     python_s: list[float] = []
@@ -253,14 +247,13 @@ def _time(
     n_rows: int | None = None,
     judge: Callable[[int, Logits], object] | None = None,
 ) -> tuple[dict[int, float], bool]:
-    """Time passes over the first tokens.
+    """Time passes over the first tokens; `judge` is called with each width and its rows.
 
-    The first few passes are made with any budget. `judge` is called with each width and its
-    rows.
+    The first few passes are made with any budget.
 
     Returns:
         The lower quartile for each width, and whether the first widths are sure: each was timed
-            twice or more, with about the same result.
+        twice or more, with about the same result.
     """
     took: dict[int, list[float]] = {}
     if model.slow_first_pass:
@@ -345,16 +338,15 @@ def _ask(
 
     Returns:
         For each confidence bucket the number of right tokens and the number of positions; and
-            Python's seconds for each position.
+        Python's seconds for each position.
     """
     if needs_rows(draft):  # of the text on which it is judged and timed
         n = min(max(*_DRAFT_WIDTHS, len(generated)), target.n_ctx - 1)
         target.rollback(0)
         read_on(target, repeated(generated, n), lambda: False)
     sampler = Sampler(_SAID, SeededRng(1))
-    model = drafter_of(
-        draft, CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab)), draft.n_vocab
-    )
+    guess = CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab))
+    model = drafter_of(draft, guess, draft.n_vocab)
     right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
     if not model.can_review:
         return [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
@@ -400,7 +392,6 @@ class Generated(NamedTuple):
 
 
 def row_bits(row: Logits) -> bytes:
-    """Return a hash of the bits of a row."""
     return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
 
 
@@ -420,23 +411,15 @@ class PassRows:
         """Compare the rows of a pass over the first tokens, shape `(width, V)`, once per width."""
         if width in self.noise:
             return
-        same = all(
-            row_bits(row) == alone for row, alone in zip(logits, self._generated.rows, strict=False)
-        )
-        moved = (
-            0.0
-            if same
-            else max(self._generated.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
-        )
-        # The last rows may use other kernels: decode the last token again in a pass of its own.
-        if same and width > len(self._generated.rows):
-            last, token = row_bits(logits[-1]), self._text(width)[-1]
-            return_to(self._model, self._text(width), width - 1)
-            moved = (
-                0.0
-                if row_bits(self._model.logits([token], 1)[0]) == last
-                else float(np.finfo(np.float32).tiny)
-            )
+        alone, tiny, moved = self._generated.rows, float(np.finfo(np.float32).tiny), 0.0
+        if any(row_bits(row) != bits for row, bits in zip(logits, alone, strict=False)):
+            moved = max(self._generated.gaps.max_shift(logits), tiny)
+        elif width > len(alone):
+            # The last rows may use other kernels: decode the last token again in its own pass.
+            text, last = self._text(width), row_bits(logits[-1])
+            return_to(self._model, text, width - 1)
+            if row_bits(self._model.logits(text[-1:], 1)[0]) != last:
+                moved = tiny
         self.noise[width] = moved
 
     def exact_width(self) -> int:
@@ -444,29 +427,21 @@ class PassRows:
 
         Untested widths before an inexact one are tested too.
         """
-        exact = 1
-        for width in sorted(self.noise):
-            if self.noise[width]:
-                if width - exact <= _MANY + 1:
-                    exact += self._n_exact(exact + 1, width)
-                break
-            exact = width
-        return exact
-
-    def _n_exact(self, first: int, end: int) -> int:
-        """Return the number of consecutive exact widths from `first` on, before `end`."""
-        for width in range(first, end):
+        inexact = next((width for width in sorted(self.noise) if self.noise[width]), None)
+        exact = max([1, *(width for width in self.noise if inexact is None or width < inexact)])
+        if inexact is None or inexact - exact > _MANY + 1:
+            return exact
+        for width in range(exact + 1, inexact):
             self._model.rollback(0)
             self.compare(width, self._model.logits(self._text(width), width))
             if self.noise[width]:
-                return width - first
-        return end - first
+                return width - 1
+        return inexact - 1
 
     def with_deep_noise(self) -> dict[int, float]:
-        """Return the noise, at least that behind many cached tokens.
+        """Return the noise, at least that behind many cached tokens, as far as the context allows.
 
-        Attention may round differently there. A short context allows only a smaller number of
-        tokens.
+        Attention may round differently there.
         """
         n_deep = max(0, min(_SPLIT, self._model.n_ctx - _DEEP_ROWS - 1))
         text, alone = self._text(n_deep + _DEEP_ROWS), SingleTokenReference()
@@ -477,9 +452,8 @@ class PassRows:
         deep = 0.0
         for width in (2, _DEEP_ROWS):
             return_to(self._model, text, n_deep)
-            deep = max(
-                deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width))
-            )
+            rows = self._model.logits(text[n_deep : n_deep + width], width)
+            deep = max(deep, alone.max_shift(rows))
         return {width: max(noise, deep) for width, noise in self.noise.items()}
 
     def _text(self, width: int) -> list[int]:
@@ -492,12 +466,7 @@ def restores_states(
     """Return whether rows after a rollback are those of the text without the dropped tokens.
 
     Models whose cache drops any number of tokens are not tested. Others depend on code of llama.cpp
-    that exists once for each architecture.
-
-    Args:
-        model: The model; its cache is changed.
-        generated: Token ids.
-        noise: Pass width in tokens -> shift of its logits, in logits.
+    that exists once for each architecture. `noise` is that of passes by width, in logits.
     """
     free = model.free_rollback
     if free >= K_MAX or model.n_ctx < _TESTED + free + 2:
@@ -558,11 +527,10 @@ def profile_of(
         on_measure()
     view = draft and in_target_ids(draft, target, translation)
     if cores_are_shared(target.context.threads):
-        profile = replace(
-            measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now
-        )
+        profile = replace(measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False)
     else:
-        profile = replace(measure(target, view), measured_at=now)
+        profile = measure(target, view)
+    profile = replace(profile, measured_at=now)
     if kept and kept.steady and not profile.steady:
         # The machine is busy now: the profile of the idle machine is more accurate.
         profile = replace(kept, measured_at=now)

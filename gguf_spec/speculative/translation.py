@@ -17,6 +17,7 @@ import numpy as np
 
 from ..arrays import Ids, Logits
 from ..errors import RollbackError
+from ..llama.exactness import common
 from ..options import K_MAX
 from .interfaces import LanguageModel
 
@@ -51,12 +52,12 @@ class Translation:
 
     @cached_property
     def target_ids(self) -> Ids:
-        """Target ids of the pairs, shape `(n,)`."""
+        """Those of the pairs, shape `(n,)`."""
         return np.fromiter(self.pairs, np.int64, len(self.pairs))
 
     @cached_property
     def draft_ids(self) -> Ids:
-        """Draft ids of the pairs, shape `(n,)`."""
+        """Those of the pairs, shape `(n,)`."""
         return np.fromiter(self.pairs.values(), np.int64, len(self.pairs))
 
 
@@ -138,11 +139,7 @@ class TranslatedText:
         return self._translation.spell(self._word) if self._word else ()
 
     def _replace(self, n_before: int, ids: Sequence[int]) -> None:
-        same = n_before
-        while same < len(self.ids) and same - n_before < len(ids):
-            if self.ids[same] != ids[same - n_before]:
-                break
-            same += 1
+        same = n_before + common(self.ids[n_before:], [*ids])
         self.n_stable = min(self.n_stable, same)
         self.ids[n_before:] = ids
 
@@ -155,10 +152,7 @@ def by_words(spell: Callable[[bytes], Sequence[int]]) -> Callable[[bytes], tuple
 def longest_pieces(by_bytes: Mapping[bytes, int]) -> Callable[[bytes], tuple[int, ...]]:
     """Return a function that covers a text with the longest tokens, from its start on.
 
-    Bytes that no token covers are left out.
-
-    Args:
-        by_bytes: Bytes of a token -> its id.
+    It takes the id of a token by its bytes. Bytes that no token covers are left out.
     """
     longest = max(map(len, by_bytes), default=0)
 
@@ -189,11 +183,7 @@ class TranslatedModel:
     def __init__(
         self, model: LanguageModel, target: LanguageModel, translation: Translation
     ) -> None:
-        """Make a view of a draft model.
-
-        Args:
-            target: The target; only its vocabulary is used.
-        """
+        """Make a view of a draft model; only the vocabulary of the target is used."""
         self._model, self._target, self._translation = model, target, translation
         self._reading = TranslatedText(translation)
         # Number of first draft ids that are not in the cache, because the context is full.
@@ -207,22 +197,18 @@ class TranslatedModel:
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent inside the draft model."""
         return self._model.busy_s
 
     @property
     def n_read(self) -> int:
-        """Number of target tokens that were read."""
         return self.n_past
 
     @property
     def reads_at_once(self) -> int:
-        """Prompt tokens decoded in one prefill pass."""
         return self._model.reads_at_once
 
     @property
     def free_rollback(self) -> int:
-        """Most tokens that a rollback drops without dropping others."""
         return self.n_ctx
 
     @property
@@ -231,7 +217,6 @@ class TranslatedModel:
 
     @property
     def n_past(self) -> int:
-        """Number of target tokens that were read."""
         return len(self._reading.tokens)
 
     def is_end(self, token: int) -> bool:
@@ -242,13 +227,8 @@ class TranslatedModel:
         reading = self._reading
         reading.cut(0)
         reading.extend(tokens)
-        cached, n = self._model.cached, 0
-        for a, b in zip(cached, reading.ids, strict=False):
-            if a != b:
-                break
-            n += 1
+        n, known = common(self._model.cached, reading.ids), self.n_past
         self._first, reading.n_stable = 0, n
-        known = self.n_past
         while known and reading.n_ids(known) > n:
             known -= 1
         reading.cut(known)
@@ -296,7 +276,6 @@ class TranslatedModel:
         return np.repeat(rows, n_rows, axis=0)
 
     def rollback(self, to: int) -> None:
-        """Drop all target tokens after the first `to`."""
         self._reading.cut(to)
         if to == 0:
             self._first = self._reading.n_stable = 0
@@ -308,8 +287,7 @@ class TranslatedModel:
     def _synchronise(self, n: int) -> int:
         """Remove all but right draft ids from the cache, and those after the first `n`.
 
-        Returns:
-            The number of draft ids before the first one that is to be decoded.
+        Return the number of draft ids before the first one that is to be decoded.
         """
         reading, model = self._reading, self._model
         done = min(reading.n_stable, self._first + model.n_past, n)
@@ -328,7 +306,6 @@ class TranslatedModel:
         return done
 
     def _translated(self, rows: Logits) -> Logits:
-        """Return rows of the draft model as rows over the target's tokens."""
         n = len(rows)
         if len(self._rows) < n:
             self._rows = np.full((n, self.n_vocab), -np.inf, np.float32)

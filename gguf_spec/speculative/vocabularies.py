@@ -151,44 +151,26 @@ def check_vocabulary(target: Any, draft: Any) -> None:
         VocabularyMismatchError: They differ; the error names the difference, with both values.
     """
     a, b = target.special_tokens, draft.special_tokens
-    names = {
+    words = {
         "type": "tokenizer types",
         "add_bos": "whether a start token is added",
         "add_eos": "whether an end token is added",
-    }
-    for what, words in names.items():
-        if a[what] != b[what]:
-            raise _mismatch(what, words, a[what], b[what])
-    for what, flag in (("bos", "add_bos"), ("eos", "add_eos")):
-        if a[flag] and a[what] != b[what]:
-            raise _mismatch(what, f"the {what} tokens", a[what], b[what])
+    } | {what: f"the {what} tokens" for what in ("bos", "eos") if a[f"add_{what}"]}
     if abs(a["size"] - b["size"]) > _MAX_SIZE_DIFFERENCE:
-        raise _mismatch(
-            "size",
-            f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}",
-            a["size"],
-            b["size"],
-        )
+        words["size"] = f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}"
+    for what, about in words.items():
+        if a[what] != b[what]:
+            raise _mismatch(what, about, a[what], b[what])
     kept = getattr(draft, "kept", None)
     compared = range(_FIRST_COMPARED_TOKEN, min(a["size"], b["size"]))
     for token in compared if kept is None else filter(compared.__contains__, kept):
-        if target.token_text(token) != draft.token_text(token):
-            raise _mismatch(
-                "token",
-                f"the texts of token {token}",
-                target.token_text(token),
-                draft.token_text(token),
-                token,
-            )
+        texts = target.token_text(token), draft.token_text(token)
+        if texts[0] != texts[1]:
+            raise _mismatch("token", f"the texts of token {token}", *texts, token)
 
 
 def _mismatch(
     what: str, words: str, a: object, b: object, token: int | None = None
 ) -> VocabularyMismatchError:
-    return VocabularyMismatchError(
-        what,
-        f"target and draft differ in {words}: {a!r} in the target, {b!r} in the draft.",
-        a,
-        b,
-        token,
-    )
+    message = f"target and draft differ in {words}: {a!r} in the target, {b!r} in the draft."
+    return VocabularyMismatchError(what, message, a, b, token)

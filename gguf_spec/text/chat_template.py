@@ -19,6 +19,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import jinja2
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import (
     InvalidOptionError,
@@ -32,6 +34,7 @@ from ..llama.weights import Weights
 from ..options import check_types, well_formed
 from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
 from . import turns
+from .jinja_child import make_environment
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
 from .reasoning import (
     REASONING_FIELDS,
@@ -58,21 +61,12 @@ _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 _AS_TEXT = Text("give the whole prompt as text[ ({})]", Option("raw", True, of_commands=True))
 # Fields of a message with free text.
 _TEXTS = ("content", *REASONING_FIELDS)
-# Names of Jinja, or that only this package sets.
+# Variables of Jinja, or that only this package sets.
 _RESERVED = frozenset((
     "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "tool_choice",
     "functions", "function_call", "raise_exception", "strftime_now", "namespace", "range", "loop",
     "dict", "lipsum", "cycler", "joiner", "self", "super", "caller", "varargs", "kwargs",
-    "true", "false", "none", "True", "False", "None", "and", "or", "not", "is", "in", "if", "else",
-    "elif", "endif", "for", "endfor", "recursive", "set", "endset", "macro", "endmacro", "filter",
-    "endfilter", "call", "endcall", "block", "endblock", "break", "continue", "generation",
-    "endgeneration", "with", "endwith", "do", "import", "include", "from", "extends", "as",
-    "context", "without", "ignore", "missing", "raw", "endraw",
 ))  # fmt: skip
-# Tokens after which a name is not a variable.
-_NO_VARIABLE_AFTER = (".", "|", "is")
-# Word before names that are set -> tokens that end them, besides the end of the block.
-_TARGETS: dict[str, tuple[str, ...]] = {"set": ("=",), "for": ("in",), "macro": ("%}",)}
 # Variables that switch reasoning on or off, in the templates that have such a switch.
 _SWITCHES = ("enable_thinking", "thinking")
 # A template that reads the tools from the system message, as JSON text.
@@ -111,30 +105,20 @@ Tools = Sequence[Mapping[str, Any]]
 
 @lru_cache(maxsize=8)
 def names_read(template: str) -> frozenset[str]:
-    """Return the variables that a template reads before it sets them.
+    """Return the variables that a template reads before it sets them; none if it is broken.
 
-    The source is only split into tokens, so an untrusted template costs time in proportion to its
-    length.
+    The source is only parsed: no constant is computed.
     """
+    first: dict[str, bool] = {}
     if len(template) > MAX_SOURCE:
         return frozenset()
     try:
-        lexed = [(kind, text) for _, kind, text in jinja2.Environment().lex(template)]
-    except jinja2.TemplateError:
+        tree = make_environment(ImmutableSandboxedEnvironment).parse(template)
+        set_here = _RESERVED.union(one.name for one in tree.find_all(nodes.Macro))
+        for one in tree.find_all(nodes.Name):
+            first.setdefault(one.name, one.ctx == "load" and one.name not in set_here)
+    except (jinja2.TemplateError, ValueError, RecursionError):  # also a number of 5,000 digits
         return frozenset()
-    kinds = ("name", "operator", "block_begin", "block_end")
-    tokens = [one for one in lexed if one[0] in kinds]
-    first: dict[str, bool] = {}
-    before: list[str] = ["", ""]
-    ends: tuple[str, ...] = ()
-    for i, (kind, text) in enumerate(tokens):
-        ends = () if kind == "block_end" or text in ends else _TARGETS.get(text, ends)
-        is_keyword = tokens[i + 1 : i + 2] == [("operator", "=")]
-        # an attribute, a filter or a test
-        is_part = before[-1] in _NO_VARIABLE_AFTER or before == ["is", "not"]
-        if kind == "name" and text not in _RESERVED and not is_part:
-            first.setdefault(text, not (ends or is_keyword))
-        before = [before[-1], text]
     return frozenset(name for name, is_read in first.items() if is_read)
 
 
@@ -177,11 +161,7 @@ def read_options(
 
 
 def check_text(options: PromptOptions) -> None:
-    """Check that no option of the prompt of a text needs a chat template.
-
-    Raises:
-        InvalidOptionError: An option applies to messages only.
-    """
+    """Raise an InvalidOptionError if an option of the prompt of a text applies to messages only."""
     given = {"think": options.think, "chat_template_kwargs": options.values or None}
     for name, value in given.items():
         if value is not None:
@@ -225,7 +205,6 @@ def check_values(model: Weights, options: PromptOptions) -> dict[str, Any]:
 def no_reasoning(
     model: Weights, option: str, value: object, is_chat: bool = True
 ) -> InvalidOptionError:
-    """Return the error for an option of reasoning where no reasoning is separated."""
     if not is_chat:
         return _needs_messages(option, value)
     hint = Text("omit {}, or use a model that reasons.", Option(option))
@@ -249,10 +228,7 @@ def ending(model: Weights, reasoning: ReasoningFormat | None, prompt: str, o: Pr
 def with_reasoning(
     messages: Sequence[Mapping[str, Any]], reasoning: ReasoningFormat | None
 ) -> list[dict[str, Any]]:
-    """Return messages with their reasoning in the field that the template reads.
-
-    Reasoning that the template does not read is left out.
-    """
+    """Return messages with reasoning in the field that the template reads, if it reads one."""
     read = [dict(message) for message in messages]
     for message in read:
         thought = message.pop("reasoning_content", None)
@@ -296,8 +272,7 @@ class ToolHistory:
     """Messages for one template.
 
     Attributes:
-        messages: The messages. A call that the template does not render is a placeholder at the
-            end of a content.
+        messages: A call that the template does not render is a placeholder at the end of a content.
         places: Placeholder -> the call in the model's syntax, or its arguments.
     """
 
@@ -424,12 +399,9 @@ def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
-    """Return private-use characters that are not in a text.
+    """Return private-use characters that are not in a text, from the plane of a code point on.
 
     They have no upper or lower case and are not white space.
-
-    Args:
-        first: Code point of the first one of the plane.
     """
     found: set[str] = set()
     while len(found) < n:
@@ -522,31 +494,25 @@ class _Encoder:
     """
 
     def __init__(self, model: Weights, options: PromptOptions, most: int | None = None) -> None:
-        """Create an encoder for a model with a chat template, prefill and tools.
-
-        A prompt with many more than `most` tokens is refused; None takes each.
-        """
+        """A prompt with many more than `most` tokens is refused; None takes each."""
         self._most, self.rewrites = most, False
         self._model, self._options, self.reasoning = model, options, reasoning_format(model)
         self._template = model.chat_template or ""
         self._taken = ""  # texts without the words
+        self._start, self._end = False, ""  # begins with a start token; text before the prefill
         self._names: dict[str, str] = {}  # word of digits -> name of a special token
 
     def encode(self, messages: Messages, values: dict[str, Any]) -> list[int]:
-        """Return the token ids of messages, with the variables of the template.
-
-        Raises:
-            TemplateError: The template rejects the messages.
-        """
+        """Return the token ids of messages; raise TemplateError if they are rejected."""
         model, prefill, tools = self._model, self._options.prefill, self._options.tools
         fitted, prompt = self._prepared(messages, tools, values)
         begin = prompt(fitted)
-        end = ending(model, self.reasoning, begin, self._options)
+        self._end = end = ending(model, self.reasoning, begin, self._options)
         text = begin + end + prefill
         start_id = model.special_tokens["bos"]
         bos = model.token_text(start_id) if start_id >= 0 else ""
-        start = not (bos and text.startswith(bos))
-        ids = model.tokenize(text, special=True, start=start, most=self._most)
+        self._start = not (bos and text.startswith(bos))
+        ids = model.tokenize(text, special=True, start=self._start, most=self._most)
         texts = [dict(_texts(message)) for message in messages]
         contents = [*(value for one in texts for value in one.values()), prefill]
         others = [
@@ -565,14 +531,14 @@ class _Encoder:
             if self._with_names(rendered) == text:
                 fitted, prompt, text = worded, worded_prompt, rendered
             # The template may write them in another way, as with an escape.
-            elif self._controls(ids) != self._written([(rendered, True)], start):
+            elif self._controls(ids) != self._written([(rendered, True)]):
                 raise self._rewrites()
-        parts = self._cut(self._marked(fitted, prompt, text, end, start))
-        by_template = self._written(parts, start)
+        parts = self._cut(self._marked(fitted, prompt, text))
+        by_template = self._written(parts)
         # the texts add no special token, neither alone nor joined with the template's
         if self._controls(ids) == by_template:
             return ids
-        return self._tokens_by_part(parts, by_template, start)
+        return self._tokens_by_part(parts, by_template)
 
     def _prepared(
         self, messages: Messages, tools: Tools | None, values: dict[str, Any]
@@ -583,18 +549,9 @@ class _Encoder:
         return history.messages, partial(history.render, render)
 
     def _marked(
-        self,
-        messages: list[dict[str, Any]],
-        prompt: Callable[[Messages], str],
-        text: str,
-        end: str,
-        start: bool,
+        self, messages: list[dict[str, Any]], prompt: Callable[[Messages], str], text: str
     ) -> list[tuple[str, bool]]:
         """Return the parts of a prompt, each with a flag: whether the template wrote it.
-
-        Args:
-            end: What follows the rendered messages, before the prefill.
-            start: The prompt begins with the start token.
 
         Raises:
             TemplateError: The template may have made a special token of a content.
@@ -607,17 +564,17 @@ class _Encoder:
             return bool(self._controls(model.tokenize(part, special=True, start=False)))
 
         marked = prompt(_rewritten(messages, partial(_mark, marks=marks)))
-        parts = _parts(marked + end + _mark(prefill, marks), marks, is_special)
+        parts = _parts(marked + self._end + _mark(prefill, marks), marks, is_special)
         if parts is not None and "".join(part for part, _ in parts) == text:
             return parts
         if any(map(self._spells, contents)):
             before, messages = text, _rewritten(messages, self._without_names)
-            text = prompt(messages) + end + self._without_names(prefill)
+            text = prompt(messages) + self._end + self._without_names(prefill)
             if self._with_names(text) != self._with_names(before):
                 raise self._rewrites()
         harmless_text = partial(_UNUSUAL.sub, "x")  # it cannot contain a special token
-        plain = prompt(_rewritten(messages, harmless_text)) + end + harmless_text(prefill)
-        if self._written([(plain, True)], start) != self._written([(text, True)], start):
+        plain = prompt(_rewritten(messages, harmless_text)) + self._end + harmless_text(prefill)
+        if self._written([(plain, True)]) != self._written([(text, True)]):
             raise self._rewrites()
         return [(text, True)]
 
@@ -685,24 +642,20 @@ class _Encoder:
                 found.append((one, is_template) if name is None else (name, False))
         return _joined(found)
 
-    def _written(self, parts: list[tuple[str, bool]], start: bool) -> list[int]:
+    def _written(self, parts: list[tuple[str, bool]]) -> list[int]:
         """Return the special tokens that the template wrote."""
         ids: list[int] = []
         for i, (text, is_template) in enumerate(self._cut(parts)):
             if is_template:
-                ids += self._model.tokenize(text, special=True, start=start and i == 0)
+                ids += self._model.tokenize(text, special=True, start=self._start and i == 0)
         return self._controls(ids)
 
     def _tokens_by_part(
-        self, parts: list[tuple[str, bool]], by_template: Sequence[int], start: bool
+        self, parts: list[tuple[str, bool]], by_template: Sequence[int]
     ) -> list[int]:
-        """Return the tokens of the parts of a prompt.
+        """Return the tokens of the parts of a prompt, in which the template wrote special tokens.
 
         A text is tokenised as one up to the special tokens around it.
-
-        Args:
-            by_template: The special tokens that the template wrote.
-            start: The prompt begins with the start token.
         """
         ids, found = list[int](), list[tuple[str, bool]]()
         for text, is_template in parts:
@@ -714,7 +667,7 @@ class _Encoder:
             else:
                 found.append((text, False))
         for i, (text, is_template) in enumerate(_joined(found)):
-            begins = start and i == 0
+            begins = self._start and i == 0
             if is_template:
                 ids += self._model.tokenize(text, special=True, start=begins)
             else:
@@ -735,13 +688,9 @@ def _texts(message: Message) -> list[tuple[str, str]]:
 
 
 class _Marks(NamedTuple):
-    """Marker characters around contents in a rendered text.
+    """Marker characters around contents, and around tag-like texts with their white space.
 
-    Template and messages contain none.
-
-    Attributes:
-        tag: Marks the start of a tag-like text in a content, with its white space.
-        after_tag: Marks the end of a tag-like text.
+    Neither template nor messages contain them.
     """
 
     begin: str
@@ -760,11 +709,9 @@ def _mark(content: str, marks: _Marks) -> str:
     core = content.strip()
     if not core:
         return content
-    at = content.index(core)
+    before, _, after = content.partition(core)
     core = _TAG.sub(lambda match: f"{marks.tag}{match[0]}{marks.after_tag}", core)
-    return (
-        f"{content[:at]}{marks.begin}{core}{marks.end}{content[at:].removeprefix(content.strip())}"
-    )
+    return f"{before}{marks.begin}{core}{marks.end}{after}"
 
 
 def _parts(
@@ -775,10 +722,7 @@ def _parts(
     A content starts after `begin` and ends before `end`. The text between `tag` and `after_tag` is
     a tag, or the template's replacement where it splits a content at a tag; both count as content.
     A template may drop the text before `after_tag`. Special tokens there, other than a single tag,
-    have an unknown origin.
-
-    Returns:
-        The parts; None if the markers are out of order or the origin of a special token is unknown.
+    have an unknown origin. The result is None for such a token, or for markers out of order.
     """
     words = re.split(f"([{''.join(marks)}])", text)
     parts, last = [(words[0], True)], marks.end
@@ -805,10 +749,7 @@ def _parts(
 
 
 def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Join adjacent parts of one origin.
-
-    A special token that a content spells in two parts becomes one text.
-    """
+    """Join adjacent parts of one origin, as a content may spell a special token in two parts."""
     groups = groupby((part for part in parts if part[0]), lambda part: part[1])
     return [("".join(text for text, _ in some), is_template) for is_template, some in groups]
 
@@ -826,7 +767,6 @@ def _check_message(message: object) -> None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a nested value, including field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -878,26 +818,16 @@ def _rendered(
     values: Mapping[str, Any],
     typed: bool = False,
 ) -> str:
-    """Return the text of messages.
-
-    Args:
-        typed: Whether the template takes contents as arrays of parts.
+    """Return the text of messages; `typed` templates take contents as arrays of parts.
 
     Raises:
         TemplateFailure: The template refuses the messages.
     """
     variables = [one for one in TOOL_VARIABLES if one == "tools" or one in template]
-    values = (
-        {"bos_token": "", "eos_token": ""}
-        | dict(values)
-        | {
-            "add_generation_prompt": True,
-            **{name: [dict(tool) for tool in tools] if tools else None for name in variables},
-            "tool_choice": None,
-            "functions": None,
-            "function_call": None,
-        }
-    )
+    shown = [dict(tool) for tool in tools] if tools else None
+    own: dict[str, Any] = dict.fromkeys(("tool_choice", "functions", "function_call"))
+    own |= {"add_generation_prompt": True} | dict.fromkeys(variables, shown)
+    values = {"bos_token": "", "eos_token": ""} | dict(values) | own
 
     def result(some: Messages) -> str:
         return render(template, values | {"messages": with_parts(some) if typed else [*some]})

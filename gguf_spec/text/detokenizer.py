@@ -26,12 +26,7 @@ class TextStream:
     def __init__(
         self, stop: Sequence[str] = (), errors: Literal["replace", "ignore"] = "replace"
     ) -> None:
-        """Start a text.
-
-        Args:
-            errors: Treatment of bytes that are not UTF-8: `replace` inserts a replacement
-                character, `ignore` drops them.
-        """
+        """`replace` puts a replacement character for bytes that are not UTF-8, `ignore` none."""
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
         self._stop = tuple(stop)
         self._held = ""
@@ -39,7 +34,6 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the text."""
         return self.stop_string is not None
 
     def push(self, piece: bytes) -> str:
@@ -61,10 +55,7 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """Return the text that was held back.
-
-        An incomplete character at the end is dropped.
-        """
+        """Return the text that was held back, without an incomplete character at its end."""
         text, self._held = self._held, ""
         return text
 
@@ -73,6 +64,7 @@ class PartStream:
     """Converts tokens to parts; stop strings are searched in the answer only.
 
     Attributes:
+        answer: Text of the answer, with the stop string that ended it.
         n_reasoning: Number of tokens of reasoning parts so far, with their tags.
     """
 
@@ -85,36 +77,23 @@ class PartStream:
         state: State | None,
         shown: Mapping[int, str] | None = None,
     ) -> None:
-        """Start a text.
+        """Start a text; without reasoning parts the whole text is the answer.
 
         Args:
-            stop: Strings that end the answer.
-            errors: Treatment of bytes that are not UTF-8, as for `TextStream`.
-            reasoning: Reasoning parts of the model; None if the whole text is the answer.
-            state: State of their parser after the prompt.
+            state: State of the parser of reasoning after the prompt.
             shown: Special tokens that are written by their names in the text.
         """
         self._model, self._format, self._state = model, reasoning, state
         self._shown = shown or {}
-        self._answer = TextStream(stop, errors)
+        self.answer = TextStream(stop, errors)
         self.n_reasoning = 0
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string has ended the text."""
-        return self._answer.stopped
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the text, or None."""
-        return self._answer.stop_string
 
     def push(self, token: int) -> list[Part]:
         """Return the parts that a token completes."""
         shown = self._format.shown if self._format else {}
         name = self._shown.get(token, shown.get(token))
         piece = self._model.piece(token) if name is None else name.encode()
-        text, before = self._answer.decoder.decode(piece), self._state
+        text, before = self.answer.decoder.decode(piece), self._state
         if self._format is None or before is None:
             return self._stopped([Part("text", text)])
         self._state, parts = self._format.syntax.read(before, text)
@@ -122,20 +101,18 @@ class PartStream:
         return self._stopped(parts)
 
     def finish(self) -> list[Part]:
-        """Return the text that was held back."""
         parts: list[Part] = []
-        if self._format and self._state and not self.stopped:
+        if self._format and self._state and not self.answer.stopped:
             parts = self._stopped(self._format.syntax.finish(self._state))
-        text = self._answer.finish()
+        text = self.answer.finish()
         return [*parts, Part("text", text)] if text else parts
 
     def _stopped(self, parts: list[Part]) -> list[Part]:
-        """Return parts up to a stop string of the answer."""
         kept: list[Part] = []
         for part in parts:
             if part.kind == "reasoning":
-                kept += [] if self.stopped else [part]
-            elif text := self._answer.add(part.text):
+                kept += [] if self.answer.stopped else [part]
+            elif text := self.answer.add(part.text):
                 kept.append(Part("text", text))
         return kept
 

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..llama.exactness import common
 from ..llama.weights import Weights
 from ..results import Part
 from ..tools.source import n_open
@@ -99,9 +100,7 @@ class TagSyntax:
     def skip(self, prompt: str, force: bool) -> str:
         """Return the text after `prompt` with which an answer without reasoning begins.
 
-        Args:
-            prompt: The end of the prompt.
-            force: Whether to prevent reasoning that the prompt has not opened.
+        `force` prevents reasoning that the prompt has not opened.
         """
         opened, closed = (tag.replace(MARK, "") for tag in (self.open, self.close))
         ending, prompt = self.end.replace(MARK, ""), prompt.rstrip()
@@ -143,10 +142,7 @@ class TagSyntax:
         return self._emitted("text", state.held.lstrip() if state.begun else state.held)
 
     def _emitted(self, kind: Literal["reasoning", "text"], text: str) -> list[Part]:
-        """Return a text as parts, without marks if a tag has some.
-
-        Otherwise the character is the model's own.
-        """
+        """Return a text as parts; a mark that no tag has is the model's own character."""
         return _parts(kind, text.replace(MARK, "") if MARK in self.open + self.close else text)
 
 
@@ -155,18 +151,13 @@ class ChannelSyntax:
     """Channels of gpt-oss (harmony): `analysis` is reasoning, all others are the answer.
 
     A call of a function stays in the text with the names of its special tokens, in one form:
-    `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`.
-
-    Attributes:
-        end: Text that ends an open reasoning part and begins the answer.
+    `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`. The methods are
+    those of `TagSyntax`.
     """
 
-    end: str = "".join(
-        (_ENDS[0], _ENDS[3], "assistant", _CHANNEL, "final", _MESSAGE)
-    )  # <|end|><|start|>assistant<|channel|>final<|message|>
+    end: str = f"{_ENDS[0]}{_ENDS[3]}assistant{_CHANNEL}final{_MESSAGE}"
 
     def begin(self, tail: str, prefill: str = "") -> State:
-        """Return the state after a prompt with this end."""
         header, found, rest = tail.removesuffix(prefill).rpartition(_ENDS[3])
         state, _ = self.read(State("header"), rest if found else header)
         if state.phase == "header":
@@ -174,12 +165,10 @@ class ChannelSyntax:
         return self.read(state, prefill)[0]
 
     def skip(self, prompt: str, _force: bool) -> str:
-        """Return the text after `prompt` with which an answer without reasoning begins."""
         begins = prompt.endswith("<|start|>assistant")
         return "<|channel|>final<|message|>" if begins else ""
 
     def read(self, state: State, text: str) -> tuple[State, list[Part]]:
-        """Return the next state, and the parts that `text` completes."""
         parts: list[Part] = []
         state = state._replace(held=state.held + text)
         while True:
@@ -257,7 +246,6 @@ class ReasoningFormat:
     """Reasoning parts of one model.
 
     Attributes:
-        syntax: Parser of its texts.
         shown: Special tokens of the syntax that have no text -> their marked names.
         field: Field of a message in which the template reads its reasoning; None if it has none.
     """
@@ -345,9 +333,9 @@ class _AfterToken(NamedTuple):
 
     Attributes:
         n: Number of tokens so far.
-        n_inside: Number of tokens of reasoning so far.
-        n_forced: Number of tokens of the forced end so far; 0 outside of it.
-        begin: Number of tokens before the answer.
+        n_inside: Those of reasoning.
+        n_forced: Those of the forced end; 0 outside of it.
+        begin: Those before the answer.
     """
 
     state: State
@@ -368,11 +356,7 @@ class Thinking:
         state: State,
         budget: int | None,
     ) -> None:
-        """Start after a prompt.
-
-        Args:
-            budget: Number of reasoning tokens after which the end is forced; None for no limit.
-        """
+        """Start after a prompt; None as the budget is no limit of reasoning tokens."""
         self._model, self._format, self._n_prompt = model, reasoning, n_prompt
         self._budget = budget
         self._end = reasoning.end(model) if budget is not None else []
@@ -432,9 +416,7 @@ class Thinking:
 
     def _place(self, history: Sequence[int]) -> _AfterToken:
         path = list(history[self._n_prompt :])
-        n = min(len(path), len(self._path))
-        if path[:n] != self._path[:n]:
-            n = next(i for i in range(n) if path[i] != self._path[i])
+        n = common(path, self._path)
         del self._places[n + 1 :]
         for token in path[n:]:
             self._places.append(self._step(self._places[-1], token))

@@ -138,10 +138,8 @@ _ROLES = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "
 def needs_of(render: Callable[[Messages, bool], str], write: Write) -> Needs:
     """Return what a template needs, from short conversations that it is tried with.
 
-    Args:
-        render: Renders messages; the second argument tells whether contents are parts. Raises an
-            error where the template refuses them.
-        write: Writes calls for the model.
+    `render` takes messages, and whether their contents are parts. It raises an error where the
+    template refuses them.
     """
 
     def takes(roles: str, **ways: bool) -> bool:

@@ -63,7 +63,6 @@ class Family:
     Attributes:
         models: Some models, for the documentation.
         marks: Sets of texts; a template that contains all texts of a set is of this family.
-        call: Notation of a call.
         open: Text before the first call.
         between: Text between two calls, before the beginning of the second one.
         close: Text after the last call; it may be missing in an answer.

@@ -12,7 +12,7 @@ from ..grammar.automaton import Automaton, limited_work, quoted
 from ..grammar.json_schema import Dropped, dropping, faults_of, grammar_of, to_rules
 from .families import HARMONY, Family, ToolUse
 from .notations import Sym, symbols, until
-from .reader import read_answer
+from .reader import read_answer, reader_of
 from .source import words_of
 
 # The name of a tool, or None for the schema of the answer -> the keywords that are not enforced.
@@ -34,7 +34,6 @@ def harmony_rules(
     reasoning and, if no call is required, a message to the user.
 
     Args:
-        required: Whether the answer must be a call.
         has_schema: Whether a final message follows the rule `answer-root`.
         token: Returns the id of a control token.
     """
@@ -57,7 +56,6 @@ class ToolSchemaError(InvalidOptionError):
 
     Attributes:
         tool: Name of the tool; None for the schema of the answer.
-        reason: What is not supported.
     """
 
     def __init__(self, tool: str | None, error: InvalidOptionError) -> None:
@@ -92,8 +90,7 @@ class Unenforced:
         """Return what a complete answer does not fulfil of these schemas, by tool."""
         calls = list[tuple[str, str]]()
         if self.use.tools:
-            most = None if self.use.parallel else 1
-            text, calls = read_answer(text, family, self.use.schemas, most, strict=self.use.strict)
+            text, calls = read_answer(text, reader_of(family, self.use))
         values: list[tuple[str | None, str, Any]] = [
             (name, arguments, self.use.schemas[name]) for name, arguments in calls
         ]

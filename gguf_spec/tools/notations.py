@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import InvalidGrammarError
 from ..grammar.automaton import quoted, spend
-from ..grammar.json_schema import drop, sequence, to_rules
+from ..grammar.json_schema import drop, members, to_rules
 from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
 
 Schema = Mapping[str, Any]
@@ -54,11 +54,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 def symbols(names: Iterable[str], token: Callable[[str], int | None]) -> Sym:
-    """Return a function from a text to its GBNF.
-
-    Args:
-        token: Returns the id of a control token, which has no text, or None.
-    """
+    """Return a function from a text to its GBNF; `token` gives the id of a name without text."""
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
     def sym(text: str) -> str:
@@ -160,7 +156,6 @@ def types_of(schema: Any, root: Any) -> set[str]:
 
 
 def _items(value: Any) -> list[Any]:
-    """Return a value if it is a list, and otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -192,16 +187,11 @@ def _json(value: Any) -> str:
 
 
 def _unsupported(schema: Any, reason: str) -> InvalidGrammarError:
-    """Return the error for a schema that a notation cannot follow."""
     return InvalidGrammarError("json_schema", str(schema)[:77], reason)
 
 
 def _check_keywords(schema: Mapping[str, Any], path: Sequence[str], *allowed: str) -> None:
-    """Drop the keywords of a schema but for some, and notes.
-
-    Raises:
-        InvalidOptionError: It has another one, and keywords are not dropped here.
-    """
+    """Drop the keywords of a schema but for some, and notes; raise an error if refused."""
     for key, value in schema.items():
         if key not in allowed and key not in _NOTES:
             try:
@@ -210,13 +200,12 @@ def _check_keywords(schema: Mapping[str, Any], path: Sequence[str], *allowed: st
                 raise _unsupported(schema, str(error)) from None
 
 
-def _members(
+def _properties(
     schema: Any, root: Any, path: Sequence[str] = ()
-) -> tuple[list[tuple[str, Any, bool]], bool]:
-    """Return the properties of an object, and whether any other property is allowed instead.
+) -> tuple[list[tuple[str, Any]], int, bool]:
+    """Return the properties of an object, the required ones first, and the number of these.
 
-    Returns:
-        Name, schema, and whether it is required, of each; the required ones first.
+    The third result is whether any other property is allowed instead.
 
     Raises:
         InvalidOptionError: The schema is not supported.
@@ -236,9 +225,9 @@ def _members(
     if unknown:
         raise _unsupported(schema, f"the required property {unknown[0]!r:.60} is not in properties")
     names = set(required)
-    found = [(name, part, name in names) for name, part in properties.items()]
+    found = sorted(properties.items(), key=lambda one: one[0] not in names)
     is_free = not found and schema.get("additionalProperties") is not False
-    return sorted(found, key=lambda one: not one[2]), is_free
+    return found, len(names), is_free
 
 
 # ---- notations of arguments, after the name of a call
@@ -257,11 +246,7 @@ class JsonNotation:
     way = "as they come"
 
     def read(self, source: Source, name: str, _schema: Schema) -> Steps[None]:
-        """Read the arguments of a tool, and emit its call.
-
-        Raises:
-            NotACallError: They cannot be read.
-        """
+        """Read the arguments, and emit the call; raise NotACallError if there are none."""
         yield from source.space()
         if (yield from source.peek()) != "{":
             raise NotACallError
@@ -359,14 +344,14 @@ class TagNotation:
         # A text ends at its first closing tag.
         after = sym(self.end[len(self.end.rstrip()) :])
         text = until({self.end.strip(): after}, f"{prefix}text", sym, False)
-        found, is_free = _members(schema, schema)
-        parts: dict[bool, list[str]] = {True: [], False: []}
-        for i, (key, part, is_required) in enumerate(found):
+        found, n_required, is_free = _properties(schema, schema)
+        parts: list[str] = []
+        for i, (key, part) in enumerate(found):
             head = sym(self.begin + key + self.middle + self.pad)
             path = "properties", key
             value = self._value_rule(part, schema, f"{prefix}v{i}-", rules, sym, path)
-            parts[is_required].append(f"{head} {value or prefix + 'text'}")
-        root = sequence(parts[True], parts[False], "", rule)
+            parts.append(f"{head} {value or prefix + 'text'}")
+        root = members(parts[:n_required], parts[n_required:], "", rule)
         if is_free:
             head = f"{sym(self.begin)} [a-zA-Z0-9_-]+ {sym(self.middle + self.pad)}"
             root = f"({head} {prefix}text)*"
@@ -564,11 +549,7 @@ class _PairRules:
         self._comma = quoted(notation.comma)
 
     def rules(self) -> list[str]:
-        """Return all rules; the first one is the root, and the last ones are any text and value.
-
-        Raises:
-            InvalidOptionError: The schema is not supported.
-        """
+        """Return all rules; the first is the root, the last are any text and any value."""
         notation, name = self._notation, f"{self._prefix}text"
         root = self._object(self._root, (), is_top=True)
         if notation.is_python:
@@ -586,21 +567,21 @@ class _PairRules:
         return name
 
     def _object(self, schema: Any, path: tuple[str, ...], is_top: bool = False) -> str:
-        found, is_free = _members(schema, self._root, path)
+        found, n_required, is_free = _properties(schema, self._root, path)
         is_plain = is_top or not self._notation.is_python
         colon = self._notation.assign if is_plain else ": "
         if is_free:
             key = "[a-zA-Z_] [a-zA-Z0-9_]*" if is_plain else '"\\"" char* "\\""'
             pair = f"{key} {quoted(colon)} {self._prefix}any"
             return f"({pair} ({self._comma} {pair})*)?"
-        parts: dict[bool, list[str]] = {True: [], False: []}
-        for key, part, is_required in found:
+        parts: list[str] = []
+        for key, part in found:
             if is_top and not re.fullmatch(r"[\w.$-]+", key):
                 raise _unsupported(schema, f"the property {key!r:.60} cannot be written")
             value = self._value(part, (*path, "properties", key))
             name = key if is_top else self._notation.write_key(key)
-            parts[is_required].append(f"{quoted(name + colon)} {value}")
-        return sequence(parts[True], parts[False], self._comma, self._add)
+            parts.append(f"{quoted(name + colon)} {value}")
+        return members(parts[:n_required], parts[n_required:], self._comma, self._add)
 
     def _value(self, schema: Any, path: tuple[str, ...]) -> str:
         """Return GBNF for a value; `path` leads to its schema."""
@@ -617,7 +598,6 @@ class _PairRules:
         return self._refs[ref]
 
     def _resolved_value(self, schema: Schema, path: tuple[str, ...]) -> str:
-        """Return GBNF for a value of a schema that is no reference."""
         if len(path) > 2 * _MAX_SCHEMA_DEPTH:
             raise _unsupported(schema, "it is nested too deeply")
         if "enum" in schema or "const" in schema:
@@ -688,11 +668,7 @@ class NamedCall:
     skipped: str = ""
 
     def read(self, source: Source, schemas: Schemas) -> Steps[None]:
-        """Read a call, after its beginning.
-
-        Raises:
-            NotACallError: It is not a call of one of the tools.
-        """
+        """Read a call, after its beginning; raise NotACallError if it is none."""
         yield from source.space()
         name = yield from source.name(schemas)
         if self.skipped and (yield from source.optional(self.skipped)):
@@ -710,11 +686,7 @@ class NamedCall:
         return name + self.middle, self.end
 
     def rule(self, name: str, schema: Schema, prefix: str, sym: Sym) -> list[str]:
-        """Return grammar rules for a call of a tool after its beginning; the first one is used.
-
-        Raises:
-            InvalidOptionError: The schema is not supported.
-        """
+        """Return grammar rules for a call after its beginning; the first one is used."""
         head, tail = self.around(name)
         parts = [" [0-9]+ ".join(map(sym, head.split(_ANY_ID))), f"{prefix}a-root", sym(tail)]
         rules = self.notation.rules(schema, f"{prefix}a-", sym)
@@ -742,10 +714,7 @@ class ObjectCall(NamedCall):
     arguments_key: str = "arguments"
 
     def read(self, source: Source, schemas: Schemas) -> Steps[None]:
-        """Read a call, after its beginning.
-
-        The outer braces may be doubled, as some templates show them; the last one may be missing.
-        """
+        """Read a call; braces may be doubled, as in some templates, and the last one missing."""
         yield from source.space()
         is_doubled = yield from source.optional("{{")
         if is_doubled:
@@ -802,6 +771,5 @@ class ObjectCall(NamedCall):
                 found["name"] = value
 
     def around(self, name: str) -> tuple[str, str]:
-        """Return the texts before and after the arguments, with the brackets of the object."""
         head = f'{{{self.before}"{self.name_key}": {json.dumps(name)}, "{self.arguments_key}": '
         return head, "}" + self.end

@@ -142,11 +142,7 @@ class ToolReader:
             yield from self._checked_call()
 
     def _checked_call(self) -> Steps[None]:
-        """Read a call that no grammar has checked.
-
-        Raises:
-            NotACallError: It is none, or the schema of a strict tool does not allow it.
-        """
+        """Read a call that no grammar has checked; raise NotACallError if it does not fit."""
         source = self._source
         begin, self._holds = len(source.events), bool(self._strict)
         try:
@@ -209,25 +205,17 @@ class ToolReader:
         return not source.is_over
 
 
-def read_answer(
-    text: str,
-    family: Family,
-    schemas: Schemas,
-    most: int | None = None,
-    *,
-    strict: Collection[str] = (),
-) -> tuple[str, list[tuple[str, str]]]:
-    """Separate a complete answer into text and tool calls; a broken call is text.
+def reader_of(family: Family, use: ToolUse) -> ToolReader:
+    """Return a parser of the calls that a request allows."""
+    return ToolReader(family, use.schemas, None if use.parallel else 1, strict=use.strict)
 
-    Args:
-        schemas: Names of the tools, with the JSON schemas of their arguments.
-        most: Maximum number of calls; further ones are dropped. None for no limit.
-        strict: As in `ToolReader`.
+
+def read_answer(text: str, reader: ToolReader) -> tuple[str, list[tuple[str, str]]]:
+    """Separate a complete answer into text and tool calls; a broken call is text.
 
     Returns:
         The text, and the names of the called tools with the arguments as JSON text.
     """
-    reader = ToolReader(family, schemas, most, strict=strict)
     answer, calls = "", list[tuple[str, str]]()
     for kind, piece, _ in [*reader.push(text), *reader.finish()]:
         if kind == "call":
@@ -251,8 +239,7 @@ def call_of(family: Family, name: str, arguments: str) -> Delta:
 
 def whole_answer(text: str, family: Family, use: ToolUse) -> tuple[str, list[Delta]]:
     """Separate a complete answer into its text and its tool calls."""
-    most = None if use.parallel else 1
-    answer, calls = read_answer(text, family, use.schemas, most, strict=use.strict)
+    answer, calls = read_answer(text, reader_of(family, use))
     return answer, [call_of(family, name, arguments) for name, arguments in calls]
 
 
@@ -266,9 +253,7 @@ class ToolDeltas:
     """
 
     def __init__(self, family: Family, use: ToolUse) -> None:
-        most = None if use.parallel else 1
-        self._reader = ToolReader(family, use.schemas, most, strict=use.strict)
-        self._family, self._index = family, -1
+        self._reader, self._family, self._index = reader_of(family, use), family, -1
         self.has_call = False
 
     def push(self, text: str) -> list[Delta]:

@@ -179,20 +179,12 @@ class Source:
                 self.at = len(self.text)
 
     def need(self, text: str) -> Steps[None]:
-        """Read a phrase.
-
-        Raises:
-            NotACallError: It does not follow.
-        """
+        """Read a phrase; raise NotACallError if it does not follow."""
         if not (yield from self.phrase(text)):
             raise NotACallError
 
     def name(self, names: Collection[str]) -> Steps[str]:
-        """Read one of some names.
-
-        Raises:
-            NotACallError: Another name follows.
-        """
+        """Read one of some names; raise NotACallError if none follows."""
         while True:
             match = NAME.match(self.text, self.at)
             end = match.end() if match else self.at
@@ -224,11 +216,7 @@ class Source:
 
 
 def parse(text: str) -> Any:
-    """Parse a JSON text. A number outside of the range of doubles becomes the nearest one in it.
-
-    Raises:
-        NotACallError: It is not JSON.
-    """
+    """Parse JSON, numbers as the nearest doubles; raise NotACallError if it is none."""
     try:
         return json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -244,13 +232,9 @@ def _no_number(text: str) -> float:
 
 
 def _step(text: str, at: int, still_open: list[str]) -> int:
-    """Read up to the next character that matters in an object, an array or a string.
+    """Return the position after the next character that matters in an object, an array or a string.
 
-    Args:
-        still_open: Closing characters of what is open, changed here; a backslash for an escape.
-
-    Returns:
-        The position after this character.
+    Closing characters of what is open are changed here; a backslash stands for an escape.
 
     Raises:
         NotACallError: A bracket does not match, or too many are open.
@@ -273,16 +257,9 @@ def _step(text: str, at: int, still_open: list[str]) -> int:
 
 
 def read_nested(source: Source, emits: bool = False) -> Steps[str]:
-    """Read an object, an array or a string, which begins here.
+    """Read an object, an array or a string, which begins here; return its text.
 
-    Args:
-        emits: Whether to emit its text as arguments while it comes.
-
-    Returns:
-        Its text.
-
-    Raises:
-        NotACallError: It is not JSON.
+    With `emits` the text is emitted as arguments while it comes. It may raise NotACallError.
     """
     start, still_open = source.at, list[str]()
     while True:
@@ -301,11 +278,7 @@ def read_nested(source: Source, emits: bool = False) -> Steps[str]:
 
 
 def read_value(source: Source) -> Steps[str]:
-    """Read any JSON value; return its text.
-
-    Raises:
-        NotACallError: It is not JSON.
-    """
+    """Read any JSON value and return its text; raise NotACallError if it is none."""
     if (yield from source.peek()) in ('"', "{", "["):
         return (yield from read_nested(source))
     start = source.at

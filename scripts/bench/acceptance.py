@@ -28,7 +28,8 @@ ROWS = {
 
 def acceptance(llm, accept, ways, sampling, k, count):
     """(accepted over drafted tokens, tokens a round) over all prompts."""
-    correction = DraftCorrection(llm.vocabulary.n_vocab, ways, min(5, len(ways) - 1))
+    correction = DraftCorrection(llm.vocabulary.n_vocab)
+    correction.candidates, correction.first = ways, min(5, len(ways) - 1)
     llm.restore(replace(llm.snapshot(), calibration=correction))
     n_drafted = n_accepted = n_tokens = n_rounds = 0
     speculation = Speculation(

@@ -104,7 +104,7 @@ BUGS = (
         "rows.logprob(i, token) for i", "rows.logprob(max(i - 1, 0), token) for i",
         ("unit/test_llm.py", "properties/test_engine.py")),
     Bug("a cut round counts accepted tokens that were never said", "speculative/engine.py",
-        "n_accepted=min(self.n_accepted, n)", "n_accepted=self.n_accepted",
+        "n_accepted=min(len(new) - 1, end or len(new))", "n_accepted=len(new) - 1",
         ("unit/test_engine.py", "unit/test_llm.py", "properties/test_engine.py")),
     Bug("strict continues after the last near tie, not the first", "speculative/engine.py",
         "del new[near_ties[0] :], logprobs[near_ties[0] :]", "del new[near_ties[-1] :], logprobs[near_ties[-1] :]",

@@ -41,7 +41,7 @@ def no_token(_):
 @each()
 def test_calls_are_read(family):
     for calls in CALLS:
-        text, found = read_answer(written(family, calls), family, SCHEMAS)
+        text, found = read_answer(written(family, calls), ToolReader(family, SCHEMAS))
         assert (text, loaded(found)) == ("", calls)
 
 
@@ -105,7 +105,7 @@ def test_broken_calls_lose_no_text(family):
     bad += [_changed(good, rng) for _ in range(60)]
     bad += [good.replace("weather", "other"), good.replace("ping", "pong")]
     for text in bad:
-        (whole, found), stream = read_answer(text, family, SCHEMAS), read(family, text)
+        (whole, found), stream = read_answer(text, ToolReader(family, SCHEMAS)), read(family, text)
         for _, arguments in found:
             assert isinstance(json.loads(arguments), dict)
         assert stream[1] == [list(one) for one in found], text
@@ -205,7 +205,7 @@ def test_what_a_grammar_accepts_is_read(family):
             continue
         if family.name == HARMONY:  # the reasoning before a call is not part of the text
             text = text[text.rindex("<|channel|>commentary to=") :]
-        said, found = read_answer(text, family, SCHEMAS)
+        said, found = read_answer(text, ToolReader(family, SCHEMAS))
         assert said.strip() == "", text
         assert found
         for name, arguments in found:
@@ -287,7 +287,9 @@ def test_invalid_schemas(family, part, required):
     schema["$defs"] = {"self": {"anyOf": [{"$ref": "#/$defs/self"}, INTEGER]}}
     with contextlib.suppress(ToolSchemaError):
         tool_grammar(a_tool(schema), family, no_token)
-    _, found = read_answer(written(family, [("odd", {"x": 5})]), family, {"odd": schema})
+    _, found = read_answer(
+        written(family, [("odd", {"x": 5})]), ToolReader(family, {"odd": schema})
+    )
     assert loaded(found) in ([("odd", {"x": 5})], [("odd", {"x": "5"})])
 
 
@@ -312,7 +314,7 @@ def test_the_tools_of_a_request_share_a_limit_of_work(family, monkeypatch):
 def test_numbers_that_no_double_holds(family):
     """JSON has no infinity, so that the largest number is meant."""
     call = written(family, [("weather", {"city": "x", "days": 12345})]).replace("12345", "-1e999")
-    _, found = read_answer(call, family, SCHEMAS)
+    _, found = read_answer(call, ToolReader(family, SCHEMAS))
     assert json.loads(found[0][1])["days"] in (-float("inf"), -1.7976931348623157e308)
 
 

@@ -9,7 +9,7 @@ import gguf_spec
 from gguf_spec.text.chat_template import reads_tools, tool_history, with_text_arguments
 from gguf_spec.text.jinja_sandbox import render
 from gguf_spec.tools.families import family_of
-from gguf_spec.tools.reader import read_answer
+from gguf_spec.tools.reader import ToolReader, read_answer
 from tests.support import tiny, tool_models
 from tests.support.tool_examples import SCHEMAS, use
 
@@ -85,7 +85,7 @@ def test_calls_and_results_are_rendered(name, n):
     family = family_of(template)
     assert (family.name, reads_tools(template)) == (name, True)
     text = rendered(template, conversation(n)).partition("Well?")[2]
-    _, calls = read_answer(text.removeprefix(family.prompted), family, SCHEMAS)
+    _, calls = read_answer(text.removeprefix(family.prompted), ToolReader(family, SCHEMAS))
     expected = [("weather", {"city": f"C{i}", "days": i}) for i in range(n)]
     assert [(found, json.loads(arguments)) for found, arguments in calls] == expected
     assert all(f"<r>sunny {i}</r>" in text for i in range(n))

@@ -127,7 +127,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "answer", "text", "arguments"), CASES)
 def test_answers(name, answer, text, arguments):
-    said, calls = read_answer(answer, BY_NAME[name], SCHEMAS)
+    said, calls = read_answer(answer, ToolReader(BY_NAME[name], SCHEMAS))
     assert (said, [json.loads(one) for _, one in calls]) == (text, arguments)
 
 
@@ -193,6 +193,6 @@ def test_hostile_answers_are_read_in_time(family):
         f'{lead}f(s={"[" * 50_000}', f'{lead}f{{s:{"[" * 50_000}',
         f'{lead}{{"name": "f", "arguments": {{"a": {"[" * 50_000}',
     ):  # fmt: skip
-        said, calls = read_answer(text, family, SCHEMAS)
+        said, calls = read_answer(text, ToolReader(family, SCHEMAS))
         assert said in (text, text.rstrip(), text.removeprefix(family.text_mark))
         assert not calls

@@ -215,12 +215,18 @@ def test_after_an_end_the_draft_caches_only_emitted_tokens(seed):
         assert target.cached == said[:-1]
 
 
-def test_a_round_that_is_cut():
-    whole = Round(
-        [4, 5, 6, 7], 3, 3, near_ties=(0, 2, 3), decided_again=True, logprobs=("a", "b", "c", "d")
-    )
-    assert whole.cut(2) == Round([4, 5], 3, 2, True, (0,), True, ("a", "b"))
-    assert whole.cut(4) == Round([4, 5, 6, 7], 3, 3, True, (0, 2, 3), True, ("a", "b", "c", "d"))
+def test_a_round_ends_with_the_first_token_that_is_an_end():
+    def round_until(is_end):
+        target, drafter, chain = pair(temperature=0.0, logprobs=0)
+        return run_round(target, drafter, [1, 2], chain, 3, RoundRule(coupled, 1e3), is_end)
+
+    whole = round_until(lambda _: False)
+    assert (len(whole.tokens), whole.n_accepted, whole.near_ties) == (4, 3, (0, 1, 2, 3))
+    for token in whole.tokens:
+        n = whole.tokens.index(token) + 1
+        assert round_until(token.__eq__) == Round(
+            whole.tokens[:n], 3, min(n, 3), True, (0, 1, 2, 3)[:n], False, whole.logprobs[:n], True
+        )
     assert Round([4], 0, 0) == Round([4], 0, 0, False, (), False, ())
 
 

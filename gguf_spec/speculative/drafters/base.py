@@ -14,11 +14,7 @@ Kind = tuple[str, int]
 
 
 class Drafter(Protocol):
-    """Source of drafts.
-
-    Like a model it is addressed by position: it receives all tokens and reads those that it has not
-    read yet.
-    """
+    """Source of drafts; like a model it gets all tokens, and reads those that are new to it."""
 
     def keep(self, prompt: Sequence[int]) -> None:
         """Retain the longest prefix of `prompt` that was read, at the start of a request."""
@@ -32,9 +28,7 @@ class Drafter(Protocol):
     def learn(self, tokens: Sequence[int], rows: Logits, /) -> None:
         """Observe the emitted tokens that followed the start of the last draft.
 
-        Args:
-            tokens: The emitted token ids.
-            rows: The target's rows at these positions, shape `(n, V)`, n >= len(tokens).
+        `rows` are the target's at these positions, shape `(n, V)`, n >= len(tokens).
         """
 
     def rollback(self, to: int) -> None:
@@ -68,8 +62,7 @@ class Proposal(NamedTuple):
 
     Attributes:
         kind: Its drafter and bucket, for the acceptance rate.
-        q: The distribution it was drawn from, if the acceptance rule needs it; None if it was not
-            drawn.
+        q: The distribution it was drawn from, if the acceptance rule needs it.
     """
 
     token: int
@@ -78,11 +71,7 @@ class Proposal(NamedTuple):
 
 
 class TokenDrafter(Protocol):
-    """Drafter that proposes one token at a time, so that several can contribute to one draft.
-
-    Attributes:
-        name: Unique name.
-    """
+    """Drafter that proposes one token at a time, so that several contribute to one draft."""
 
     name: str
 

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -21,6 +20,7 @@ from ...errors import (
     OffGrammarError,
     RollbackError,
 )
+from ...llama.exactness import common
 from ...options import IMAGE_IDS, K_MAX
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
 from ..interfaces import LanguageModel
@@ -75,37 +75,20 @@ class DraftToken(NamedTuple):
 
 
 class DraftSampler(Protocol):
-    """Protocol for the choice of a token from a row of the draft model.
-
-    Attributes:
-        priors: Prior acceptance rate of each confidence bucket.
-    """
+    """Protocol for the choice of a token from a row of the draft model."""
 
     @property
     def priors(self) -> Sequence[float]:
         """Prior acceptance rate of each confidence bucket."""
 
     def token(self, row: Logits, history: Sequence[int]) -> DraftToken:
-        """Return the chosen token.
-
-        Raises:
-            NoTokenLeftError: The row has no token to propose.
-        """
+        """Return the chosen token; raise NoTokenLeftError if the row has none to propose."""
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
-        """Return the confidence of a guess from this row, and whether it equals `token`.
-
-        No random number is drawn.
-        """
+        """Return a guess's confidence, and whether it is `token`; draw no random number."""
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Observe the tokens that followed the first `start`, and the target's rows there.
-
-        Args:
-            start: Number of tokens before them.
-            tokens: The emitted token ids.
-            rows: The target's rows, shape `(n, V)`.
-        """
+        """Observe the tokens after the first `start`, and the target's rows, shape `(n, V)`."""
 
 
 class StochasticDraftSampler:
@@ -120,16 +103,12 @@ class StochasticDraftSampler:
         self._sampler = sampler
 
     def token(self, row: Logits, history: Sequence[int]) -> DraftToken:
-        """Return a drawn token and its distribution."""
         distribution = self._sampler.distribution(row, history)
         token = self._sampler.draw(distribution)
         return DraftToken(token, _confidence_of_share(distribution.prob(token)), distribution)
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
-        """Evaluate the likeliest token instead of a drawn one.
-
-        It is right slightly less often than a drawn token is accepted.
-        """
+        """Evaluate the likeliest token; it is right slightly less often than a drawn one."""
         distribution = self._sampler.distribution(row, history)
         best = int(np.argmax(distribution.probs))
         return _confidence_of_share(distribution.probs[best]), int(distribution.ids[best]) == token
@@ -152,10 +131,9 @@ class DraftCorrection:
         first: Index of the candidate in use before anything was learned.
     """
 
-    def __init__(
-        self, n_vocab: int, candidates: NDArray[np.float64] = CANDIDATES, first: int = _AT_FIRST
-    ) -> None:
-        self.candidates, self.first = candidates, first
+    candidates, first = CANDIDATES, _AT_FIRST
+
+    def __init__(self, n_vocab: int) -> None:
         self.bias = np.zeros(n_vocab, dtype=np.float32)
         self.hits: dict[float, NDArray[np.float64]] = {}
         self._sum, self._weight = np.zeros(n_vocab), np.zeros(n_vocab)
@@ -163,18 +141,11 @@ class DraftCorrection:
     def learn(
         self, ids: NDArray[np.int64], draft: NDArray[np.floating], target: NDArray[np.floating]
     ) -> None:
-        """Update the correction at one position.
-
-        Args:
-            ids: Token ids, shape `(n,)`.
-            draft: The draft model's logits of these tokens, shape `(n,)`.
-            target: The target's logits of these tokens, shape `(n,)`.
-        """
+        """Update the correction at one position from the logits of some tokens, shape `(n,)`."""
         ours, theirs = _log_softmax(draft), _log_softmax(target)
         weight = np.minimum(1.0, np.exp(np.maximum(ours, theirs)) / _CLEAR)
-        self._sum[ids] = _FORGET * self._sum[ids] + weight * np.clip(
-            theirs - ours, -_TOO_FAR, _TOO_FAR
-        )
+        moved = np.clip(theirs - ours, -_TOO_FAR, _TOO_FAR)
+        self._sum[ids] = _FORGET * self._sum[ids] + weight * moved
         self._weight[ids] = _FORGET * self._weight[ids] + weight
         self.bias[ids] = self._sum[ids] / (self._weight[ids] + _DOUBT)
 
@@ -216,7 +187,6 @@ class CoupledDraftSampler:
         self._row = np.empty_like(calibration.bias)
 
     def token(self, row: Logits, history: Sequence[int]) -> DraftToken:
-        """Return the guess."""
         place = self._guess(row, history)
         self._drafted.append(place)
         return DraftToken(int(place.guesses[self._best]), place.confidence)
@@ -247,11 +217,9 @@ class CoupledDraftSampler:
 
     def _guess(self, row: Logits, history: Sequence[int]) -> _DraftRow:
         seen = largest(row, min(_MOST, len(row)))
-        guesses, lead = (
-            self._best_of(row, history, seen)
-            if self._sampler.sampling.greedy
-            else self._drawn(row, history)
-        )
+        is_greedy = self._sampler.sampling.greedy
+        found = self._best_of(row, history, seen) if is_greedy else self._drawn(row, history)
+        guesses, lead = found
         return _DraftRow(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen])
 
     def _best_of(
@@ -265,12 +233,10 @@ class CoupledDraftSampler:
         ids = seen if shaped is row else largest(shaped, len(seen))
         logits = shaped[ids] + self._calibration.bias[ids]
         order = np.argsort(logits)
-        if not np.isfinite(logits[order[-1]]):
+        second, best = order[-2:][0], order[-1]
+        if not np.isfinite(logits[best]):
             raise NoTokenLeftError
-        return (
-            ids[order[-1]].repeat(len(self._candidates)),
-            float(logits[order[-1]] - logits[order[-2:][0]]),
-        )
+        return ids[best].repeat(len(self._candidates)), float(logits[best] - logits[second])
 
     def _drawn(self, row: Logits, history: Sequence[int]) -> tuple[NDArray[np.int64], float]:
         """Return the token that each candidate draws, and the lead of the one in use."""
@@ -290,17 +256,12 @@ class CoupledDraftSampler:
             ids, len(history)
         )
         behind, first = np.argpartition(scores[best], -2)[-2:]
-        return (
-            ids[np.argmax(scores, axis=1)],
-            (scores[best, first] - scores[best, behind]) * self._temperature,
-        )
+        lead = (scores[best, first] - scores[best, behind]) * self._temperature
+        return ids[np.argmax(scores, axis=1)], lead
 
 
 class _DraftRow(NamedTuple):
-    """Draft model's result at one position.
-
-    It contains the guess of each candidate, and the likeliest tokens with their logits.
-    """
+    """The guess of each candidate at a position, and the likeliest tokens with their logits."""
 
     position: int
     guesses: NDArray[np.int64]
@@ -363,10 +324,8 @@ class ModelDrafter:
         Args:
             model: The draft model. Its cache may hold tokens of earlier requests. Tokens that do
                 not belong to the text must be rolled back first.
-            guess: Chooses a token from a row.
             n_vocab: V of the target; ids from there on are never proposed.
-            first: The first token of a text that the model has read; kept with the model across
-                requests.
+            first: Kept with the model across requests.
         """
         self._model, self._guess, self._n_vocab = model, guess, n_vocab
         self._first = first or FirstRead()
@@ -382,17 +341,14 @@ class ModelDrafter:
 
     @property
     def n_cached(self) -> int:
-        """Number of tokens in the model's cache."""
         return self._model.n_past
 
     @property
     def reads_at_once(self) -> int:
-        """Prompt tokens decoded in one prefill pass."""
         return self._model.reads_at_once
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent inside the model."""
         return self._model.busy_s
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
@@ -420,13 +376,7 @@ class ModelDrafter:
         if isinstance(self._model, TranslatedModel):
             self._model.recognise(prompt[self._first.offset :])
         offset, known = self._first.offset, self._known(prompt)
-        n_same = sum(
-            1
-            for _ in takewhile(
-                lambda pair: pair[0] == pair[1],
-                zip(self._model.cached, known[offset:], strict=False),
-            )
-        )
+        n_same = common(self._model.cached, known[offset:])
         # The cache may also hold a text from its start that other code has read.
         if n_same < _LEAST_CONTEXT:
             offset = self._first.offset = 0
@@ -439,7 +389,7 @@ class ModelDrafter:
     def propose(self) -> Proposal | None:
         """Return the next token, after a pass over all unread tokens.
 
-        Return None if no token can be proposed, or after a token that ends a generation.
+        None if no token can be proposed, or after a token that ends a generation.
         """
         pending = self._known(self._history[self._first.offset + self._model.n_past :])
         if not pending or self._model.is_end(self._history[-1]):
@@ -460,7 +410,6 @@ class ModelDrafter:
         self._history.append(token)
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Pass the emitted tokens and the target's rows to the draft sampler."""
         self._guess.learn(start, tokens, rows[:, : self._model.n_vocab])
 
     def review(self, tokens: Sequence[int], n_read: int, n: int) -> list[tuple[Kind, bool]]:
@@ -487,7 +436,6 @@ class ModelDrafter:
         return [((self.name, confidence), hit) for confidence, hit in judged]
 
     def rollback(self, to: int) -> None:
-        """Remove from the cache all tokens after the first `to` of the text."""
         offset = self._first.offset
         try:
             self._model.rollback(max(0, to - offset))
@@ -502,11 +450,7 @@ class ModelDrafter:
         self._first.failed = True
 
     def _rows(self, tokens: Sequence[int], n: int) -> Logits:
-        """Return the last `n` rows of a pass.
-
-        Raises:
-            FloatingPointError: The maximum of a row is not a finite number.
-        """
+        """Return the last `n` rows of a pass; raise FloatingPointError if one is not finite."""
         rows = self._model.logits(tokens, n)[:, : self._n_vocab]
         # A row with a NaN has NaN as its maximum.
         if not np.isfinite(rows.max(axis=1)).all():
@@ -524,7 +468,7 @@ class ModelDrafter:
 
 
 class HeadDrafter(ModelDrafter):
-    """Drafter that takes each token from a prediction head of the target.
+    """Drafter that takes each token from a prediction head of the target, MTP or EAGLE-3.
 
     After a round the tokens of the draft are read again, with the target's rows, in the first pass
     of the next draft. So a head is always some tokens behind.
@@ -538,12 +482,12 @@ class HeadDrafter(ModelDrafter):
         self, head: Head, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None
     ) -> None:
         super().__init__(head, guess, n_vocab, first)
-        self._head = head
+        self._head, self.name = head, name_of(head)
         self.can_review = not head.shares_cache
         head.text, head.skipped = self._first, 0
 
     def propose(self) -> Proposal | None:
-        """Return the next token, as `ModelDrafter`; None if no head predicts this position."""
+        """Return the next token; None, too, if no head predicts this position."""
         if not self._head.is_ready:
             return None
         if 1 < self._head.n_heads <= len(self._history) - self._n_known:
@@ -558,18 +502,11 @@ class HeadDrafter(ModelDrafter):
             self._head.skipped = 0
 
 
-class EagleDrafter(HeadDrafter):
-    """Drafter that takes each token from an EAGLE-3 head."""
-
-    name = "eagle3"
-
-
-MODELS = (ModelDrafter.name, HeadDrafter.name, EagleDrafter.name)
+MODELS = (ModelDrafter.name, HeadDrafter.name, "eagle3")
 """Names of the drafters that take a token from a model, so that it costs a pass."""
 
 
 def name_of(model: LanguageModel | None) -> str:
-    """Return the name of the drafter of a draft model or of a prediction head."""
     return str(getattr(model, "drafter", ModelDrafter.name))
 
 
@@ -578,8 +515,7 @@ def drafter_of(
 ) -> ModelDrafter:
     if not needs_rows(model):
         return ModelDrafter(model, guess, n_vocab, first)
-    kind = EagleDrafter if name_of(model) == EagleDrafter.name else HeadDrafter
-    return kind(cast("Head", model), guess, n_vocab, first)
+    return HeadDrafter(cast("Head", model), guess, n_vocab, first)
 
 
 def needs_rows(draft: LanguageModel) -> bool:
@@ -593,8 +529,7 @@ class DraftTeam:
     Attributes:
         texts: Active drafters without drafting cost.
         model: The draft model's drafter; None without one, or if it is switched off.
-        failures: Name of a drafter that was switched off -> reason, as a sentence without a full
-            stop.
+        failures: Name of a drafter that was switched off -> reason, without a full stop.
     """
 
     def __init__(self, texts: Sequence[TokenDrafter], model: ModelDrafter | None) -> None:
@@ -603,15 +538,12 @@ class DraftTeam:
 
     @property
     def active(self) -> list[TokenDrafter]:
-        """All drafters that are not switched off."""
         return [*self.texts, *([self.model] if self.model else [])]
 
     def attempt(
         self, drafter: TokenDrafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Return the result of a call in which only `drafter` can fail.
-
-        If it fails, switch the drafter off and return None.
+        """Return the result of a call in which only `drafter` can fail; then it is switched off.
 
         Raises:
             ClosedError: The models were closed.
@@ -633,10 +565,7 @@ class DraftTeam:
 
 
 def failure(name: str, error: Exception) -> str:
-    """Return a sentence on the failure of a drafter, without a full stop.
-
-    Each sentence is logged once.
-    """
+    """Return a sentence on the failure of a drafter, without a full stop; it is logged once."""
     what = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
     reason = (
         f"the {name} drafter failed and was switched off "

@@ -45,11 +45,9 @@ class SuffixAutomaton:
 
     @property
     def state(self) -> int:
-        """State of the longest suffix of the text that occurred before."""
         return max(self._link[self._last], 0)
 
     def length(self, state: int) -> int:
-        """Return the length of the longest substring of a state, in tokens."""
         return self._length[state]
 
     def extend(self, tokens: Iterable[int]) -> None:
@@ -62,8 +60,7 @@ class SuffixAutomaton:
     def follow(self, state: int) -> tuple[int, int, int] | None:
         """Return the token that followed `state` most often, its count, and the total count.
 
-        Of equally frequent tokens the one counted last is returned. Return None if no token
-        followed.
+        Of equally frequent tokens it is the one counted last. None if no token followed.
         """
         counts = self._counts[state] or self._known(state)
         if not counts:
@@ -80,12 +77,7 @@ class SuffixAutomaton:
         return self._link[state]
 
     def step(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Return the longest suffix of `state` + `token` that occurred, and its length.
-
-        Args:
-            state: State of the match so far.
-            length: Length of the match so far, in tokens.
-        """
+        """Return the longest suffix of a match and a token that occurred, and its length."""
         while state >= 0:
             after = self._next[state].get(token)
             if after is not None:
@@ -197,7 +189,6 @@ class SharedTexts:
 
 
 def _has(page: SuffixAutomaton, tokens: Sequence[int]) -> bool:
-    """Return whether a page contains a text."""
     state, length = 0, 0
     for n, token in enumerate(tokens, 1):
         state, length = page.step(state, length, token)
@@ -235,12 +226,7 @@ class NgramDrafter:
     def __init__(
         self, reference: SuffixAutomaton | None = None, shared: SharedTexts | None = None
     ) -> None:
-        """Make a drafter with an empty text.
-
-        Args:
-            reference: A text beside the request's own; not changed.
-            shared: Texts of other requests; None for none.
-        """
+        """Make a drafter with an empty text, a text beside it, and those of other requests."""
         self._own = SuffixAutomaton()
         self._reference, self._shared = reference, shared
         # For each other text: the state and the length of the longest match of the text's end.
@@ -269,7 +255,6 @@ class NgramDrafter:
         self._in_others = matches
 
     def propose(self) -> Proposal | None:
-        """Return the token that followed the longest match most often, or None."""
         best: Proposal | None = None
         source, longest = self._own, 0
         for text, matched, n_matched in self._cursors:
@@ -277,11 +262,8 @@ class NgramDrafter:
             while state > 0 and length > longest:
                 followed = text.follow(state)
                 if followed and followed[0] < IMAGE_IDS:  # an image is never a draft
-                    best, longest = (
-                        Proposal(followed[0], (self.name, _bucket(length, *followed[1:]))),
-                        length,
-                    )
-                    source = text
+                    kind = self.name, _bucket(length, *followed[1:])
+                    best, longest, source = Proposal(followed[0], kind), length, text
                     break
                 state = text.shorter(state)
                 length = text.length(state)
@@ -290,7 +272,6 @@ class NgramDrafter:
         return best
 
     def follow(self, token: int) -> None:
-        """Extend the matches by `token`."""
         self._cursors = [
             (text, *text.step(state, length, token)) for text, state, length in self._cursors
         ]
@@ -327,10 +308,7 @@ class RetryDrafter:
         self._start = self._at = 0
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Begin a draft that follows `tokens`.
-
-        The rest is kept while the tokens emitted since then agree with it.
-        """
+        """Begin a draft; the rest stays while the tokens emitted since then agree with it."""
         self._drafted = []
         n_emitted = len(tokens) - self._start
         if self._rest and list(tokens[self._start :]) != self._rest[:n_emitted]:
@@ -338,7 +316,6 @@ class RetryDrafter:
         self._at = n_emitted
 
     def propose(self) -> Proposal | None:
-        """Return the next token of the rest, or None."""
         if not 0 <= self._at < len(self._rest):
             return None
         bucket = 0 if self._skipped else 1
@@ -349,11 +326,8 @@ class RetryDrafter:
     def follow(self, token: int) -> None:
         """Append `token` to the draft; another token than that of the rest ends the proposals."""
         self._drafted.append(token)
-        self._at = (
-            self._at + 1
-            if 0 <= self._at < len(self._rest) and self._rest[self._at] == token
-            else len(self._rest)
-        )
+        is_next = 0 <= self._at < len(self._rest) and self._rest[self._at] == token
+        self._at = self._at + 1 if is_next else len(self._rest)
 
     def learn(self, start: int, tokens: Sequence[int], _rows: Logits, /) -> None:
         """Store the part of the draft after its first wrong token."""
