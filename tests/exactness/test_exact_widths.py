@@ -16,6 +16,7 @@ from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
 from gguf_spec.sampling.near_ties import SingleTokenReference
+from gguf_spec.speculative import profiler
 from tests.gguf.test_near_ties import TALES
 from tests.support import children, tiny
 
@@ -125,7 +126,12 @@ def test_flash_attention_on_f16_is_not_taken_for_exact(stock_kernels):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TYPES)
-def test_the_passes_that_verify_are_exact(files, name, kernels, capsys):
+def test_the_passes_that_verify_are_exact(files, name, kernels, capsys, monkeypatch):
+    # On a busy machine the time ends before all widths are compared, and fewer are known as exact.
+    measure = profiler.measure
+    monkeypatch.setattr(
+        profiler, "measure", lambda target, draft, **_: measure(target, draft, budget_s=np.inf)
+    )
     with gguf_spec.load(
         files[name], TALES / "tales-draft-Q4_0.gguf", threads=THREADS, n_ctx=512
     ) as llm:
