@@ -233,14 +233,7 @@ def read_request(
     defaults: LineDefaults,
     speculation: Speculation,
 ) -> CompletionRequest:
-    """Return the request of a line.
-
-    Args:
-        defaults: Options that it may leave out.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
+    """Return the request of a line."""
     body = _plain_body(data, defaults) if head.is_plain else _openai_body(data)
     if FLAG.read(body.get("stream"), "stream"):
         raise ApiError(
@@ -316,7 +309,6 @@ class Answerer:
     """Answers lines with a model, from any thread.
 
     Attributes:
-        defaults: Options of the lines that do not set them.
         created: Time of the answers in OpenAI's format, in seconds since 1970.
         cancellation: Has the running streams.
         on_tokens: Called with the number of tokens of each round.
@@ -443,6 +435,5 @@ def _refusal(error: Exception, names: dict[str, str]) -> ApiError:
 
 
 def _response(status: int, key: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the response of a line in OpenAI's format."""
     request_id = f"req_{key.rpartition('_')[2]}"
     return {"response": {"status_code": status, "request_id": request_id, "body": body}}

@@ -373,11 +373,7 @@ class Report:
 
 
 def ratios(runs: Sequence[Run], others: Sequence[Run], what: str) -> Spread:
-    """Return the ratio of a metric between two sets of runs, over their common rounds.
-
-    Args:
-        what: Name of a field or property of `Run`.
-    """
+    """Return the ratio of a field or property of two sets of runs, in their common rounds."""
     by_round = {run.round: getattr(run, what) for run in others}
     return Spread.of(
         getattr(run, what) / by_round[run.round] for run in runs if run.round in by_round
@@ -461,11 +457,10 @@ def bench(
 
 @dataclass(frozen=True)
 class _Work:
-    """One case to be run.
+    """One case to be run, with its finished runs by contender.
 
     Attributes:
         samplings: Sampling options of each conversation.
-        runs: Finished runs by contender name.
         texts: Tokens of each conversation by plain decoding, by round.
     """
 
@@ -490,7 +485,6 @@ class _Race:
     is_complete: bool = True
 
     def run(self) -> None:
-        """Run all contenders, or as many as the time limit allows."""
         done = 0
         for round_ in range(self.n_rounds):
             for work in self.work:
@@ -537,7 +531,6 @@ class _Race:
 
 
 def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
-    """Run all conversations of a case, turn by turn."""
     texts: list[tuple[int, ...]] = []
     answers: list[Completion] = []
     for conversation, sampling in zip(work.conversations, work.samplings, strict=True):
@@ -568,10 +561,7 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
 def _converse(
     llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation
 ) -> Iterator[Completion]:
-    """Yield the answer to each turn.
-
-    The caches are cleared first, because a cached prompt would have no prefill cost.
-    """
+    """Yield the answer to each turn; a prompt in the cache would have no prefill cost."""
     llm.forget()
     text, messages = "", list(conversation.history)
     for turn in conversation.turns:

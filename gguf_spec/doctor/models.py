@@ -115,13 +115,6 @@ def hub() -> Check:
 
 
 def projector(path: Path, model: str | Path, models_file: Path | None, works: bool) -> Check:
-    """Check that a projector fits its model.
-
-    Args:
-        model: The model, as for `load`.
-        models_file: As for `load`.
-        works: Whether llama.cpp can be used.
-    """
     try:
         header = read_projector(path)
         if works:
@@ -142,11 +135,7 @@ _BLOCK, _ZEROS, _LEAST, _BESIDE = 1 << 20, 4 << 20, 1 << 14, 12
 
 
 def contents(name: str, header: Header, entry: Entry | None = None) -> Check:
-    """Read the files of a model completely, and compare their hash where it is known.
-
-    Args:
-        entry: The entry of models.yaml, which may have the hashes.
-    """
+    """Read the files of a model completely, and compare their hash with the known one."""
     known = 0
     for i, path in enumerate(header.parts):
         try:
@@ -234,11 +223,7 @@ class PairChecks:
     ) -> None:
         """Set the load options.
 
-        Args:
-            features: Features of the llama.cpp build; None if it does not work, so that no model is
-                loaded.
-            loads: Whether the models are loaded, if llama.cpp works.
-            reads_all: Whether the files are read completely.
+        Without `features` of the build llama.cpp does not work, and no model is loaded.
         """
         self._reads_all = reads_all
         self.tuning: Tuning | None = None
@@ -480,7 +465,6 @@ def _other_build(target: CachedSequence, profile: Profile) -> Check:
 def _rollback(
     target: CachedSequence, draft: CachedSequence | None, profile: Profile | None
 ) -> Check:
-    """Return the check of how the models drop rejected tokens."""
     models = [target, *([draft] if draft else [])]
     why = [model.why_plain for model in models if model.why_plain]
     if profile and not profile.restores:

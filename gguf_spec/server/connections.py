@@ -87,12 +87,7 @@ class Connection(H11Protocol):
     since = 0.0
 
     def __init__(self, most: int, patience: float, **given: Any) -> None:
-        """Create the protocol of a connection.
-
-        Args:
-            patience: Seconds in which a client must take some data.
-            given: Arguments of uvicorn.
-        """
+        """Create a connection; its client must take some data within `patience` seconds."""
         super().__init__(**given)
         self._most, self._patience, self._n_unsent = most, patience, 0
         self.conn = _Parser(h11.SERVER)

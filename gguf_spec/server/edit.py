@@ -50,21 +50,12 @@ class EditForm:
     """
 
     def __init__(self, plan: EditPlan, max_tokens: int | None) -> None:
-        """Begin an edit.
-
-        Args:
-            max_tokens: The limit of the request; None without one.
-        """
         self.plan, self._max_tokens = plan, max_tokens
         self.done: Edit | None = None if plan.needs_model else plan.result_by_code()
         self._prompt: EditPrompt | None = None
 
     def fitted(self, request: CompletionRequest, llm: LLM) -> CompletionRequest:
-        """Return the request with its prompt for a model.
-
-        Raises:
-            ContextTooShortError: The text does not fit into the context.
-        """
+        """Return the request with its prompt for a model."""
         self._prompt = prompt = self.plan.prompt(llm)
         sampling, most = prompt.limited(request.sampling, self._max_tokens), request.sampling
         if most.max_tokens is not None and sampling.max_tokens is not None:
@@ -74,12 +65,7 @@ class EditForm:
         )
 
     def result(self, ended: ChoiceEnded) -> Edit:
-        """Return the edit that a model wrote.
-
-        Raises:
-            NoEditError: It is not complete, or empty.
-            ApiError: The server shut down, or the client disconnected.
-        """
+        """Return the edit that a model wrote; `NoEditError` if it is not complete, or empty."""
         assert self._prompt
         reason = finish_reason(ended.result.finish_reason, ended.why)
         if reason == "length":
@@ -88,7 +74,7 @@ class EditForm:
 
 
 def read_edit(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Convert the body of a request, as `read_chat`; an edit that needs no model is made here."""
+    """Convert the body of a request; an edit that needs no model is made here."""
     data, names = EDIT.read(data)
     if len(data["text"]) > TEXT_MAX:
         message = f"has {len(data['text']):,} characters, but may have at most {TEXT_MAX:,}."
@@ -121,22 +107,11 @@ class EditReply(Reply):
     """Reply of `/v1/edit`, which is never streamed."""
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
-        """Start an answer.
-
-        Args:
-            started: The first event of its job.
-        """
         self._form, self._names, self._model = request.more, request.names, started.model
 
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the edit.
-
-        Raises:
-            ApiError: The model wrote no whole text, the server shut down, or the client
-                disconnected.
-        """
         del chunks
         (last,) = ended
         try:
@@ -146,7 +121,6 @@ class EditReply(Reply):
         return _answer(edit) | {"model": self._model, "usage": usage([last.result])}
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return nothing: an edit is not streamed."""
         del event
         return []
 

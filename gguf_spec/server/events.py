@@ -23,7 +23,6 @@ class Started:
 
     Attributes:
         family: Syntax of its tool calls.
-        n_prompt: Number of tokens of the prompt.
         sampling: Sampling options, those that hold where the request has none included.
     """
 
@@ -35,13 +34,7 @@ class Started:
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """Token with its log-probability and the alternatives at its position.
-
-    Attributes:
-        piece: Bytes of the token.
-        logprob: Log-probability; at least -9999.
-        top: Most likely tokens at this position.
-    """
+    """Token with its log-probability, at least -9999, and the most likely ones at its position."""
 
     text: str
     piece: bytes
@@ -81,7 +74,6 @@ class PromptRead:
     Attributes:
         n_read: Number of its tokens that are in the cache.
         stats: Statistics of the choice up to here.
-        index: Index of the choice.
     """
 
     n_read: int
@@ -91,12 +83,7 @@ class PromptRead:
 
 @dataclass(frozen=True)
 class ChoiceEnded:
-    """Event: one choice is complete.
-
-    Attributes:
-        index: Index of the choice.
-        why: Reason for a cancellation; None if the choice was not cancelled.
-    """
+    """Event: one choice is complete, or was cancelled for a reason (`why`)."""
 
     index: int
     result: Completion

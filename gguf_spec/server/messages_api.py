@@ -105,7 +105,6 @@ def _left_out(some: Shape) -> Shape:
 
 
 def _read_found(value: Any, at: str) -> dict[str, Any]:
-    """Return a result of a search as a text."""
     found = _FOUND_BLOCK.read(value, at)
     return {"type": "text", "text": f"{found['title']} ({found['source']})\n{found['content']}"}
 
@@ -214,15 +213,7 @@ _NAMES = {
 def read_request(
     data: dict[str, Any], default: Speculation, most: int | None, described: Body = BODY
 ) -> CompletionRequest:
-    """Convert the body of a request.
-
-    Args:
-        most: Maximum length of an answer in tokens; None for no limit.
-        described: Description of the body: `BODY`, or `PROMPT` to count tokens.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
+    """Convert the body of a request; `described` is `PROMPT` where its tokens are counted."""
     edits = isinstance(data.get("context_management"), dict)
     if data.get("thread") is not None:
         fact = "thread is not supported: send all messages of the conversation."

@@ -101,7 +101,6 @@ class Metrics:
         _add(self._sums, self._last)
 
     def count(self, path: str, status: int) -> None:
-        """Count a request by its path and the HTTP status of its response."""
         with self._lock:
             self._sums["requests_total", _label(path=path, status=status)] += 1
 
@@ -162,13 +161,6 @@ class Metrics:
         row[-1] += value
 
     def text(self, n_waiting: int, n_running: int, llms: Sequence[LLM] = ()) -> str:
-        """Return all metrics in the text format of Prometheus.
-
-        Args:
-            n_waiting: Number of requests in the queue.
-            n_running: Number of requests that are being answered.
-            llms: The models in memory.
-        """
         with self._lock:
             sums = self._sums.copy()
             histograms = {key: [*row] for key, row in self._histograms.items()}
@@ -256,7 +248,6 @@ def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:
 
 
 def _of_models(llms: Sequence[LLM]) -> dict[str, dict[str, float]]:
-    """Return the slots and passes of the models in memory."""
     found: dict[str, dict[str, float]] = {}
     for llm in llms:
         try:

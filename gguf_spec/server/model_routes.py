@@ -58,12 +58,6 @@ class ModelRoutes:
         bodies: BodyReader,
         since: int,
     ) -> None:
-        """Create the routes.
-
-        Args:
-            worker: Loads a model that is not in memory.
-            since: Start of the server, in seconds since 1970.
-        """
         self._pool, self._worker, self._settings = pool, worker, settings
         self._bodies, self._since = bodies, since
         self._looking = asyncio.Lock()
@@ -79,15 +73,7 @@ class ModelRoutes:
         ]
 
     def find(self, name: Any, any_model: bool) -> ServedModel:
-        """Return the model that a request names.
-
-        Args:
-            name: Its field `model`.
-            any_model: Whether an unknown name means the default model.
-
-        Raises:
-            ApiError: There is no such model.
-        """
+        """Return the model that a request names, or the default one: `any_model` for any other."""
         if name is None or name == "":
             return self._pool.default
         TEXT.read(name, "model")
@@ -287,10 +273,7 @@ class ModelRoutes:
         """Answer with what `look` returns for a model; it must not use the context of the model.
 
         A model in memory answers at once, even during a generation. One call runs at a time: a
-        text may be long.
-
-        Raises:
-            ApiError: It took longer than the time limit, the wait for others included.
+        text may be long. The time limit includes the wait for others.
         """
         model = self.find(name, self._settings.takes_any_model)
 

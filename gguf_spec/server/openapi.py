@@ -234,12 +234,7 @@ def _post(path: str, names: tuple[str, ...] | None) -> dict[str, Any]:
 
 @cache
 def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI description of a server.
-
-    Args:
-        needs_key: Whether requests require an API key.
-        any_model: Whether requests may name any model.
-    """
+    """Return the OpenAPI description of a server that has models with these ids."""
     names = None if any_model else ids
     paths: dict[str, Any] = {path: {"post": _post(path, names)} for path in _POSTS}
     name = {"name": "name", "in": "path", "required": True, "schema": {"enum": [*ids]}}

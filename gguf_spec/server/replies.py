@@ -60,7 +60,6 @@ _FORMATS = {"/v1/messages": anthropic_error, "/api": ollama_error}
 
 
 def refused(refusal: ApiError, path: str) -> JSONResponse:
-    """Return the error response for a refused request to a path."""
     of = (form for start, form in _FORMATS.items() if path == start or path.startswith(f"{start}/"))
     body = next(of, openai_error)(refusal)
     return JSONResponse(body, refusal.status, refusal.headers)
@@ -70,7 +69,6 @@ class StreamFormat(NamedTuple):
     """Format of a streamed answer.
 
     Attributes:
-        write: Returns the bytes of one object.
         ping: Bytes without a meaning, which keep a connection open.
         end: Bytes after a complete answer; they are not sent after an error.
     """
@@ -108,7 +106,9 @@ class Reply(ABC):
     """Converts the events of one job to objects of an API format; the base of all formats.
 
     For an answer that is not streamed only `complete` is called. For a stream the other methods
-    return the objects to send, in the order of the events; each list may be empty.
+    return the objects to send, in the order of the events; each list may be empty. `complete` and
+    `ended` raise `ApiError` where the server shut down before the answer was complete, or the
+    client disconnected.
     """
 
     response: dict[str, Any]  # complete after the last event
@@ -117,16 +117,7 @@ class Reply(ABC):
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response.
-
-        Args:
-            chunks: All chunk events of the answer.
-            ended: The final event of each choice, in any order.
-
-        Raises:
-            ApiError: The server shut down before the answer was complete, or the client
-                disconnected.
-        """
+        """Return the complete response from all chunks and the ends of the choices."""
         for one in chunks:
             self.chunk(one)
         for last in ended:
@@ -143,17 +134,12 @@ class Reply(ABC):
         """Return the objects for a chunk."""
 
     def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        """Return the objects for a part of the prompt."""
         del event
         return []
 
     @abstractmethod
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last objects of a choice.
-
-        Raises:
-            ApiError: As for `complete`.
-        """
+        """Return the last objects of a choice."""
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the objects after all choices."""
@@ -168,11 +154,6 @@ class ResponseBuilder(Reply):
     """Reply of OpenAI's chats and text completions, which may have several choices."""
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
-        """Create a builder.
-
-        Args:
-            started: The first event of its job.
-        """
         self._asked, self._family = request, started.family
         kind = "chat.completion" if request.is_chat else "text_completion"
         self._head = {
@@ -224,7 +205,6 @@ class ResponseBuilder(Reply):
         return choice | {"finish_reason": finish}
 
     def first(self) -> list[dict[str, Any]]:
-        """Return the chunks that are sent before the first text: the role, for a chat."""
         return self._begun(0)
 
     def _begun(self, index: int) -> list[dict[str, Any]]:
@@ -237,7 +217,6 @@ class ResponseBuilder(Reply):
         return [self._piece(index, role)] if self._asked.is_chat else []
 
     def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        """Return the response chunk for a part of the prompt."""
         empty: str | Delta = {} if self._asked.is_chat else ""
         piece = self._piece(event.index, empty) | prompt_progress(event, self._asked)
         return [*self._begun(event.index), piece]
@@ -296,7 +275,6 @@ class ResponseBuilder(Reply):
         finish: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return a chunk of a choice."""
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish}
         if self._asked.is_chat:
             choice["delta"] = {"content": delta} if isinstance(delta, str) else delta
@@ -368,11 +346,6 @@ class PartsReply(Reply):
     """
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
-        """Start an answer.
-
-        Args:
-            started: The first event of its job.
-        """
         use = request.tools
         most = None if use.parallel else 1
         reader = ToolReader(started.family, use.schemas, most, strict=use.strict)
@@ -427,8 +400,7 @@ def finish_reason(reason: FinishReason, why: Why | None) -> str:
 def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
     """Return the usage object: token counts, and statistics of the speculation.
 
-    Args:
-        n: Number of completions for each prompt; a prompt is counted once.
+    The prompt of each `n` completions is the same, and is counted once.
     """
     s = _sum([result.stats for result in results])
     prompts = [result.stats for result in results[::n]]
@@ -559,9 +531,6 @@ class AnswerStream(Response):
         """Create the response.
 
         Args:
-            job: The job whose events are sent.
-            reply: Converts the events to response objects.
-            written: Format of the stream.
             patience: Time limit in seconds for the client to accept one batch of data.
             ping: Seconds without data after which a ping is sent; 0 for never.
             close: Called when the response ends, for any reason.
@@ -575,7 +544,6 @@ class AnswerStream(Response):
         self._failed = False  # whether a choice ended with an error
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the response through ASGI."""
         try:
             await send(
                 {

@@ -57,14 +57,7 @@ _TEXT_TYPES = frozenset(
 
 
 def read_file(part: dict[str, Any], at: str) -> str:
-    """Return the text of a part of the type `input_file`, as a code block with the file's name.
-
-    Args:
-        at: Its place in the request.
-
-    Raises:
-        ApiError: It is not a text in UTF-8 as a data URL, or too large. The error names the field.
-    """
+    """Return the text of a part of the type `input_file`, as a code block with the file's name."""
     for name, value in part.items():
         if name not in _FILE_KEYS and value is not None:
             fact = "is not supported: send the text of the file in file_data."
@@ -138,8 +131,7 @@ _FILE = Shape(
 def _content(kind: str, *, is_result: bool = False) -> Shape:
     """Return the description of the content of a message or of an output, read as parts.
 
-    Args:
-        is_result: Whether a text is read as it is, and a short text stands for unreadable parts.
+    In a result a text is read as it is, and a short text stands for unreadable parts.
     """
     parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
     for name, field in _TEXT_PARTS.items():
@@ -231,15 +223,7 @@ _ITEM_SCHEMAS = [*(one.schema for one in _ITEMS.values()), _REFERENCE]
 
 
 def read_input(value: Any, find: FindItem) -> list[Item]:
-    """Return the field `input` as a list of complete items.
-
-    Args:
-        value: A text, or an array of items.
-        find: Looks up the items that references name.
-
-    Raises:
-        ApiError: An item is invalid or not supported. The error names the field.
-    """
+    """Return the field `input` as a list of complete items; `find` looks up references."""
     if isinstance(value, str):
         return [_ITEMS["message"].read({"role": "user", "content": value}, "input")]
     if not isinstance(value, list) or not value:
@@ -311,10 +295,6 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
     """Return the messages of a conversation.
 
     The items of one turn of the assistant (reasoning, text, calls) form one message.
-
-    Args:
-        instructions: Text of the system, before the items; None for none.
-        items: Validated items.
     """
     messages: list[Message] = []
     if instructions is not None:
@@ -368,8 +348,7 @@ def text_of(parts: Sequence[dict[str, Any]]) -> str:
 def _turn(messages: list[Message], *is_over: str) -> Message:
     """Return the message of the running turn of the assistant, or begin one.
 
-    Args:
-        is_over: Fields of a message after which a new turn begins.
+    A message that has one of the fields `is_over` ends its turn.
     """
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(map(last.get, is_over)):
@@ -408,14 +387,13 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """Responses by id. Calls of several threads take turns."""
+    """Responses by id, the last ones used. Calls of several threads take turns.
+
+    `most_bytes` is the size of all responses with their items, as JSON. The error for an id that is
+    not there, or not any more, names the field `param`.
+    """
 
     def __init__(self, most: int = 1000, most_bytes: int = 64 << 20) -> None:
-        """Create an empty store.
-
-        Args:
-            most_bytes: Maximum size of all responses with their items, as JSON, in bytes.
-        """
         self._most, self._most_bytes = most, most_bytes
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
         self._n_bytes = 0
@@ -433,14 +411,7 @@ class ResponseStore:
                 self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
 
     def get(self, id_: str, param: str) -> StoredResponse:
-        """Return a response and mark it as used.
-
-        Args:
-            param: Field of the request with the id.
-
-        Raises:
-            ApiError: No response has this id, or it was removed to make room.
-        """
+        """Return a response and mark it as used."""
         with self._lock:
             if id_ not in self._stored:
                 raise ApiError(
@@ -455,11 +426,6 @@ class ResponseStore:
             return self._stored[id_]
 
     def remove(self, id_: str, param: str) -> None:
-        """Remove a response.
-
-        Raises:
-            ApiError: No response has this id.
-        """
         with self._lock:
             self.get(id_, param)
             self._n_bytes -= self._stored.pop(id_).n_bytes
@@ -483,8 +449,6 @@ _MOST_ITEMS = 100  # of one page of a list
 
 
 def response_routes(store: ResponseStore) -> list[Route]:
-    """Return the routes that read and delete stored responses."""
-
     async def get(request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
             raise invalid_value("stream", "must be false: a stored response is sent whole.")
@@ -670,17 +634,10 @@ BODY = Body(
 def read_response(
     data: dict[str, Any], default: Speculation, most: int | None, store: ResponseStore
 ) -> CompletionRequest:
-    """Convert the body of a request.
+    """Convert the body of a request; `store` has what it refers to.
 
     Its `more` has the fields that the answer repeats, all items of the input, those of earlier
     responses included, and the store of the response, or None.
-
-    Args:
-        most: Maximum length of an answer in tokens; None for no limit.
-        store: The responses that `previous_response_id` and item references name.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
     """
     given_tools = data.get("tools") or []
     data, names = BODY.read(data)
@@ -745,7 +702,6 @@ def _chosen_name(choice: dict[str, Any]) -> Any:
 
 
 def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
-    """Return how the model may call tools."""
     names, choice = chat.check_different(tools), data.get("tool_choice", "auto")
     parallel = data.get("parallel_tool_calls", True)
     if isinstance(choice, str) and choice in chat.TOOL_CHOICES:
@@ -824,7 +780,6 @@ class ResponseReply(PartsReply):
         return super().chunk(event)
 
     def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        """Return the event for a part of the prompt."""
         return [self._state("in_progress") | prompt_progress(event, self._asked)]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:

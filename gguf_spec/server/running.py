@@ -68,9 +68,7 @@ def listed(url: str, token: str, models: Sequence[ServedModel]) -> Iterator[None
     """List a server of this process for `running_servers`; without a writable folder, do nothing.
 
     Args:
-        url: Base URL of the server.
         token: Token that opens its routes `/api/ps` and `CALL`.
-        models: Its models.
     """
     file = None
     with contextlib.suppress(OSError, RuntimeError):
@@ -280,7 +278,6 @@ class ServedStream:
         Args:
             parts: Its parts; the first one has the counts before the first pass, and the seed.
             end: Ends the connection, which cancels the generation; called from any thread.
-            on_prompt: As for `LLM.stream`.
         """
         self._parts, self._url, self._end, self._on_prompt = parts, url, end, on_prompt
         self.stats: Stats
@@ -291,7 +288,6 @@ class ServedStream:
         self._is_cancelled = False
 
     def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
-        """Read the answer to its end, as `Stream.run_to_end`; `on_chunk` is called here."""
         for chunk in self:
             on_chunk(chunk)
         return self.result
@@ -531,12 +527,7 @@ class ServedLLM:
 def _parts(
     response: http.client.HTTPResponse, connection: http.client.HTTPConnection
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an answer: kinds and values.
-
-    Raises:
-        _NotServedError: The server refused it, or ended.
-        PromptTooLongError: As in this process.
-    """
+    """Yield the parts of an answer: kinds and values; errors as of `ServedLLM._ask`."""
     with contextlib.closing(connection):
         while True:
             try:

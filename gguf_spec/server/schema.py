@@ -34,7 +34,6 @@ class Shape(NamedTuple):
 
     @property
     def hidden(self) -> Shape:
-        """The same, left out of the OpenAPI description."""
         return self._replace(is_hidden=True)
 
     def to(self, make: Callable[[Any], Any]) -> Shape:
@@ -79,7 +78,6 @@ def object_of(fields: Fields, more: bool = False) -> dict[str, Any]:
 def array_of(
     items: Shape | dict[str, Any], most: int | None = None, least: int = 0
 ) -> dict[str, Any]:
-    """Return the schema of an array of `least` to `most` items."""
     return {"type": "array", "items": _shape(items).schema, "minItems": least} | (
         {} if most is None else {"maxItems": most}
     )
@@ -104,8 +102,7 @@ def checked(
 ) -> Shape:
     """Return the description of values that a function accepts.
 
-    Args:
-        fact: Error for other values, after their place, such as `must be a string.`
+    `fact` is the error for others, after their place, such as `must be a string.`
     """
     is_whole = schema.get("type") == "integer"
 
@@ -139,7 +136,6 @@ JSON_SCHEMA = checked(
 
 
 def whole_number(least: int, most: int) -> Shape:
-    """Return the description of a whole number within limits."""
     return checked(
         {"type": "integer", "minimum": least, "maximum": most},
         lambda value: is_count(value) and least <= value <= most,
@@ -148,7 +144,6 @@ def whole_number(least: int, most: int) -> Shape:
 
 
 def one_of(values: Collection[Any], fact: str = "") -> Shape:
-    """Return the description of a value from a list."""
     fact = fact or f"must be one of {', '.join(values)}."
     return checked({"enum": [*values]}, lambda value: value in [*values], fact)
 
@@ -183,12 +178,7 @@ def or_empty(shape: Shape, empty: Any = None) -> Shape:
 
 
 def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Shape:
-    """Return the description of an array.
-
-    Args:
-        fact: Error for other values and lengths, after their place.
-        most: Maximum number of items, or None.
-    """
+    """Return the description of an array; `fact` is the error for other values and lengths."""
     read_item = item.read
 
     def read(value: Any, at: str) -> list[Any]:
@@ -207,11 +197,7 @@ def obj(
 ) -> Shape:
     """Return the description of an object; fields that are null count as left out.
 
-    Other fields are taken and noted, unless they are empty.
-
-    Args:
-        only: Error for other values, after their place.
-        ignored: Names of fields that may have any value.
+    Other fields are taken and noted, unless they are empty or one of `ignored`.
     """
     reads = [(name, needed, one.read) for name, (one, needed) in _shapes(fields).items()]
     known = {*(name for name, *_ in reads), *ignored}
@@ -250,9 +236,7 @@ def tagged(
 
     Args:
         key: Field with the type.
-        variants: Type -> description.
-        fact: Error for another type, after its place.
-        code: Error code of another type.
+        fact: Error for another type, after its place; `code` is its code.
         fact_of_object: Error for values that are no objects; by default, `fact`.
         at_key: Whether the error names the field with the type, not the object.
     """

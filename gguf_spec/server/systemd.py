@@ -17,11 +17,7 @@ class _Watched(Protocol):
 
 
 def notify(message: str) -> bool:
-    """Send a message to systemd.
-
-    Returns:
-        Whether it was sent: not without `NOTIFY_SOCKET` in the environment.
-    """
+    """Send a message to systemd; return False without `NOTIFY_SOCKET` in the environment."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     family = getattr(socket, "AF_UNIX", None)
     if family is None or not address.startswith(("/", "@")):

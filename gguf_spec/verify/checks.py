@@ -95,7 +95,6 @@ class _Moved(NamedTuple):
     """Comparison of one multi-token pass with single-token passes.
 
     Attributes:
-        width: Tokens in the pass.
         depth: Tokens before it.
         same: Whether its rows, and the row of the next single-token pass, are bit-identical to
             those of single-token passes.
@@ -176,11 +175,7 @@ def check_kernels(llm: LLM) -> list[Check]:
 
 
 class _Experts:
-    """A further context of a mixture of experts, which repeats the choices of its first rows.
-
-    Attributes:
-        share_of_others: Share of the repeated choices that were other experts before.
-    """
+    """A further context of a mixture of experts, which repeats the choices of its first rows."""
 
     # offsets in a tensor of ggml: sizes, strides, memory, and its name
     _SHAPE, _DATA, _NAME = 16, 248, 256
@@ -294,14 +289,9 @@ def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logit
 
 
 def how_far(row: Logits, right: Logits) -> tuple[float, float]:
-    """Return the largest relative shift of a row's best logits.
+    """Return the largest relative shift of the best logits of a row, shape `(V,)`.
 
-    Args:
-        row: Logits, shape `(V,)`.
-        right: Reference logits, shape `(V,)`.
-
-    Returns:
-        The shift in logits, and as a share of the spread of the reference.
+    It is in logits, and as a share of the spread of the reference row `right`.
     """
     best = largest(right, min(_RIVALS, len(right)))
     best = best[np.isfinite(right[best])]
@@ -456,13 +446,7 @@ class Comparison:
 
 
 class TextCheck(NamedTuple):
-    """A text to be generated, and the plain text of the same request alone.
-
-    Attributes:
-        prompt: Index of the prompt.
-        name: Name of the sampling options, a key of `SAMPLINGS`.
-        drafter: Name of the draft setting.
-    """
+    """A text to be generated, and the plain text of the same request alone."""
 
     prompt: int
     ids: Sequence[int]
@@ -476,11 +460,7 @@ class TextChecks:
     """Compares texts, and checks the caches after each of them."""
 
     def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
-        """Prepare the checks.
-
-        Args:
-            noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
-        """
+        """Prepare the checks; `noise` is the allowed logit shift, 0 for no difference at all."""
         self.llm, self._n_tokens, self.noise = llm, n_tokens, noise
         self._n_generated = self._n_near_ties = 0
         self._tolerance = {"target": 0.0, "draft": 0.0}
@@ -500,11 +480,7 @@ class TextChecks:
     ) -> Iterator[TextCheck]:
         """Continue a prompt without drafts with every sampling; yield the texts to compare.
 
-        Args:
-            index: Its index; the seed of its texts is that much above `seed`.
-            seed: Seed of the first prompt.
-            ways: Names of the draft settings.
-            one_more: Called after each text.
+        The index of the prompt is added to the seed. `one_more` is called after each text.
         """
         ids = self.llm.tokenize(prompt)
         for name, options in SAMPLINGS.items():
@@ -543,7 +519,6 @@ class TextChecks:
             self.differences.append(Difference(*key, job.prompt, at, gap, is_tie))
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Yield the totals per sampling and drafter."""
         for key, n in self._n_texts.items():
             parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == key]
             n_ties, acceptance = sum(parted), self._accepted[key] / max(1, self._drafted[key])
@@ -551,10 +526,7 @@ class TextChecks:
             yield Comparison(*key, *counts, acceptance)
 
     def near_ties(self) -> Check:
-        """Return the check of the near-tie count.
-
-        There must be none if passes are exact, and few otherwise.
-        """
+        """Return the check of the near-tie count: none if passes are exact, and few otherwise."""
         n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
         faults = []
         if n and not self.noise:
@@ -677,11 +649,6 @@ class RequestChecks:
     """
 
     def __init__(self, texts: TextChecks, prompt: str, seed: int) -> None:
-        """Prepare the checks.
-
-        Args:
-            texts: Checks of texts, with the models; distinguishes near ties from faults.
-        """
         self._llm, self._texts, self._ids = texts.llm, texts, texts.llm.tokenize(prompt)
         self._samplings = [
             replace(SAMPLINGS[name], seed=seed, max_tokens=_N_TOKENS)
@@ -842,11 +809,7 @@ class RequestChecks:
     # ---- shared helpers
 
     def _tokens(self, n: int, least: int = 0) -> list[int]:
-        """Return a text of about `n` tokens, or of as many as the context has room for.
-
-        Raises:
-            _NoRoomError: These are fewer than `least`.
-        """
+        """Return a text of about `n` tokens, or of as many as the context has room for."""
         n = min(n, self._llm.n_ctx - 3 * _N_TOKENS)
         tokens = self._llm.tokenize(long_text(self._llm, n + 30))[:n] if n > 0 else []
         if len(tokens) < least:
@@ -971,12 +934,10 @@ length. The settings with a named drafter run half as many generations.
 
 
 def rules_of(llm: LLM) -> list[str]:
-    """Return the names in `TESTED_RULES` that the loaded models allow."""
     return [name for name, way in TESTED_RULES.items() if llm.draft_name or way.drafter != "model"]
 
 
 def n_draws_of(way: str, n_draws: int) -> int:
-    """Return the number of generations for one of `TESTED_RULES`."""
     return n_draws if way == TESTED_RULES[way].accept else (n_draws + 1) // 2
 
 
@@ -1013,11 +974,9 @@ class Reference:
     def __init__(self, llm: LLM, prompt: str, exact: bool) -> None:
         """Compute the distribution.
 
-        Args:
-            prompt: A text to continue. It is used twice. Between the two copies is a token that a
-                bias makes likely, with a likely continuation, which n-gram drafts then propose.
-            exact: Whether rows are bit-identical in verification passes, so that filters remove the
-                same tokens.
+        A prompt is used twice. Between the two copies is a token that a bias makes likely, with a
+        likely continuation, which n-gram drafts then propose. Filters are used where rows are
+        bit-identical in verification passes (`exact`), so that they remove the same tokens.
         """
         ids = llm.tokenize(prompt)
         with llm.models() as (target, _):
@@ -1055,7 +1014,6 @@ class Reference:
                 self.distribution = longer
 
     def outcome(self, tokens: Sequence[int]) -> tuple[int | None, ...]:
-        """Return the outcome to which these first tokens belong."""
         known: tuple[int | None, ...] = ()
         for token in tokens[:N_FIRST_TOKENS]:
             if (*known, None) in self.distribution and not any(
