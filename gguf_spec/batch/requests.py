@@ -163,18 +163,8 @@ class LineDefaults:
         asked = replace(asked, sampling=sampling)
         if self.think is None or {"reasoning_effort", "chat_template_kwargs"} & sets:
             return asked
-        reasoning = _Thinking(asked.reasoning.effort, asked.reasoning.values, self.think)
+        reasoning = ReasoningFields(asked.reasoning.effort, asked.reasoning.values, self.think)
         return replace(asked, reasoning=reasoning) if asked.is_chat else asked
-
-
-@dataclass(frozen=True)
-class _Thinking(ReasoningFields):
-    """Fields about reasoning of a request without any, and the default of the batch."""
-
-    think: bool = False
-
-    def options(self, llm: LLM) -> dict[str, Any]:
-        return super().options(llm) | {"think": self.think if llm.can_think else None}
 
 
 def seed_of_line(seed: int, number: int) -> int:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..errors import ContextTooShortError, InvalidOptionError
 from ..runtime.llm import LLM
 from ..text.chat_template import Message
 
+_T = TypeVar("_T")
 _Turns = tuple[str, ...]
 _TEMPLATE = 64  # tokens reserved per turn for the chat template
 _FEWEST = 16  # minimum length of the long text before a conversation, in tokens
@@ -106,12 +107,16 @@ class Workload(_Conversations):
 
 def long_text(llm: LLM, n_tokens: int) -> str:
     """Return a tale of at most `n_tokens` tokens in which no sentence repeats."""
-    low, high = 0, n_tokens  # each sentence has several tokens
+    # each sentence has several tokens
+    return _longest(_sentences, 0, n_tokens, lambda text: len(llm.tokenize(text)) <= n_tokens)
+
+
+def _longest(make: Callable[[int], _T], low: int, high: int, fits: Callable[[_T], bool]) -> _T:
+    """Return what `make` returns for the largest number below `high` with which it fits."""
     while high - low > 1:
         middle = (low + high) // 2
-        fits = len(llm.tokenize(_sentences(middle))) <= n_tokens
-        low, high = (middle, high) if fits else (low, middle)
-    return _sentences(low)
+        low, high = (middle, high) if fits(make(middle)) else (low, middle)
+    return make(low)
 
 
 def _sentences(n: int) -> str:
@@ -309,11 +314,7 @@ class LongWorkload(_Conversations):
             )
             return len(ids) <= self.n_prompt
 
-        low, high = 1, self.n_prompt  # each piece has at least one token
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(self.form(middle)) else (low, middle)
-        form = self.form(low)
+        form = _longest(self.form, 1, self.n_prompt, fits)  # each piece has at least one token
         if as_text:
             return [Conversation((form.text,))]
         return [Conversation((form.question,), form.history, form.prefill)]

@@ -35,7 +35,7 @@ from .connections import REFUSAL
 from .edit import EditReply, answer_at_once, read_edit
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Sent, Started
+from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Sent, Started
 from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
 from .jobs import JOB, Job, with_grammar
@@ -412,8 +412,7 @@ class App:
         return event.value
 
     async def _run_task(self, route: TaskRoute, request: Request) -> Response:
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, lambda: route.body.read(parse(body), ""))
+        data = await self._bodies.read(request, lambda data: route.body.read(data, ""))
         began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
 
@@ -426,8 +425,7 @@ class App:
 
     async def _share(self, request: Request) -> Response:
         """Answer a command of this user; its texts are not limited by the settings."""
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, parse, body)
+        data = await self._bodies.read(request, dict)
         model = self._models.find(data.get("model"), any_model=False)
 
         def work(llm: LLM) -> None:
@@ -524,7 +522,7 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
             raise one.refusal
         elif isinstance(one, ChoiceEnded):
             ended.append(one)
-        elif isinstance(one, Finished):
+        elif isinstance(one, Done):
             if isinstance(reply, EditReply):  # it compares texts
                 return await asyncio.to_thread(reply.complete, chunks, ended)
             return reply.complete(chunks, ended)

@@ -119,11 +119,3 @@ class EditReply(Reply):
         except NoEditError as error:
             raise as_refusal(error, self._names) from None
         return _answer(edit) | {"model": self._model, "usage": usage([last.result])}
-
-    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        del event
-        return []
-
-    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        del ended
-        return []

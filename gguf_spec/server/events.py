@@ -91,20 +91,15 @@ class ChoiceEnded:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """Event: all choices are complete."""
-
-
-@dataclass(frozen=True)
 class Ping:
     """Event: nothing was sent for some time. It does not come from the worker."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Event: a task has run."""
+    """Event: all choices are complete, or a task has run."""
 
-    value: Any
+    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,7 @@ class ErrorEvent:
     refusal: ApiError
 
 
-Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Finished | Ping | Done | Sent | ErrorEvent
+Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Ping | Done | Sent | ErrorEvent
 
 
 def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:

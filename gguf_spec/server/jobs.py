@@ -22,7 +22,7 @@ from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
 from .errors import as_refusal, client_closed, invalid_value, shutting_down
-from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why, scored
+from .events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
 from .model_pool import ServedModel
 from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
 
@@ -80,14 +80,10 @@ def infill_prompt(
     Where a longer context can be had (`grows`) no file is left out: a prompt that is too long
     raises `PromptTooLongError`.
     """
-    suffix, files, room = (
-        request.suffix or "",
-        request.files,
-        _prompt_room(llm, request.sampling.max_tokens),
-    )
+    files, room = request.files, _prompt_room(llm, request.sampling.max_tokens)
 
     def prompt(i: int, most: int) -> list[int]:
-        return llm.tokenize_infill(prefix, suffix, files[i:], most=most)
+        return llm.tokenize_infill(prefix, request.suffix or "", files[i:], most=most)
 
     def fits(i: int) -> bool:
         return _fits(lambda: prompt(i, room))
@@ -313,7 +309,7 @@ class Job:
         self.unenforced: Unenforced | None = None
         self.faults: list[str] = []
         self.n_threads = 0
-        self.last: Event = Finished()
+        self.last: Event = Done()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._streams: list[Stream] = []

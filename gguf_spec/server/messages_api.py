@@ -109,10 +109,6 @@ def _read_found(value: Any, at: str) -> dict[str, Any]:
     return {"type": "text", "text": f"{found['title']} ({found['source']})\n{found['content']}"}
 
 
-def _without_none(blocks: list[Any]) -> list[Any]:
-    return [one for one in blocks if one is not None]
-
-
 _SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks.")
 _TEXTS = s.text_or(_SOME_TEXTS.to(lambda blocks: "".join(block["text"] for block in blocks)))
 _FOUND_BLOCK = _block("search_result", {"title": s.TEXT, "source": s.TEXT, "content": _TEXTS})
@@ -127,8 +123,8 @@ _CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OB
 def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
     fact, some = "must be a string, or an array of blocks that is not empty.", _blocks(*blocks)
     some = _left_out(some) if role == "assistant" else some
-    content = s.text_or(s.array(some, fact, least).to(_without_none))
-    return s.obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
+    kept = s.array(some, fact, least).to(lambda blocks: [one for one in blocks if one is not None])
+    return s.obj({"role": role, "content": s.text_or(kept)}, ignored=("id", "type", *_IGNORED))
 
 
 _MESSAGES = chat.conversation(
@@ -144,7 +140,7 @@ _TOOL = s.obj(
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
 _CHOICE = s.obj(
-    {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG},
+    {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG}
 )
 _BUDGET = s.whole_number(1, 10**9)
 _FORMAT = s.checked(
@@ -189,9 +185,7 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         "invalid_value",
         at_key=False,
     ),
-    "output_config": s.obj(
-        {"effort?": s.one_of(EFFORTS), "format?": _FORMAT},
-    ),
+    "output_config": s.obj({"effort?": s.one_of(EFFORTS), "format?": _FORMAT}),
     "chat_template_kwargs": chat.TEMPLATE_KWARGS,
 }
 PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
@@ -335,9 +329,9 @@ def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
     """Return the routes that count the tokens of a prompt, or show it."""
 
     async def answer(read: Callable[..., CompletionRequest], shows: bool, request: Request) -> Any:
-        body = await bodies.receive(request)
-        data = await bodies.convert(body, chat.parse, body)
-        parsed = await bodies.convert(body, read, data, Speculation(), None)
+        model, parsed = await bodies.read(
+            request, lambda data: (data.get("model"), read(data, Speculation(), None))
+        )
 
         def look(llm: LLM) -> dict[str, Any]:
             options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
@@ -355,7 +349,7 @@ def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
             except Exception as error:
                 raise as_refusal(error, parsed.names) from None
 
-        return await models.look(data.get("model"), look)
+        return await models.look(model, look)
 
     counted = partial(read_request, described=PROMPT)
     return [
@@ -410,7 +404,7 @@ class MessageReply(PartsReply):
         """Return the events of the last blocks, and why the answer ended."""
         result = ended.result
         finish = finish_reason(result.finish_reason, ended.why)
-        events = [made for part in self._parts() for made in self._add(part)] + self._close()
+        events = self._made() + self._close()
         for call in self.calls:
             events += self._call(call["id"], **call["function"])
         reason = "max_tokens" if finish == "length" else "end_turn"

@@ -19,7 +19,7 @@ from .events import Done, ErrorEvent
 from .infill import native_params
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
-from .requests import BodyReader, parse
+from .requests import BodyReader
 from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
 from .worker import Worker
@@ -159,8 +159,7 @@ class ModelRoutes:
         return JSONResponse({"models": models})
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, lambda: TOKENIZE.read(parse(body), ""))
+        data = await self._bodies.read(request, lambda data: TOKENIZE.read(data, ""))
         content, special = data.get("content"), data.get("parse_special", True)
         start, pieces = data.get("add_special", False), data.get("with_pieces", False)
         is_prompt = content is None and "prompt" in data
@@ -184,8 +183,7 @@ class ModelRoutes:
         return await self.look(data.get("model"), look)
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, lambda: DETOKENIZE.read(parse(body), ""))
+        data = await self._bodies.read(request, lambda data: DETOKENIZE.read(data, ""))
         tokens = data["tokens"]
 
         def look(llm: LLM) -> dict[str, Any]:

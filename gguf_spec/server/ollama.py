@@ -44,7 +44,6 @@ from .requests import (
     STOPS,
     BodyReader,
     CompletionRequest,
-    parse,
     read_chat,
     read_text,
 )
@@ -380,7 +379,7 @@ class OllamaReply(PartsReply):
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         """Return the remaining text, the tool calls, and the object with the counts."""
         end = self._end(ended)
-        pieces = [made for part in self._parts() for made in self._add(part)]
+        pieces = self._made()
         if calls := self._calls():
             pieces.append(self._object("", calls=calls) | {"done": False})
         return [*pieces, self._object("") | end]
@@ -448,8 +447,7 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         return JSONResponse({"version": OLLAMA_VERSION, "gguf_spec": __version__})
 
     async def show(request: Request) -> Response:
-        body = await bodies.receive(request)
-        data = await bodies.convert(body, lambda: SHOW.read(parse(body), ""))
+        data = await bodies.read(request, lambda data: SHOW.read(data, ""))
         model = models.find(data.get("model", data.get("name")), any_model=False)
         loaded = pool.loaded(model)
         sampling = loaded.llm.sampling if loaded else Sampling()

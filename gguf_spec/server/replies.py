@@ -34,9 +34,9 @@ from .errors import (
 from .events import (
     ChoiceEnded,
     ChunkEvent,
+    Done,
     ErrorEvent,
     Event,
-    Finished,
     Ping,
     PromptRead,
     Started,
@@ -102,7 +102,7 @@ NAMED_EVENTS = StreamFormat(_EVENTS, _named_event, _named_event({"type": "ping"}
 JSON_LINES = StreamFormat("application/x-ndjson", _line, b" ")
 
 
-class Reply(ABC):
+class Reply:
     """Converts the events of one job to objects of an API format; the base of all formats.
 
     For an answer that is not streamed only `complete` is called. For a stream the other methods
@@ -129,17 +129,15 @@ class Reply(ABC):
         """Return the objects before the first text."""
         return []
 
-    @abstractmethod
-    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the objects for a chunk."""
-
-    def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        del event
+    def chunk(self, _: ChunkEvent) -> list[dict[str, Any]]:
         return []
 
-    @abstractmethod
-    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+    def prompt(self, _: PromptRead) -> list[dict[str, Any]]:
+        return []
+
+    def ended(self, _: ChoiceEnded) -> list[dict[str, Any]]:
         """Return the last objects of a choice."""
+        return []
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the objects after all choices."""
@@ -336,7 +334,7 @@ class _Offsets:
         return before
 
 
-class PartsReply(Reply):
+class PartsReply(Reply, ABC):
     """Reply of one choice, made of the parts of its chunks: the base of the other formats.
 
     Text that may begin a tool call is held back. Subclasses make the objects of a part.
@@ -355,7 +353,11 @@ class PartsReply(Reply):
         self.calls: list[dict[str, Any]] = []
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        return [made for part in self._parts(event.chunk) for made in self._add(part)]
+        return self._made(event.chunk)
+
+    def _made(self, chunk: Chunk | None = None) -> list[dict[str, Any]]:
+        """Return the objects of a chunk; without one, those of what was held back."""
+        return [made for part in self._parts(chunk) for made in self._add(part)]
 
     @abstractmethod
     def _add(self, part: Part) -> list[dict[str, Any]]:
@@ -575,7 +577,7 @@ class AnswerStream(Response):
             if data := self._bytes(self._reply.first()):
                 yield data
             # A ping may come after the last event.
-            while not any(isinstance(one, (Finished, ErrorEvent)) for one in batch):
+            while not any(isinstance(one, (Done, ErrorEvent)) for one in batch):
                 timer = self._ping and loop.call_later(self._ping, events.put_nowait, Ping())
                 batch = [await events.get()]
                 if timer:
@@ -606,7 +608,7 @@ class AnswerStream(Response):
         elif isinstance(one, Ping) and self._n_open:
             # In lines of JSON a ping is the beginning of a line, and no line follows the last one.
             end = self._format.ping
-        elif isinstance(one, Finished) and not self._failed:
+        elif isinstance(one, Done) and not self._failed:
             pieces, end = reply.finished(), self._format.end
         return self._bytes(pieces) + end
 

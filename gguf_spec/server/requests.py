@@ -310,6 +310,11 @@ class BodyReader:
         self._n_held = 0  # bytes of bodies that are being received
         self._converting = asyncio.Lock()
 
+    async def read(self, request: Request, read: Callable[[dict[str, Any]], Any]) -> Any:
+        """Return what `read` returns for the JSON object of a request, as `receive`."""
+        body = await self.receive(request)
+        return await self.convert(body, lambda: read(parse(body)))
+
     async def receive(self, request: Request) -> bytes:
         """Return the body of a request.
 
@@ -417,15 +422,7 @@ def _sampling() -> dict[str, Shape]:
 _STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
 STOPS = Shape({"anyOf": [_STOP, s.array_of(_STOP, STOPS_MAX)]}, _stops)
 STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
-_BIASES = s.checked(
-    {
-        "type": "object",
-        "description": "By token ids, or by texts whose tokens get the bias.",
-        "additionalProperties": SAMPLING["logit_bias"].schema,
-    },
-    lambda value: isinstance(value, dict),
-    "must be an object from token ids or texts to numbers.",
-)
+_BIASES_FACT = "must be an object from token ids or texts to numbers."
 
 
 def _biases(value: Any, at: str) -> dict[int | str, Any]:
@@ -436,16 +433,25 @@ def _biases(value: Any, at: str) -> dict[int | str, Any]:
     if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
         value = {str(token): bias for token, bias in value}
     if not isinstance(value, dict):
-        _BIASES.read(value, at)
-    ids = {token: int(token) for token in value if token.isdecimal() and len(token) < 10}
-    found = {ids.get(k, k): -math.inf if bias is False else bias for k, bias in value.items()}
+        raise invalid_value(at, _BIASES_FACT)
+    found: dict[int | str, Any] = {}
+    for key, bias in value.items():
+        is_id = key.isdecimal() and len(key) < 10
+        found[int(key) if is_id else key] = -math.inf if bias is False else bias
     accepts = SAMPLING["logit_bias"].accepts_one  # of a token, `Sampling` checks it
     if any(isinstance(k, str) and not (accepts(x) or x == -math.inf) for k, x in found.items()):
-        raise invalid_value(at, "must be an object from token ids or texts to numbers.")
+        raise invalid_value(at, _BIASES_FACT)
     return found
 
 
-BIASES = Shape(_BIASES.schema, _biases)
+BIASES = Shape(
+    {
+        "type": "object",
+        "description": "By token ids, or by texts whose tokens get the bias.",
+        "additionalProperties": SAMPLING["logit_bias"].schema,
+    },
+    _biases,
+)
 _BREAKERS = s.checked(
     s.array_of(s.TEXT, SAMPLING["dry_sequence_breakers"].items_max),
     lambda value: isinstance(value, list) and SAMPLING["dry_sequence_breakers"].accepts((*value,)),

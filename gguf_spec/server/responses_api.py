@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -189,12 +190,7 @@ def _read_reasoning(item: Any, at: str) -> Item:
 
 
 _INPUT, _OUTPUT = _content("input_text"), _content("output_text")
-_CONTENTS = {
-    "user": _INPUT,
-    "assistant": _OUTPUT,
-    "system": _INPUT,
-    "developer": _INPUT,
-}
+_CONTENTS = {"user": _INPUT, "assistant": _OUTPUT, "system": _INPUT, "developer": _INPUT}
 _MESSAGES = {
     role: _item("message", "msg", {"role": role, "content": content})
     for role, content in _CONTENTS.items()
@@ -202,20 +198,15 @@ _MESSAGES = {
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
 _CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
 _RESULT = {"call_id": s.ID, "output": _content("input_text", is_result=True)}
+_OF_TOOLS: dict[str, tuple[str, Fields]] = {  # prefix of the ids, fields
+    "function_call": ("fc", _CALL | {"arguments": s.TEXT}),
+    "custom_tool_call": ("ctc", _CALL | {"input": s.TEXT}),
+    "custom_tool_call_output": ("ctco", _RESULT),
+    "function_call_output": ("fco", _RESULT),
+}
 _ITEMS = {
     "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
-    "function_call": _item(
-        "function_call", "fc", {"type": "function_call", **_CALL, "arguments": s.TEXT}
-    ),
-    "custom_tool_call": _item(
-        "custom_tool_call", "ctc", {"type": "custom_tool_call", **_CALL, "input": s.TEXT}
-    ),
-    "custom_tool_call_output": _item(
-        "custom_tool_call_output", "ctco", {"type": "custom_tool_call_output", **_RESULT}
-    ),
-    "function_call_output": _item(
-        "function_call_output", "fco", {"type": "function_call_output", **_RESULT}
-    ),
+    **{kind: _item(kind, one[0], {"type": kind, **one[1]}) for kind, one in _OF_TOOLS.items()},
     "reasoning": Shape(_REASONING.schema, _read_reasoning),
 }
 _REFERENCE = s.object_of({"type": "item_reference", "id": s.ID})
@@ -432,17 +423,14 @@ class ResponseStore:
 
     def finder(self) -> FindItem:
         """Return a function that looks up items of the stored responses by their ids."""
-        items: dict[str, Item] = {}
 
-        def find(id_: str) -> Item | None:
-            if not items:
-                with self._lock:
-                    kept = [*self._stored.values()]
-                for stored in kept:
-                    items.update((item["id"], item) for item in stored.conversation)
-            return items.get(id_)
+        @cache
+        def items() -> dict[str, Item]:
+            with self._lock:
+                kept = [*self._stored.values()]
+            return {item["id"]: item for stored in kept for item in stored.conversation}
 
-        return find
+        return lambda id_: items().get(id_)
 
 
 _MOST_ITEMS = 100  # of one page of a list
@@ -526,9 +514,7 @@ _METADATA = s.checked(
 )
 _EMPTY = {"type": "function", "name": "", "description": None, "parameters": None, "strict": False}
 _NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
-_TOOL = s.obj(
-    _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
-)
+_TOOL = s.obj(_NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG})
 _CUSTOM = s.obj(_NAMED | {"type": "custom", "description?": s.TEXT, "format?": {"type": "object"}})
 _TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -587,10 +573,6 @@ def _read_format(form: Any, _: str) -> Any:
         raise invalid_value("text.format", message) from None
 
 
-def _verbosity(value: Any, at: str) -> None:
-    OTHER_FIELDS["verbosity"].take(value, at)
-
-
 _FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
@@ -606,9 +588,7 @@ BODY = Body(
         "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
         "include": s.array(Shape({"enum": [*_INCLUDED]}, _included), "must be an array."),
         "top_logprobs": chat.LOGPROBS,
-        "stream_options": s.obj(
-            {"include_obfuscation?": s.unread(s.FLAG.schema)},
-        ),
+        "stream_options": s.obj({"include_obfuscation?": s.unread(s.FLAG.schema)}),
         "tools": Shape(s.array_of(_TOOL), _read_tools),
         "tool_choice": s.given({"anyOf": _CHOICES}),
         "parallel_tool_calls": s.FLAG,
@@ -622,8 +602,8 @@ BODY = Body(
         "text": s.obj(
             {
                 "format?": Shape(_FORM, _read_format),
-                "verbosity?": Shape(s.TEXT.schema, _verbosity),
-            },
+                "verbosity?": Shape(s.TEXT.schema, OTHER_FIELDS["verbosity"].take),
+            }
         ),
         "chat_template_kwargs": chat.TEMPLATE_KWARGS,
     },
@@ -786,7 +766,7 @@ class ResponseReply(PartsReply):
         result, status = ended.result, "completed"
         if finish_reason(result.finish_reason, ended.why) != "stop":
             status = "incomplete"
-        events = [made for part in self._parts() for made in self._add(part)]
+        events = self._made()
         if not (self.calls or self._open or self.response["output"]):
             events += self._begin("text")
         events += self._close("completed" if self.calls else status)
@@ -866,10 +846,8 @@ class ResponseReply(PartsReply):
         """Return the events of a call, and keep it."""
         call = {"type": "function_call", "name": name} | self._kinds.get(name, {})
         is_custom = call["type"] == "custom_tool_call"
-        id_, place = (
-            new_id("ctc" if is_custom else "fc"),
-            {"output_index": len(self.response["output"])},
-        )
+        id_ = new_id("ctc" if is_custom else "fc")
+        place = {"output_index": len(self.response["output"])}
         field, kind = "arguments", "function_call_arguments"
         if is_custom:
             field, kind = "input", "custom_tool_call_input"

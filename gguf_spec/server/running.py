@@ -224,6 +224,20 @@ def unpack(value: Any) -> Any:
     return _PACKED[value["type"]](**fields_of)
 
 
+def _tokenize(llm: LLM, prompt: Any, **options: Any) -> list[int]:
+    owner: Any = llm.vocabulary if "start" in options else llm
+    return list(owner.tokenize(prompt, **options))
+
+
+# Method of a `ServedLLM` -> what does it with a model, in the server or in this process.
+_LOOKS: dict[str, Callable[..., Any]] = {
+    "is_end": lambda llm, token: llm.vocabulary.is_end(token),
+    "token_text": lambda llm, token: llm.token_text(token),
+    "token_bytes": lambda llm, token: [*llm.token_bytes(token)],
+    "tokenize": _tokenize,
+}
+
+
 def call(
     llm: LLM, data: Any, send: Callable[[str, Any], None], reading: Callable[..., Any]
 ) -> None:
@@ -238,13 +252,8 @@ def call(
     if method == "facts":
         facts = {name: getattr(llm, name) for name in _FACTS}
         send("value", facts | {"is_exact": not llm.logit_noise(options["k"])})
-    elif method == "is_end":
-        send("value", llm.vocabulary.is_end(options["token"]))
-    elif method in ("tokenize", "token_text"):
-        owner: Any = llm.vocabulary if "start" in options else llm
-        send("value", getattr(owner, method)(options.pop("given"), **options))
-    elif method == "token_bytes":
-        send("value", [*llm.token_bytes(options["given"])])
+    elif method in _LOOKS:
+        send("value", _LOOKS[method](llm, **options))
     elif method == "stream":
         if options.pop("reports"):
             options["on_prompt"] = lambda progress: send("progress", progress)
@@ -401,24 +410,19 @@ class ServedLLM:
 
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""
-        return bool(self._value("is_end", lambda llm: llm.vocabulary.is_end(token), token=token))
+        return bool(self._look("is_end", token=token))
 
     def token_text(self, token: int) -> str:
         """Return the text of a token, as `LLM.token_text`."""
-        return str(self._value("token_text", lambda llm: llm.token_text(token), given=token))
+        return str(self._look("token_text", token=token))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token, as `LLM.token_bytes`."""
-        return bytes(self._value("token_bytes", lambda llm: llm.token_bytes(token), given=token))
+        return bytes(self._look("token_bytes", token=token))
 
     def tokenize(self, prompt: Any, **options: Any) -> list[int]:
         """Return token ids, as `LLM.tokenize`, or as its vocabulary does, which has `start`."""
-
-        def here(llm: LLM) -> list[int]:
-            owner: Any = llm.vocabulary if "start" in options else llm
-            return list(owner.tokenize(prompt, **options))
-
-        return list(self._value("tokenize", here, given=prompt, **options))
+        return list(self._look("tokenize", prompt=prompt, **options))
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """Start a conversation, as `LLM.chat`."""
@@ -446,11 +450,11 @@ class ServedLLM:
 
     stream_tokens = stream
 
-    def _value(self, method: str, here: Callable[[LLM], Any], **options: Any) -> Any:
+    def _look(self, method: str, **options: Any) -> Any:
         if not self._llm:
             with contextlib.suppress(_NotServedError):
                 return self._call(method, **options)
-        return here(self._here())
+        return _LOOKS[method](self._here(), **options)
 
     def _call(self, method: str, **options: Any) -> Any:
         parts, _ = self._ask(method, options)

@@ -94,12 +94,7 @@ def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
     return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 
-def checked(
-    schema: dict[str, Any],
-    is_valid: Callable[[Any], bool],
-    fact: str,
-    code: str = "invalid_value",
-) -> Shape:
+def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) -> Shape:
     """Return the description of values that a function accepts.
 
     `fact` is the error for others, after their place, such as `must be a string.`
@@ -109,7 +104,7 @@ def checked(
     def read(value: Any, at: str) -> Any:
         value = whole(value) if is_whole else value
         if not is_valid(value):
-            raise ApiError(f"{at} {fact}", at, code)
+            raise invalid_value(at, fact)
         return value
 
     return Shape(schema, read)
@@ -189,12 +184,7 @@ def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Sh
     return Shape(array_of(item, most, least), read)
 
 
-def obj(
-    fields: Fields,
-    *,
-    only: str = "",
-    ignored: Iterable[str] = (),
-) -> Shape:
+def obj(fields: Fields, *, ignored: Iterable[str] = ()) -> Shape:
     """Return the description of an object; fields that are null count as left out.
 
     Other fields are taken and noted, unless they are empty or one of `ignored`.
@@ -204,7 +194,7 @@ def obj(
 
     def read(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise invalid_value(at, only or "must be an object.")
+            raise invalid_value(at, "must be an object.")
         start = f"{at}." if at else ""
         if not value.keys() <= known:
             for name, one in value.items():

@@ -30,12 +30,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..bench.workloads import long_text
-from ..errors import (
-    ContextTooShortError,
-    EmptyPromptError,
-    GgufSpecError,
-    InvalidOptionError,
-)
+from ..errors import ContextTooShortError, EmptyPromptError, GgufSpecError, InvalidOptionError
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
