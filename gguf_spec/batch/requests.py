@@ -140,12 +140,6 @@ class LineDefaults:
     ) -> CompletionRequest:
         """Return a request with the defaults of the options that its body does not set.
 
-        Args:
-            asked: The request.
-            body: The body that it was read from.
-            number: Number of the line.
-            is_plain: Whether the line is a plain one.
-
         Raises:
             ApiError: The body and a default cannot be combined.
         """
@@ -223,7 +217,6 @@ def read_request(
     defaults: LineDefaults,
     speculation: Speculation,
 ) -> CompletionRequest:
-    """Return the request of a line."""
     body = _plain_body(data, defaults) if head.is_plain else _openai_body(data)
     if FLAG.read(body.get("stream"), "stream"):
         raise ApiError(

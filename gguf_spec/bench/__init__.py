@@ -64,13 +64,7 @@ _WARM_UP = 8  # tokens generated to warm up
 
 
 class Spread(NamedTuple):
-    """Median and range of repeated measurements.
-
-    Attributes:
-        median: The median.
-        least: The smallest value.
-        most: The largest value.
-    """
+    """Median and range of repeated measurements."""
 
     median: float
     least: float
@@ -88,8 +82,6 @@ class Contender:
     """A decoding setting that takes part in the benchmark.
 
     Attributes:
-        name: Its name.
-        speculation: Its draft options.
         fixed: Whether it is a setting that a user might select by hand; this includes plain
             decoding.
     """
@@ -107,10 +99,8 @@ class Run:
         round: Index of the round, from 0.
         n_tokens: Number of generated tokens.
         decode_s: Time after the prefill, in seconds.
-        total_s: Total time in seconds.
         ttft_s: Mean time to the first token of an answer, in seconds.
-        n_drafted: Number of draft tokens.
-        n_accepted: Number of accepted draft tokens.
+        n_drafted: Number of draft tokens; the target accepted `n_accepted` of them.
         forecast_s: Predicted time of the rounds, in seconds.
         plain_s: Predicted time of plain decoding, in seconds.
         n_texts: Number of conversations.
@@ -150,7 +140,6 @@ class Result:
     """The runs of a contender on one case.
 
     Attributes:
-        contender: The contender.
         runs: One run per round.
         speedup: Throughput relative to plain decoding, compared round by round.
         speedup_in_all: The same, including the prefill time.
@@ -189,7 +178,6 @@ class Case:
     """A workload at one temperature.
 
     Attributes:
-        workload: Name of the workload.
         temperature: Sampling temperature; 0 is greedy.
         results: One per contender, plain decoding first.
     """
@@ -251,7 +239,6 @@ class Machine:
     """The machine that ran the benchmark.
 
     Attributes:
-        cpu: Name of the processor.
         cores: Number of usable physical cores.
         threads: Number of threads used.
     """
@@ -266,9 +253,7 @@ class Report:
     """Result of `bench`.
 
     Attributes:
-        target: Name of the target.
         draft: File name of the draft, or None.
-        machine: The machine that ran it.
         n_rounds: Requested number of runs of each contender.
         cases: One per workload and temperature.
         is_complete: False if the time limit ended the benchmark early.

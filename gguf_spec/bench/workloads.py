@@ -42,7 +42,6 @@ class _Conversations:
         """Return the first turn of each conversation as plain text, without a chat template.
 
         Args:
-            llm: The model that provides tokenizer and context size.
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
@@ -56,7 +55,6 @@ class _Conversations:
         The form is texts to continue if `llm.prompt` is `text`, otherwise questions.
 
         Args:
-            llm: The model that provides tokenizer, chat template and context size.
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
@@ -74,7 +72,6 @@ class Workload(_Conversations):
     """A type of task with its conversations.
 
     Attributes:
-        name: Its name.
         about: Description in one sentence.
         n_tokens: Number of tokens of an answer.
         temperatures: Sampling temperatures of its cases; 0 is greedy.
@@ -283,7 +280,6 @@ class LongWorkload(_Conversations):
     """A workload whose prompt is filled with real text up to a given length.
 
     Attributes:
-        name: Its name.
         about: Description in one sentence.
         n_prompt: Maximum number of prompt tokens. The last sentence, line or record that does not
             fit is left out.
@@ -301,7 +297,6 @@ class LongWorkload(_Conversations):
     form: Callable[[int], _Form]
 
     def _in_form(self, llm: LLM, n_tokens: int | None, as_text: bool) -> list[Conversation]:
-        """Return the longest form of at most `n_prompt` tokens."""
         needed = self.n_prompt + (n_tokens or self.n_tokens)
         if needed > llm.n_ctx:
             what = f"the workload {self.name}"

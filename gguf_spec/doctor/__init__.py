@@ -128,9 +128,7 @@ def doctor(
     if "devices" in failed:
         features = None  # nothing can be loaded
     loads = "workers" not in failed
-    pair = models.PairChecks(
-        options, draft_options, features, models_file, loads, reads_all=reads_all
-    )
+    pair = models.PairChecks(options, draft_options, features, models_file, loads, reads_all)
     with contextlib.closing(pair):
         checks += pair.examine(model, draft)
         if mmproj is not None:

@@ -335,7 +335,6 @@ class App:
         self.worker.cancel_all()
 
     def close(self) -> None:
-        """Cancel all answers and end the threads; further calls have no effect."""
         self._ends = True
         self.worker.close()
 

@@ -305,13 +305,11 @@ def _converted(message: dict[str, Any]) -> list[Message]:
 
 
 def _part(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block as a part of a chat's message."""
     image = block.get("source")
     return {"type": "image_url", "image_url": image["data"]} if image else block
 
 
 def _answer(blocks: list[dict[str, Any]]) -> Message:
-    """Return a message of the assistant: its reasoning, its text and its calls."""
     read: Message = {"role": "assistant", "content": ""}
     for block in blocks:
         if block["type"] == "text":
@@ -326,8 +324,6 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
 
 
 def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    """Return the routes that count the tokens of a prompt, or show it."""
-
     async def answer(read: Callable[..., CompletionRequest], shows: bool, request: Request) -> Any:
         model, parsed = await bodies.read(
             request, lambda data: (data.get("model"), read(data, Speculation(), None))
@@ -401,7 +397,6 @@ class MessageReply(PartsReply):
         ]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the events of the last blocks, and why the answer ended."""
         result = ended.result
         finish = finish_reason(result.finish_reason, ended.why)
         events = self._made() + self._close()
@@ -448,7 +443,6 @@ class MessageReply(PartsReply):
         return [*events, self._event("delta", delta={"type": delta_type, name: part.text})]
 
     def _close(self) -> list[dict[str, Any]]:
-        """Return the events of the end of the open block."""
         if self._kind is None:
             return []
         (block_type, _, name, more), self._kind = _BLOCKS[self._kind], None

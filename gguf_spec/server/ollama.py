@@ -123,7 +123,6 @@ def _read_format(value: Any, at: str) -> dict[str, Any]:
 
 
 def _read_think(value: Any, at: str) -> dict[str, Any]:
-    """Return `think` as the fields about reasoning."""
     if value is True:  # an error where the model does not reason
         return {"chat_template_kwargs": {"enable_thinking": True}}
     if value is False:
@@ -377,7 +376,6 @@ class OllamaReply(PartsReply):
         return pieces
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the remaining text, the tool calls, and the object with the counts."""
         end = self._end(ended)
         pieces = self._made()
         if calls := self._calls():

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from .. import __version__
 from ..results import Chunk, Completion, FinishReason, Part, Stats
@@ -258,7 +258,6 @@ class ResponseBuilder(Reply):
         return [*pieces, last | {"seed": result.seed, "timings": timings(result.stats)}]
 
     def finished(self) -> list[dict[str, Any]]:
-        """Return the chunk after all choices: the usage, if it was requested."""
         if not self._asked.usage:
             return []
         results = [self._results[index] for index in sorted(self._results)]
@@ -514,7 +513,7 @@ def _log_unenforced(path: str, keyword: str, reason: str) -> None:
     LOG.warning("A schema is not enforced whole: %s %s (%s).", path, keyword, reason)
 
 
-class AnswerStream(Response):
+class AnswerStream(StreamingResponse):
     """Streaming response that sends the events of a job.
 
     The engine never waits for the client: events that are not sent yet stay in the job's queue.
@@ -538,30 +537,18 @@ class AnswerStream(Response):
             close: Called when the response ends, for any reason.
         """
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **schema_headers(job)}
-        super().__init__(headers=headers, media_type=written.media_type)
-        del self.headers["content-length"]
+        super().__init__(self._batches(), headers=headers, media_type=written.media_type)
         self._job, self._reply, self._format = job, reply, written
         self._patience, self._ping, self._close = patience, ping, close
         self._n_open = request.n_choices  # choices that have not ended
         self._failed = False  # whether a choice ended with an error
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._patience)
+
         try:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
-            async for data in self._batches():
-                await asyncio.wait_for(
-                    send({"type": "http.response.body", "body": data, "more_body": True}),
-                    self._patience,
-                )
-            await asyncio.wait_for(
-                send({"type": "http.response.body", "body": b""}), self._patience
-            )
+            await self.stream_response(send_in_time)
         except asyncio.TimeoutError:
             pass  # uvicorn closes the connection because the response is incomplete
         finally:

@@ -798,7 +798,6 @@ class ResponseReply(PartsReply):
         return {"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields}
 
     def _state(self, kind: str) -> dict[str, Any]:
-        """Return an event with the response."""
         return self._event(kind, response=self.response | {"output": list(self.response["output"])})
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
@@ -843,7 +842,6 @@ class ResponseReply(PartsReply):
         ]
 
     def _call(self, call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
-        """Return the events of a call, and keep it."""
         call = {"type": "function_call", "name": name} | self._kinds.get(name, {})
         is_custom = call["type"] == "custom_tool_call"
         id_ = new_id("ctc" if is_custom else "fc")

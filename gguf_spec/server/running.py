@@ -45,7 +45,6 @@ class RunningServer:
     """A running server.
 
     Attributes:
-        url: Base URL.
         pid: Number of its process.
         models: The models in memory, as the route `/api/ps` lists them.
         token: Token that opens the routes for commands of this user.
@@ -355,9 +354,6 @@ class ServedLLM:
     """A model in a running server, with what commands use of an `LLM`.
 
     What the server refuses, or what is asked when it is gone, is done by the model in this process.
-
-    Attributes:
-        url: Base URL of the server.
     """
 
     def __init__(
@@ -368,15 +364,7 @@ class ServedLLM:
         path: Path,
         speculation: Speculation,
     ) -> None:
-        """Ask a server for a model that it holds.
-
-        Args:
-            server: The server.
-            model: Its name there.
-            load: Loads the model in this process.
-            path: Its file.
-            speculation: Draft options of its texts.
-        """
+        """Ask a server for a model, by its name there; `load` loads its file in this process."""
         self.url, self._server, self._model, self._load = server.url, server, model, load
         self.path, self.speculation = path, speculation
         self._llm: LLM | None = None

@@ -130,7 +130,6 @@ class Worker:
             self.cancel(job, "shutting_down")
 
     def close(self) -> None:
-        """Cancel all jobs and end the threads; further calls have no effect."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
@@ -338,7 +337,6 @@ class Report:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lines of the request ended the answer."""
         return self._lines is not None and self._lines.is_over
 
     def prompt_is_read(self, progress: Progress) -> None:

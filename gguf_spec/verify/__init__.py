@@ -84,7 +84,6 @@ class Report:
     """Result of `verify`.
 
     Attributes:
-        target: Name of the model.
         draft: File name of the draft, or None.
         n_prompts: Number of continued prompts.
         n_tokens: Maximum number of tokens of a text.

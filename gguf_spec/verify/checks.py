@@ -8,7 +8,7 @@ import math
 import re
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from ..llama.options import FLASH_ATTENTION, KV_TYPES
 from ..llama.samplers import distribution
 from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Sampling, Speculation
-from ..results import Completion
+from ..results import Completion, Stats
 from ..runtime.llm import LLM
 from ..sampling.chain import Sampler, largest
 from ..sampling.filters import make_filters
@@ -165,10 +165,11 @@ def check_kernels(llm: LLM) -> list[Check]:
     faults = []
     if np.median(shares) > usual or max(shares) > most:
         faults.append(f"{found}; rounding moves them by less than {usual:.0%} and {most:.0%}.")
-    if experts and experts.share_of_others > _MOST_OTHER_EXPERTS:
+    share = experts.n_others / max(1, experts.n_choices) if experts else 0.0
+    if share > _MOST_OTHER_EXPERTS:
         faults.append(
-            f"{name}: other experts than llama.cpp's in {experts.share_of_others:.0%} of the "
-            f"choices; rounding changes less than {_MOST_OTHER_EXPERTS:.0%}."
+            f"{name}: other experts than llama.cpp's in {share:.0%} of the choices; rounding "
+            f"changes less than {_MOST_OTHER_EXPERTS:.0%}."
         )
     changes = "the kernels of gguf-spec compute other logits than llama.cpp's"
     return [Check("kernels", len(own), found, tuple(faults), changes)]
@@ -184,7 +185,7 @@ class _Experts:
         self._native = native = target.native.share()
         self._n_vocab, self._n_ctx = target.n_vocab, target.n_ctx
         self._first: list[NDArray[np.int32]] = []
-        self._is_first, self._n_others, self._n_choices = True, 0, 0
+        self._is_first, self.n_others, self.n_choices = True, 0, 0
         params = C.llama_context_default_params()
         params.n_ctx = min(padded(max(_DEPTHS) + max(_WIDTHS)), self._n_ctx)
         params.n_batch = params.n_ubatch = N_BATCH
@@ -198,10 +199,6 @@ class _Experts:
             raise context_error(target.options, params.n_ctx, log)
         if target.options.lora:
             native.use_adapters([adapter.scale for adapter in target.options.lora])
-
-    @property
-    def share_of_others(self) -> float:
-        return self._n_others / self._n_choices if self._n_choices else 0.0
 
     def rows(self, text: Sequence[int]) -> list[Logits]:
         """Return rows as `_rows` does; from the second time on with the experts of the first."""
@@ -240,8 +237,8 @@ class _Experts:
                 first = self._first[self._at]
                 self._at += 1
                 others = np.sort(chosen, axis=1) != np.sort(first, axis=1)
-                self._n_others += int(others.any(axis=1).sum())
-                self._n_choices += n_rows
+                self.n_others += int(others.any(axis=1).sum())
+                self.n_choices += n_rows
                 chosen[:] = first
         return True
 
@@ -427,10 +424,8 @@ class Comparison:
     """Comparison of the texts of one sampling and one drafter with the plain texts.
 
     Attributes:
-        sampling: Name of the options.
         drafter: Name of the draft setting.
         n_texts: Number of compared texts.
-        n_identical: Number of identical texts.
         n_near_ties: Number of texts that differ from a near tie on.
         n_different: Number of texts that differ for another reason.
         acceptance: Acceptance rate: accepted over drafted tokens.
@@ -462,11 +457,8 @@ class TextChecks:
     def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
         """Prepare the checks; `noise` is the allowed logit shift, 0 for no difference at all."""
         self.llm, self._n_tokens, self.noise = llm, n_tokens, noise
-        self._n_generated = self._n_near_ties = 0
         self._tolerance = {"target": 0.0, "draft": 0.0}
-        self._n_texts: Counter[tuple[str, str]] = Counter()
-        self._drafted: Counter[tuple[str, str]] = Counter()
-        self._accepted: Counter[tuple[str, str]] = Counter()
+        self._stats: defaultdict[tuple[str, str], list[Stats]] = defaultdict(list)
         self.differences: list[Difference] = []
         self.cache_faults: list[str] = []
 
@@ -505,13 +497,8 @@ class TextChecks:
             one_more()
 
     def count(self, job: TextCheck, burst: Completion) -> None:
-        """Compare a text with the plain one."""
         key, stats, plain = (job.name, job.drafter), burst.stats, job.plain.tokens
-        self._n_texts[key] += 1
-        self._drafted[key] += stats.n_drafted
-        self._accepted[key] += stats.n_accepted
-        self._n_generated += stats.n_generated
-        self._n_near_ties += stats.n_near_ties
+        self._stats[key].append(stats)
         if plain != burst.tokens:
             at = common(plain, burst.tokens)
             gap, near_tie = self.gap(job.ids, plain, burst.tokens, at, job.sampling)
@@ -519,15 +506,20 @@ class TextChecks:
             self.differences.append(Difference(*key, job.prompt, at, gap, is_tie))
 
     def comparisons(self) -> Iterator[Comparison]:
-        for key, n in self._n_texts.items():
+        for key, every in self._stats.items():
             parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == key]
-            n_ties, acceptance = sum(parted), self._accepted[key] / max(1, self._drafted[key])
-            counts = n, n - len(parted), n_ties, len(parted) - n_ties
-            yield Comparison(*key, *counts, acceptance)
+            n, n_ties, n_drafted = len(every), sum(parted), sum(one.n_drafted for one in every)
+            acceptance = sum(one.n_accepted for one in every) / max(1, n_drafted)
+            yield Comparison(*key, n, n - len(parted), n_ties, len(parted) - n_ties, acceptance)
 
     def near_ties(self) -> Check:
         """Return the check of the near-tie count: none if passes are exact, and few otherwise."""
-        n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
+        every = [stats for some in self._stats.values() for stats in some]
+        n, n_generated = (
+            sum(one.n_near_ties for one in every),
+            sum(one.n_generated for one in every),
+        )
+        share = n / max(1, n_generated)
         faults = []
         if n and not self.noise:
             faults.append(f"{n} near ties were counted, where passes are exact.")
@@ -536,9 +528,9 @@ class TextChecks:
                 f"{share:.0%} of the tokens were decided by less than the rounding noise; at "
                 f"most {MOST_NEAR_TIES:.0%} are plausible."
             )
-        found = f"{n} of {self._n_generated} tokens"
+        found = f"{n} of {n_generated} tokens"
         changes = "there are too many near ties to tell rounding from errors"
-        return Check("near ties", self._n_generated, found, tuple(faults), changes)
+        return Check("near ties", n_generated, found, tuple(faults), changes)
 
     def gap(
         self,
