@@ -499,10 +499,7 @@ class _Race:
                 yield Case(work.workload, work.samplings[0].temperature, tuple(results))
 
     def _still_in(self, work: _Work, round_: int) -> list[Contender]:
-        """Return the contenders of a round.
-
-        After the first round, fixed settings that cannot be the best are left out.
-        """
+        """Return the contenders of a round; after the first one without hopeless settings."""
         speeds = {name: runs[0].tokens_per_s for name, runs in work.runs.items()} if round_ else {}
         enough = _HOPELESS * max(
             (speeds[one.name] for one in self.contenders if one.fixed and one.name in speeds),

@@ -28,7 +28,6 @@ class Diagnosis:
     """Result of all checks.
 
     Attributes:
-        checks: The checks in order.
         tuning: Cached costs of the models' passes; None if they were not measured yet.
     """
 
@@ -127,7 +126,7 @@ def doctor(
     failed = {one.name for one in checks if one.status == "fail"}
     if "devices" in failed:
         features = None  # nothing can be loaded
-    loads = "workers" not in failed
+    loads = features is not None and "workers" not in failed
     pair = models.PairChecks(options, draft_options, features, models_file, loads, reads_all)
     with contextlib.closing(pair):
         checks += pair.examine(model, draft)

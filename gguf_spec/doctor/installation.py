@@ -95,7 +95,6 @@ class Check:
     """Result of one check.
 
     Attributes:
-        name: Subject of the check.
         status: `ok`; `warn` if it works, but worse than possible; `fail` if it does not work.
         found: Description of the result.
         todo: Advice; empty if nothing is to be done.
@@ -366,10 +365,7 @@ def threads(options: ContextOptions) -> Check:
 
 
 def openmp() -> Check:
-    """Check that threads do not spin long at barriers.
-
-    Long spinning makes passes many times slower beside another program.
-    """
+    """Check that threads do not spin long at barriers, which is slow beside another program."""
     from ..llama import own_kernels
 
     state, count = openmp_module.state(), openmp_module.SPIN_COUNT

@@ -77,10 +77,7 @@ def hub_cache() -> Check:
 
 
 def models_file(given: Path | None) -> Check:
-    """Check that model names can be resolved.
-
-    The user's models.yaml, if any, and the given one must be valid.
-    """
+    """Check that names are resolved, with the user's models.yaml, if any, and the given one."""
     name, own = "models file", user_file()
     try:
         known = entries(given)
@@ -92,10 +89,7 @@ def models_file(given: Path | None) -> Check:
 
 
 def hub() -> Check:
-    """Check that the hub responds.
-
-    No other check makes a request.
-    """
+    """Check that the hub responds; no other check makes a request."""
     todo = (
         "check the network, HTTPS_PROXY and HF_ENDPOINT; "
         "local files and downloaded models work without the hub."
@@ -210,7 +204,7 @@ class PairChecks:
 
     Attributes:
         features: Features of the llama.cpp build; None if it does not work.
-        loads: Whether the models are loaded, if llama.cpp works.
+        loads: Whether the models are loaded.
         reads_all: Whether the files are read completely.
         tuning: Cached costs of their passes; None if they were not measured yet.
         loaded: The models to close, a draft before its target.
@@ -225,19 +219,12 @@ class PairChecks:
     tuning: Tuning | None = None
     loaded: list[CachedSequence] = field(default_factory=list)
 
-    @property
-    def _opens(self) -> bool:
-        return self.loads and self.features is not None
-
     def close(self) -> None:
         for model in self.loaded:
             model.close()
 
     def examine(self, model: str | Path, draft: str | Path | None) -> Iterator[Check]:
-        """Yield the checks of a pair.
-
-        Checks that depend on a failed check are skipped.
-        """
+        """Yield the checks of a pair, without those that depend on a failed one."""
         role = "target"
         try:
             entry = resolve(model, self.models_file)
@@ -276,7 +263,7 @@ class PairChecks:
             texts += ", half of this for states of recurrent layers along the prompts"
         room = self._fits(wanted, found, longest, texts)
         yield room
-        if self._opens and room.status != "fail":
+        if self.loads and room.status != "fail":
             yield from self._inside(planned)
 
     def _why_ctx(self, n_ctx: int, trained: int, most: int) -> str:
@@ -346,7 +333,7 @@ class PairChecks:
         wanted = embedding_needs(file.header, self.options, self.features or {})
         room = self._fits(wanted, format_bytes(wanted.added))
         yield room
-        if not self._opens or room.status == "fail":
+        if not self.loads or room.status == "fail":
             return
         try:
             model = Context(file, self.options).sequences[0]

@@ -322,10 +322,7 @@ class App:
     # ---- shutdown
 
     def begin_end(self) -> None:
-        """Refuse new requests, and cancel running ones after the grace period of the settings.
-
-        Call this in the event loop.
-        """
+        """Refuse new requests, cancel others after the grace period; call it in the event loop."""
         self._ends = True
         asyncio.get_running_loop().call_later(self._settings.grace, self.worker.cancel_all)
 
@@ -556,10 +553,7 @@ def _serve(file: Path) -> Callable[[Request], Response]:
 
 
 def _log_request(scope: Scope, path: str, status: int) -> None:
-    """Log method, path, status, the code of an error or the tokens of an answer.
-
-    Checks of the health are left out.
-    """
+    """Log method, path, status, error code or tokens; not the checks of the health."""
     if not _REQUESTS.isEnabledFor(logging.INFO) or (
         path in (*_HEALTH_PATHS, "/metrics") and status < 400
     ):

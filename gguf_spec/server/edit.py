@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 
-def _is_scope(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(one, str) for one in value)
-    )
-
-
 # Characters of a text. Few contexts hold more, and reading its parts keeps other requests waiting.
 TEXT_MAX = 1 << 18
-_SCOPE = {"anyOf": [s.TEXT.schema, {"type": "array", "items": s.TEXT.schema}]}
+_SCOPE = s.checked(
+    {"anyOf": [s.TEXT.schema, {"type": "array", "items": s.TEXT.schema}]},
+    lambda value: (
+        isinstance(value, str)
+        or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+    ),
+    "must be a text or an array of texts.",
+)
 EDIT = Body(
     "text",
     {name: SHARED[name] for name in ("model", "max_tokens", "seed", "temperature", "speculation")}
@@ -35,19 +36,14 @@ EDIT = Body(
         "text": s.TEXT,
         "instruction": s.TEXT,
         "name": s.TEXT,
-        "scope": s.checked(_SCOPE, _is_scope, "must be a text or an array of texts."),
+        "scope": _SCOPE,
     },
     "text",
 )
 
 
 class EditForm:
-    """What an edit needs besides the fields of a completion.
-
-    Attributes:
-        plan: How it is made.
-        done: The edit, where it needs no model.
-    """
+    """What an edit needs besides the fields of a completion; `done`: one that needs no model."""
 
     def __init__(self, plan: EditPlan, max_tokens: int | None) -> None:
         self.plan, self._max_tokens = plan, max_tokens

@@ -85,7 +85,6 @@ class TaskRun(NamedTuple):
 
     Attributes:
         check: Raises if the request is cancelled.
-        totals: Counts the tokens.
         began_s: Time when the request was read, by `time.perf_counter`.
     """
 

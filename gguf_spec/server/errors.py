@@ -62,9 +62,7 @@ class ApiError(Exception):
     """Error response to a request.
 
     Attributes:
-        status: HTTP status code.
         error: OpenAI error object with `message`, `type`, `param` and `code`.
-        headers: Additional HTTP headers of the response.
         too_long: The error of a prompt that is too long, which each API names in its own words.
     """
 

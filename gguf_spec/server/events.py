@@ -57,7 +57,6 @@ class ChunkEvent:
 
     Attributes:
         logprobs: Its tokens with log-probabilities; empty unless requested.
-        index: Index of the choice.
         stats: Statistics of the choice up to here.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ..options import SAMPLING, Sampling, Speculation
@@ -116,7 +116,7 @@ def _infilling(sampling: Sampling, samplers: Collection[str]) -> InfillSampling:
     if "temperature" in samplers or not 1 <= sampling.top_k <= MOST:
         fact = f"with infill must be without temperature, and requires a top_k from 1 to {MOST}."
         raise invalid_value("samplers", fact)
-    return InfillSampling(**{one.name: getattr(sampling, one.name) for one in fields(sampling)})
+    return InfillSampling(**vars(sampling))
 
 
 def _nested(answer: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:

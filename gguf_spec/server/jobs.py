@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -265,8 +264,7 @@ def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
         return replace(request, sampling=sampling)
     if sampling.think_budget is not None:
         raise OptionConflictError(Option("think_budget"), Option("tools"))
-    fields = {one.name: getattr(sampling, one.name) for one in dataclass_fields(sampling)}
-    return replace(request, sampling=WholeGrammarSampling(**fields))
+    return replace(request, sampling=WholeGrammarSampling(**vars(sampling)))
 
 
 class Job:
@@ -277,14 +275,11 @@ class Job:
 
     Attributes:
         request: The request, or a task: a function of the loaded model.
-        why: Reason for a cancellation, or None.
         stats: Statistics of the complete choices.
         n_threads: Number of threads that answer it. The worker changes it.
         last: The last event, to be sent when no thread answers it any more.
-        failed: Whether an error ended it.
         began_s: Time when it was created, by `time.perf_counter`.
-        unenforced: What the grammar does not enforce of the schemas.
-        faults: What the answers do not fulfil of these.
+        faults: What the answers do not fulfil of the schemas.
         has_started: Whether the first event was sent. From then on other threads may answer further
             choices.
         n_ctx: Length of the context that it waits for, in tokens.

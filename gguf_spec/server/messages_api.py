@@ -276,10 +276,7 @@ def _tools(data: dict[str, Any]) -> ToolUse:
 
 
 def _converted(message: dict[str, Any]) -> list[Message]:
-    """Return messages in the form that chat templates read.
-
-    The results of tools, which are blocks of a message of the user, become messages of their own.
-    """
+    """Return messages as chat templates read them; results of tools become some of their own."""
     role, content = message["role"], message["content"]
     if isinstance(content, str):
         return [message]

@@ -241,7 +241,7 @@ def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:
     for name, field in _SUMS.items():
         sums[name, ""] += getattr(stats, field)
     for part in _TIMES:
-        sums["time_seconds_total", _PARTS[part]] += getattr(stats, f"{part}_s")
+        sums["time_seconds_total", _label(part=part)] += getattr(stats, f"{part}_s")
     for drafter, counts in stats.drafters.items():
         for name, n in zip(_OF_DRAFTERS, counts, strict=True):
             sums[name, _label(drafter=drafter)] += n
@@ -275,6 +275,3 @@ def _labels(**values: object) -> str:
 
 def _label(**values: object) -> str:
     return f"{{{_labels(**values)}}}"
-
-
-_PARTS = {part: _label(part=part) for part in _TIMES}

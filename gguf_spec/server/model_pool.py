@@ -275,11 +275,7 @@ class ModelPool(OfOneProcess):
         return llm.n_ctx
 
     def _reload(
-        self,
-        model: ServedModel,
-        llm: LLM | None,
-        is_cancelled: Callable[[], bool],
-        n_ctx: int,
+        self, model: ServedModel, llm: LLM | None, is_cancelled: Callable[[], bool], n_ctx: int
     ) -> None:
         """Load a model, with the texts of the one that is loaded, whose context is too short."""
         before, texts = 0, None

@@ -51,12 +51,7 @@ class ModelRoutes:
     """Routes that look models up; those that need a loaded model load it."""
 
     def __init__(
-        self,
-        pool: ModelPool,
-        worker: Worker,
-        settings: Settings,
-        bodies: BodyReader,
-        since: int,
+        self, pool: ModelPool, worker: Worker, settings: Settings, bodies: BodyReader, since: int
     ) -> None:
         self._pool, self._worker, self._settings = pool, worker, settings
         self._bodies, self._since = bodies, since

@@ -540,7 +540,7 @@ def details_of(header: Header | None) -> dict[str, Any]:
 
 
 def description_of(
-    model: ServedModel, sampling: dict[str, Any], n_ctx: int | None = None
+    model: ServedModel, sampling: dict[str, Any], n_ctx: int | None
 ) -> dict[str, Any]:
     """Return the answer of `/api/show` about a model.
 

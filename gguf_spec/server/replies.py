@@ -386,11 +386,7 @@ class PartsReply(Reply, ABC):
 
 
 def finish_reason(reason: FinishReason, why: Why | None) -> str:
-    """Return the finish reason of an answer; a timeout is reported as `length`.
-
-    Raises:
-        ApiError: The server shut down before the answer was complete, or the client disconnected.
-    """
+    """Return the finish reason; of cancelled answers only a timeout has one (`length`)."""
     if reason != "cancelled":
         return reason
     if why == "timeout":
@@ -399,10 +395,7 @@ def finish_reason(reason: FinishReason, why: Why | None) -> str:
 
 
 def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
-    """Return the usage object: token counts, and statistics of the speculation.
-
-    The prompt of each `n` completions is the same, and is counted once.
-    """
+    """Return the usage object; the prompt of each `n` completions is the same, and counted once."""
     s = _sum([result.stats for result in results])
     prompts = [result.stats for result in results[::n]]
     n_prompt = sum(stats.n_prompt for stats in prompts)
@@ -555,10 +548,7 @@ class AnswerStream(StreamingResponse):
             self._close()
 
     async def _batches(self) -> AsyncIterator[bytes]:
-        """Yield the encoded events; events that arrived during a slow send form one batch.
-
-        An unexpected error becomes the last event.
-        """
+        """Yield the encoded events, as many as there are; an unexpected error is the last one."""
         events, loop, batch = self._job.events, asyncio.get_running_loop(), list[Event]()
         try:
             if data := self._bytes(self._reply.first()):

@@ -228,10 +228,7 @@ class CompletionRequest:
 
 
 def seed_of(seed: int, i: int) -> int:
-    """Return the seed of choice `i` of a prompt, from the seed of the request.
-
-    A request for one choice with that seed gives the same text.
-    """
+    """Return the seed of choice `i`; a request for one choice with it gives the same text."""
     return (seed + i) % SEEDS
 
 
@@ -1010,10 +1007,7 @@ def _continues(data: dict[str, Any]) -> bool | None:
 def continued(
     messages: Sequence[Message], continues: bool | None = None
 ) -> tuple[Sequence[Message], str]:
-    """Return the messages before an answer, and its beginning: the last message of the assistant.
-
-    With `continues` it must be one, and there is an `ApiError` where it is not.
-    """
+    """Return the messages before an answer, and its beginning: the last one, of the assistant."""
     last = messages[-1]
     is_text = isinstance(last.get("content"), str) and not last.get("tool_calls")
     can = last.get("role") == "assistant" and is_text and len(messages) > 1

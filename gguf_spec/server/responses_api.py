@@ -283,10 +283,7 @@ def _read_item(item: Any, at: str, find: FindItem) -> Item | None:
 
 
 def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message]:
-    """Return the messages of a conversation.
-
-    The items of one turn of the assistant (reasoning, text, calls) form one message.
-    """
+    """Return messages; the items of a turn (reasoning, text, calls) form one of the assistant."""
     messages: list[Message] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -337,10 +334,7 @@ def text_of(parts: Sequence[dict[str, Any]]) -> str:
 
 
 def _turn(messages: list[Message], *is_over: str) -> Message:
-    """Return the message of the running turn of the assistant, or begin one.
-
-    A message that has one of the fields `is_over` ends its turn.
-    """
+    """Return the running turn of the assistant, which a field of `is_over` ends, or begin one."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(map(last.get, is_over)):
         last = {"role": "assistant", "content": ""}

@@ -64,11 +64,7 @@ def _folder() -> Path:
 
 @contextmanager
 def listed(url: str, token: str, models: Sequence[ServedModel]) -> Iterator[None]:
-    """List a server of this process for `running_servers`; without a writable folder, do nothing.
-
-    Args:
-        token: Token that opens its routes `/api/ps` and `CALL`.
-    """
+    """List a server of this process for `running_servers`, if the folder can be written."""
     file = None
     with contextlib.suppress(OSError, RuntimeError):
         folder = _folder()
@@ -121,11 +117,7 @@ def _read(file: Path) -> RunningServer | None:
 
 
 def _is_own(url: str, pid: int) -> bool:
-    """Return whether a process of this user listens at the port of a URL.
-
-    Raises:
-        OSError: There is no such process.
-    """
+    """Return whether a process of this user listens at the port; `OSError` if there is none."""
     import psutil
 
     try:

@@ -22,7 +22,6 @@ class Shape(NamedTuple):
     """Description of a JSON value.
 
     Attributes:
-        schema: JSON schema.
         read: Returns the value for the server, from the value and its place. None leaves a field
             of an object out. Raises `ApiError` for an invalid value.
         is_hidden: Whether the OpenAPI description leaves a field with it out.

@@ -61,9 +61,6 @@ def systemd_service(watched: Server) -> Iterator[None]:
     """Tell systemd that a service is ready, then that it is alive, and at the end that it stops.
 
     Without systemd nothing is sent and no thread runs.
-
-    Args:
-        watched: The server.
     """
     if not notify("READY=1"):
         yield

@@ -69,7 +69,6 @@ class Check:
     """Result of one check.
 
     Attributes:
-        name: Name of the checked feature.
         n_cases: Number of comparisons; 0 if the check was left out.
         found: Summary of the result in a few words.
         faults: Faults, one sentence each.
@@ -1034,10 +1033,7 @@ def drawn(
     until: float,
     on_draw: Callable[[], object],
 ) -> ChiSquareTest:
-    """Sample first tokens in one of `TESTED_RULES` and test them against the exact distribution.
-
-    Fewer generations run if `until` has passed.
-    """
+    """Sample first tokens in one of `TESTED_RULES`, fewer after `until`, and test them."""
     seen: Counter[tuple[int | None, ...]] = Counter()
     sampling, n_drafted, known = reference.sampling, 0, llm.snapshot()
     cheap = Snapshot(_cheap_drafts(llm.profile).experiences())
