@@ -34,7 +34,6 @@ class Tuning:
     """Measured costs of a model pair and their interpretation.
 
     Attributes:
-        target: Name of the model.
         draft: File name of the draft, or None.
         profile: Measured costs and agreement.
         kept: Whether the profile was saved for later loads.

@@ -233,7 +233,9 @@ class Output:
     Results are in the order of the lines. The id of a result has a key of its line and a key of the
     options, by which a later run knows what is done. Results that end before those of earlier lines
     wait in a file beside it, so that nothing is answered twice. All records are whole lines: after
-    a kill -9 at any moment, only the last line of a file can be cut, and is ignored.
+    a kill -9 at any moment, only the last line of a file can be cut, and is ignored. A file that
+    cannot be read or written, that another process writes to, or whose lines are no results or
+    those of other lines or options, is a `BatchFileError`.
 
     Attributes:
         ahead: Results of this run that wait for that of an earlier line, by number.
@@ -243,15 +245,7 @@ class Output:
     """
 
     def __init__(self, target: Path | BinaryIO, clock: Callable[[], float] = time.monotonic):
-        """Open the file.
-
-        Args:
-            target: The file, which is created if it does not exist, or a binary stream.
-            clock: Returns a time in seconds.
-
-        Raises:
-            BatchFileError: It cannot be opened, or another process writes to it.
-        """
+        """Open the file, which is created if it does not exist, or a binary stream."""
         self.n_done = self.n_failed = self.last = 0
         self._options: bytes | None = None  # key of the options of all results
         self._clock, self._synced, self._is_synced = clock, clock(), True
@@ -278,11 +272,7 @@ class Output:
                 raise BatchFileError(self._path, fact, hint)
 
     def match(self, lines: Iterator[Line]) -> None:
-        """Read the results that are there, and as many lines; cut off an incomplete last result.
-
-        Raises:
-            BatchFileError: A line is not a result, or is the result of another line.
-        """
+        """Read the results that are there, and as many lines; cut off an incomplete last result."""
         beside, self._beside = self._beside, None  # a refused file is not changed
         if beside is None or self._path is None:
             return
@@ -328,11 +318,7 @@ class Output:
         self.n_failed += not data.endswith(_SUCCESS)
 
     def _read_ahead(self, path: Path) -> None:
-        """Read the results that wait for those of earlier lines.
-
-        Raises:
-            BatchFileError: The file cannot be read, or is not one of gguf-spec.
-        """
+        """Read the results that wait for those of earlier lines."""
         is_ours = False
         try:
             with path.open("rb") as file:
@@ -356,11 +342,7 @@ class Output:
             raise _cannot("read", path, error) from None
 
     def check_options(self, key: bytes, number: int = 1) -> None:
-        """Check that the results, one of which is given, have the key of these options.
-
-        Raises:
-            BatchFileError: They are not.
-        """
+        """Check that the results, one of which is given, have the key of these options."""
         if self._options not in (None, key):
             fact = f"the results in {self._path} are of another model or of other options."
             hint = f"repeat the command with the same options, or {_ANOTHER}"
@@ -383,11 +365,7 @@ class Output:
             yield line
 
     def put(self, result: LineResult) -> None:
-        """Write a result, or keep it until those of all earlier lines are written.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a result, or keep it until those of all earlier lines are written."""
         self.ahead[result.number] = result
         if result.number != self._begun[0]:
             if self._beside:
@@ -424,18 +402,13 @@ class Output:
             raise _cannot("written", self._path, error) from None
 
     def sync(self) -> None:
-        """Write the results to the disk."""
         if self._path and not self._is_synced:
             with contextlib.suppress(OSError):  # a pipe or a device
                 os.fsync(self._file.fileno())
         self._synced, self._is_synced = self._clock(), True
 
     def close(self, is_whole: bool) -> None:
-        """Close the file; further calls have no effect.
-
-        Args:
-            is_whole: Whether all results are in it.
-        """
+        """Close the file; where all results are in it (`is_whole`), nothing stays beside it."""
         if self._path is None or self._file.closed:
             return
         self.sync()

@@ -140,12 +140,6 @@ class LineDefaults:
     ) -> CompletionRequest:
         """Return a request with the defaults of the options that its body does not set.
 
-        Args:
-            asked: The request.
-            body: The body that it was read from.
-            number: Number of the line.
-            is_plain: Whether the line is a plain one.
-
         Raises:
             ApiError: The body and a default cannot be combined.
         """
@@ -163,18 +157,8 @@ class LineDefaults:
         asked = replace(asked, sampling=sampling)
         if self.think is None or {"reasoning_effort", "chat_template_kwargs"} & sets:
             return asked
-        reasoning = _Thinking(asked.reasoning.effort, asked.reasoning.values, self.think)
+        reasoning = ReasoningFields(asked.reasoning.effort, asked.reasoning.values, self.think)
         return replace(asked, reasoning=reasoning) if asked.is_chat else asked
-
-
-@dataclass(frozen=True)
-class _Thinking(ReasoningFields):
-    """Fields about reasoning of a request without any, and the default of the batch."""
-
-    think: bool = False
-
-    def options(self, llm: LLM) -> dict[str, Any]:
-        return super().options(llm) | {"think": self.think if llm.can_think else None}
 
 
 def seed_of_line(seed: int, number: int) -> int:
@@ -233,14 +217,6 @@ def read_request(
     defaults: LineDefaults,
     speculation: Speculation,
 ) -> CompletionRequest:
-    """Return the request of a line.
-
-    Args:
-        defaults: Options that it may leave out.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
     body = _plain_body(data, defaults) if head.is_plain else _openai_body(data)
     if FLAG.read(body.get("stream"), "stream"):
         raise ApiError(
@@ -316,7 +292,6 @@ class Answerer:
     """Answers lines with a model, from any thread.
 
     Attributes:
-        defaults: Options of the lines that do not set them.
         created: Time of the answers in OpenAI's format, in seconds since 1970.
         cancellation: Has the running streams.
         on_tokens: Called with the number of tokens of each round.
@@ -443,6 +418,5 @@ def _refusal(error: Exception, names: dict[str, str]) -> ApiError:
 
 
 def _response(status: int, key: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the response of a line in OpenAI's format."""
     request_id = f"req_{key.rpartition('_')[2]}"
     return {"response": {"status_code": status, "request_id": request_id, "body": body}}

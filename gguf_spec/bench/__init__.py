@@ -64,13 +64,7 @@ _WARM_UP = 8  # tokens generated to warm up
 
 
 class Spread(NamedTuple):
-    """Median and range of repeated measurements.
-
-    Attributes:
-        median: The median.
-        least: The smallest value.
-        most: The largest value.
-    """
+    """Median and range of repeated measurements."""
 
     median: float
     least: float
@@ -88,8 +82,6 @@ class Contender:
     """A decoding setting that takes part in the benchmark.
 
     Attributes:
-        name: Its name.
-        speculation: Its draft options.
         fixed: Whether it is a setting that a user might select by hand; this includes plain
             decoding.
     """
@@ -107,10 +99,8 @@ class Run:
         round: Index of the round, from 0.
         n_tokens: Number of generated tokens.
         decode_s: Time after the prefill, in seconds.
-        total_s: Total time in seconds.
         ttft_s: Mean time to the first token of an answer, in seconds.
-        n_drafted: Number of draft tokens.
-        n_accepted: Number of accepted draft tokens.
+        n_drafted: Number of draft tokens; the target accepted `n_accepted` of them.
         forecast_s: Predicted time of the rounds, in seconds.
         plain_s: Predicted time of plain decoding, in seconds.
         n_texts: Number of conversations.
@@ -150,7 +140,6 @@ class Result:
     """The runs of a contender on one case.
 
     Attributes:
-        contender: The contender.
         runs: One run per round.
         speedup: Throughput relative to plain decoding, compared round by round.
         speedup_in_all: The same, including the prefill time.
@@ -189,7 +178,6 @@ class Case:
     """A workload at one temperature.
 
     Attributes:
-        workload: Name of the workload.
         temperature: Sampling temperature; 0 is greedy.
         results: One per contender, plain decoding first.
     """
@@ -251,7 +239,6 @@ class Machine:
     """The machine that ran the benchmark.
 
     Attributes:
-        cpu: Name of the processor.
         cores: Number of usable physical cores.
         threads: Number of threads used.
     """
@@ -266,9 +253,7 @@ class Report:
     """Result of `bench`.
 
     Attributes:
-        target: Name of the target.
         draft: File name of the draft, or None.
-        machine: The machine that ran it.
         n_rounds: Requested number of runs of each contender.
         cases: One per workload and temperature.
         is_complete: False if the time limit ended the benchmark early.
@@ -373,11 +358,7 @@ class Report:
 
 
 def ratios(runs: Sequence[Run], others: Sequence[Run], what: str) -> Spread:
-    """Return the ratio of a metric between two sets of runs, over their common rounds.
-
-    Args:
-        what: Name of a field or property of `Run`.
-    """
+    """Return the ratio of a field or property of two sets of runs, in their common rounds."""
     by_round = {run.round: getattr(run, what) for run in others}
     return Spread.of(
         getattr(run, what) / by_round[run.round] for run in runs if run.round in by_round
@@ -461,11 +442,10 @@ def bench(
 
 @dataclass(frozen=True)
 class _Work:
-    """One case to be run.
+    """One case to be run, with its finished runs by contender.
 
     Attributes:
         samplings: Sampling options of each conversation.
-        runs: Finished runs by contender name.
         texts: Tokens of each conversation by plain decoding, by round.
     """
 
@@ -490,7 +470,6 @@ class _Race:
     is_complete: bool = True
 
     def run(self) -> None:
-        """Run all contenders, or as many as the time limit allows."""
         done = 0
         for round_ in range(self.n_rounds):
             for work in self.work:
@@ -520,10 +499,7 @@ class _Race:
                 yield Case(work.workload, work.samplings[0].temperature, tuple(results))
 
     def _still_in(self, work: _Work, round_: int) -> list[Contender]:
-        """Return the contenders of a round.
-
-        After the first round, fixed settings that cannot be the best are left out.
-        """
+        """Return the contenders of a round; after the first one without hopeless settings."""
         speeds = {name: runs[0].tokens_per_s for name, runs in work.runs.items()} if round_ else {}
         enough = _HOPELESS * max(
             (speeds[one.name] for one in self.contenders if one.fixed and one.name in speeds),
@@ -537,7 +513,6 @@ class _Race:
 
 
 def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
-    """Run all conversations of a case, turn by turn."""
     texts: list[tuple[int, ...]] = []
     answers: list[Completion] = []
     for conversation, sampling in zip(work.conversations, work.samplings, strict=True):
@@ -568,10 +543,7 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
 def _converse(
     llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation
 ) -> Iterator[Completion]:
-    """Yield the answer to each turn.
-
-    The caches are cleared first, because a cached prompt would have no prefill cost.
-    """
+    """Yield the answer to each turn; a prompt in the cache would have no prefill cost."""
     llm.forget()
     text, messages = "", list(conversation.history)
     for turn in conversation.turns:

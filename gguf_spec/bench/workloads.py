@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..errors import ContextTooShortError, InvalidOptionError
 from ..runtime.llm import LLM
 from ..text.chat_template import Message
 
+_T = TypeVar("_T")
 _Turns = tuple[str, ...]
 _TEMPLATE = 64  # tokens reserved per turn for the chat template
 _FEWEST = 16  # minimum length of the long text before a conversation, in tokens
@@ -41,7 +42,6 @@ class _Conversations:
         """Return the first turn of each conversation as plain text, without a chat template.
 
         Args:
-            llm: The model that provides tokenizer and context size.
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
@@ -55,7 +55,6 @@ class _Conversations:
         The form is texts to continue if `llm.prompt` is `text`, otherwise questions.
 
         Args:
-            llm: The model that provides tokenizer, chat template and context size.
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
@@ -73,7 +72,6 @@ class Workload(_Conversations):
     """A type of task with its conversations.
 
     Attributes:
-        name: Its name.
         about: Description in one sentence.
         n_tokens: Number of tokens of an answer.
         temperatures: Sampling temperatures of its cases; 0 is greedy.
@@ -106,12 +104,16 @@ class Workload(_Conversations):
 
 def long_text(llm: LLM, n_tokens: int) -> str:
     """Return a tale of at most `n_tokens` tokens in which no sentence repeats."""
-    low, high = 0, n_tokens  # each sentence has several tokens
+    # each sentence has several tokens
+    return _longest(_sentences, 0, n_tokens, lambda text: len(llm.tokenize(text)) <= n_tokens)
+
+
+def _longest(make: Callable[[int], _T], low: int, high: int, fits: Callable[[_T], bool]) -> _T:
+    """Return what `make` returns for the largest number below `high` with which it fits."""
     while high - low > 1:
         middle = (low + high) // 2
-        fits = len(llm.tokenize(_sentences(middle))) <= n_tokens
-        low, high = (middle, high) if fits else (low, middle)
-    return _sentences(low)
+        low, high = (middle, high) if fits(make(middle)) else (low, middle)
+    return make(low)
 
 
 def _sentences(n: int) -> str:
@@ -278,7 +280,6 @@ class LongWorkload(_Conversations):
     """A workload whose prompt is filled with real text up to a given length.
 
     Attributes:
-        name: Its name.
         about: Description in one sentence.
         n_prompt: Maximum number of prompt tokens. The last sentence, line or record that does not
             fit is left out.
@@ -296,7 +297,6 @@ class LongWorkload(_Conversations):
     form: Callable[[int], _Form]
 
     def _in_form(self, llm: LLM, n_tokens: int | None, as_text: bool) -> list[Conversation]:
-        """Return the longest form of at most `n_prompt` tokens."""
         needed = self.n_prompt + (n_tokens or self.n_tokens)
         if needed > llm.n_ctx:
             what = f"the workload {self.name}"
@@ -309,11 +309,7 @@ class LongWorkload(_Conversations):
             )
             return len(ids) <= self.n_prompt
 
-        low, high = 1, self.n_prompt  # each piece has at least one token
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(self.form(middle)) else (low, middle)
-        form = self.form(low)
+        form = _longest(self.form, 1, self.n_prompt, fits)  # each piece has at least one token
         if as_text:
             return [Conversation((form.text,))]
         return [Conversation((form.question,), form.history, form.prefill)]

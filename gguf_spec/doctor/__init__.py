@@ -20,14 +20,7 @@ from .installation import Check, own_folders
 if TYPE_CHECKING:
     from ..tune import Tuning
 
-__all__ = [
-    "Check",
-    "ContextOptions",
-    "Diagnosis",
-    "context_options",
-    "doctor",
-    "own_folders",
-]
+__all__ = ["Check", "ContextOptions", "Diagnosis", "context_options", "doctor", "own_folders"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,6 @@ class Diagnosis:
     """Result of all checks.
 
     Attributes:
-        checks: The checks in order.
         tuning: Cached costs of the models' passes; None if they were not measured yet.
     """
 
@@ -134,14 +126,8 @@ def doctor(
     failed = {one.name for one in checks if one.status == "fail"}
     if "devices" in failed:
         features = None  # nothing can be loaded
-    pair = models.PairChecks(
-        options,
-        draft_options,
-        features,
-        models_file,
-        "workers" not in failed,
-        reads_all=reads_all,
-    )
+    loads = features is not None and "workers" not in failed
+    pair = models.PairChecks(options, draft_options, features, models_file, loads, reads_all)
     with contextlib.closing(pair):
         checks += pair.examine(model, draft)
         if mmproj is not None:

@@ -95,7 +95,6 @@ class Check:
     """Result of one check.
 
     Attributes:
-        name: Subject of the check.
         status: `ok`; `warn` if it works, but worse than possible; `fail` if it does not work.
         found: Description of the result.
         todo: Advice; empty if nothing is to be done.
@@ -189,14 +188,12 @@ READY_MADE, COMPILED = "ready made", "compiled"
 
 
 def origin() -> str:
-    """Return where this llama.cpp comes from: `READY_MADE` or `COMPILED`."""
     from ..llama.bindings import CPU_LIBRARY
 
     return READY_MADE if CPU_LIBRARY and CPU_LIBRARY.variant else COMPILED
 
 
 def ggml_version() -> str:
-    """Return the version of ggml."""
     from ..llama.bindings import call
 
     return str(call("ggml_version", result=ctypes.c_char_p).decode())
@@ -216,7 +213,6 @@ def devices(options: ContextOptions, draft_options: ContextOptions) -> list[Chec
 
 
 def has(features: Mapping[str, str], name: str) -> bool:
-    """Return whether a build has a feature."""
     return features.get(name, "0") != "0"
 
 
@@ -236,10 +232,7 @@ def workers(addresses: Sequence[str]) -> Check:
 
 
 def _cpu() -> tuple[str, set[str]]:
-    """Return the processor's name and features.
-
-    The set is empty if they are unknown.
-    """
+    """Return the processor's name and features; none if they are unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
     except OSError:
@@ -275,11 +268,7 @@ def processor(features: Mapping[str, str]) -> Check:
 
 
 def generation(flags: set[str]) -> str:
-    """Return the generation of a processor, by what matters for speed: the best of its features.
-
-    Args:
-        flags: The features, as Linux names them.
-    """
+    """Return the generation of a processor: the best of its features, as Linux names them."""
     return next((text for flag, text in _GENERATIONS.items() if flag in flags), "without AVX")
 
 
@@ -376,10 +365,7 @@ def threads(options: ContextOptions) -> Check:
 
 
 def openmp() -> Check:
-    """Check that threads do not spin long at barriers.
-
-    Long spinning makes passes many times slower beside another program.
-    """
+    """Check that threads do not spin long at barriers, which is slow beside another program."""
     from ..llama import own_kernels
 
     state, count = openmp_module.state(), openmp_module.SPIN_COUNT

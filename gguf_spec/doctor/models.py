@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,10 +77,7 @@ def hub_cache() -> Check:
 
 
 def models_file(given: Path | None) -> Check:
-    """Check that model names can be resolved.
-
-    The user's models.yaml, if any, and the given one must be valid.
-    """
+    """Check that names are resolved, with the user's models.yaml, if any, and the given one."""
     name, own = "models file", user_file()
     try:
         known = entries(given)
@@ -92,10 +89,7 @@ def models_file(given: Path | None) -> Check:
 
 
 def hub() -> Check:
-    """Check that the hub responds.
-
-    No other check makes a request.
-    """
+    """Check that the hub responds; no other check makes a request."""
     todo = (
         "check the network, HTTPS_PROXY and HF_ENDPOINT; "
         "local files and downloaded models work without the hub."
@@ -115,13 +109,6 @@ def hub() -> Check:
 
 
 def projector(path: Path, model: str | Path, models_file: Path | None, works: bool) -> Check:
-    """Check that a projector fits its model.
-
-    Args:
-        model: The model, as for `load`.
-        models_file: As for `load`.
-        works: Whether llama.cpp can be used.
-    """
     try:
         header = read_projector(path)
         if works:
@@ -142,11 +129,7 @@ _BLOCK, _ZEROS, _LEAST, _BESIDE = 1 << 20, 4 << 20, 1 << 14, 12
 
 
 def contents(name: str, header: Header, entry: Entry | None = None) -> Check:
-    """Read the files of a model completely, and compare their hash where it is known.
-
-    Args:
-        entry: The entry of models.yaml, which may have the hashes.
-    """
+    """Read the files of a model completely, and compare their hash with the known one."""
     known = 0
     for i, path in enumerate(header.parts):
         try:
@@ -215,55 +198,41 @@ def _declared(path: Path, in_models_file: str | None) -> tuple[str, str]:
     return (found[1], "is its name") if found else ("", "")
 
 
+@dataclass
 class PairChecks:
     """Checks of a target and a draft model: first their files, then the loaded models.
 
     Attributes:
+        features: Features of the llama.cpp build; None if it does not work.
+        loads: Whether the models are loaded.
+        reads_all: Whether the files are read completely.
         tuning: Cached costs of their passes; None if they were not measured yet.
+        loaded: The models to close, a draft before its target.
     """
 
-    def __init__(
-        self,
-        options: ContextOptions,
-        draft_options: ContextOptions,
-        features: dict[str, str] | None,
-        models_file: Path | None,
-        loads: bool = True,
-        *,
-        reads_all: bool = False,
-    ) -> None:
-        """Set the load options.
-
-        Args:
-            features: Features of the llama.cpp build; None if it does not work, so that no model is
-                loaded.
-            loads: Whether the models are loaded, if llama.cpp works.
-            reads_all: Whether the files are read completely.
-        """
-        self._reads_all = reads_all
-        self.tuning: Tuning | None = None
-        self._options, self._draft_options = options, draft_options
-        self._features, self._models_file = features, models_file
-        self._loaded: list[CachedSequence] = []
-        self._loads = loads and features is not None
+    options: ContextOptions
+    draft_options: ContextOptions
+    features: dict[str, str] | None
+    models_file: Path | None
+    loads: bool
+    reads_all: bool
+    tuning: Tuning | None = None
+    loaded: list[CachedSequence] = field(default_factory=list)
 
     def close(self) -> None:
-        for model in self._loaded:
+        for model in self.loaded:
             model.close()
 
     def examine(self, model: str | Path, draft: str | Path | None) -> Iterator[Check]:
-        """Yield the checks of a pair.
-
-        Checks that depend on a failed check are skipped.
-        """
+        """Yield the checks of a pair, without those that depend on a failed one."""
         role = "target"
         try:
-            entry = resolve(model, self._models_file)
+            entry = resolve(model, self.models_file)
             target = ModelFile(local(entry), may_embed=True)
             target.check_written()
             yield _file(role, target.header)
             yield from _sampling(target.header, entry)
-            if self._reads_all:
+            if self.reads_all:
                 yield contents(f"{role} file", target.header, entry)
             if target.embeds_only:
                 yield from self._embeds(target)
@@ -272,7 +241,7 @@ class PairChecks:
             drafts = Draft.of(draft)
             planned = self._plan(entry, target, drafts)
             yield self._draft(planned, drafts, str(model))
-            if self._reads_all and (other := planned.files[-1][0]).path != target.path:
+            if self.reads_all and (other := planned.files[-1][0]).path != target.path:
                 yield contents("draft file", other.header)
         except GgufSpecError as error:
             yield Check(role, "fail", error.message, error.hint)
@@ -280,7 +249,7 @@ class PairChecks:
         n_ctx = max(2, planned.target.positions(_trained(target.header)))
         files = [(file, replace(options, n_ctx=n_ctx)) for file, options in planned.files]
         planned = replace(planned, files=files)
-        features, headers = self._features or {}, planned.headers
+        features, headers = self.features or {}, planned.headers
         wanted = needs(headers, features)
         found = (
             f"{format_bytes(wanted.added)}, "
@@ -294,11 +263,11 @@ class PairChecks:
             texts += ", half of this for states of recurrent layers along the prompts"
         room = self._fits(wanted, found, longest, texts)
         yield room
-        if self._loads and room.status != "fail":
+        if self.loads and room.status != "fail":
             yield from self._inside(planned)
 
     def _why_ctx(self, n_ctx: int, trained: int, most: int) -> str:
-        if self._options.n_ctx or has(self._features or {}, "GPU"):
+        if self.options.n_ctx or has(self.features or {}, "GPU"):
             return ""
         if n_ctx == trained:
             return " (as trained)"
@@ -311,21 +280,21 @@ class PairChecks:
         given = LoadOptions(
             entry=entry,
             file=target,
-            target=self._options,
-            of_draft=self._draft_options,
-            models_file=self._models_file,
+            target=self.options,
+            of_draft=self.draft_options,
+            models_file=self.models_file,
             # `ngram` has snapshots for drafts
             draft=Draft("ngram") if draft.word == "none" else draft,
-            parallel=self._options.parallel,
+            parallel=self.options.parallel,
         )
-        if self._features is not None:
+        if self.features is not None:
             from ..runtime.plan import plan
 
             return plan(given)
-        files = [(target, self._options)]
+        files = [(target, self.options)]
         if draft.model:
-            path = local(resolve(draft.model, self._models_file))
-            files.append((ModelFile(path, as_draft=True), self._draft_options))
+            path = local(resolve(draft.model, self.models_file))
+            files.append((ModelFile(path, as_draft=True), self.draft_options))
         return Plan(given, files)
 
     def _draft(self, plan: Plan, draft: Draft, model: str) -> Check:
@@ -348,7 +317,7 @@ class PairChecks:
             todo = Text("to name another draft, set {draft}.")
         elif entry.draft in DRAFT_WORDS:
             found = f"models.yaml names none for {entry.name}: {by_text}"
-        elif self._features is None:
+        elif self.features is None:
             status, found = "warn", "no draft was searched, because llama.cpp does not work"
             todo = "see the check llama.cpp above."
         else:
@@ -361,14 +330,14 @@ class PairChecks:
         from ..llama.embedder import Embedder
         from ..llama.memory import embedding_needs
 
-        wanted = embedding_needs(file.header, self._options, self._features or {})
+        wanted = embedding_needs(file.header, self.options, self.features or {})
         room = self._fits(wanted, format_bytes(wanted.added))
         yield room
-        if not self._loads or room.status == "fail":
+        if not self.loads or room.status == "fail":
             return
         try:
-            model = Context(file, self._options).sequences[0]
-            self._loaded.append(model)
+            model = Context(file, self.options).sequences[0]
+            self.loaded.append(model)
             pooling = Embedder(model).pooling
         except GgufSpecError as error:
             yield Check("loading", "fail", error.message, error.hint)
@@ -380,7 +349,7 @@ class PairChecks:
         free = wanted.free
         found += f"; {format_bytes(free)} are free" if free is not None else ""
         found += f", {kept}" if kept else ""
-        if has(self._features or {}, "GPU"):
+        if has(self.features or {}, "GPU"):
             return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
         if not wanted.fits:
             fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
@@ -400,16 +369,16 @@ class PairChecks:
 
         try:
             target = Context(*plan.files[0]).sequences[0]
-            self._loaded.append(target)
+            self.loaded.append(target)
             if plan.head.kind:
-                of_head = replace(self._draft_options, n_ctx=target.n_ctx, head="self")
-                self._loaded.insert(0, open_head(target, of_head, plan.head.file))
+                of_head = replace(self.draft_options, n_ctx=target.n_ctx, head="self")
+                self.loaded.insert(0, open_head(target, of_head, plan.head.file))
             elif len(plan.files) > 1:
-                self._loaded.insert(0, Context(*plan.files[1]).sequences[0])
+                self.loaded.insert(0, Context(*plan.files[1]).sequences[0])
         except GgufSpecError as error:
             yield Check("loading", "fail", error.message, error.hint)
             return
-        draft = self._loaded[0] if len(self._loaded) > 1 else None
+        draft = self.loaded[0] if len(self.loaded) > 1 else None
         yield Check("loading", "ok", f"llama.cpp loads {'both' if draft else 'it'}")
         if draft and not plan.head.kind:
             try:
@@ -440,7 +409,7 @@ class PairChecks:
     def _exact_passes(self, target: CachedSequence, profile: Profile | None) -> Check:
         name = "exact passes"
         inexact = profile.exact_width == 1 if profile else not target.exactness.attention
-        if inexact and has(self._features or {}, "LLAMAFILE"):
+        if inexact and has(self.features or {}, "LLAMAFILE"):
             found = (
                 "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
                 "round rows differently in passes over several tokens, so nothing is drafted "
@@ -480,7 +449,6 @@ def _other_build(target: CachedSequence, profile: Profile) -> Check:
 def _rollback(
     target: CachedSequence, draft: CachedSequence | None, profile: Profile | None
 ) -> Check:
-    """Return the check of how the models drop rejected tokens."""
     models = [target, *([draft] if draft else [])]
     why = [model.why_plain for model in models if model.why_plain]
     if profile and not profile.restores:

@@ -29,21 +29,12 @@ __all__ = [
     "systemd_service",
 ]
 # Name -> its module. Only `app` and `thread` need the extra.
-_HOME = {
-    "make_app": "app",
-    "ModelPool": "model_pool",
-    "ServedModel": "model_pool",
-    "served_model": "model_pool",
-    "RunningServer": "running",
-    "running_servers": "running",
-    "ServedLLM": "running",
-    "served": "running",
-    "Settings": "settings",
-    "systemd_service": "systemd",
-    "Server": "thread",
-    "listen": "thread",
-    "serve_in_thread": "thread",
-}
+_HOME = (
+    dict.fromkeys(("ModelPool", "ServedModel", "served_model"), "model_pool")
+    | dict.fromkeys(("RunningServer", "ServedLLM", "running_servers", "served"), "running")
+    | dict.fromkeys(("Server", "listen", "serve_in_thread"), "thread")
+    | {"make_app": "app", "Settings": "settings", "systemd_service": "systemd"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,7 @@ from .connections import REFUSAL
 from .edit import EditReply, answer_at_once, read_edit
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Finished, Sent, Started
+from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Sent, Started
 from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
 from .jobs import JOB, Job, with_grammar
@@ -122,9 +122,7 @@ class ApiFormat(NamedTuple):
 
     Attributes:
         read: Converts a body, with the speculation options and the token limit of the server.
-            Raises `ApiError` for an invalid field.
         reply: Makes the reply of a request and the first event of its job.
-        stream: Format of a streamed answer.
         task: Returns a function of the loaded model for a body that asks for no text, and None for
             all others. Its result is the response.
         at_once: Returns the answer to a request that needs no model; None for all others.
@@ -139,7 +137,6 @@ class ApiFormat(NamedTuple):
 
 
 def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
-    """Return the API formats of a server, with the stored responses of the Responses API."""
     chat, generate = partial(OllamaReply, is_chat=True), partial(OllamaReply, is_chat=False)
     of_chat, of_generate = partial(load_task, is_chat=True), partial(load_task, is_chat=False)
     read_stored = partial(read_response, store=store)
@@ -171,7 +168,6 @@ class App:
     Attributes:
         status_token: Token that opens the route `/api/ps` beside the API key, and alone the route
             for commands of this user.
-        worker: Its threads answer the requests.
     """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
@@ -188,7 +184,6 @@ class App:
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Handle one ASGI request."""
         await self._asgi(scope, receive, send)
 
     def _make(self) -> ASGIApp:
@@ -327,10 +322,7 @@ class App:
     # ---- shutdown
 
     def begin_end(self) -> None:
-        """Begin the shutdown: refuse new requests, cancel running ones after the grace period.
-
-        The grace period is `Settings.grace`, in seconds. Call this in the event loop.
-        """
+        """Refuse new requests, cancel others after the grace period; call it in the event loop."""
         self._ends = True
         asyncio.get_running_loop().call_later(self._settings.grace, self.worker.cancel_all)
 
@@ -340,7 +332,6 @@ class App:
         self.worker.cancel_all()
 
     def close(self) -> None:
-        """Cancel all answers and end the threads; further calls have no effect."""
         self._ends = True
         self.worker.close()
 
@@ -377,9 +368,6 @@ class App:
 
         The client cancels the job when it disconnects. The end of the returned stack does, too; it
         has no effect if the job is done.
-
-        Raises:
-            ApiError: The queue is full, or the server is shutting down.
         """
 
         async def cancel_on_disconnect() -> None:
@@ -396,7 +384,6 @@ class App:
         return end
 
     def _limit(self, job: Job, end: ExitStack) -> None:
-        """Cancel a job after the time limit of the server, unless it ends before."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._settings.timeout, self.worker.cancel, job, "timeout")
         end.callback(timer.cancel)
@@ -404,15 +391,7 @@ class App:
     async def _run(
         self, request: Request, model: ServedModel, task: Task, names: dict[str, str]
     ) -> Any:
-        """Run a task through the worker, and return its result.
-
-        Args:
-            request: The request; its body must have been read.
-            names: Option name -> field name, for errors.
-
-        Raises:
-            ApiError: The task failed, or was cancelled.
-        """
+        """Return the result of a task of a request, whose body must have been read."""
 
         def check(*_: object) -> None:
             if job.why:
@@ -429,8 +408,7 @@ class App:
         return event.value
 
     async def _run_task(self, route: TaskRoute, request: Request) -> Response:
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, lambda: route.body.read(parse(body), ""))
+        data = await self._bodies.read(request, lambda data: route.body.read(data, ""))
         began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
 
@@ -443,8 +421,7 @@ class App:
 
     async def _share(self, request: Request) -> Response:
         """Answer a command of this user; its texts are not limited by the settings."""
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, parse, body)
+        data = await self._bodies.read(request, dict)
         model = self._models.find(data.get("model"), any_model=False)
 
         def work(llm: LLM) -> None:
@@ -483,10 +460,6 @@ class App:
 
         The conversion takes up to a second. It runs in a thread, one at a time, and takes no slot.
         For a model that is not loaded the worker does it.
-
-        Raises:
-            ApiError: The schemas cannot be converted, or the client disconnected, or it took too
-                long.
         """
 
         async def convert(llm: LLM) -> CompletionRequest:
@@ -536,11 +509,6 @@ class App:
 
 
 async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
-    """Wait for the complete answer and return the response object.
-
-    Raises:
-        ApiError: The job ended with an error.
-    """
     chunks, ended = [], []
     while True:
         one = await job.events.get()
@@ -550,7 +518,7 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
             raise one.refusal
         elif isinstance(one, ChoiceEnded):
             ended.append(one)
-        elif isinstance(one, Finished):
+        elif isinstance(one, Done):
             if isinstance(reply, EditReply):  # it compares texts
                 return await asyncio.to_thread(reply.complete, chunks, ended)
             return reply.complete(chunks, ended)
@@ -585,10 +553,7 @@ def _serve(file: Path) -> Callable[[Request], Response]:
 
 
 def _log_request(scope: Scope, path: str, status: int) -> None:
-    """Log method, path, status, the code of an error or the tokens of an answer.
-
-    Checks of the health are left out.
-    """
+    """Log method, path, status, error code or tokens; not the checks of the health."""
     if not _REQUESTS.isEnabledFor(logging.INFO) or (
         path in (*_HEALTH_PATHS, "/metrics") and status < 400
     ):

@@ -87,12 +87,7 @@ class Connection(H11Protocol):
     since = 0.0
 
     def __init__(self, most: int, patience: float, **given: Any) -> None:
-        """Create the protocol of a connection.
-
-        Args:
-            patience: Seconds in which a client must take some data.
-            given: Arguments of uvicorn.
-        """
+        """Create a connection; its client must take some data within `patience` seconds."""
         super().__init__(**given)
         self._most, self._patience, self._n_unsent = most, patience, 0
         self.conn = _Parser(h11.SERVER)
@@ -122,14 +117,10 @@ class Connection(H11Protocol):
     def is_idle(self) -> bool:
         """Whether it waits for a request whose head has not arrived."""
         is_done = self.cycle is None or self.cycle.response_complete
-        return is_done and not self._is_sending and not self.transport.is_closing()
-
-    @property
-    def _is_sending(self) -> bool:
-        return self.transport.get_write_buffer_size() > 0
+        is_sending = self.transport.get_write_buffer_size() > 0
+        return is_done and not is_sending and not self.transport.is_closing()
 
     def on_response_complete(self) -> None:
-        """Begin the client's next turn."""
         self.since = self.loop.time()
         super().on_response_complete()
 
@@ -192,7 +183,6 @@ class LimitedUvicorn(uvicorn.Server):
             one.listen(128)  # uvicorn has set it to the number that is accepted at once
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at the connections, now and then."""
         now_s = asyncio.get_running_loop().time()
         if now_s - getattr(self, "_looked_s", 0.0) >= LOOK_S:
             self._looked_s = now_s

@@ -19,15 +19,16 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 
-def _is_scope(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(one, str) for one in value)
-    )
-
-
 # Characters of a text. Few contexts hold more, and reading its parts keeps other requests waiting.
 TEXT_MAX = 1 << 18
-_SCOPE = {"anyOf": [s.TEXT.schema, {"type": "array", "items": s.TEXT.schema}]}
+_SCOPE = s.checked(
+    {"anyOf": [s.TEXT.schema, {"type": "array", "items": s.TEXT.schema}]},
+    lambda value: (
+        isinstance(value, str)
+        or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+    ),
+    "must be a text or an array of texts.",
+)
 EDIT = Body(
     "text",
     {name: SHARED[name] for name in ("model", "max_tokens", "seed", "temperature", "speculation")}
@@ -35,36 +36,22 @@ EDIT = Body(
         "text": s.TEXT,
         "instruction": s.TEXT,
         "name": s.TEXT,
-        "scope": s.checked(_SCOPE, _is_scope, "must be a text or an array of texts."),
+        "scope": _SCOPE,
     },
     "text",
 )
 
 
 class EditForm:
-    """What an edit needs besides the fields of a completion.
-
-    Attributes:
-        plan: How it is made.
-        done: The edit, where it needs no model.
-    """
+    """What an edit needs besides the fields of a completion; `done`: one that needs no model."""
 
     def __init__(self, plan: EditPlan, max_tokens: int | None) -> None:
-        """Begin an edit.
-
-        Args:
-            max_tokens: The limit of the request; None without one.
-        """
         self.plan, self._max_tokens = plan, max_tokens
         self.done: Edit | None = None if plan.needs_model else plan.result_by_code()
         self._prompt: EditPrompt | None = None
 
     def fitted(self, request: CompletionRequest, llm: LLM) -> CompletionRequest:
-        """Return the request with its prompt for a model.
-
-        Raises:
-            ContextTooShortError: The text does not fit into the context.
-        """
+        """Return the request with its prompt for a model."""
         self._prompt = prompt = self.plan.prompt(llm)
         sampling, most = prompt.limited(request.sampling, self._max_tokens), request.sampling
         if most.max_tokens is not None and sampling.max_tokens is not None:
@@ -74,12 +61,7 @@ class EditForm:
         )
 
     def result(self, ended: ChoiceEnded) -> Edit:
-        """Return the edit that a model wrote.
-
-        Raises:
-            NoEditError: It is not complete, or empty.
-            ApiError: The server shut down, or the client disconnected.
-        """
+        """Return the edit that a model wrote; `NoEditError` if it is not complete, or empty."""
         assert self._prompt
         reason = finish_reason(ended.result.finish_reason, ended.why)
         if reason == "length":
@@ -88,7 +70,7 @@ class EditForm:
 
 
 def read_edit(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Convert the body of a request, as `read_chat`; an edit that needs no model is made here."""
+    """Convert the body of a request; an edit that needs no model is made here."""
     data, names = EDIT.read(data)
     if len(data["text"]) > TEXT_MAX:
         message = f"has {len(data['text']):,} characters, but may have at most {TEXT_MAX:,}."
@@ -121,22 +103,11 @@ class EditReply(Reply):
     """Reply of `/v1/edit`, which is never streamed."""
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
-        """Start an answer.
-
-        Args:
-            started: The first event of its job.
-        """
         self._form, self._names, self._model = request.more, request.names, started.model
 
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the edit.
-
-        Raises:
-            ApiError: The model wrote no whole text, the server shut down, or the client
-                disconnected.
-        """
         del chunks
         (last,) = ended
         try:
@@ -144,12 +115,3 @@ class EditReply(Reply):
         except NoEditError as error:
             raise as_refusal(error, self._names) from None
         return _answer(edit) | {"model": self._model, "usage": usage([last.result])}
-
-    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return nothing: an edit is not streamed."""
-        del event
-        return []
-
-    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        del ended
-        return []

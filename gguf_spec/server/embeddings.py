@@ -85,7 +85,6 @@ class TaskRun(NamedTuple):
 
     Attributes:
         check: Raises if the request is cancelled.
-        totals: Counts the tokens.
         began_s: Time when the request was read, by `time.perf_counter`.
     """
 
@@ -103,7 +102,6 @@ class TaskRoute(NamedTuple):
     """Route whose answer is the result of a function of the loaded model.
 
     Attributes:
-        body: Description of its body.
         work: Returns the answer, from the read body, the model and the run.
         names: Option or argument of the engine -> field of the request, for errors.
     """
@@ -118,14 +116,8 @@ def rows_of(
 ) -> tuple[NDArray[np.float32], int]:
     """Return the embeddings of texts, one a row, and the number of tokens.
 
-    Args:
-        request: The read body.
-        ids: The texts as token ids.
-        options: Options of `LLM.embed`.
-
-    Raises:
-        ApiError: The request asks for other dimensions than those of the model. Embeddings are not
-            shortened.
+    They are not shortened: other dimensions than those of the model are refused. `options` are
+    those of `LLM.embed`.
     """
     import numpy as np
 
@@ -213,11 +205,7 @@ def _choose(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
 
 
 def check_pooling(llm: LLM) -> None:
-    """Refuse a model that gives no vector for a text.
-
-    Raises:
-        ApiError: Its pooling is `none` or `rank`.
-    """
+    """Refuse a model that gives no vector for a text: its pooling is `none` or `rank`."""
     if llm.pooling in ("none", "rank"):
         gives = "scores: use /v1/rerank" if llm.pooling == "rank" else "one vector for each token"
         fact = f"The pooling of this model is {llm.pooling}, which gives {gives}."

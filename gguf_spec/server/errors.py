@@ -1,4 +1,7 @@
-"""API errors in the format of each API, and the conversion of engine errors to them."""
+"""API errors in the format of each API, and the conversion of engine errors to them.
+
+`names` are, for options whose field in the request has another name: option -> field.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,7 @@ class ApiError(Exception):
     """Error response to a request.
 
     Attributes:
-        status: HTTP status code.
         error: OpenAI error object with `message`, `type`, `param` and `code`.
-        headers: Additional HTTP headers of the response.
         too_long: The error of a prompt that is too long, which each API names in its own words.
     """
 
@@ -95,7 +96,6 @@ def client_closed() -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    """Return the error for a request that the server's shutdown ends or refuses."""
     return ApiError("The server is shutting down.", None, SHUTTING_DOWN, 503, {"Retry-After": "5"})
 
 
@@ -117,21 +117,13 @@ def not_loaded(model: str, error: Exception) -> ApiError:
 
 
 def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError:
-    """Return the error for an invalid option, under the name of its request field.
-
-    Args:
-        names: Option name -> field name, for options whose field has another name.
-    """
+    """Return the error for an invalid option, under the name of its request field."""
     param = _field(error.option, names) or error.option
     return ApiError(_message_of(error, names), param, "invalid_value")
 
 
 def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
-    """Return the API error for an engine error that the request caused; None for all others.
-
-    Args:
-        names: Option name -> field name, for options whose field has another name.
-    """
+    """Return the API error for an engine error that the request caused; None for all others."""
     if isinstance(error, ApiError):
         return _renamed(error, names)
     if isinstance(error, InvalidOptionError) and _field(error.option, names):
@@ -171,9 +163,6 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
     """Return the API error for an engine error.
 
     Errors that the request did not cause are logged; the client gets only their class name.
-
-    Args:
-        names: Option name -> field name, for options whose field has another name.
     """
     if isinstance(error, ClosedError):
         return shutting_down()

@@ -23,7 +23,6 @@ class Started:
 
     Attributes:
         family: Syntax of its tool calls.
-        n_prompt: Number of tokens of the prompt.
         sampling: Sampling options, those that hold where the request has none included.
     """
 
@@ -35,13 +34,7 @@ class Started:
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """Token with its log-probability and the alternatives at its position.
-
-    Attributes:
-        piece: Bytes of the token.
-        logprob: Log-probability; at least -9999.
-        top: Most likely tokens at this position.
-    """
+    """Token with its log-probability, at least -9999, and the most likely ones at its position."""
 
     text: str
     piece: bytes
@@ -64,7 +57,6 @@ class ChunkEvent:
 
     Attributes:
         logprobs: Its tokens with log-probabilities; empty unless requested.
-        index: Index of the choice.
         stats: Statistics of the choice up to here.
     """
 
@@ -81,7 +73,6 @@ class PromptRead:
     Attributes:
         n_read: Number of its tokens that are in the cache.
         stats: Statistics of the choice up to here.
-        index: Index of the choice.
     """
 
     n_read: int
@@ -91,21 +82,11 @@ class PromptRead:
 
 @dataclass(frozen=True)
 class ChoiceEnded:
-    """Event: one choice is complete.
-
-    Attributes:
-        index: Index of the choice.
-        why: Reason for a cancellation; None if the choice was not cancelled.
-    """
+    """Event: one choice is complete, or was cancelled for a reason (`why`)."""
 
     index: int
     result: Completion
     why: Why | None
-
-
-@dataclass(frozen=True)
-class Finished:
-    """Event: all choices are complete."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +96,9 @@ class Ping:
 
 @dataclass(frozen=True)
 class Done:
-    """Event: a task has run."""
+    """Event: all choices are complete, or a task has run."""
 
-    value: Any
+    value: Any = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +116,7 @@ class ErrorEvent:
     refusal: ApiError
 
 
-Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Finished | Ping | Done | Sent | ErrorEvent
+Event = Started | PromptRead | ChunkEvent | ChoiceEnded | Ping | Done | Sent | ErrorEvent
 
 
 def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:

@@ -29,9 +29,7 @@ _named: set[str] = set()
 def note(at: str, reason: str = "") -> None:
     """Name a field that is not applied: once in the log, and in the header of the answer.
 
-    Args:
-        at: Its place in the request, such as `messages[0].audio`.
-        reason: What holds instead.
+    `at` is its place in the request, such as `messages[0].audio`; `reason` says what holds instead.
     """
     name = re.sub(r"\[\d+\]", "[]", at)
     if not _NAME.fullmatch(name):
@@ -68,11 +66,7 @@ class OtherField(NamedTuple):
         return self.neutral is None or any(same(value, one) for one in self.neutral)
 
     def take(self, value: Any, at: str) -> None:
-        """Take a value.
-
-        Raises:
-            ApiError: It would change the meaning of the answer.
-        """
+        """Take a value; refuse it where it would change the meaning of the answer."""
         if self.is_neutral(value):
             return
         if self.is_refused:
@@ -274,11 +268,7 @@ BUDGETS = (
 
 
 def budget(value: Any, at: str) -> dict[str, Any]:
-    """Return a number of reasoning tokens; -1 is no limit.
-
-    Raises:
-        ApiError: It is no such number.
-    """
+    """Return a number of reasoning tokens; -1 is no limit."""
     value = whole(value)
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= 10**9:
         fact = f"{at} must be a whole number of tokens, or -1 for no limit, as think_budget."

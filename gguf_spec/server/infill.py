@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ..options import SAMPLING, Sampling, Speculation
@@ -76,22 +76,12 @@ INFILL_EVENTS = DATA_EVENTS._replace(end=b"")
 def read_completion(
     data: dict[str, Any], default: Speculation, most: int | None
 ) -> CompletionRequest:
-    """Convert the body of a request to `/completion`, as `read_infill` does that of `/infill`."""
     data, names = COMPLETION.read(data)
     return _native(data, data["prompt"], default, most, names | {"prompt": "prompt"})
 
 
 def read_infill(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Convert the body of a request.
-
-    `prompt` is the end of the prefix, as in llama-server's code.
-
-    Args:
-        most: Maximum length of an answer in tokens; None for no limit.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
+    """Convert the body of a request; `prompt` is the end of the prefix, as in llama-server."""
     data, names = INFILL.read(data)
     # `suffix` is what a model without the tokens for it refuses, and here that is every request.
     names |= {"prompt": "input_prefix", "suffix": "model"}
@@ -123,15 +113,10 @@ def _native(
 
 
 def _infilling(sampling: Sampling, samplers: Collection[str]) -> InfillSampling:
-    """Return sampling options with the sampler `infill`.
-
-    Raises:
-        ApiError: It cannot be combined with the others.
-    """
     if "temperature" in samplers or not 1 <= sampling.top_k <= MOST:
         fact = f"with infill must be without temperature, and requires a top_k from 1 to {MOST}."
         raise invalid_value("samplers", fact)
-    return InfillSampling(**{one.name: getattr(sampling, one.name) for one in fields(sampling)})
+    return InfillSampling(**vars(sampling))
 
 
 def _nested(answer: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
@@ -154,11 +139,6 @@ class InfillReply(Reply):
     """
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
-        """Start an answer.
-
-        Args:
-            started: The first event of its job.
-        """
         self._asked, self._started = request, started
         self._paths, self._has_tokens = request.more
         self._texts, self._last = [""] * request.n_choices, dict[int, dict[str, Any]]()
@@ -174,7 +154,6 @@ class InfillReply(Reply):
         return all_ if len(self._texts) > 1 else all_[0]
 
     def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        """Return the object for a part of the prompt."""
         made = {"index": event.index, "content": "", "tokens": [], "stop": False}
         return [made | prompt_progress(event, self._asked)]
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
 from .errors import as_refusal, client_closed, invalid_value, shutting_down
-from .events import ChoiceEnded, ErrorEvent, Event, Finished, Why, scored
+from .events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
 from .model_pool import ServedModel
 from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
 
@@ -42,13 +41,7 @@ def newest_that_fit(
     """Return the messages without the oldest turns, so that prompt and answer fit.
 
     A turn begins with a message of the user. The messages of the system before the first turn and
-    the last turn are always kept. The answer gets at most half of the context.
-
-    Args:
-        llm: The model.
-        messages: The messages.
-        max_tokens: Maximum length of the answer in tokens; None counts as a quarter of the context.
-        options: Options of `LLM.tokenize`.
+    the last turn are always kept. `options` are those of `LLM.tokenize`.
     """
     room = _prompt_room(llm, max_tokens)
     n_system = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
@@ -81,27 +74,15 @@ def _prompt_room(llm: LLM, max_tokens: int | None) -> int:
 def infill_prompt(
     llm: LLM, prefix: str, request: CompletionRequest, grows: bool = False
 ) -> list[int]:
-    """Return the prompt for filling in, with as many of the last files as fit.
+    """Return the prompt for filling in behind `prefix`, with as many of the last files as fit.
 
-    The answer gets at most half of the context.
-
-    Args:
-        llm: The model.
-        prefix: The text before the answer.
-        request: The request.
-        grows: Whether a longer context can be had, so that no file is left out.
-
-    Raises:
-        PromptTooLongError: `grows`, and not all files fit.
+    Where a longer context can be had (`grows`) no file is left out: a prompt that is too long
+    raises `PromptTooLongError`.
     """
-    suffix, files, room = (
-        request.suffix or "",
-        request.files,
-        _prompt_room(llm, request.sampling.max_tokens),
-    )
+    files, room = request.files, _prompt_room(llm, request.sampling.max_tokens)
 
     def prompt(i: int, most: int) -> list[int]:
-        return llm.tokenize_infill(prefix, suffix, files[i:], most=most)
+        return llm.tokenize_infill(prefix, request.suffix or "", files[i:], most=most)
 
     def fits(i: int) -> bool:
         return _fits(lambda: prompt(i, room))
@@ -116,9 +97,7 @@ class Choice:
     """One generation of a request.
 
     Attributes:
-        index: Index of the choice.
         seed: Its seed; 0 if the generation draws one.
-        sampling: Its sampling options.
         open: Starts the generation. Its argument is called after each pass that reads the prompt.
         unenforced: As in `CompletionRequest`.
     """
@@ -151,8 +130,6 @@ def requests_of(
     """Yield the generations of a request: all choices of the first prompt, then of the next.
 
     Args:
-        request: The request.
-        llm: The model.
         why: Returns the reason if the request is cancelled.
         grows: Whether a longer context can be had, so that nothing is left out.
 
@@ -207,11 +184,6 @@ def requests_of(
 
 
 def _check_room(prompts: Sequence[Any], llm: LLM) -> None:
-    """Check that each of several prompts fits.
-
-    Raises:
-        PromptTooLongError: One of them does not.
-    """
     for one in prompts:
         ids = joined(one, llm)
         ids = llm.tokenize(ids, most=llm.n_ctx - 1) if isinstance(ids, str) else ids
@@ -222,11 +194,7 @@ def _check_room(prompts: Sequence[Any], llm: LLM) -> None:
 def _score(
     request: CompletionRequest, i: int, prompt: Any, llm: LLM, why: Callable[[], Why | None]
 ) -> None:
-    """Keep the scores of a prompt of a request, if it asks for them.
-
-    Raises:
-        ApiError: The request is cancelled.
-    """
+    """Keep the scores of a prompt, if a request asks for them; raise where it is cancelled."""
 
     def check(_: object) -> None:
         if why():
@@ -296,8 +264,7 @@ def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
         return replace(request, sampling=sampling)
     if sampling.think_budget is not None:
         raise OptionConflictError(Option("think_budget"), Option("tools"))
-    fields = {one.name: getattr(sampling, one.name) for one in dataclass_fields(sampling)}
-    return replace(request, sampling=WholeGrammarSampling(**fields))
+    return replace(request, sampling=WholeGrammarSampling(**vars(sampling)))
 
 
 class Job:
@@ -307,16 +274,12 @@ class Job:
     event loop of the client.
 
     Attributes:
-        model: The model.
         request: The request, or a task: a function of the loaded model.
-        why: Reason for a cancellation, or None.
         stats: Statistics of the complete choices.
         n_threads: Number of threads that answer it. The worker changes it.
         last: The last event, to be sent when no thread answers it any more.
-        failed: Whether an error ended it.
         began_s: Time when it was created, by `time.perf_counter`.
-        unenforced: What the grammar does not enforce of the schemas.
-        faults: What the answers do not fulfil of these.
+        faults: What the answers do not fulfil of the schemas.
         has_started: Whether the first event was sent. From then on other threads may answer further
             choices.
         n_ctx: Length of the context that it waits for, in tokens.
@@ -330,13 +293,7 @@ class Job:
         request: CompletionRequest | Callable[[LLM], Any],
         names: dict[str, str] | None = None,
     ) -> None:
-        """Create a job.
-
-        Args:
-            model: The model.
-            request: The request or the task.
-            names: For a task: option name -> field name, for errors.
-        """
+        """Create a job; the `names` of a task are its fields by option, for errors."""
         self.model, self.request = model, request
         self._names = request.names if isinstance(request, CompletionRequest) else names or {}
         # No explicit size limit: the length of the answer bounds the queue.
@@ -347,7 +304,7 @@ class Job:
         self.unenforced: Unenforced | None = None
         self.faults: list[str] = []
         self.n_threads = 0
-        self.last: Event = Finished()
+        self.last: Event = Done()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._streams: list[Stream] = []
@@ -377,12 +334,7 @@ class Job:
         self._choices, self._n_chosen = None, 0
 
     def next_choice(self, llm: LLM, n_ctx_max: int = 0) -> Choice | None:
-        """Return the next choice, or None after the last one or an error.
-
-        Args:
-            llm: The model.
-            n_ctx_max: Length to which its context may grow.
-        """
+        """Return the next choice, or None after the last one or an error."""
         assert isinstance(self.request, CompletionRequest)
         with self._choosing:
             if self.failed or (self.why and self.has_started):

@@ -105,13 +105,8 @@ def _left_out(some: Shape) -> Shape:
 
 
 def _read_found(value: Any, at: str) -> dict[str, Any]:
-    """Return a result of a search as a text."""
     found = _FOUND_BLOCK.read(value, at)
     return {"type": "text", "text": f"{found['title']} ({found['source']})\n{found['content']}"}
-
-
-def _without_none(blocks: list[Any]) -> list[Any]:
-    return [one for one in blocks if one is not None]
 
 
 _SOME_TEXTS = s.array(_blocks(_TEXT), "must be a string, or an array of blocks.")
@@ -128,8 +123,8 @@ _CALL = _block("tool_use", {"id": s.ID, "name": chat.FUNCTION_NAME, "input": _OB
 def _message(role: str, least: int, blocks: tuple[Shape, ...]) -> Shape:
     fact, some = "must be a string, or an array of blocks that is not empty.", _blocks(*blocks)
     some = _left_out(some) if role == "assistant" else some
-    content = s.text_or(s.array(some, fact, least).to(_without_none))
-    return s.obj({"role": role, "content": content}, ignored=("id", "type", *_IGNORED))
+    kept = s.array(some, fact, least).to(lambda blocks: [one for one in blocks if one is not None])
+    return s.obj({"role": role, "content": s.text_or(kept)}, ignored=("id", "type", *_IGNORED))
 
 
 _MESSAGES = chat.conversation(
@@ -145,7 +140,7 @@ _TOOL = s.obj(
     ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
 )
 _CHOICE = s.obj(
-    {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG},
+    {"type": {"enum": [*_CHOICES]}, "name?": s.TEXT.schema, "disable_parallel_tool_use?": s.FLAG}
 )
 _BUDGET = s.whole_number(1, 10**9)
 _FORMAT = s.checked(
@@ -190,9 +185,7 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         "invalid_value",
         at_key=False,
     ),
-    "output_config": s.obj(
-        {"effort?": s.one_of(EFFORTS), "format?": _FORMAT},
-    ),
+    "output_config": s.obj({"effort?": s.one_of(EFFORTS), "format?": _FORMAT}),
     "chat_template_kwargs": chat.TEMPLATE_KWARGS,
 }
 PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
@@ -214,15 +207,7 @@ _NAMES = {
 def read_request(
     data: dict[str, Any], default: Speculation, most: int | None, described: Body = BODY
 ) -> CompletionRequest:
-    """Convert the body of a request.
-
-    Args:
-        most: Maximum length of an answer in tokens; None for no limit.
-        described: Description of the body: `BODY`, or `PROMPT` to count tokens.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
+    """Convert the body of a request; `described` is `PROMPT` where its tokens are counted."""
     edits = isinstance(data.get("context_management"), dict)
     if data.get("thread") is not None:
         fact = "thread is not supported: send all messages of the conversation."
@@ -291,10 +276,7 @@ def _tools(data: dict[str, Any]) -> ToolUse:
 
 
 def _converted(message: dict[str, Any]) -> list[Message]:
-    """Return messages in the form that chat templates read.
-
-    The results of tools, which are blocks of a message of the user, become messages of their own.
-    """
+    """Return messages as chat templates read them; results of tools become some of their own."""
     role, content = message["role"], message["content"]
     if isinstance(content, str):
         return [message]
@@ -320,13 +302,11 @@ def _converted(message: dict[str, Any]) -> list[Message]:
 
 
 def _part(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block as a part of a chat's message."""
     image = block.get("source")
     return {"type": "image_url", "image_url": image["data"]} if image else block
 
 
 def _answer(blocks: list[dict[str, Any]]) -> Message:
-    """Return a message of the assistant: its reasoning, its text and its calls."""
     read: Message = {"role": "assistant", "content": ""}
     for block in blocks:
         if block["type"] == "text":
@@ -341,12 +321,10 @@ def _answer(blocks: list[dict[str, Any]]) -> Message:
 
 
 def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    """Return the routes that count the tokens of a prompt, or show it."""
-
     async def answer(read: Callable[..., CompletionRequest], shows: bool, request: Request) -> Any:
-        body = await bodies.receive(request)
-        data = await bodies.convert(body, chat.parse, body)
-        parsed = await bodies.convert(body, read, data, Speculation(), None)
+        model, parsed = await bodies.read(
+            request, lambda data: (data.get("model"), read(data, Speculation(), None))
+        )
 
         def look(llm: LLM) -> dict[str, Any]:
             options = parsed.reasoning.options(llm) | {"tools": parsed.tools.tools or None}
@@ -364,7 +342,7 @@ def prompt_routes(models: ModelRoutes, bodies: BodyReader) -> list[Route]:
             except Exception as error:
                 raise as_refusal(error, parsed.names) from None
 
-        return await models.look(data.get("model"), look)
+        return await models.look(model, look)
 
     counted = partial(read_request, described=PROMPT)
     return [
@@ -416,10 +394,9 @@ class MessageReply(PartsReply):
         ]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the events of the last blocks, and why the answer ended."""
         result = ended.result
         finish = finish_reason(result.finish_reason, ended.why)
-        events = [made for part in self._parts() for made in self._add(part)] + self._close()
+        events = self._made() + self._close()
         for call in self.calls:
             events += self._call(call["id"], **call["function"])
         reason = "max_tokens" if finish == "length" else "end_turn"
@@ -463,7 +440,6 @@ class MessageReply(PartsReply):
         return [*events, self._event("delta", delta={"type": delta_type, name: part.text})]
 
     def _close(self) -> list[dict[str, Any]]:
-        """Return the events of the end of the open block."""
         if self._kind is None:
             return []
         (block_type, _, name, more), self._kind = _BLOCKS[self._kind], None

@@ -101,7 +101,6 @@ class Metrics:
         _add(self._sums, self._last)
 
     def count(self, path: str, status: int) -> None:
-        """Count a request by its path and the HTTP status of its response."""
         with self._lock:
             self._sums["requests_total", _label(path=path, status=status)] += 1
 
@@ -162,13 +161,6 @@ class Metrics:
         row[-1] += value
 
     def text(self, n_waiting: int, n_running: int, llms: Sequence[LLM] = ()) -> str:
-        """Return all metrics in the text format of Prometheus.
-
-        Args:
-            n_waiting: Number of requests in the queue.
-            n_running: Number of requests that are being answered.
-            llms: The models in memory.
-        """
         with self._lock:
             sums = self._sums.copy()
             histograms = {key: [*row] for key, row in self._histograms.items()}
@@ -249,14 +241,13 @@ def _add(sums: defaultdict[tuple[str, str], float], stats: Stats) -> None:
     for name, field in _SUMS.items():
         sums[name, ""] += getattr(stats, field)
     for part in _TIMES:
-        sums["time_seconds_total", _PARTS[part]] += getattr(stats, f"{part}_s")
+        sums["time_seconds_total", _label(part=part)] += getattr(stats, f"{part}_s")
     for drafter, counts in stats.drafters.items():
         for name, n in zip(_OF_DRAFTERS, counts, strict=True):
             sums[name, _label(drafter=drafter)] += n
 
 
 def _of_models(llms: Sequence[LLM]) -> dict[str, dict[str, float]]:
-    """Return the slots and passes of the models in memory."""
     found: dict[str, dict[str, float]] = {}
     for llm in llms:
         try:
@@ -284,6 +275,3 @@ def _labels(**values: object) -> str:
 
 def _label(**values: object) -> str:
     return f"{{{_labels(**values)}}}"
-
-
-_PARTS = {part: _label(part=part) for part in _TIMES}

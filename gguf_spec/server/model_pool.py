@@ -192,11 +192,7 @@ class ModelPool(OfOneProcess):
         return [one.llm for one in map(self.loaded, self.models) if one]
 
     def seconds_left(self, model: ServedModel | None = None) -> float | None:
-        """Return the seconds until a model is unloaded; None if that will not happen.
-
-        Args:
-            model: The model; None for the first one of all.
-        """
+        """Return the seconds until a model, or the first of all, is unloaded; None for never."""
         own = math.inf if self.keep_alive is None else self.keep_alive
         with self._lock:
             ids = [model.id] if model else [*self._loaded]
@@ -213,7 +209,6 @@ class ModelPool(OfOneProcess):
         """Keep a model for this time after its last use, as its last request asks for.
 
         Args:
-            model: The model.
             seconds: The time; None for that of the pool. Where models are never unloaded only 0,
                 which unloads it, has an effect.
         """
@@ -226,7 +221,6 @@ class ModelPool(OfOneProcess):
         """Add an LLM that was loaded outside of the pool.
 
         Args:
-            model: Its model, one of the pool.
             llm: The LLM; the pool closes it unless `keeps` is true.
             keeps: Whether it is never unloaded.
         """
@@ -240,7 +234,6 @@ class ModelPool(OfOneProcess):
         """Load a model if necessary and mark it as in use.
 
         Args:
-            model: The model.
             is_cancelled: Whether to give up loading.
             n_ctx: Length that its context must have; a shorter one grows, unless that fails.
 
@@ -282,11 +275,7 @@ class ModelPool(OfOneProcess):
         return llm.n_ctx
 
     def _reload(
-        self,
-        model: ServedModel,
-        llm: LLM | None,
-        is_cancelled: Callable[[], bool],
-        n_ctx: int,
+        self, model: ServedModel, llm: LLM | None, is_cancelled: Callable[[], bool], n_ctx: int
     ) -> None:
         """Load a model, with the texts of the one that is loaded, whose context is too short."""
         before, texts = 0, None

@@ -19,7 +19,7 @@ from .events import Done, ErrorEvent
 from .infill import native_params
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
-from .requests import BodyReader, parse
+from .requests import BodyReader
 from .schema import COUNT, FLAG, TEXT, array_of, checked, is_count, obj
 from .settings import Settings
 from .worker import Worker
@@ -51,19 +51,8 @@ class ModelRoutes:
     """Routes that look models up; those that need a loaded model load it."""
 
     def __init__(
-        self,
-        pool: ModelPool,
-        worker: Worker,
-        settings: Settings,
-        bodies: BodyReader,
-        since: int,
+        self, pool: ModelPool, worker: Worker, settings: Settings, bodies: BodyReader, since: int
     ) -> None:
-        """Create the routes.
-
-        Args:
-            worker: Loads a model that is not in memory.
-            since: Start of the server, in seconds since 1970.
-        """
         self._pool, self._worker, self._settings = pool, worker, settings
         self._bodies, self._since = bodies, since
         self._looking = asyncio.Lock()
@@ -79,15 +68,7 @@ class ModelRoutes:
         ]
 
     def find(self, name: Any, any_model: bool) -> ServedModel:
-        """Return the model that a request names.
-
-        Args:
-            name: Its field `model`.
-            any_model: Whether an unknown name means the default model.
-
-        Raises:
-            ApiError: There is no such model.
-        """
+        """Return the model that a request names, or the default one: `any_model` for any other."""
         if name is None or name == "":
             return self._pool.default
         TEXT.read(name, "model")
@@ -173,8 +154,7 @@ class ModelRoutes:
         return JSONResponse({"models": models})
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, lambda: TOKENIZE.read(parse(body), ""))
+        data = await self._bodies.read(request, lambda data: TOKENIZE.read(data, ""))
         content, special = data.get("content"), data.get("parse_special", True)
         start, pieces = data.get("add_special", False), data.get("with_pieces", False)
         is_prompt = content is None and "prompt" in data
@@ -198,8 +178,7 @@ class ModelRoutes:
         return await self.look(data.get("model"), look)
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await self._bodies.receive(request)
-        data = await self._bodies.convert(body, lambda: DETOKENIZE.read(parse(body), ""))
+        data = await self._bodies.read(request, lambda data: DETOKENIZE.read(data, ""))
         tokens = data["tokens"]
 
         def look(llm: LLM) -> dict[str, Any]:
@@ -287,10 +266,7 @@ class ModelRoutes:
         """Answer with what `look` returns for a model; it must not use the context of the model.
 
         A model in memory answers at once, even during a generation. One call runs at a time: a
-        text may be long.
-
-        Raises:
-            ApiError: It took longer than the time limit, the wait for others included.
+        text may be long. The time limit includes the wait for others.
         """
         model = self.find(name, self._settings.takes_any_model)
 

@@ -44,7 +44,6 @@ from .requests import (
     STOPS,
     BodyReader,
     CompletionRequest,
-    parse,
     read_chat,
     read_text,
 )
@@ -80,11 +79,7 @@ def _no_images(value: Any, at: str) -> None:
 
 
 def _read_options(value: Any, at: str) -> dict[str, Any]:
-    """Return the field `options` with the names of OpenAI's requests.
-
-    Raises:
-        ApiError: An option is unknown, or has a value that is not supported.
-    """
+    """Return the field `options` with the names of OpenAI's requests."""
     if not isinstance(value, dict):
         raise invalid_value(at, "must be an object.")
     found = {}
@@ -128,7 +123,6 @@ def _read_format(value: Any, at: str) -> dict[str, Any]:
 
 
 def _read_think(value: Any, at: str) -> dict[str, Any]:
-    """Return `think` as the fields about reasoning."""
     if value is True:  # an error where the model does not reason
         return {"chat_template_kwargs": {"enable_thinking": True}}
     if value is False:
@@ -218,11 +212,6 @@ _NO_CALL = "call00000"  # id in an answer of a tool without a call
 def read_ollama_chat(
     data: dict[str, Any], default: Speculation, most: int | None
 ) -> CompletionRequest:
-    """Convert the body of `/api/chat`.
-
-    Raises:
-        ApiError: A field is invalid.
-    """
     given = CHAT.read(data, "")
     body = _shared(given) | {"messages": _messages(given["messages"])}
     if tools := given.get("tools"):
@@ -236,9 +225,6 @@ def read_ollama_generate(
     """Convert the body of `/api/generate`.
 
     The prompt is a message of the user, unless `raw` is set or the text after the answer is given.
-
-    Raises:
-        ApiError: A field is invalid.
     """
     given = GENERATE.read(data, "")
     prompt, system, images = given.get("prompt", ""), given.get("system", ""), given.get("images")
@@ -328,11 +314,7 @@ _OF_LOADING = {"model", "keep_alive", "stream", "options"}
 
 
 def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, Any]] | None:
-    """Return the task of a body without a prompt, which only loads the model.
-
-    Args:
-        is_chat: Whether the route is `/api/chat`.
-    """
+    """Return the task of a body without a prompt, which only loads the model."""
     given = {name for name, value in data.items() if value not in (None, "", [], {})}
     if not given <= _OF_LOADING:
         return None
@@ -369,12 +351,6 @@ class OllamaReply(PartsReply):
     _error = staticmethod(ollama_error)
 
     def __init__(self, request: CompletionRequest, started: Started, is_chat: bool) -> None:
-        """Create a reply.
-
-        Args:
-            started: The first event of its job.
-            is_chat: Whether the route is `/api/chat`.
-        """
         super().__init__(request, started)
         self._is_chat, self._began_s, self._model = is_chat, request.more, started.model
         self._load_s = time.perf_counter() - self._began_s  # with the time in the queue
@@ -400,9 +376,8 @@ class OllamaReply(PartsReply):
         return pieces
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the remaining text, the tool calls, and the object with the counts."""
         end = self._end(ended)
-        pieces = [made for part in self._parts() for made in self._add(part)]
+        pieces = self._made()
         if calls := self._calls():
             pieces.append(self._object("", calls=calls) | {"done": False})
         return [*pieces, self._object("") | end]
@@ -412,7 +387,6 @@ class OllamaReply(PartsReply):
         return [self._object(*texts) | {"done": False}]
 
     def _calls(self) -> list[dict[str, Any]]:
-        """Return the tool calls of the answer, with arguments as objects."""
         functions = [call["function"] for call in self.calls]
         return [
             {"function": {"name": one["name"], "arguments": parse_arguments(one["arguments"])}}
@@ -463,8 +437,6 @@ SHOW = s.obj(
 
 
 def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> list[Route]:
-    """Return the routes of Ollama about models."""
-
     async def tags(_: Request) -> Response:
         found = await asyncio.to_thread(lambda: [*map(entry_of, pool.models)])
         return JSONResponse({"models": found})
@@ -473,8 +445,7 @@ def ollama_routes(pool: ModelPool, models: ModelRoutes, bodies: BodyReader) -> l
         return JSONResponse({"version": OLLAMA_VERSION, "gguf_spec": __version__})
 
     async def show(request: Request) -> Response:
-        body = await bodies.receive(request)
-        data = await bodies.convert(body, lambda: SHOW.read(parse(body), ""))
+        data = await bodies.read(request, lambda data: SHOW.read(data, ""))
         model = models.find(data.get("model", data.get("name")), any_model=False)
         loaded = pool.loaded(model)
         sampling = loaded.llm.sampling if loaded else Sampling()
@@ -556,7 +527,6 @@ def entry_of(model: ServedModel) -> dict[str, Any]:
 
 
 def details_of(header: Header | None) -> dict[str, Any]:
-    """Return family, size and quantisation of a model."""
     family = header.architecture if header else ""
     number = header.metadata.get("general.file_type") if header else None
     return {
@@ -570,7 +540,7 @@ def details_of(header: Header | None) -> dict[str, Any]:
 
 
 def description_of(
-    model: ServedModel, sampling: dict[str, Any], n_ctx: int | None = None
+    model: ServedModel, sampling: dict[str, Any], n_ctx: int | None
 ) -> dict[str, Any]:
     """Return the answer of `/api/show` about a model.
 
@@ -625,7 +595,6 @@ def _modified(path: Path | None) -> str:
 
 
 def _count(header: Header) -> int:
-    """Return the number of weights."""
     return sum(math.prod(tensor.shape) for tensor in header.tensors)
 
 

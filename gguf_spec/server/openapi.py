@@ -199,7 +199,6 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses(path: str, about: str, content: dict[str, Any], *problems: str) -> dict[str, Any]:
-    """Return the responses of a route: the one with status 200, and errors."""
     kind = "OllamaError" if path.startswith("/api/") else "Error"
     kind = "AnthropicError" if path.startswith("/v1/messages") else kind
     form = _json({"$ref": f"#/components/schemas/{kind}"})
@@ -234,12 +233,6 @@ def _post(path: str, names: tuple[str, ...] | None) -> dict[str, Any]:
 
 @cache
 def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> dict[str, Any]:
-    """Return the OpenAPI description of a server.
-
-    Args:
-        needs_key: Whether requests require an API key.
-        any_model: Whether requests may name any model.
-    """
     names = None if any_model else ids
     paths: dict[str, Any] = {path: {"post": _post(path, names)} for path in _POSTS}
     name = {"name": "name", "in": "path", "required": True, "schema": {"enum": [*ids]}}

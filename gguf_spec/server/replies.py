@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from .. import __version__
 from ..results import Chunk, Completion, FinishReason, Part, Stats
@@ -34,9 +34,9 @@ from .errors import (
 from .events import (
     ChoiceEnded,
     ChunkEvent,
+    Done,
     ErrorEvent,
     Event,
-    Finished,
     Ping,
     PromptRead,
     Started,
@@ -60,7 +60,6 @@ _FORMATS = {"/v1/messages": anthropic_error, "/api": ollama_error}
 
 
 def refused(refusal: ApiError, path: str) -> JSONResponse:
-    """Return the error response for a refused request to a path."""
     of = (form for start, form in _FORMATS.items() if path == start or path.startswith(f"{start}/"))
     body = next(of, openai_error)(refusal)
     return JSONResponse(body, refusal.status, refusal.headers)
@@ -70,7 +69,6 @@ class StreamFormat(NamedTuple):
     """Format of a streamed answer.
 
     Attributes:
-        write: Returns the bytes of one object.
         ping: Bytes without a meaning, which keep a connection open.
         end: Bytes after a complete answer; they are not sent after an error.
     """
@@ -104,11 +102,13 @@ NAMED_EVENTS = StreamFormat(_EVENTS, _named_event, _named_event({"type": "ping"}
 JSON_LINES = StreamFormat("application/x-ndjson", _line, b" ")
 
 
-class Reply(ABC):
+class Reply:
     """Converts the events of one job to objects of an API format; the base of all formats.
 
     For an answer that is not streamed only `complete` is called. For a stream the other methods
-    return the objects to send, in the order of the events; each list may be empty.
+    return the objects to send, in the order of the events; each list may be empty. `complete` and
+    `ended` raise `ApiError` where the server shut down before the answer was complete, or the
+    client disconnected.
     """
 
     response: dict[str, Any]  # complete after the last event
@@ -117,16 +117,7 @@ class Reply(ABC):
     def complete(
         self, chunks: Sequence[ChunkEvent], ended: Iterable[ChoiceEnded]
     ) -> dict[str, Any]:
-        """Return the complete response.
-
-        Args:
-            chunks: All chunk events of the answer.
-            ended: The final event of each choice, in any order.
-
-        Raises:
-            ApiError: The server shut down before the answer was complete, or the client
-                disconnected.
-        """
+        """Return the complete response from all chunks and the ends of the choices."""
         for one in chunks:
             self.chunk(one)
         for last in ended:
@@ -138,22 +129,15 @@ class Reply(ABC):
         """Return the objects before the first text."""
         return []
 
-    @abstractmethod
-    def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the objects for a chunk."""
-
-    def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        """Return the objects for a part of the prompt."""
-        del event
+    def chunk(self, _: ChunkEvent) -> list[dict[str, Any]]:
         return []
 
-    @abstractmethod
-    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
-        """Return the last objects of a choice.
+    def prompt(self, _: PromptRead) -> list[dict[str, Any]]:
+        return []
 
-        Raises:
-            ApiError: As for `complete`.
-        """
+    def ended(self, _: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return the last objects of a choice."""
+        return []
 
     def finished(self) -> list[dict[str, Any]]:
         """Return the objects after all choices."""
@@ -168,11 +152,6 @@ class ResponseBuilder(Reply):
     """Reply of OpenAI's chats and text completions, which may have several choices."""
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
-        """Create a builder.
-
-        Args:
-            started: The first event of its job.
-        """
         self._asked, self._family = request, started.family
         kind = "chat.completion" if request.is_chat else "text_completion"
         self._head = {
@@ -224,7 +203,6 @@ class ResponseBuilder(Reply):
         return choice | {"finish_reason": finish}
 
     def first(self) -> list[dict[str, Any]]:
-        """Return the chunks that are sent before the first text: the role, for a chat."""
         return self._begun(0)
 
     def _begun(self, index: int) -> list[dict[str, Any]]:
@@ -237,7 +215,6 @@ class ResponseBuilder(Reply):
         return [self._piece(index, role)] if self._asked.is_chat else []
 
     def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        """Return the response chunk for a part of the prompt."""
         empty: str | Delta = {} if self._asked.is_chat else ""
         piece = self._piece(event.index, empty) | prompt_progress(event, self._asked)
         return [*self._begun(event.index), piece]
@@ -281,7 +258,6 @@ class ResponseBuilder(Reply):
         return [*pieces, last | {"seed": result.seed, "timings": timings(result.stats)}]
 
     def finished(self) -> list[dict[str, Any]]:
-        """Return the chunk after all choices: the usage, if it was requested."""
         if not self._asked.usage:
             return []
         results = [self._results[index] for index in sorted(self._results)]
@@ -296,7 +272,6 @@ class ResponseBuilder(Reply):
         finish: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Return a chunk of a choice."""
         choice: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": finish}
         if self._asked.is_chat:
             choice["delta"] = {"content": delta} if isinstance(delta, str) else delta
@@ -358,7 +333,7 @@ class _Offsets:
         return before
 
 
-class PartsReply(Reply):
+class PartsReply(Reply, ABC):
     """Reply of one choice, made of the parts of its chunks: the base of the other formats.
 
     Text that may begin a tool call is held back. Subclasses make the objects of a part.
@@ -368,11 +343,6 @@ class PartsReply(Reply):
     """
 
     def __init__(self, request: CompletionRequest, started: Started) -> None:
-        """Start an answer.
-
-        Args:
-            started: The first event of its job.
-        """
         use = request.tools
         self._tools = reader_of(started.family, use) if use.tools else None
         self._family, self._has_logprobs = started.family, request.sampling.logprobs is not None
@@ -380,7 +350,11 @@ class PartsReply(Reply):
         self.calls: list[dict[str, Any]] = []
 
     def chunk(self, event: ChunkEvent) -> list[dict[str, Any]]:
-        return [made for part in self._parts(event.chunk) for made in self._add(part)]
+        return self._made(event.chunk)
+
+    def _made(self, chunk: Chunk | None = None) -> list[dict[str, Any]]:
+        """Return the objects of a chunk; without one, those of what was held back."""
+        return [made for part in self._parts(chunk) for made in self._add(part)]
 
     @abstractmethod
     def _add(self, part: Part) -> list[dict[str, Any]]:
@@ -410,11 +384,7 @@ class PartsReply(Reply):
 
 
 def finish_reason(reason: FinishReason, why: Why | None) -> str:
-    """Return the finish reason of an answer; a timeout is reported as `length`.
-
-    Raises:
-        ApiError: The server shut down before the answer was complete, or the client disconnected.
-    """
+    """Return the finish reason; of cancelled answers only a timeout has one (`length`)."""
     if reason != "cancelled":
         return reason
     if why == "timeout":
@@ -423,11 +393,7 @@ def finish_reason(reason: FinishReason, why: Why | None) -> str:
 
 
 def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
-    """Return the usage object: token counts, and statistics of the speculation.
-
-    Args:
-        n: Number of completions for each prompt; a prompt is counted once.
-    """
+    """Return the usage object; the prompt of each `n` completions is the same, and counted once."""
     s = _sum([result.stats for result in results])
     prompts = [result.stats for result in results[::n]]
     n_prompt = sum(stats.n_prompt for stats in prompts)
@@ -538,7 +504,7 @@ def _log_unenforced(path: str, keyword: str, reason: str) -> None:
     LOG.warning("A schema is not enforced whole: %s %s (%s).", path, keyword, reason)
 
 
-class AnswerStream(Response):
+class AnswerStream(StreamingResponse):
     """Streaming response that sends the events of a job.
 
     The engine never waits for the client: events that are not sent yet stay in the job's queue.
@@ -557,55 +523,36 @@ class AnswerStream(Response):
         """Create the response.
 
         Args:
-            job: The job whose events are sent.
-            reply: Converts the events to response objects.
-            written: Format of the stream.
             patience: Time limit in seconds for the client to accept one batch of data.
             ping: Seconds without data after which a ping is sent; 0 for never.
             close: Called when the response ends, for any reason.
         """
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **schema_headers(job)}
-        super().__init__(headers=headers, media_type=written.media_type)
-        del self.headers["content-length"]
+        super().__init__(self._batches(), headers=headers, media_type=written.media_type)
         self._job, self._reply, self._format = job, reply, written
         self._patience, self._ping, self._close = patience, ping, close
         self._n_open = request.n_choices  # choices that have not ended
         self._failed = False  # whether a choice ended with an error
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the response through ASGI."""
+        async def send_in_time(message: Message) -> None:
+            await asyncio.wait_for(send(message), self._patience)
+
         try:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
-            async for data in self._batches():
-                await asyncio.wait_for(
-                    send({"type": "http.response.body", "body": data, "more_body": True}),
-                    self._patience,
-                )
-            await asyncio.wait_for(
-                send({"type": "http.response.body", "body": b""}), self._patience
-            )
+            await self.stream_response(send_in_time)
         except asyncio.TimeoutError:
             pass  # uvicorn closes the connection because the response is incomplete
         finally:
             self._close()
 
     async def _batches(self) -> AsyncIterator[bytes]:
-        """Yield the encoded events; events that arrived during a slow send form one batch.
-
-        An unexpected error becomes the last event.
-        """
+        """Yield the encoded events, as many as there are; an unexpected error is the last one."""
         events, loop, batch = self._job.events, asyncio.get_running_loop(), list[Event]()
         try:
             if data := self._bytes(self._reply.first()):
                 yield data
             # A ping may come after the last event.
-            while not any(isinstance(one, (Finished, ErrorEvent)) for one in batch):
+            while not any(isinstance(one, (Done, ErrorEvent)) for one in batch):
                 timer = self._ping and loop.call_later(self._ping, events.put_nowait, Ping())
                 batch = [await events.get()]
                 if timer:
@@ -636,7 +583,7 @@ class AnswerStream(Response):
         elif isinstance(one, Ping) and self._n_open:
             # In lines of JSON a ping is the beginning of a line, and no line follows the last one.
             end = self._format.ping
-        elif isinstance(one, Finished) and not self._failed:
+        elif isinstance(one, Done) and not self._failed:
             pieces, end = reply.finished(), self._format.end
         return self._bytes(pieces) + end
 

@@ -2,6 +2,10 @@
 
 Fields of other APIs follow the rule and the tables of `fields`. The other APIs convert their bodies
 to the fields of a chat, and `request_of` makes the request of all.
+
+What reads a field or a body raises `ApiError` where it is invalid or not supported; the error names
+the field. `names` are, for options whose field has another name: option -> field. `most` is the
+maximum length of an answer in tokens; None for no limit.
 """
 
 from __future__ import annotations
@@ -82,10 +86,10 @@ class ReasoningFields:
     """Fields of a chat request about reasoning.
 
     Attributes:
-        effort: `reasoning_effort`, or None.
+        effort: `reasoning_effort`.
         values: `chat_template_kwargs`: variables of the chat template.
         think: Whether the model reasons; None leaves it to the effort.
-        budget: Maximum number of reasoning tokens of a model that reasons, or None.
+        budget: Maximum number of reasoning tokens of a model that reasons.
     """
 
     effort: str | None = None
@@ -94,10 +98,7 @@ class ReasoningFields:
     budget: int | None = None
 
     def options(self, llm: LLM) -> dict[str, Any]:
-        """Return the options of a generation with a model.
-
-        A model without reasoning, or with a template that does not read the effort, ignores it.
-        """
+        """Return the options of a generation, without what the model or its template ignores."""
         values, effort = dict[str, Any](), self.effort
         for name, value in self.values.items():
             if name in llm.template_variables or name == "enable_thinking":
@@ -136,11 +137,7 @@ class LineReader:
         self._missing = 0  # spaces and tabs that the current line needs further
 
     def read(self, text: str, seconds: float) -> str:
-        """Return the part of the next text that belongs to the answer.
-
-        Args:
-            seconds: Time since the prompt was read.
-        """
+        """Return what of a text belongs to the answer, `seconds` after the prompt was read."""
         if self.is_over:
             return ""
         most = self._limits.seconds
@@ -162,27 +159,19 @@ class CompletionRequest:
 
     Attributes:
         prompts: Texts, token ids, or messages; each gets `n` choices.
-        n: Number of choices for each prompt.
-        sampling: Sampling options, including `logprobs`.
         speculation: Speculation options; None for the defaults of the server.
-        stream: Whether the answer is sent in chunks.
         usage: Whether the last chunk of a stream contains the usage.
         shows_drafts: Whether the chunks of a stream mark the text that was drafted.
-        tools: Tools that the model may call, and how.
-        names: Option name -> field name, for options whose field has another name.
-        echo: Whether the answer begins with the prompt.
         suffix: Text after the answer, for filling in the middle; None to continue the prompt.
         files: Names and texts of other files, for filling in the middle; the first ones are left
             out if they do not fit into the context.
-        lines: Limits after the first line; None for none.
-        reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
         prefill: Beginning of the answer, as part of the prompt.
         given: Names of the sampling options that the body has.
         biases: Texts whose tokens get a bias.
         each: What each chunk of a stream has: `timings`, `usage`; and `progress` where the parts of
             the prompt are reported, too.
-        fit: Makes the prompt for a model, where that depends on the model; None if it does not.
+        fit: Makes the prompt for a model, where that depends on the model.
         more: What only the reply of its API needs.
         unenforced: What the grammar does not enforce of the schemas; None if it enforces all.
         n_scored: Number of alternatives at each token of a prompt whose tokens are scored; None
@@ -219,7 +208,6 @@ class CompletionRequest:
 
     @property
     def n_choices(self) -> int:
-        """Number of choices of all prompts."""
         return self.n * len(self.prompts)
 
     @property
@@ -230,7 +218,6 @@ class CompletionRequest:
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether its schemas must be converted to a grammar."""
         has_schema = self.sampling.json_schema is not None or self.tools.has_grammar
         return has_schema and self.sampling.grammar is None
 
@@ -241,21 +228,12 @@ class CompletionRequest:
 
 
 def seed_of(seed: int, i: int) -> int:
-    """Return the seed of choice `i` of a prompt, from the seed of the request.
-
-    Choice 0 has the seed of the request, and each further choice the next number modulo 2**64. A
-    request for one choice with that seed gives the same text.
-    """
+    """Return the seed of choice `i`; a request for one choice with it gives the same text."""
     return (seed + i) % SEEDS
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a request body; unpaired surrogates become U+FFFD.
-
-    Raises:
-        ApiError: The body is not a JSON object in UTF-8, it has too many values, or a number in it
-            is too large.
-    """
+    """Return the JSON object of a body in UTF-8; unpaired surrogates become U+FFFD."""
     # Python's parser keeps all other threads waiting.
     if sum(map(body.count, (b",", b"[", b"{"))) > VALUES_MAX:
         raise ApiError(f"The body has more than {VALUES_MAX:,} values.", None, "invalid_json")
@@ -296,11 +274,7 @@ def _no_number(text: str) -> float:
 
 
 def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
-    """Return the options that `make` creates.
-
-    Raises:
-        ApiError: An option is outside its range. The error names its field.
-    """
+    """Return the options that `make` creates; an error names the field of its option."""
     try:
         return make()
     except InvalidOptionError as error:
@@ -329,14 +303,14 @@ class BodyReader:
     """
 
     def __init__(self, settings: Settings, is_ending: Callable[[], bool]) -> None:
-        """Create a reader.
-
-        Args:
-            is_ending: Returns whether the server shuts down.
-        """
         self._settings, self._is_ending = settings, is_ending
         self._n_held = 0  # bytes of bodies that are being received
         self._converting = asyncio.Lock()
+
+    async def read(self, request: Request, read: Callable[[dict[str, Any]], Any]) -> Any:
+        """Return what `read` returns for the JSON object of a request, as `receive`."""
+        body = await self.receive(request)
+        return await self.convert(body, lambda: read(parse(body)))
 
     async def receive(self, request: Request) -> bytes:
         """Return the body of a request.
@@ -379,11 +353,7 @@ class BodyReader:
         return b"".join(parts)
 
     def _hold(self, n_more: int, n: int) -> None:
-        """Count bytes of a body, `n` so far.
-
-        Raises:
-            ApiError: With the others there are too many.
-        """
+        """Count bytes of a body, `n` so far; refuse it where with the others there are too many."""
         self._n_held += n_more
         if self._n_held > max(n, BODIES_MAX):
             fact = "Too many large requests are being received. Try again later."
@@ -391,11 +361,7 @@ class BodyReader:
             raise ApiError(fact, None, "too_many_uploads", 429, headers)
 
     async def convert(self, body: bytes, function: Callable[..., Any], *given: Any) -> Any:
-        """Call a function that reads a body; return its result.
-
-        Args:
-            function: The function; it must not use the event loop.
-        """
+        """Return the result of a function that reads a body and does not use the event loop."""
         if len(body) <= _LARGE:
             return function(*given)
         try:
@@ -453,15 +419,7 @@ def _sampling() -> dict[str, Shape]:
 _STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
 STOPS = Shape({"anyOf": [_STOP, s.array_of(_STOP, STOPS_MAX)]}, _stops)
 STOP_SEQUENCES = Shape(s.array_of(_STOP, STOPS_MAX), _stops)
-_BIASES = s.checked(
-    {
-        "type": "object",
-        "description": "By token ids, or by texts whose tokens get the bias.",
-        "additionalProperties": SAMPLING["logit_bias"].schema,
-    },
-    lambda value: isinstance(value, dict),
-    "must be an object from token ids or texts to numbers.",
-)
+_BIASES_FACT = "must be an object from token ids or texts to numbers."
 
 
 def _biases(value: Any, at: str) -> dict[int | str, Any]:
@@ -472,16 +430,25 @@ def _biases(value: Any, at: str) -> dict[int | str, Any]:
     if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
         value = {str(token): bias for token, bias in value}
     if not isinstance(value, dict):
-        _BIASES.read(value, at)
-    ids = {token: int(token) for token in value if token.isdecimal() and len(token) < 10}
-    found = {ids.get(k, k): -math.inf if bias is False else bias for k, bias in value.items()}
+        raise invalid_value(at, _BIASES_FACT)
+    found: dict[int | str, Any] = {}
+    for key, bias in value.items():
+        is_id = key.isdecimal() and len(key) < 10
+        found[int(key) if is_id else key] = -math.inf if bias is False else bias
     accepts = SAMPLING["logit_bias"].accepts_one  # of a token, `Sampling` checks it
     if any(isinstance(k, str) and not (accepts(x) or x == -math.inf) for k, x in found.items()):
-        raise invalid_value(at, "must be an object from token ids or texts to numbers.")
+        raise invalid_value(at, _BIASES_FACT)
     return found
 
 
-BIASES = Shape(_BIASES.schema, _biases)
+BIASES = Shape(
+    {
+        "type": "object",
+        "description": "By token ids, or by texts whose tokens get the bias.",
+        "additionalProperties": SAMPLING["logit_bias"].schema,
+    },
+    _biases,
+)
 _BREAKERS = s.checked(
     s.array_of(s.TEXT, SAMPLING["dry_sequence_breakers"].items_max),
     lambda value: isinstance(value, list) and SAMPLING["dry_sequence_breakers"].accepts((*value,)),
@@ -527,12 +494,7 @@ class Body(NamedTuple):
     def read(self, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the fields of a body under their names here, without those that are null.
 
-        Returns:
-            The fields, and for those with another name in the body: name here -> name in the body.
-
-        Raises:
-            ApiError: A field is invalid, or would change the meaning of the answer and is not
-                supported. The error names the field.
+        The second value are the names of those with another name in the body, by their names here.
         """
         found, names, others = dict[str, Any](), dict[str, str](), self._others
         reasoning: dict[str, Any] = {}
@@ -559,7 +521,6 @@ class Body(NamedTuple):
     def _put(
         self, found: dict[str, Any], names: dict[str, str], here: str, name: str, value: Any
     ) -> None:
-        """Keep the value of a field; `here` is its name here."""
         newer = "max_completion_tokens"  # counts where a client sends the older one, too
         if here in found and newer in (name, names.get(here)):
             if name != newer:
@@ -572,7 +533,6 @@ class Body(NamedTuple):
 
     @property
     def _others(self) -> dict[str, OtherField]:
-        """The fields of other APIs that its route knows."""
         others = OTHER_FIELDS.items()
         return {k: v for k, v in others if self.route in v.routes and k not in self.fields}
 
@@ -599,11 +559,7 @@ def _name(value: Any, at: str) -> str:
 
 
 def read_arguments(value: Any, at: str) -> dict[str, Any] | str:
-    """Return the arguments of a call: an object, or the text as it is, such as that of a cut call.
-
-    Raises:
-        ApiError: They are neither. The error names the field `at`.
-    """
+    """Return the arguments of a call: an object, or a text such as that of a cut call."""
     if isinstance(value, dict):
         return value
     text: str = s.TEXT.read(value, at) if value is not None else ""
@@ -674,8 +630,7 @@ def seen(messages: Sequence[Message], llm: LLM) -> Sequence[Message]:
 def of_result(part: Shape, text_kinds: tuple[str, ...] = ("text",)) -> Shape:
     """Return the description of a part of a result; a short text stands for what cannot be read.
 
-    Args:
-        text_kinds: Types of parts with text; the first one is that of the short text.
+    The first of `text_kinds`, the types of parts with text, is that of the short text.
     """
 
     def read(value: Any, at: str) -> Any:
@@ -744,14 +699,12 @@ def _message(role: str, content: Shape, more: Fields | None = None, read_as: str
 
 
 def conversation(roles: Mapping[str, Shape]) -> Shape:
-    """Return the description of messages, from those of the roles."""
     fact = f"must be one of {', '.join(roles)}."
     message = s.tagged("role", roles, fact, "invalid_value", "must be an object.")
     return s.array(message, "must be an array with at least one message.", 1)
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Return a message with the reasoning of vLLM and OpenRouter in the field of this server."""
     reasoning = message.pop("reasoning", "")
     return message | ({REASONING: reasoning} if reasoning and REASONING not in message else {})
 
@@ -807,11 +760,8 @@ TOOLS = Shape(
 def own(tools: Any, at: str, kinds: Collection[Any] = ("function", None)) -> list[tuple[Any, str]]:
     """Return the tools that a model can be offered, with their places; others are left out.
 
-    Args:
-        kinds: Types of the tools that can be offered; None for a tool without a type.
-
-    Raises:
-        ApiError: There are only others: what the model answers without them would be made up.
+    Where there are only others they are refused: what the model answers would be made up. In
+    `kinds` None is that of a tool without a type.
     """
     if not isinstance(tools, list):
         raise invalid_value(at, "must be an array of tools.")
@@ -830,11 +780,7 @@ def own(tools: Any, at: str, kinds: Collection[Any] = ("function", None)) -> lis
 
 
 def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of functions.
-
-    Raises:
-        ApiError: Two have the same name.
-    """
+    """Return the names of functions, which must differ."""
     names = [one["name"] for one in functions]
     if len(set(names)) < len(names):
         raise invalid_value("tools", "must have different names.")
@@ -842,14 +788,7 @@ def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def given_name(value: Any, names: Collection[str], at: str) -> str:
-    """Return the name of a tool that a choice demands.
-
-    Args:
-        at: Its place in the request.
-
-    Raises:
-        ApiError: There is no such tool. The error names the field `at`.
-    """
+    """Return the name of a tool that a choice demands, which must be one of `names`."""
     if not isinstance(value, str) or value not in names:
         raise invalid_value(at, f"names the tool {str(value)[:100]!r}, which is not in tools.")
     return value
@@ -865,9 +804,6 @@ def tool_use(
         mode: `none`, `auto` or `required`.
         only: Name of the single function that must be called, or None.
         parallel: Whether the answer may have several calls.
-
-    Raises:
-        ApiError: A call is required, and there are no tools.
     """
     if mode == "required" and not functions:
         raise invalid_value("tool_choice", "requires tools.")
@@ -895,7 +831,6 @@ TOOL_CHOICES = ("none", "auto", "required")
 
 
 def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> ToolUse:
-    """Return how the model may call tools, from the field `tool_choice` of a chat."""
     names = check_different(functions)
     if not functions and choice not in ("none", "auto", None):
         raise invalid_value("tool_choice", "requires tools.")
@@ -1031,14 +966,6 @@ CHAT = Body(
 
 
 def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Convert the body of a chat request.
-
-    Args:
-        most: Maximum length of an answer in tokens; None for no limit.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
     data, names = CHAT.read(data)
     parallel = data.get("parallel_tool_calls", True)
     tools = _chosen(data.get("tools", []), data.get("tool_choice"), parallel)
@@ -1080,10 +1007,7 @@ def _continues(data: dict[str, Any]) -> bool | None:
 def continued(
     messages: Sequence[Message], continues: bool | None = None
 ) -> tuple[Sequence[Message], str]:
-    """Return the messages before an answer, and its beginning: the last message of the assistant.
-
-    With `continues` it must be one, and there is an `ApiError` where it is not.
-    """
+    """Return the messages before an answer, and its beginning: the last one, of the assistant."""
     last = messages[-1]
     is_text = isinstance(last.get("content"), str) and not last.get("tool_calls")
     can = last.get("role") == "assistant" and is_text and len(messages) > 1
@@ -1098,7 +1022,6 @@ def continued(
 
 
 def schema_in(data: dict[str, Any], names: dict[str, str]) -> Any:
-    """Return the schema of the answer, from the fields of OpenAI, llama-server and vLLM."""
     found = data.get("response_format")
     for name in ("json_schema", "guided_json"):
         if name in data and found is None:
@@ -1107,14 +1030,6 @@ def schema_in(data: dict[str, Any], names: dict[str, str]) -> Any:
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Convert the body of a text completion request.
-
-    Args:
-        most: Maximum length of an answer in tokens; None for no limit.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
-    """
     data, names = TEXT_BODY.read(data)
     default_length = {"max_tokens"} - data.keys()
     data.setdefault("max_tokens", min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS))
@@ -1154,12 +1069,7 @@ def request_of(
     Args:
         data: Read fields: `SHARED`, and for a chat `tools` (a `ToolUse`), `reasoning` (as
             `ReasoningFields`), `json_schema`, and `logprobs` (None for none).
-        prompts: The prompts: texts, token ids, or messages.
-        most: Maximum length of an answer in tokens; None for no limit.
-        names: Option name -> field name, for options whose field has another name.
-
-    Raises:
-        ApiError: A field is invalid. The error names the field.
+        prompts: Texts, token ids, or messages.
     """
     tools: ToolUse = data.get("tools", NO_TOOLS)
     if data.get("grammar") and data.get("json_schema") is not None:
@@ -1252,7 +1162,6 @@ def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
 
 
 def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Speculation | None:
-    """Return the speculation options of a request; None for those of the server."""
     if value is None:
         return None
     if value == "off":
@@ -1268,11 +1177,7 @@ def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spe
 
 
 def joined(prompt: Any, llm: LLM) -> Any:
-    """Return a prompt of token ids and texts as token ids; others as they are.
-
-    Raises:
-        PromptTooLongError: It has many more tokens than the context holds.
-    """
+    """Return a prompt of token ids and texts as token ids; others as they are."""
     if not (isinstance(prompt, list) and any(isinstance(one, str) for one in prompt)):
         return prompt
     tokens: list[int] = []

@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -57,14 +58,7 @@ _TEXT_TYPES = frozenset(
 
 
 def read_file(part: dict[str, Any], at: str) -> str:
-    """Return the text of a part of the type `input_file`, as a code block with the file's name.
-
-    Args:
-        at: Its place in the request.
-
-    Raises:
-        ApiError: It is not a text in UTF-8 as a data URL, or too large. The error names the field.
-    """
+    """Return the text of a part of the type `input_file`, as a code block with the file's name."""
     for name, value in part.items():
         if name not in _FILE_KEYS and value is not None:
             fact = "is not supported: send the text of the file in file_data."
@@ -138,8 +132,7 @@ _FILE = Shape(
 def _content(kind: str, *, is_result: bool = False) -> Shape:
     """Return the description of the content of a message or of an output, read as parts.
 
-    Args:
-        is_result: Whether a text is read as it is, and a short text stands for unreadable parts.
+    In a result a text is read as it is, and a short text stands for unreadable parts.
     """
     parts, fact = dict[str, Shape](), f"must be {kind}: other parts are not supported."
     for name, field in _TEXT_PARTS.items():
@@ -197,12 +190,7 @@ def _read_reasoning(item: Any, at: str) -> Item:
 
 
 _INPUT, _OUTPUT = _content("input_text"), _content("output_text")
-_CONTENTS = {
-    "user": _INPUT,
-    "assistant": _OUTPUT,
-    "system": _INPUT,
-    "developer": _INPUT,
-}
+_CONTENTS = {"user": _INPUT, "assistant": _OUTPUT, "system": _INPUT, "developer": _INPUT}
 _MESSAGES = {
     role: _item("message", "msg", {"role": role, "content": content})
     for role, content in _CONTENTS.items()
@@ -210,20 +198,15 @@ _MESSAGES = {
 _ROLE_FACT = f"must be one of {', '.join(_MESSAGES)}."
 _CALL = {"call_id": s.ID, "name": chat.FUNCTION_NAME, "namespace?": s.or_empty(s.TEXT)}
 _RESULT = {"call_id": s.ID, "output": _content("input_text", is_result=True)}
+_OF_TOOLS: dict[str, tuple[str, Fields]] = {  # prefix of the ids, fields
+    "function_call": ("fc", _CALL | {"arguments": s.TEXT}),
+    "custom_tool_call": ("ctc", _CALL | {"input": s.TEXT}),
+    "custom_tool_call_output": ("ctco", _RESULT),
+    "function_call_output": ("fco", _RESULT),
+}
 _ITEMS = {
     "message": s.tagged("role", _MESSAGES, _ROLE_FACT, "invalid_value"),
-    "function_call": _item(
-        "function_call", "fc", {"type": "function_call", **_CALL, "arguments": s.TEXT}
-    ),
-    "custom_tool_call": _item(
-        "custom_tool_call", "ctc", {"type": "custom_tool_call", **_CALL, "input": s.TEXT}
-    ),
-    "custom_tool_call_output": _item(
-        "custom_tool_call_output", "ctco", {"type": "custom_tool_call_output", **_RESULT}
-    ),
-    "function_call_output": _item(
-        "function_call_output", "fco", {"type": "function_call_output", **_RESULT}
-    ),
+    **{kind: _item(kind, one[0], {"type": kind, **one[1]}) for kind, one in _OF_TOOLS.items()},
     "reasoning": Shape(_REASONING.schema, _read_reasoning),
 }
 _REFERENCE = s.object_of({"type": "item_reference", "id": s.ID})
@@ -231,15 +214,7 @@ _ITEM_SCHEMAS = [*(one.schema for one in _ITEMS.values()), _REFERENCE]
 
 
 def read_input(value: Any, find: FindItem) -> list[Item]:
-    """Return the field `input` as a list of complete items.
-
-    Args:
-        value: A text, or an array of items.
-        find: Looks up the items that references name.
-
-    Raises:
-        ApiError: An item is invalid or not supported. The error names the field.
-    """
+    """Return the field `input` as a list of complete items; `find` looks up references."""
     if isinstance(value, str):
         return [_ITEMS["message"].read({"role": "user", "content": value}, "input")]
     if not isinstance(value, list) or not value:
@@ -308,14 +283,7 @@ def _read_item(item: Any, at: str, find: FindItem) -> Item | None:
 
 
 def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message]:
-    """Return the messages of a conversation.
-
-    The items of one turn of the assistant (reasoning, text, calls) form one message.
-
-    Args:
-        instructions: Text of the system, before the items; None for none.
-        items: Validated items.
-    """
+    """Return messages; the items of a turn (reasoning, text, calls) form one of the assistant."""
     messages: list[Message] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
@@ -366,11 +334,7 @@ def text_of(parts: Sequence[dict[str, Any]]) -> str:
 
 
 def _turn(messages: list[Message], *is_over: str) -> Message:
-    """Return the message of the running turn of the assistant, or begin one.
-
-    Args:
-        is_over: Fields of a message after which a new turn begins.
-    """
+    """Return the running turn of the assistant, which a field of `is_over` ends, or begin one."""
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant" or any(map(last.get, is_over)):
         last = {"role": "assistant", "content": ""}
@@ -408,14 +372,13 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """Responses by id. Calls of several threads take turns."""
+    """Responses by id, the last ones used. Calls of several threads take turns.
+
+    `most_bytes` is the size of all responses with their items, as JSON. The error for an id that is
+    not there, or not any more, names the field `param`.
+    """
 
     def __init__(self, most: int = 1000, most_bytes: int = 64 << 20) -> None:
-        """Create an empty store.
-
-        Args:
-            most_bytes: Maximum size of all responses with their items, as JSON, in bytes.
-        """
         self._most, self._most_bytes = most, most_bytes
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
         self._n_bytes = 0
@@ -433,14 +396,7 @@ class ResponseStore:
                 self._n_bytes -= self._stored.popitem(last=False)[1].n_bytes
 
     def get(self, id_: str, param: str) -> StoredResponse:
-        """Return a response and mark it as used.
-
-        Args:
-            param: Field of the request with the id.
-
-        Raises:
-            ApiError: No response has this id, or it was removed to make room.
-        """
+        """Return a response and mark it as used."""
         with self._lock:
             if id_ not in self._stored:
                 raise ApiError(
@@ -455,36 +411,26 @@ class ResponseStore:
             return self._stored[id_]
 
     def remove(self, id_: str, param: str) -> None:
-        """Remove a response.
-
-        Raises:
-            ApiError: No response has this id.
-        """
         with self._lock:
             self.get(id_, param)
             self._n_bytes -= self._stored.pop(id_).n_bytes
 
     def finder(self) -> FindItem:
         """Return a function that looks up items of the stored responses by their ids."""
-        items: dict[str, Item] = {}
 
-        def find(id_: str) -> Item | None:
-            if not items:
-                with self._lock:
-                    kept = [*self._stored.values()]
-                for stored in kept:
-                    items.update((item["id"], item) for item in stored.conversation)
-            return items.get(id_)
+        @cache
+        def items() -> dict[str, Item]:
+            with self._lock:
+                kept = [*self._stored.values()]
+            return {item["id"]: item for stored in kept for item in stored.conversation}
 
-        return find
+        return lambda id_: items().get(id_)
 
 
 _MOST_ITEMS = 100  # of one page of a list
 
 
 def response_routes(store: ResponseStore) -> list[Route]:
-    """Return the routes that read and delete stored responses."""
-
     async def get(request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
             raise invalid_value("stream", "must be false: a stored response is sent whole.")
@@ -562,9 +508,7 @@ _METADATA = s.checked(
 )
 _EMPTY = {"type": "function", "name": "", "description": None, "parameters": None, "strict": False}
 _NAMED: dict[str, Any] = {"type": "function", "name": chat.FUNCTION_NAME}
-_TOOL = s.obj(
-    _NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG},
-)
+_TOOL = s.obj(_NAMED | {"description?": s.TEXT, "parameters?": s.JSON_SCHEMA, "strict?": s.FLAG})
 _CUSTOM = s.obj(_NAMED | {"type": "custom", "description?": s.TEXT, "format?": {"type": "object"}})
 _TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -623,10 +567,6 @@ def _read_format(form: Any, _: str) -> Any:
         raise invalid_value("text.format", message) from None
 
 
-def _verbosity(value: Any, at: str) -> None:
-    OTHER_FIELDS["verbosity"].take(value, at)
-
-
 _FORM = {"anyOf": [chat.PLAIN_FORMAT, s.object_of({"type": "json_schema", **chat.NAMED_SCHEMA})]}
 BODY = Body(
     "responses",
@@ -642,9 +582,7 @@ BODY = Body(
         "truncation": s.one_of(("auto", "disabled"), "must be auto or disabled."),
         "include": s.array(Shape({"enum": [*_INCLUDED]}, _included), "must be an array."),
         "top_logprobs": chat.LOGPROBS,
-        "stream_options": s.obj(
-            {"include_obfuscation?": s.unread(s.FLAG.schema)},
-        ),
+        "stream_options": s.obj({"include_obfuscation?": s.unread(s.FLAG.schema)}),
         "tools": Shape(s.array_of(_TOOL), _read_tools),
         "tool_choice": s.given({"anyOf": _CHOICES}),
         "parallel_tool_calls": s.FLAG,
@@ -658,8 +596,8 @@ BODY = Body(
         "text": s.obj(
             {
                 "format?": Shape(_FORM, _read_format),
-                "verbosity?": Shape(s.TEXT.schema, _verbosity),
-            },
+                "verbosity?": Shape(s.TEXT.schema, OTHER_FIELDS["verbosity"].take),
+            }
         ),
         "chat_template_kwargs": chat.TEMPLATE_KWARGS,
     },
@@ -670,17 +608,10 @@ BODY = Body(
 def read_response(
     data: dict[str, Any], default: Speculation, most: int | None, store: ResponseStore
 ) -> CompletionRequest:
-    """Convert the body of a request.
+    """Convert the body of a request; `store` has what it refers to.
 
     Its `more` has the fields that the answer repeats, all items of the input, those of earlier
     responses included, and the store of the response, or None.
-
-    Args:
-        most: Maximum length of an answer in tokens; None for no limit.
-        store: The responses that `previous_response_id` and item references name.
-
-    Raises:
-        ApiError: A field is invalid or not supported. The error names the field.
     """
     given_tools = data.get("tools") or []
     data, names = BODY.read(data)
@@ -745,7 +676,6 @@ def _chosen_name(choice: dict[str, Any]) -> Any:
 
 
 def _chosen(tools: list[dict[str, Any]], data: dict[str, Any]) -> ToolUse:
-    """Return how the model may call tools."""
     names, choice = chat.check_different(tools), data.get("tool_choice", "auto")
     parallel = data.get("parallel_tool_calls", True)
     if isinstance(choice, str) and choice in chat.TOOL_CHOICES:
@@ -824,14 +754,13 @@ class ResponseReply(PartsReply):
         return super().chunk(event)
 
     def prompt(self, event: PromptRead) -> list[dict[str, Any]]:
-        """Return the event for a part of the prompt."""
         return [self._state("in_progress") | prompt_progress(event, self._asked)]
 
     def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         result, status = ended.result, "completed"
         if finish_reason(result.finish_reason, ended.why) != "stop":
             status = "incomplete"
-        events = [made for part in self._parts() for made in self._add(part)]
+        events = self._made()
         if not (self.calls or self._open or self.response["output"]):
             events += self._begin("text")
         events += self._close("completed" if self.calls else status)
@@ -863,7 +792,6 @@ class ResponseReply(PartsReply):
         return {"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields}
 
     def _state(self, kind: str) -> dict[str, Any]:
-        """Return an event with the response."""
         return self._event(kind, response=self.response | {"output": list(self.response["output"])})
 
     def _add(self, part: Part) -> list[dict[str, Any]]:
@@ -908,13 +836,10 @@ class ResponseReply(PartsReply):
         ]
 
     def _call(self, call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
-        """Return the events of a call, and keep it."""
         call = {"type": "function_call", "name": name} | self._kinds.get(name, {})
         is_custom = call["type"] == "custom_tool_call"
-        id_, place = (
-            new_id("ctc" if is_custom else "fc"),
-            {"output_index": len(self.response["output"])},
-        )
+        id_ = new_id("ctc" if is_custom else "fc")
+        place = {"output_index": len(self.response["output"])}
         field, kind = "arguments", "function_call_arguments"
         if is_custom:
             field, kind = "input", "custom_tool_call_input"

@@ -45,7 +45,6 @@ class RunningServer:
     """A running server.
 
     Attributes:
-        url: Base URL.
         pid: Number of its process.
         models: The models in memory, as the route `/api/ps` lists them.
         token: Token that opens the routes for commands of this user.
@@ -65,13 +64,7 @@ def _folder() -> Path:
 
 @contextmanager
 def listed(url: str, token: str, models: Sequence[ServedModel]) -> Iterator[None]:
-    """List a server of this process for `running_servers`; without a writable folder, do nothing.
-
-    Args:
-        url: Base URL of the server.
-        token: Token that opens its routes `/api/ps` and `CALL`.
-        models: Its models.
-    """
+    """List a server of this process for `running_servers`, if the folder can be written."""
     file = None
     with contextlib.suppress(OSError, RuntimeError):
         folder = _folder()
@@ -124,11 +117,7 @@ def _read(file: Path) -> RunningServer | None:
 
 
 def _is_own(url: str, pid: int) -> bool:
-    """Return whether a process of this user listens at the port of a URL.
-
-    Raises:
-        OSError: There is no such process.
-    """
+    """Return whether a process of this user listens at the port; `OSError` if there is none."""
     import psutil
 
     try:
@@ -226,6 +215,20 @@ def unpack(value: Any) -> Any:
     return _PACKED[value["type"]](**fields_of)
 
 
+def _tokenize(llm: LLM, prompt: Any, **options: Any) -> list[int]:
+    owner: Any = llm.vocabulary if "start" in options else llm
+    return list(owner.tokenize(prompt, **options))
+
+
+# Method of a `ServedLLM` -> what does it with a model, in the server or in this process.
+_LOOKS: dict[str, Callable[..., Any]] = {
+    "is_end": lambda llm, token: llm.vocabulary.is_end(token),
+    "token_text": lambda llm, token: llm.token_text(token),
+    "token_bytes": lambda llm, token: [*llm.token_bytes(token)],
+    "tokenize": _tokenize,
+}
+
+
 def call(
     llm: LLM, data: Any, send: Callable[[str, Any], None], reading: Callable[..., Any]
 ) -> None:
@@ -240,13 +243,8 @@ def call(
     if method == "facts":
         facts = {name: getattr(llm, name) for name in _FACTS}
         send("value", facts | {"is_exact": not llm.logit_noise(options["k"])})
-    elif method == "is_end":
-        send("value", llm.vocabulary.is_end(options["token"]))
-    elif method in ("tokenize", "token_text"):
-        owner: Any = llm.vocabulary if "start" in options else llm
-        send("value", getattr(owner, method)(options.pop("given"), **options))
-    elif method == "token_bytes":
-        send("value", [*llm.token_bytes(options["given"])])
+    elif method in _LOOKS:
+        send("value", _LOOKS[method](llm, **options))
     elif method == "stream":
         if options.pop("reports"):
             options["on_prompt"] = lambda progress: send("progress", progress)
@@ -280,7 +278,6 @@ class ServedStream:
         Args:
             parts: Its parts; the first one has the counts before the first pass, and the seed.
             end: Ends the connection, which cancels the generation; called from any thread.
-            on_prompt: As for `LLM.stream`.
         """
         self._parts, self._url, self._end, self._on_prompt = parts, url, end, on_prompt
         self.stats: Stats
@@ -291,7 +288,6 @@ class ServedStream:
         self._is_cancelled = False
 
     def run_to_end(self, on_chunk: Callable[[Chunk], object] = lambda _: None) -> Completion:
-        """Read the answer to its end, as `Stream.run_to_end`; `on_chunk` is called here."""
         for chunk in self:
             on_chunk(chunk)
         return self.result
@@ -350,9 +346,6 @@ class ServedLLM:
     """A model in a running server, with what commands use of an `LLM`.
 
     What the server refuses, or what is asked when it is gone, is done by the model in this process.
-
-    Attributes:
-        url: Base URL of the server.
     """
 
     def __init__(
@@ -363,15 +356,7 @@ class ServedLLM:
         path: Path,
         speculation: Speculation,
     ) -> None:
-        """Ask a server for a model that it holds.
-
-        Args:
-            server: The server.
-            model: Its name there.
-            load: Loads the model in this process.
-            path: Its file.
-            speculation: Draft options of its texts.
-        """
+        """Ask a server for a model, by its name there; `load` loads its file in this process."""
         self.url, self._server, self._model, self._load = server.url, server, model, load
         self.path, self.speculation = path, speculation
         self._llm: LLM | None = None
@@ -405,24 +390,19 @@ class ServedLLM:
 
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""
-        return bool(self._value("is_end", lambda llm: llm.vocabulary.is_end(token), token=token))
+        return bool(self._look("is_end", token=token))
 
     def token_text(self, token: int) -> str:
         """Return the text of a token, as `LLM.token_text`."""
-        return str(self._value("token_text", lambda llm: llm.token_text(token), given=token))
+        return str(self._look("token_text", token=token))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token, as `LLM.token_bytes`."""
-        return bytes(self._value("token_bytes", lambda llm: llm.token_bytes(token), given=token))
+        return bytes(self._look("token_bytes", token=token))
 
     def tokenize(self, prompt: Any, **options: Any) -> list[int]:
         """Return token ids, as `LLM.tokenize`, or as its vocabulary does, which has `start`."""
-
-        def here(llm: LLM) -> list[int]:
-            owner: Any = llm.vocabulary if "start" in options else llm
-            return list(owner.tokenize(prompt, **options))
-
-        return list(self._value("tokenize", here, given=prompt, **options))
+        return list(self._look("tokenize", prompt=prompt, **options))
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """Start a conversation, as `LLM.chat`."""
@@ -450,11 +430,11 @@ class ServedLLM:
 
     stream_tokens = stream
 
-    def _value(self, method: str, here: Callable[[LLM], Any], **options: Any) -> Any:
+    def _look(self, method: str, **options: Any) -> Any:
         if not self._llm:
             with contextlib.suppress(_NotServedError):
                 return self._call(method, **options)
-        return here(self._here())
+        return _LOOKS[method](self._here(), **options)
 
     def _call(self, method: str, **options: Any) -> Any:
         parts, _ = self._ask(method, options)
@@ -531,12 +511,7 @@ class ServedLLM:
 def _parts(
     response: http.client.HTTPResponse, connection: http.client.HTTPConnection
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an answer: kinds and values.
-
-    Raises:
-        _NotServedError: The server refused it, or ended.
-        PromptTooLongError: As in this process.
-    """
+    """Yield the parts of an answer: kinds and values; errors as of `ServedLLM._ask`."""
     with contextlib.closing(connection):
         while True:
             try:

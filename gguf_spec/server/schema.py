@@ -22,7 +22,6 @@ class Shape(NamedTuple):
     """Description of a JSON value.
 
     Attributes:
-        schema: JSON schema.
         read: Returns the value for the server, from the value and its place. None leaves a field
             of an object out. Raises `ApiError` for an invalid value.
         is_hidden: Whether the OpenAPI description leaves a field with it out.
@@ -34,7 +33,6 @@ class Shape(NamedTuple):
 
     @property
     def hidden(self) -> Shape:
-        """The same, left out of the OpenAPI description."""
         return self._replace(is_hidden=True)
 
     def to(self, make: Callable[[Any], Any]) -> Shape:
@@ -79,7 +77,6 @@ def object_of(fields: Fields, more: bool = False) -> dict[str, Any]:
 def array_of(
     items: Shape | dict[str, Any], most: int | None = None, least: int = 0
 ) -> dict[str, Any]:
-    """Return the schema of an array of `least` to `most` items."""
     return {"type": "array", "items": _shape(items).schema, "minItems": least} | (
         {} if most is None else {"maxItems": most}
     )
@@ -96,23 +93,17 @@ def unsupported(at: str, fact: str = "is not supported.") -> ApiError:
     return ApiError(f"{at} {fact}", at, "unsupported_parameter")
 
 
-def checked(
-    schema: dict[str, Any],
-    is_valid: Callable[[Any], bool],
-    fact: str,
-    code: str = "invalid_value",
-) -> Shape:
+def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) -> Shape:
     """Return the description of values that a function accepts.
 
-    Args:
-        fact: Error for other values, after their place, such as `must be a string.`
+    `fact` is the error for others, after their place, such as `must be a string.`
     """
     is_whole = schema.get("type") == "integer"
 
     def read(value: Any, at: str) -> Any:
         value = whole(value) if is_whole else value
         if not is_valid(value):
-            raise ApiError(f"{at} {fact}", at, code)
+            raise invalid_value(at, fact)
         return value
 
     return Shape(schema, read)
@@ -139,7 +130,6 @@ JSON_SCHEMA = checked(
 
 
 def whole_number(least: int, most: int) -> Shape:
-    """Return the description of a whole number within limits."""
     return checked(
         {"type": "integer", "minimum": least, "maximum": most},
         lambda value: is_count(value) and least <= value <= most,
@@ -148,7 +138,6 @@ def whole_number(least: int, most: int) -> Shape:
 
 
 def one_of(values: Collection[Any], fact: str = "") -> Shape:
-    """Return the description of a value from a list."""
     fact = fact or f"must be one of {', '.join(values)}."
     return checked({"enum": [*values]}, lambda value: value in [*values], fact)
 
@@ -183,12 +172,7 @@ def or_empty(shape: Shape, empty: Any = None) -> Shape:
 
 
 def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Shape:
-    """Return the description of an array.
-
-    Args:
-        fact: Error for other values and lengths, after their place.
-        most: Maximum number of items, or None.
-    """
+    """Return the description of an array; `fact` is the error for other values and lengths."""
     read_item = item.read
 
     def read(value: Any, at: str) -> list[Any]:
@@ -199,26 +183,17 @@ def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Sh
     return Shape(array_of(item, most, least), read)
 
 
-def obj(
-    fields: Fields,
-    *,
-    only: str = "",
-    ignored: Iterable[str] = (),
-) -> Shape:
+def obj(fields: Fields, *, ignored: Iterable[str] = ()) -> Shape:
     """Return the description of an object; fields that are null count as left out.
 
-    Other fields are taken and noted, unless they are empty.
-
-    Args:
-        only: Error for other values, after their place.
-        ignored: Names of fields that may have any value.
+    Other fields are taken and noted, unless they are empty or one of `ignored`.
     """
     reads = [(name, needed, one.read) for name, (one, needed) in _shapes(fields).items()]
     known = {*(name for name, *_ in reads), *ignored}
 
     def read(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise invalid_value(at, only or "must be an object.")
+            raise invalid_value(at, "must be an object.")
         start = f"{at}." if at else ""
         if not value.keys() <= known:
             for name, one in value.items():
@@ -250,9 +225,7 @@ def tagged(
 
     Args:
         key: Field with the type.
-        variants: Type -> description.
-        fact: Error for another type, after its place.
-        code: Error code of another type.
+        fact: Error for another type, after its place; `code` is its code.
         fact_of_object: Error for values that are no objects; by default, `fact`.
         at_key: Whether the error names the field with the type, not the object.
     """

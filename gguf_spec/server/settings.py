@@ -108,11 +108,7 @@ _PORTS = {"http": "80", "https": "443"}  # ports that browsers leave out
 
 
 def _origin(given: str) -> str:
-    """Return a regular expression for an origin, as browsers write it.
-
-    Raises:
-        InvalidOptionError: It is not an origin.
-    """
+    """Return a regular expression for an origin, as browsers write it."""
     if given == "*":
         return ".*"
     if given == "null":  # of a file
@@ -132,10 +128,5 @@ def _origin(given: str) -> str:
 
 
 def check(option: str, value: object, allowed: str, ok: bool) -> None:
-    """Raise the error of an option, unless its value is valid (`ok`).
-
-    Raises:
-        InvalidOptionError: It is not; `allowed` are the valid values.
-    """
     if not ok:
         raise InvalidOptionError(option, value, allowed)

@@ -8,20 +8,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class _Watched(Protocol):
-    def progress(self) -> int | None:
-        """Return the number of steps so far; None while there is nothing to do."""
+if TYPE_CHECKING:
+    from .thread import Server
 
 
 def notify(message: str) -> bool:
-    """Send a message to systemd.
-
-    Returns:
-        Whether it was sent: not without `NOTIFY_SOCKET` in the environment.
-    """
+    """Send a message to systemd; return False without `NOTIFY_SOCKET` in the environment."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     family = getattr(socket, "AF_UNIX", None)
     if family is None or not address.startswith(("/", "@")):
@@ -48,7 +42,7 @@ def watchdog_seconds() -> float | None:
 class Watchdog:
     """Decides at each tick whether the server is alive: it is idle, or has made a step."""
 
-    def __init__(self, watched: _Watched) -> None:
+    def __init__(self, watched: Server) -> None:
         self._watched = watched
         self._last: int | None = None
 
@@ -63,13 +57,10 @@ class Watchdog:
 
 
 @contextmanager
-def systemd_service(watched: _Watched) -> Iterator[None]:
+def systemd_service(watched: Server) -> Iterator[None]:
     """Tell systemd that a service is ready, then that it is alive, and at the end that it stops.
 
     Without systemd nothing is sent and no thread runs.
-
-    Args:
-        watched: The server.
     """
     if not notify("READY=1"):
         yield

@@ -53,7 +53,6 @@ class Server(OfOneProcess):
 
         Args:
             llm: The LLM, which stays open, or a pool of models.
-            settings: The settings.
             listener: A socket of `listen`, which the server closes; None opens one.
 
         Raises:

@@ -60,19 +60,16 @@ class Worker:
 
     @property
     def n_waiting(self) -> int:
-        """Number of waiting jobs."""
         with self._changed:
             return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Number of running jobs."""
         with self._changed:
             return len(self._running)
 
     @property
     def is_alive(self) -> bool:
-        """Whether a thread runs."""
         return any(thread.is_alive() for thread in [*self._threads])
 
     def progress(self) -> int | None:
@@ -89,11 +86,7 @@ class Worker:
         self._n_steps += 1  # a lost update of two threads is still a change
 
     def submit(self, job: Job) -> None:
-        """Add a job to the queue.
-
-        Raises:
-            ApiError: The queue is full, or the server is shutting down.
-        """
+        """Add a job to the queue, unless that is full or the server is shutting down."""
         with self._changed:
             if self._refuses:
                 raise shutting_down()
@@ -137,7 +130,6 @@ class Worker:
             self.cancel(job, "shutting_down")
 
     def close(self) -> None:
-        """Cancel all jobs and end the threads; further calls have no effect."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
@@ -149,11 +141,7 @@ class Worker:
     # ---- the threads
 
     def _have_threads(self, n: int) -> None:
-        """Start threads until there are at least `n`, or as many as the system allows.
-
-        Raises:
-            RuntimeError: The system allows none.
-        """
+        """Start threads until there are at least `n`, or as many as the system allows."""
         with self._changed:
             try:
                 while len(self._threads) < n:
@@ -218,9 +206,7 @@ class Worker:
     def _room(self, model: ServedModel, n_ctx: int = 0) -> int:
         """Return how many more threads may answer requests for a model.
 
-        Args:
-            model: The model.
-            n_ctx: Length that its context must have. It grows when no request runs.
+        Its context grows to `n_ctx` when no request runs.
         """
         if self._running and self._running[0].model is not model:
             return 0
@@ -231,7 +217,6 @@ class Worker:
         return max(0, (loaded.llm.parallel if loaded else 1) - self._n_busy)
 
     def _answer(self, job: Job) -> None:
-        """Answer one choice of a job, or run its task."""
         # A client that leaves does not end the growth: others use the model.
         n_ctx = 0 if job.why else job.n_ctx
 
@@ -325,8 +310,6 @@ def _grows(job: Job, llm: LLM, most: int, n_tokens: int) -> bool:
     """Let a job begin again with a longer context; return False if that is no help.
 
     Args:
-        job: The job.
-        llm: Its model.
         most: Length to which the context may grow.
         n_tokens: Tokens of the prompt, and of the answer if they are known.
     """
@@ -341,7 +324,6 @@ class Report:
     """Sends the events of a choice, in the thread that computes it.
 
     Attributes:
-        stream: The stream of the choice.
         times_s: Time when the job was created, and that of the first token.
     """
 
@@ -355,7 +337,6 @@ class Report:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lines of the request ended the answer."""
         return self._lines is not None and self._lines.is_over
 
     def prompt_is_read(self, progress: Progress) -> None:

@@ -30,12 +30,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..bench.workloads import long_text
-from ..errors import (
-    ContextTooShortError,
-    EmptyPromptError,
-    GgufSpecError,
-    InvalidOptionError,
-)
+from ..errors import ContextTooShortError, EmptyPromptError, GgufSpecError, InvalidOptionError
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
@@ -89,7 +84,6 @@ class Report:
     """Result of `verify`.
 
     Attributes:
-        target: Name of the model.
         draft: File name of the draft, or None.
         n_prompts: Number of continued prompts.
         n_tokens: Maximum number of tokens of a text.
@@ -237,13 +231,7 @@ def verify(
 
 
 class _Run:
-    """Clock, time limit and progress of a verification.
-
-    Attributes:
-        started: Time of its start, in seconds.
-        limit_s: Time limit in seconds, or infinity.
-        total: Number of generations and checks.
-    """
+    """Clock, time limit and progress of a verification; `total` is the number of its parts."""
 
     def __init__(self, limit_s: float | None, progress: OnProgress) -> None:
         self.started = time.perf_counter()
@@ -252,7 +240,6 @@ class _Run:
 
     @property
     def seconds(self) -> float:
-        """Time since the start."""
         return time.perf_counter() - self.started
 
     def is_late(self, share: float = 1.0) -> bool:
@@ -260,7 +247,6 @@ class _Run:
         return self.seconds > share * self.limit_s
 
     def one_more(self) -> None:
-        """Report a finished generation or check."""
         self._done += 1
         self._progress(Progress("verify", self._done, self.total, "generations"))
 
@@ -313,9 +299,6 @@ def _check_load(llm: LLM, prompts: Sequence[str], n_tokens: int, seed: int, run:
 
     No further text starts after the time limit, except for the first prompt alone and as many texts
     as run at once.
-
-    Raises:
-        InvalidOptionError: The models run one request at a time.
     """
     if llm.parallel < 2:
         raise InvalidOptionError("parallel", llm.parallel, "2 or more")

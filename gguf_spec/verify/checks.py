@@ -8,7 +8,7 @@ import math
 import re
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from ..llama.options import FLASH_ATTENTION, KV_TYPES
 from ..llama.samplers import distribution
 from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Sampling, Speculation
-from ..results import Completion
+from ..results import Completion, Stats
 from ..runtime.llm import LLM
 from ..sampling.chain import Sampler, largest
 from ..sampling.filters import make_filters
@@ -69,7 +69,6 @@ class Check:
     """Result of one check.
 
     Attributes:
-        name: Name of the checked feature.
         n_cases: Number of comparisons; 0 if the check was left out.
         found: Summary of the result in a few words.
         faults: Faults, one sentence each.
@@ -95,7 +94,6 @@ class _Moved(NamedTuple):
     """Comparison of one multi-token pass with single-token passes.
 
     Attributes:
-        width: Tokens in the pass.
         depth: Tokens before it.
         same: Whether its rows, and the row of the next single-token pass, are bit-identical to
             those of single-token passes.
@@ -166,21 +164,18 @@ def check_kernels(llm: LLM) -> list[Check]:
     faults = []
     if np.median(shares) > usual or max(shares) > most:
         faults.append(f"{found}; rounding moves them by less than {usual:.0%} and {most:.0%}.")
-    if experts and experts.share_of_others > _MOST_OTHER_EXPERTS:
+    share = experts.n_others / max(1, experts.n_choices) if experts else 0.0
+    if share > _MOST_OTHER_EXPERTS:
         faults.append(
-            f"{name}: other experts than llama.cpp's in {experts.share_of_others:.0%} of the "
-            f"choices; rounding changes less than {_MOST_OTHER_EXPERTS:.0%}."
+            f"{name}: other experts than llama.cpp's in {share:.0%} of the choices; rounding "
+            f"changes less than {_MOST_OTHER_EXPERTS:.0%}."
         )
     changes = "the kernels of gguf-spec compute other logits than llama.cpp's"
     return [Check("kernels", len(own), found, tuple(faults), changes)]
 
 
 class _Experts:
-    """A further context of a mixture of experts, which repeats the choices of its first rows.
-
-    Attributes:
-        share_of_others: Share of the repeated choices that were other experts before.
-    """
+    """A further context of a mixture of experts, which repeats the choices of its first rows."""
 
     # offsets in a tensor of ggml: sizes, strides, memory, and its name
     _SHAPE, _DATA, _NAME = 16, 248, 256
@@ -189,7 +184,7 @@ class _Experts:
         self._native = native = target.native.share()
         self._n_vocab, self._n_ctx = target.n_vocab, target.n_ctx
         self._first: list[NDArray[np.int32]] = []
-        self._is_first, self._n_others, self._n_choices = True, 0, 0
+        self._is_first, self.n_others, self.n_choices = True, 0, 0
         params = C.llama_context_default_params()
         params.n_ctx = min(padded(max(_DEPTHS) + max(_WIDTHS)), self._n_ctx)
         params.n_batch = params.n_ubatch = N_BATCH
@@ -203,10 +198,6 @@ class _Experts:
             raise context_error(target.options, params.n_ctx, log)
         if target.options.lora:
             native.use_adapters([adapter.scale for adapter in target.options.lora])
-
-    @property
-    def share_of_others(self) -> float:
-        return self._n_others / self._n_choices if self._n_choices else 0.0
 
     def rows(self, text: Sequence[int]) -> list[Logits]:
         """Return rows as `_rows` does; from the second time on with the experts of the first."""
@@ -245,8 +236,8 @@ class _Experts:
                 first = self._first[self._at]
                 self._at += 1
                 others = np.sort(chosen, axis=1) != np.sort(first, axis=1)
-                self._n_others += int(others.any(axis=1).sum())
-                self._n_choices += n_rows
+                self.n_others += int(others.any(axis=1).sum())
+                self.n_choices += n_rows
                 chosen[:] = first
         return True
 
@@ -294,14 +285,9 @@ def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logit
 
 
 def how_far(row: Logits, right: Logits) -> tuple[float, float]:
-    """Return the largest relative shift of a row's best logits.
+    """Return the largest relative shift of the best logits of a row, shape `(V,)`.
 
-    Args:
-        row: Logits, shape `(V,)`.
-        right: Reference logits, shape `(V,)`.
-
-    Returns:
-        The shift in logits, and as a share of the spread of the reference.
+    It is in logits, and as a share of the spread of the reference row `right`.
     """
     best = largest(right, min(_RIVALS, len(right)))
     best = best[np.isfinite(right[best])]
@@ -437,10 +423,8 @@ class Comparison:
     """Comparison of the texts of one sampling and one drafter with the plain texts.
 
     Attributes:
-        sampling: Name of the options.
         drafter: Name of the draft setting.
         n_texts: Number of compared texts.
-        n_identical: Number of identical texts.
         n_near_ties: Number of texts that differ from a near tie on.
         n_different: Number of texts that differ for another reason.
         acceptance: Acceptance rate: accepted over drafted tokens.
@@ -456,13 +440,7 @@ class Comparison:
 
 
 class TextCheck(NamedTuple):
-    """A text to be generated, and the plain text of the same request alone.
-
-    Attributes:
-        prompt: Index of the prompt.
-        name: Name of the sampling options, a key of `SAMPLINGS`.
-        drafter: Name of the draft setting.
-    """
+    """A text to be generated, and the plain text of the same request alone."""
 
     prompt: int
     ids: Sequence[int]
@@ -476,17 +454,10 @@ class TextChecks:
     """Compares texts, and checks the caches after each of them."""
 
     def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
-        """Prepare the checks.
-
-        Args:
-            noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
-        """
+        """Prepare the checks; `noise` is the allowed logit shift, 0 for no difference at all."""
         self.llm, self._n_tokens, self.noise = llm, n_tokens, noise
-        self._n_generated = self._n_near_ties = 0
         self._tolerance = {"target": 0.0, "draft": 0.0}
-        self._n_texts: Counter[tuple[str, str]] = Counter()
-        self._drafted: Counter[tuple[str, str]] = Counter()
-        self._accepted: Counter[tuple[str, str]] = Counter()
+        self._stats: defaultdict[tuple[str, str], list[Stats]] = defaultdict(list)
         self.differences: list[Difference] = []
         self.cache_faults: list[str] = []
 
@@ -500,11 +471,7 @@ class TextChecks:
     ) -> Iterator[TextCheck]:
         """Continue a prompt without drafts with every sampling; yield the texts to compare.
 
-        Args:
-            index: Its index; the seed of its texts is that much above `seed`.
-            seed: Seed of the first prompt.
-            ways: Names of the draft settings.
-            one_more: Called after each text.
+        The index of the prompt is added to the seed. `one_more` is called after each text.
         """
         ids = self.llm.tokenize(prompt)
         for name, options in SAMPLINGS.items():
@@ -529,13 +496,8 @@ class TextChecks:
             one_more()
 
     def count(self, job: TextCheck, burst: Completion) -> None:
-        """Compare a text with the plain one."""
         key, stats, plain = (job.name, job.drafter), burst.stats, job.plain.tokens
-        self._n_texts[key] += 1
-        self._drafted[key] += stats.n_drafted
-        self._accepted[key] += stats.n_accepted
-        self._n_generated += stats.n_generated
-        self._n_near_ties += stats.n_near_ties
+        self._stats[key].append(stats)
         if plain != burst.tokens:
             at = common(plain, burst.tokens)
             gap, near_tie = self.gap(job.ids, plain, burst.tokens, at, job.sampling)
@@ -543,19 +505,20 @@ class TextChecks:
             self.differences.append(Difference(*key, job.prompt, at, gap, is_tie))
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Yield the totals per sampling and drafter."""
-        for key, n in self._n_texts.items():
+        for key, every in self._stats.items():
             parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == key]
-            n_ties, acceptance = sum(parted), self._accepted[key] / max(1, self._drafted[key])
-            counts = n, n - len(parted), n_ties, len(parted) - n_ties
-            yield Comparison(*key, *counts, acceptance)
+            n, n_ties, n_drafted = len(every), sum(parted), sum(one.n_drafted for one in every)
+            acceptance = sum(one.n_accepted for one in every) / max(1, n_drafted)
+            yield Comparison(*key, n, n - len(parted), n_ties, len(parted) - n_ties, acceptance)
 
     def near_ties(self) -> Check:
-        """Return the check of the near-tie count.
-
-        There must be none if passes are exact, and few otherwise.
-        """
-        n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
+        """Return the check of the near-tie count: none if passes are exact, and few otherwise."""
+        every = [stats for some in self._stats.values() for stats in some]
+        n, n_generated = (
+            sum(one.n_near_ties for one in every),
+            sum(one.n_generated for one in every),
+        )
+        share = n / max(1, n_generated)
         faults = []
         if n and not self.noise:
             faults.append(f"{n} near ties were counted, where passes are exact.")
@@ -564,9 +527,9 @@ class TextChecks:
                 f"{share:.0%} of the tokens were decided by less than the rounding noise; at "
                 f"most {MOST_NEAR_TIES:.0%} are plausible."
             )
-        found = f"{n} of {self._n_generated} tokens"
+        found = f"{n} of {n_generated} tokens"
         changes = "there are too many near ties to tell rounding from errors"
-        return Check("near ties", self._n_generated, found, tuple(faults), changes)
+        return Check("near ties", n_generated, found, tuple(faults), changes)
 
     def gap(
         self,
@@ -677,11 +640,6 @@ class RequestChecks:
     """
 
     def __init__(self, texts: TextChecks, prompt: str, seed: int) -> None:
-        """Prepare the checks.
-
-        Args:
-            texts: Checks of texts, with the models; distinguishes near ties from faults.
-        """
         self._llm, self._texts, self._ids = texts.llm, texts, texts.llm.tokenize(prompt)
         self._samplings = [
             replace(SAMPLINGS[name], seed=seed, max_tokens=_N_TOKENS)
@@ -842,11 +800,7 @@ class RequestChecks:
     # ---- shared helpers
 
     def _tokens(self, n: int, least: int = 0) -> list[int]:
-        """Return a text of about `n` tokens, or of as many as the context has room for.
-
-        Raises:
-            _NoRoomError: These are fewer than `least`.
-        """
+        """Return a text of about `n` tokens, or of as many as the context has room for."""
         n = min(n, self._llm.n_ctx - 3 * _N_TOKENS)
         tokens = self._llm.tokenize(long_text(self._llm, n + 30))[:n] if n > 0 else []
         if len(tokens) < least:
@@ -971,12 +925,10 @@ length. The settings with a named drafter run half as many generations.
 
 
 def rules_of(llm: LLM) -> list[str]:
-    """Return the names in `TESTED_RULES` that the loaded models allow."""
     return [name for name, way in TESTED_RULES.items() if llm.draft_name or way.drafter != "model"]
 
 
 def n_draws_of(way: str, n_draws: int) -> int:
-    """Return the number of generations for one of `TESTED_RULES`."""
     return n_draws if way == TESTED_RULES[way].accept else (n_draws + 1) // 2
 
 
@@ -1013,11 +965,9 @@ class Reference:
     def __init__(self, llm: LLM, prompt: str, exact: bool) -> None:
         """Compute the distribution.
 
-        Args:
-            prompt: A text to continue. It is used twice. Between the two copies is a token that a
-                bias makes likely, with a likely continuation, which n-gram drafts then propose.
-            exact: Whether rows are bit-identical in verification passes, so that filters remove the
-                same tokens.
+        A prompt is used twice. Between the two copies is a token that a bias makes likely, with a
+        likely continuation, which n-gram drafts then propose. Filters are used where rows are
+        bit-identical in verification passes (`exact`), so that they remove the same tokens.
         """
         ids = llm.tokenize(prompt)
         with llm.models() as (target, _):
@@ -1055,7 +1005,6 @@ class Reference:
                 self.distribution = longer
 
     def outcome(self, tokens: Sequence[int]) -> tuple[int | None, ...]:
-        """Return the outcome to which these first tokens belong."""
         known: tuple[int | None, ...] = ()
         for token in tokens[:N_FIRST_TOKENS]:
             if (*known, None) in self.distribution and not any(
@@ -1084,10 +1033,7 @@ def drawn(
     until: float,
     on_draw: Callable[[], object],
 ) -> ChiSquareTest:
-    """Sample first tokens in one of `TESTED_RULES` and test them against the exact distribution.
-
-    Fewer generations run if `until` has passed.
-    """
+    """Sample first tokens in one of `TESTED_RULES`, fewer after `until`, and test them."""
     seen: Counter[tuple[int | None, ...]] = Counter()
     sampling, n_drafted, known = reference.sampling, 0, llm.snapshot()
     cheap = Snapshot(_cheap_drafts(llm.profile).experiences())

@@ -11,7 +11,7 @@ from gguf_spec.options import Speculation
 from gguf_spec.results import Chunk, Completion, Stats
 from gguf_spec.runtime.generation import Generation
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.events import ChoiceEnded, ChunkEvent, Finished, Ping, Started
+from gguf_spec.server.events import ChoiceEnded, ChunkEvent, Done, Ping, Started
 from gguf_spec.server.jobs import Job
 from gguf_spec.server.replies import (
     DATA_EVENTS,
@@ -60,7 +60,7 @@ def sent_by(ping, next_event, events=(), n=1):
 
 
 def test_pings_are_sent_before_the_first_text_and_between_texts():
-    plan = [None, None, CHUNK, None, ENDED, Finished()]
+    plan = [None, None, CHUNK, None, ENDED, Done()]
     bodies = sent_by(1e-4, lambda _: plan.pop(0) if plan else None)
     assert bodies[:3] == [b": ping\n\n"] * 3
     assert b'"text":"b"' in bodies[3]
@@ -70,22 +70,22 @@ def test_pings_are_sent_before_the_first_text_and_between_texts():
 
 @pytest.mark.parametrize("interval", [0, 3600])
 def test_no_ping_between_frequent_events(interval):
-    bodies = sent_by(interval, lambda _: None, [CHUNK, ENDED, Finished()])
+    bodies = sent_by(interval, lambda _: None, [CHUNK, ENDED, Done()])
     assert not any(b"ping" in body for body in bodies)
 
 
 def test_a_ping_after_the_last_event_does_not_keep_the_stream():
-    assert sent_by(3600, lambda _: None, [CHUNK, ENDED, Finished(), Ping()])
+    assert sent_by(3600, lambda _: None, [CHUNK, ENDED, Done(), Ping()])
 
 
 def test_no_ping_after_the_last_choice():
     # A client of lines of JSON would read a space at the end as a line.
-    assert b"ping" not in sent_by(3600, lambda _: None, [CHUNK, ENDED, Ping(), Finished()])[-1]
+    assert b"ping" not in sent_by(3600, lambda _: None, [CHUNK, ENDED, Ping(), Done()])[-1]
 
 
 def test_pings_while_other_choices_are_open():
     other = ChoiceEnded(1, Completion("b", (1,), "stop", 1, Stats()), None)
-    events = [CHUNK, ENDED, Ping(), other, Ping(), Finished()]
+    events = [CHUNK, ENDED, Ping(), other, Ping(), Done()]
     assert sent_by(3600, lambda _: None, events, n=2)[-1].count(b"ping") == 1
 
 
