@@ -21,7 +21,6 @@ from ..server.replies import ResponseBuilder, usage
 from ..server.requests import (
     SEEDS,
     CompletionRequest,
-    ReasoningFields,
     made,
     parse,
     read_chat,
@@ -155,10 +154,10 @@ class LineDefaults:
             values["seed"] = seed_of_line(seed, number)
         sampling = made(lambda: replace(asked.sampling, **values), asked.names)
         asked = replace(asked, sampling=sampling)
-        if self.think is None or {"reasoning_effort", "chat_template_kwargs"} & sets:
+        given = asked.reasoning
+        if not asked.is_chat or given.think is not None or given.effort or given.values:
             return asked
-        reasoning = ReasoningFields(asked.reasoning.effort, asked.reasoning.values, self.think)
-        return replace(asked, reasoning=reasoning) if asked.is_chat else asked
+        return replace(asked, reasoning=replace(given, think=self.think))
 
 
 def seed_of_line(seed: int, number: int) -> int:

@@ -152,6 +152,11 @@ def test_whether_to_think():
         assert asked.reasoning.options(Thinker)["think"] is think
         own = request_of({"messages": HI, "reasoning_effort": "none"}, defaults)
         assert own.reasoning.options(Thinker)["think"] is False
+        for field in ({"enable_thinking": not think}, {"enable_reasoning": not think}):
+            own = request_of(of_openai("a", CHAT, messages=HI, **field), defaults)
+            assert own.reasoning.options(Thinker)["think"] is not think, field
+        own = request_of(of_openai("a", CHAT, messages=HI, thinking_budget=7), defaults)
+        assert (own.reasoning.think, own.reasoning.budget) == (think, 7)
     assert request_of({"messages": HI}).reasoning.options(Thinker)["think"] is None
 
 
