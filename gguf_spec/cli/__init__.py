@@ -138,7 +138,6 @@ def main() -> None:
 
 
 def _set_up() -> None:
-    """Prepare signals, the standard streams and the log of the library."""
     signals.start()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -105,7 +105,6 @@ def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefa
 
 
 def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
-    """Answer the lines; return the exit code."""
     line, n_noted = StatusLine(), 0
 
     def note(number: int, fault: str) -> None:

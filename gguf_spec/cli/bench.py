@@ -85,10 +85,7 @@ def bench(**options: Any) -> None:
 
 
 def _run(options: dict[str, Any]) -> Report:
-    """Measure the models, first with the useless draft if one is given, then with their own draft.
-
-    Shows a progress bar if stderr is a terminal.
-    """
+    """Measure the models with the useless draft if one is given, then with their own draft."""
     from .. import Speculation
     from ..bench import bench as run
     from ..bench import choose_workloads
@@ -188,7 +185,6 @@ def _show(report: Report, tables: bool) -> None:
 
 
 def _all_ratios(report: Report) -> list[str]:
-    """Return the lines of a table: the speedup of each contender in each case."""
     rows: list[tuple[str, list[str]]] = [("", [case.name for case in report.cases])]
     contenders = (result.contender.name for case in report.cases for result in case.results)
     for name in dict.fromkeys(contenders):

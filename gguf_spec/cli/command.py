@@ -50,18 +50,15 @@ def option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
 
     Args:
         flags: Its names, and that of its parameter if it differs, separated by spaces.
-        more: Other arguments of `click.option`.
     """
     return click.option(*flags.split(), help=help_, **more)
 
 
 def flag(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds an option without a value."""
     return option(flags, help_, is_flag=True, **more)
 
 
 def file_option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds an option whose value is a path."""
     from pathlib import Path  # slow to import: not for the list of commands
 
     given: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"} | more
@@ -141,11 +138,7 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class UnknownNameError(click.UsageError):
-    """There is no such command or option.
-
-    Attributes:
-        hint: What to type instead.
-    """
+    """There is no such command or option."""
 
     def __init__(self, message: str, hint: str, ctx: click.Context | None) -> None:
         super().__init__(message, ctx)
@@ -164,11 +157,6 @@ class _OptionHints(click.Command):
         return text if self.name == "completion" else as_called(text)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            UnknownNameError: There is no such option.
-        """
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -236,7 +224,6 @@ class Command(_OptionHints):
         return context
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """Return the parser, which also knows the hidden names."""
         parser = super().make_parser(ctx)
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         taken = {name for one in options for name in (*one.opts, *one.secondary_opts)}
@@ -251,7 +238,6 @@ class Command(_OptionHints):
         return parser
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups."""
         if not self.usual:
             super().format_options(ctx, formatter)
             return
@@ -293,7 +279,6 @@ class CommandGroup(_OptionHints, click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands; commands that are not imported yet stay so."""
         if not isinstance(self.commands, LazyCommands):
             super().format_commands(ctx, formatter)
             return
@@ -304,11 +289,6 @@ class CommandGroup(_OptionHints, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments, and record it.
-
-        Raises:
-            UnknownNameError: There is no such command.
-        """
         typed = args[0]
         try:
             found = super().resolve_command(ctx, args)

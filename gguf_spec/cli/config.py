@@ -115,7 +115,6 @@ def _values() -> list[tuple[str, str, str, Any]]:
 
 
 def _variables() -> set[str]:
-    """Return the environment variables that set an option."""
     options = (option for _, command in _commands(all_=True) for option in command.params)
     names = {(one.name or "").upper() for one in options if isinstance(one, click.Option)}
     return {f"GGUF_SPEC_{name}" for name in names | {"JSON"}}
@@ -173,7 +172,6 @@ class ConfigFileError(UnknownNameError):
 
 
 def config_path() -> Path:
-    """Return the path of the config file, which need not exist."""
     from ..system.files import config_folder
 
     return config_folder() / "config.toml"
@@ -253,11 +251,7 @@ def keys(command: Command) -> dict[str, click.Option]:
 
 
 def _commands(all_: bool = False) -> Iterator[tuple[str, Command]]:
-    """Yield the sections for commands, such as `models.pull`, with the commands.
-
-    Args:
-        all_: Whether to include commands that do not read the file.
-    """
+    """Yield section and command, such as of `models.pull`; `all_`: those without a section, too."""
     for name, command in CommandGroup.root.paths():
         if isinstance(command, Command) and (all_ or command.reads_config):
             yield name.replace(" ", "."), command

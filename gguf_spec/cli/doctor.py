@@ -187,9 +187,6 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
     """Wrap a text to the width of the terminal.
 
     Without a terminal, the text stays in one line.
-
-    Args:
-        indent: Indentation of all lines after the first, in characters.
     """
     if not sys.stdout.isatty():
         return [text]

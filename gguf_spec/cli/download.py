@@ -134,7 +134,6 @@ def is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
 
 @contextlib.contextmanager
 def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a progress callback: a bar at a terminal, otherwise one line per stage."""
     if quiet:
         yield None
         return
@@ -226,8 +225,6 @@ def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) ->
     with the reason.
 
     Args:
-        model: The target, as `--model` takes it; None for the default model.
-        draft: The draft, as `--draft` takes it.
         options: The options of the command: `offline`, `yes` and `models_file`.
     """
     if options["offline"] or not (options["yes"] or at_terminal()):

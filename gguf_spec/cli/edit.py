@@ -269,7 +269,6 @@ def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
 
 
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, Any]) -> Completion:
-    """Generate the new text, and show it while it is written."""
     bar, quiet = LateBar(), options["as_json"]
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
@@ -423,7 +422,7 @@ def _short(path: Path) -> Path:
 
 
 def _name_in_folder(path: Path) -> str:
-    """Return the name of a file for a patch: from the folder of the work tree, else its own."""
+    """Return the name of a file from the folder of its work tree; without one, its own."""
     for folder in path.parents:
         if (folder / ".git").exists():
             return path.relative_to(folder).as_posix()
@@ -442,7 +441,6 @@ def _show_patch(changes: bytes) -> None:
 
 
 def _say_what_changes(result: Edit) -> None:
-    """Say how much is changed, what stays, and what is doubtful."""
     _say_how_much(result)
     if n := sum(one.is_outside for one in result.hunks):
         what = "1 more place stays as it was" if n == 1 else f"{n} more places stay as they were"
@@ -466,7 +464,6 @@ def _say_doubts(result: Edit) -> None:
 
 
 def _say_uncommitted(source: TextFile) -> None:
-    """Say that a file had changes that are in no commit, before this one."""
     import subprocess
 
     command = ["git", "-c", "core.fsmonitor=false", "show", f"HEAD:./{source.path.name}"]
@@ -494,7 +491,6 @@ r  ask the model again
 def _chosen_hunks(
     source: TextFile, result: Edit, again: Callable[[int], Edit | None] | None
 ) -> str | None:
-    """Ask about each change; return the new text, or None where none was taken."""
     n_asked = 0
     while result.hunks:
         _say_how_much(result)
@@ -636,11 +632,7 @@ def _console() -> Console:
 def _shown(
     n_expected: int, *, quiet: bool
 ) -> Iterator[Callable[[Iterable[tuple[str, str]], Stats], None]]:
-    """Yield a function that shows styled text and a status line, on stderr, if that is a terminal.
-
-    Args:
-        n_expected: Length of the old text in tokens.
-    """
+    """Yield a function that shows styled text and a status line, if stderr is a terminal."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -672,11 +664,7 @@ def _status(stats: Stats, n_expected: int) -> str:
 
 
 def show_summary(stats: Stats, plain: Stats | None) -> None:
-    """Show length and speed of the complete text; drafts are mentioned only where they pay.
-
-    Args:
-        plain: Those of plain decoding, measured in this process, if drafts were used.
-    """
+    """Show length and speed of the complete text; drafts are mentioned only where they pay."""
     out, text = _console(), f"{stats.n_generated:,} tokens, {speed(stats)}"
     if plain and plain.tokens_per_s:
         gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)

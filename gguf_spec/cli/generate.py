@@ -134,7 +134,6 @@ def generate(
 def _answer(
     llm: LLM, request: str | list[dict[str, str]], sampling: Sampling, options: dict[str, Any]
 ) -> int:
-    """Write the answer while it is generated; return the exit code."""
     from rich.console import Console
 
     out, shown = Console(highlight=False, soft_wrap=True), ""

@@ -33,7 +33,6 @@ class Client(NamedTuple):
 
     Attributes:
         context: Least context in tokens that suits it.
-        variables: Environment variables of its process.
         arguments: Arguments before those of the user.
         files: Name -> text of files in a temporary folder.
     """
@@ -46,7 +45,6 @@ class Client(NamedTuple):
 
 
 def _setting(name: str, value: Any) -> tuple[str, str]:
-    """Return a setting of Codex for one run."""
     return "-c", f"{name}={json.dumps(value)}"
 
 
@@ -152,7 +150,7 @@ _CHECK_S = 600.0
 
 
 class ServerFacts(NamedTuple):
-    """A server for a client: its address, a model of it, and the context of the model."""
+    """A server for a client, a model of it, and the model's context."""
 
     url: str
     model: str

@@ -168,7 +168,6 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
 
 
 def _use(entry: Entry) -> str:
-    """Return how a model that is on this disk is used."""
     from ..models import RECOMMENDED
 
     command = "embed" if entry.name in RECOMMENDED["embed"] else "chat"
@@ -359,7 +358,6 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
 
 
 def _size(entry: Entry, path: Path | None) -> int | None:
-    """Return the size of a model in bytes, if it is known."""
     if entry.size_bytes or path is None:
         return entry.size_bytes
     try:
@@ -520,7 +518,6 @@ def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> N
 
 
 def _target(path: Path) -> Path:
-    """Return the file to write; `-` is the standard output."""
     return Path("/dev/stdout") if str(path) == "-" else path
 
 

@@ -90,7 +90,6 @@ def adapter_file(text: str) -> tuple[str, float]:
 
 
 def number_or_auto(text: str, wrong: str) -> int | str:
-    """Parse a whole number or the word `auto`."""
     text, given = text.strip().lower(), text
     with contextlib.suppress(ValueError):
         return text if text == "auto" else int(text)
@@ -120,11 +119,7 @@ _TYPES = {"number": float, "integer": int, "string": str, "any": str}
 
 
 def table_option(name: str, **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds the command-line option of a row of the tables.
-
-    Args:
-        more: Arguments of `click.option` that differ in a command.
-    """
+    """Return the decorator that adds the command-line option of a row of the tables."""
     rule = OPTIONS[name]
     how: dict[str, Any] = {
         "type": _TYPES.get(rule.type), "help": rule.help, "metavar": rule.metavar
@@ -145,7 +140,6 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
 
 
 def table_options(names: Iterable[str], **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds the options of several rows, as `table_option`."""
     return together(*(table_option(name, **more) for name in names))
 
 
@@ -220,7 +214,6 @@ def model_options(
 
 
 def with_measured_model(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with a model: if none is given the default one, else a bundled one."""
     if options["model"] is not None:
         return options
     chosen = default_model(options["models_file"])

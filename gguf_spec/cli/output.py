@@ -36,7 +36,6 @@ class Thoughts:
     """
 
     def __init__(self, shown: bool) -> None:
-        """Start an answer whose reasoning is shown or hidden."""
         self._shown, self._open = shown, False
 
     def before(self, chunk: Chunk) -> list[tuple[str, str]]:
@@ -88,15 +87,12 @@ def answer_json(llm: LLM, result: Completion, with_logprobs: bool) -> dict[str, 
 
 
 def print_json(data: Any, allow_nan: bool = False) -> None:
-    """Print a value as one line of JSON."""
     import json
 
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=allow_nan))
 
 
 def logprob_lines(llm: LLM, result: Completion) -> str:
-    """Return one line per token: probability and text of the token and of its alternatives."""
-
     def shown(token: int, logprob: float) -> str:
         return f"{math.exp(logprob):7.2%} {llm.token_text(token)!r}"
 
@@ -108,7 +104,6 @@ def logprob_lines(llm: LLM, result: Completion) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns have equal widths."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)] for row in rows)
     return ["  ".join(cells).rstrip() for cells in padded]
@@ -204,12 +199,6 @@ class LateBar(StatusLine):
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start the waiting time before the bar appears.
-
-        Args:
-            out: Terminal; None takes stderr.
-            clock: Returns a time in seconds.
-        """
         super().__init__(out)
         self._clock, self._since, self._percent = clock, clock(), -1
         self._is_over, self._lock = threading.Event(), threading.Lock()
@@ -225,7 +214,6 @@ class LateBar(StatusLine):
             self._thread.start()
 
     def remove(self) -> None:
-        """Remove the bar, which does not appear any more by itself."""
         self._is_over.set()
         if self._thread:
             self._thread.join()
@@ -245,7 +233,6 @@ class LateBar(StatusLine):
         self._draw(at)
 
     def _move(self) -> None:
-        """Show the estimated progress again and again, in a thread of its own."""
         while not self._is_over.wait(_MOVE_S):
             self._draw(self._clock())
 
@@ -273,11 +260,7 @@ class LateBar(StatusLine):
 
 @contextlib.contextmanager
 def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """Yield a progress callback that shows a bar with a count and the time left, at a terminal.
-
-    Args:
-        unit: Name of the counted items, in the plural.
-    """
+    """Yield a progress callback that shows a bar with a count and the time left, at a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

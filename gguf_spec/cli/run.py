@@ -23,7 +23,6 @@ class _Run(Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Return the context of `generate` if there is a prompt or a pipe, otherwise of `chat`."""
         before, rest = ([], []) if {"-h", "--help"} & set(args) else _split(args)
         if not rest:
             return super().make_context(
@@ -39,7 +38,6 @@ class _Run(Command):
 
 
 def _split(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options before the first argument, and the rest."""
     options = {one.name: one for one in (*chat.params, *generate.params) if one.name != "model"}
     both = Command("run", params=[one for one in options.values() if isinstance(one, click.Option)])
     parser = both.make_parser(click.Context(both, resilient_parsing=True))

@@ -37,7 +37,6 @@ class TextFile:
     """A text file: its text with line feeds, and how it is stored.
 
     Attributes:
-        path: The file; a link is followed.
         is_undoable: Whether the text before the last `write` was kept.
         text: The text, without a byte order mark and with line feeds only.
     """
@@ -100,11 +99,7 @@ class TextFile:
         return self._bom.encode() + b"\n".join(stored)
 
     def check_place(self, path: Path | None = None) -> None:
-        """Check that the file, or another one, can be written.
-
-        Raises:
-            GgufSpecError: It cannot.
-        """
+        """Raise a GgufSpecError if the file, or another one, cannot be written."""
         from tempfile import TemporaryFile
 
         with self._place(path) as target:
@@ -133,11 +128,7 @@ class TextFile:
             _replace(target, data)
 
     def take_back(self) -> None:
-        """Give the file the bytes that it had when it was read.
-
-        Raises:
-            GgufSpecError: It cannot be written.
-        """
+        """Write the bytes that the file had when it was read; raise a GgufSpecError on failure."""
         with self._place(None) as target:
             _replace(target, self._data)
 
@@ -167,7 +158,6 @@ class Undo:
     """Texts of files before they were changed, in the folder of this user's state."""
 
     def __init__(self) -> None:
-        """Open the folder, which may not exist."""
         self.folder = state_folder() / "edits"
 
     def _entries(self) -> list[dict[str, Any]]:

@@ -331,7 +331,6 @@ def _no_part(name: str, what: str) -> InvalidOptionError:
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Return lines without the empty ones at both ends."""
     return "\n".join(lines).strip("\n").split("\n") if any(map(str.strip, lines)) else []
 
 

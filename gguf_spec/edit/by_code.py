@@ -41,11 +41,7 @@ _PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
 def edit_by_code(
     instruction: str, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
 ) -> CodeEdit | None:
-    """Make the change that an instruction asks for, if it is one that needs no model.
-
-    Args:
-        reading: What it says about the place.
-    """
+    """Make the change that an instruction asks for, if it is one that needs no model."""
     if reading.rename is None:
         return _remove(instruction, reading, lines, parts, name) or _set_value(
             instruction, reading, lines
@@ -108,7 +104,6 @@ _MOST_READ = 500  # a longer line is no setting
 
 
 def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit | None:
-    """Write the new value of one setting in one line."""
     found = _TO.match(re.split(r"[,;]\s*(?=but|leave|keep|do not|don't|not)", instruction)[0])
     if not found or len(reading.scope) != 1:
         return None
@@ -292,7 +287,6 @@ def _rename_words(
     rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int],
     suffix: str,
 ) -> CodeEdit | None:  # fmt: skip
-    """Rename a word of code outside of texts and comments."""
     old, new = rename.old, rename.new
     owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
     if owner:
@@ -493,8 +487,6 @@ def _doubt_of(
 
     Args:
         places: Line and column of each use that would be renamed.
-        bare: The lines, without texts and comments.
-        reading: What the instruction says.
     """
     found, scope = sorted(places), reading.scope
     if reading.is_everywhere or suffix not in BRACES - _STYLES:
@@ -549,7 +541,6 @@ def _before(i: int, before: str, lines: Sequence[str]) -> str:
 
 
 def _around(name: str, i: int, start: int, bare: Sequence[str]) -> tuple[str, str]:
-    """Return what stands before and behind a use in its line."""
     end = start + len(name)
     return bare[i][max(0, start - _MOST_READ) : start], bare[i][end : end + _MOST_READ]
 
@@ -606,7 +597,6 @@ def _binding(
 
 
 def _is_in_head(part: Part, i: int, before: str, bare: Sequence[str]) -> bool:
-    """Return whether a name is that of a parameter, right behind a bracket or a comma."""
     head = "\n".join([*bare[part.start : i], before])
     head = head[head.find(part.name) :]
     return (
@@ -642,14 +632,7 @@ def _is_property(i: int, before: str, after: str, bare: Sequence[str], suffix: s
 
 
 class _Module:
-    """A module of Python whose names are renamed."""
-
     def __init__(self, lines: Sequence[str], parts: Sequence[Part]) -> None:
-        """Read it.
-
-        Raises:
-            SyntaxError, ValueError, RecursionError, MemoryError: It cannot be read.
-        """
         text = "\n".join(lines) + "\n"
         if "\r" in text:
             raise ValueError("a carriage return ends a line for the compiler")
@@ -664,7 +647,6 @@ class _Module:
         self.classes = {part.name: part for part in parts if part.kind == "class"}
 
     def has_member(self, part: Part, name: str) -> bool:
-        """Return whether a class has a method or an attribute of a name."""
         n_path = len(part.path) + 1
         if any(
             one.name == name and part.holds(one) and len(one.path) == n_path for one in self.parts
@@ -681,7 +663,6 @@ class _Module:
             waiting += table.get_children()
 
     def functions_with(self, name: str) -> list[symtable.SymbolTable]:
-        """Return the functions that have a variable of this name of their own."""
         return [
             one
             for one in self.tables()
@@ -765,7 +746,6 @@ _Places = list[tuple[int, int]]  # line and column
 
 
 def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owner: str) -> bool:
-    """Return whether a name is that of a method or an attribute."""
     if owner or rename.kind in {"method", "attribute", "property", "field"}:
         return True
     functions = [part for part in reading.scope if part.kind == "function"]
@@ -946,7 +926,6 @@ def _arguments(tokens: list[tokenize.TokenInfo]) -> dict[tuple[int, int], str]:
 
 
 def _is_export(tokens: list[tokenize.TokenInfo], token: tokenize.TokenInfo) -> bool:
-    """Return whether a text stands in `__all__`."""
     start = next((one.start[0] for one in tokens if one.string == "__all__"), 0)
     ends = (one.start[0] for one in tokens if one.type == tokenize.NEWLINE)
     return bool(start) and start <= token.start[0] <= next((i for i in ends if i >= start), 0)

@@ -117,7 +117,6 @@ def _far_away(
 
 
 def _named_as_another(reading: Reading, instruction: str) -> list[str]:
-    """Return an objection to a part whose name stands behind a word such as `except`."""
     for part in reading.scope:
         name = re.escape(part.name)
         if name and re.search(rf"(?i){_OTHERS}\W+(?:\w+\W+){{0,3}}?{name}(?!\w)", instruction):
@@ -142,8 +141,6 @@ class _Places:
         """Return the words in some lines, beside them, and in the names of the parts around.
 
         Args:
-            start: The first line.
-            end: The line behind the last one.
             changed: Lines beside them that do not count.
         """
         around = [one for one in self._parts if one.start <= start < max(one.end, one.start + 1)]

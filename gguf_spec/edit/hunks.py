@@ -235,12 +235,10 @@ def is_table(name: str) -> bool:
 
 
 def _loses_end(hunks: Sequence[Hunk], n_old: int) -> bool:
-    """Return whether the last change reaches to the end of the text, and makes it shorter."""
     return any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
 
 
 def counted_noun(n: int, noun: str) -> str:
-    """Return a number with its noun, such as `3 lines`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 

@@ -107,7 +107,6 @@ class Reading:
 
 
 def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Reading:
-    """Read an instruction for a text."""
     words = frozenset(re.findall(r"\w+", instruction.lower()))
     if len(instruction) > _MOST_READ:
         return Reading(None, (), (), bool(_EVERYWHERE.search(instruction)), words)
@@ -259,7 +258,6 @@ def _forms(name: str) -> set[str]:
 
 
 def _new_member(text: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the only class of a text for a request that adds a method."""
     classes = [one for one in parts if one.kind == "class" and len(one.path) == 1]
     return (
         classes

@@ -80,11 +80,7 @@ def parts_of(lines: list[str], name: str) -> list[Part]:
 
 
 def _reader(suffix: str, stem: str, first: str) -> Callable[[list[str]], Iterable[Part]]:
-    """Return the function that reads a kind of file.
-
-    Args:
-        first: Its first line.
-    """
+    """Return the function that reads a kind of file."""
     by_name: tuple[tuple[bool, Callable[[list[str]], Iterable[Part]]], ...] = (
         (suffix in BRACES, _braces),
         (suffix in _SHELL or bool(re.match(r"#!.{0,80}?\b(ba|z|da)?sh\b", first)), _shell),
@@ -161,7 +157,6 @@ def _end_of_block(
     """Return the line behind the lines that are indented more than the first one.
 
     Args:
-        start: The first line.
         deep: Its indentation, if it counts as another one.
         closing: Whether a closing bracket below, not indented more, is a part of it.
     """
@@ -426,8 +421,6 @@ def _block(start: int, words: str, end: int, last: str) -> Iterator[Part]:
     """Return the parts that a block is, by the words before it.
 
     Args:
-        start: Its first line.
-        end: The line behind it.
         last: Its last line, which may name a type.
     """
     words = " ".join(words.split())

@@ -192,7 +192,6 @@ def _stored(entry: Entry) -> Path:
 
 
 def _delete(entry: Entry, paths: Sequence[Path]) -> int:
-    """Delete files of a model and return the number of freed bytes."""
     if not entry.pieces or paths[0] != (stored := _stored(entry)):
         return hub.delete(paths)
     n_bytes = stored.stat().st_size
@@ -569,7 +568,6 @@ def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
 
 
 def is_sum(text: str) -> bool:
-    """Return whether a text is a sha256, as the etags of large files are."""
     return re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
@@ -583,12 +581,11 @@ def _etag(path: Path) -> str | None:
 
 
 def _mark(path: Path) -> Path:
-    """Return the path of a file's cached sum; it changes when the file changes."""
+    """Return the path of a file's cached sum; it changes with the file."""
     return cache_file("verified", [path.resolve(), *version(path)[1:]])
 
 
 def known_sum(path: Path) -> str | None:
-    """Return the cached sum of a file, or None."""
     kept = read_json(_mark(path))
     return kept.get("sha256") if isinstance(kept, dict) else None
 

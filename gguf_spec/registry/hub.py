@@ -55,7 +55,6 @@ class NotAHubError(Exception):
 
 
 def folder() -> Path:
-    """Return the path of the hub's cache on this disk."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()

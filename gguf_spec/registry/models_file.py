@@ -255,7 +255,6 @@ class Value:
         return [Value(self.file, f"{self.key}[{i}]", one) for i, one in enumerate(self.node.value)]
 
     def text(self) -> str:
-        """Return text of one line."""
         if self.node.tag != _TEXT or not isinstance(self.node, yaml.ScalarNode):
             raise self.wrong("text", "put it in quotes if it is text.")
         if not self.node.value or not self.node.value.isprintable():
@@ -264,14 +263,12 @@ class Value:
         return str(self.node.value)
 
     def hexadecimal(self, n_digits: int) -> str:
-        """Return text of `n_digits` hexadecimal digits."""
         if not re.fullmatch(f"[0-9a-f]{{{n_digits}}}", self.text()):
             hint = "copy all digits from the hub; a branch, a tag or a short form is not accepted."
             raise self.wrong(f"{n_digits} hexadecimal digits", hint)
         return self.text()
 
     def whole_number(self) -> int:
-        """Return a whole number above 0."""
         number = self.plain() if self.node.tag == _INT else 0
         if not 0 < number < 2**63:
             raise self.wrong("a whole number above 0")
@@ -426,7 +423,6 @@ def _check_names(
 def _place(
     value: Value, given: Mapping[str, Value]
 ) -> tuple[str | None, str | None, tuple[Part, ...], Path | None]:
-    """Return repository, revision and files, or the path on this disk."""
     if "path" in given:
         hint = "write either a path, or a repo or package with its file."
         _leave_out(given, _PLACE_KEYS, "beside a path", hint)

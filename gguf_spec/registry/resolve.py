@@ -257,7 +257,6 @@ def _ollama() -> Path:
 
 
 def _ollama_names() -> dict[str, str]:
-    """Return the names of Ollama's models by the file names of their blobs."""
     names: dict[str, str] = {}
     try:
         for manifest in sorted((_ollama() / "manifests").glob("*/*/*/*"))[:_MOST_FILES]:

@@ -29,10 +29,7 @@ class KeptChat(NamedTuple):
     """A chat on the disk.
 
     Attributes:
-        title: The beginning of its first question.
         updated: Time of its last answer, in seconds since 1970.
-        model: Name of the model of its last answer.
-        messages: All messages, the system message first if there is one.
         settings: Options that were changed with /set.
     """
 
@@ -82,7 +79,6 @@ class KeptChats:
         return chats[n - 1]
 
     def listed(self) -> str:
-        """Return the newest chats with their numbers."""
         chats = self.newest()
         lines = [
             f"{n:>3}  {_ago(one.updated):<12}  {one.title}"
@@ -153,7 +149,6 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _ago(then: float) -> str:
-    """Return a time that has passed, such as `2 hours ago`."""
     passed = max(0.0, time.time() - then)
     for name, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if n := int(passed / length):

@@ -111,7 +111,6 @@ _COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # does not match
 
 
 def is_open_block(text: str) -> bool:
-    """Return whether a message begins with three quotes and has no closing ones yet."""
     text = text.rstrip()
     return text.startswith(BLOCK) and not (len(text) >= 2 * len(BLOCK) and text.endswith(BLOCK))
 
@@ -120,10 +119,6 @@ class PipeUI:
     """Chat interface without a terminal: one turn per line, answers on stdout, rest on stderr.
 
     Attributes:
-        llm: The models that answer.
-        chat: The conversation.
-        show_draft: Whether accepted draft tokens are green.
-        show_thinking: Whether reasoning is shown.
         code: Exit code: 1 after an error.
         terminal: Its end undoes what was set at the terminal.
     """
@@ -135,7 +130,6 @@ class PipeUI:
         self._as_json, self._out = as_json, Console(highlight=False, soft_wrap=True)
 
     def begin(self, loaded: str) -> None:
-        """Show the description of the loaded conversation, if any."""
         if loaded:
             self.say(loaded)
 
@@ -165,7 +159,6 @@ class PipeUI:
             self._print({"error": message, "hint": hint})
 
     def answer(self, turn: Turn, bar: LateBar) -> None:
-        """Write an answer while it is generated."""
         try:
             for chunk in turn:
                 bar.remove()
@@ -195,12 +188,10 @@ class ChatLoop:
     Attributes:
         llm: The models, which `close` closes; /model replaces them.
         chat: The conversation; /model replaces it.
-        images: Files of images for the next message.
         kept: The chats that are kept as text; None if this one is not.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Load the models of the options; `follow` holds the conversation."""
         self._options, self._loaded_with = options, to_speculation(options)
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
@@ -588,12 +579,7 @@ NAMES = _names()
 
 
 class Settings:
-    """Sampling and speculation options of a chat.
-
-    Attributes:
-        sampling: Sampling options of the next answer.
-        speculation: Speculation options of the next answer.
-    """
+    """Sampling and speculation options of a chat, for its next answer."""
 
     def __init__(self, sampling: Sampling, speculation: Speculation) -> None:
         self._loaded = (sampling, speculation)
@@ -612,7 +598,6 @@ class Settings:
         self._loaded, self._changed = loaded, changed
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the changed options as plain values."""
         return {
             name: list(one) if isinstance(one, tuple) else one
             for name, one in self._changed.items()
@@ -633,9 +618,6 @@ class Settings:
 
         Args:
             text: Nothing, `NAME` or `NAME VALUE`.
-
-        Returns:
-            The text for the user.
 
         Raises:
             GgufSpecError: There is no such option, or it does not take the value.
@@ -784,7 +766,6 @@ class Signals:
         """Call `read` and return its result; signals take effect at once.
 
         Args:
-            read: Waits for a line.
             interrupt: Called by the signal handler; lets `read` raise an exception.
 
         Raises:

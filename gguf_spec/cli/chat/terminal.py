@@ -59,7 +59,6 @@ class TerminalUI(PipeUI):
         self._error: BaseException | None = None
 
     def begin(self, loaded: str) -> None:
-        """Show the names of the models, the help command, and the loaded conversation, if any."""
         draft = f", with the draft {self.llm.draft_name}" if self.llm.draft_name else ""
         self.say(f"{self.llm.name}{draft}. /help lists the commands, Ctrl-D leaves.")
         super().begin(loaded)
@@ -87,7 +86,6 @@ class TerminalUI(PipeUI):
                 raise
 
     def _edit(self, session: PromptSession[str]) -> str:
-        """Return an edited line, or raise the error of `interrupt`."""
         try:
             return session.prompt(pre_run=self._leave)
         finally:
