@@ -116,16 +116,14 @@ def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
         if n_noted == _MOST_NOTES:
             click.echo("Note: further lines with an error are not named here.", err=True)
 
+    show = None if quiet else lambda now: line.show(_state(now))
     try:
-        show = None if quiet else lambda now: line.show(_state(now))
-        end = run.run(llm, defaults, on_progress=show, on_failed=None if quiet else note)
+        with line:
+            end = run.run(llm, defaults, on_progress=show, on_failed=None if quiet else note)
     except KeyboardInterrupt:
-        line.remove()
         message = f"Interrupted: {_summary(run.progress)}\nRepeat the command to continue."
         click.echo(message, err=True)
         return 130
-    finally:
-        line.remove()
     if not quiet:
         click.echo(_summary(end), err=True)
     return int(end.n_failed > 0)

@@ -273,15 +273,13 @@ def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, 
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
         ctrl_c_cancels(stream),
+        bar,
+        _shown(prompt.n_text, quiet=quiet) as show,
     ):
-        try:
-            with _shown(prompt.n_text, quiet=quiet) as show:
-                bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
-                for chunk in stream:
-                    bar.remove()
-                    show(styled(chunk, options["show_draft"]), stream.stats)
-        finally:
+        bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
+        for chunk in stream:
             bar.remove()
+            show(styled(chunk, options["show_draft"]), stream.stats)
     result = stream.result
     if not quiet:  # --stats has a gain of its own
         is_compared = sys.stderr.isatty() and not options["stats"]

@@ -151,19 +151,17 @@ def _answer(
             think=options["think"],
         ) as stream,
         ctrl_c_cancels(stream),
+        bar,
     ):
-        try:
-            bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
-            for i, chunk in enumerate(stream):
-                if i == 0:
-                    bar.remove()
-                    # Only after the progress bar is removed: the bar requires an empty line.
-                    write(out, [(shown, "dim")])
-                if not options["as_json"]:
-                    write(out, thoughts.before(chunk) if out.is_terminal else ())
-                    write(out, styled(chunk, options["show_draft"]))
-        finally:
-            bar.remove()
+        bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
+        for i, chunk in enumerate(stream):
+            if i == 0:
+                bar.remove()
+                # Only after the progress bar is removed: the bar requires an empty line.
+                write(out, [(shown, "dim")])
+            if not options["as_json"]:
+                write(out, thoughts.before(chunk) if out.is_terminal else ())
+                write(out, styled(chunk, options["show_draft"]))
     result = stream.result
     if options["as_json"]:
         print_json(answer_json(llm, result, sampling.logprobs is not None))

@@ -260,18 +260,15 @@ def load_models(
     from .. import load  # importing llama.cpp is slow: only after the options are checked
 
     model, models_file = options["model"], options["models_file"]
-    with contextlib.nullcontext() if cancelled else signals.ending_at_once():
-        try:
-            llm = load(
-                default_model(models_file) if model is None else model,
-                models_file=models_file,
-                progress=tell,
-                on_measure=measure,
-                **load_arguments(options, draft, speculation),
-            )
-        finally:
-            loading.remove()
-            measuring.remove()
+    at_a_signal = contextlib.nullcontext() if cancelled else signals.ending_at_once()
+    with at_a_signal, measuring, loading:
+        llm = load(
+            default_model(models_file) if model is None else model,
+            models_file=models_file,
+            progress=tell,
+            on_measure=measure,
+            **load_arguments(options, draft, speculation),
+        )
     # A missing draft is noted only with --stats, --verbose or another --draft than auto.
     all_notes = llm.draft_name or draft != "auto" or options.get("stats") or options["verbose"]
     for note in llm.notes:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -154,9 +154,11 @@ _BAR = 24  # width of the bar in characters
 # Stage of a progress -> text of its bar.
 _TITLES = {"prompt": "Reading the prompt", "load": "Loading"}
 
+S = TypeVar("S", bound="StatusLine")
+
 
 class StatusLine:
-    """Line of a terminal that can be replaced and removed."""
+    """Line of a terminal that can be replaced, and is removed after a `with` block."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         """Create a line on `out`, or on stderr; only a terminal other than `dumb` shows it.
@@ -166,6 +168,12 @@ class StatusLine:
         out = out or sys.stderr
         self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
         self._n_shown = 0
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def show(self, text: str) -> None:
         """Replace the text of the line; it is cut to the width of the terminal."""

@@ -753,9 +753,8 @@ class Signals:
 
     def __init__(self, keep_on: bool) -> None:
         self.code = 0
-        names = ("SIGTERM", "SIGHUP") if keep_on else ("SIGTERM", "SIGHUP", "SIGINT")
-        self._ending = [name for name in names if hasattr(signal, name)]  # Windows lacks SIGHUP
-        self._before: dict[int, Any] = {}
+        self._ending = ("SIGTERM", "SIGHUP") if keep_on else ("SIGTERM", "SIGHUP", "SIGINT")
+        self._handlers = signals.handlers(self._arrived)
         self._turn: Turn | None = None
         self._interrupt: Callable[[BaseException], object] | None = None
         self.came = False
@@ -802,15 +801,11 @@ class Signals:
             self._turn.cancel()
 
     def __enter__(self) -> Signals:
-        for name in {*self._ending, "SIGINT"}:
-            number = getattr(signal, name)
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                self._before[number] = signal.signal(number, self._arrived)
+        self._handlers.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handlers.__exit__(None, None, None)
 
 
 # Command that reads a text for the clipboard -> variable of its desktop; macOS has none.
