@@ -5,22 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 import gguf_spec
 
 from . import signals
-from .command import (
-    CONTROL,
-    Command,
-    CommandGroup,
-    LazyCommands,
-    Place,
-    UnknownNameError,
-    as_called,
-)
+from .command import CONTROL, CommandGroup, LazyCommands, Place, UnknownNameError, as_called
 
 __all__ = ["cli", "main"]
 
@@ -79,13 +71,7 @@ def cli() -> None:
     """
 
 
-def _user_defaults(command: Command) -> dict[str, Any]:
-    from .config import defaults
-
-    return defaults(command)
-
-
-CommandGroup.root, Command.user_defaults = cli, staticmethod(_user_defaults)
+CommandGroup.root = cli
 
 
 def _words() -> list[str]:

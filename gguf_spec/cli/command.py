@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -121,20 +121,16 @@ class LazyCommands(UserDict[str, Any]):
     """Commands of a group by their names; a module is imported when its command is looked up.
 
     Attributes:
-        places: Name of a command -> where it is.
+        data: Name of a command -> its place, or the command itself.
     """
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
-        super().__init__(places)
-        self.places = places
-
     def __getitem__(self, name: str) -> click.Command:
-        if isinstance(place := self.data[name], Place):
-            command = getattr(import_module(f".{place.module}", __package__), place.name)
-            command.short_help = place.help
-            self.data[name] = command
-        found: click.Command = self.data[name]
-        return found
+        found: Place | click.Command = self.data[name]
+        if isinstance(found, click.Command):
+            return found
+        command: click.Command = getattr(import_module(f".{found.module}", __package__), found.name)
+        command.short_help = found.help
+        return command
 
 
 class UnknownNameError(click.UsageError):
@@ -183,10 +179,7 @@ class Command(_OptionHints):
         usual: Parameters to show first; empty shows all options in one list.
         own_defaults: Parameters to which the section `default` of the config file does not apply.
         reads_config: Whether the config file has defaults for the command.
-        user_defaults: Returns the values of the config file for a command, by parameter.
     """
-
-    user_defaults: ClassVar[Callable[[Command], dict[str, Any]]]
 
     def __init__(
         self,
@@ -217,8 +210,10 @@ class Command(_OptionHints):
         options = args[: args.index("--")] if "--" in args else args
         is_for_help = {"-h", "--help"} & set(options)  # which works with any config file
         if self.reads_config and not (extra.get("resilient_parsing") or is_for_help):
+            from .config import defaults
+
             built_in = self.context_settings.get("default_map", {})
-            extra["default_map"] = built_in | Command.user_defaults(self)
+            extra["default_map"] = built_in | defaults(self)
         context = super().make_context(info_name, args, parent, **extra)
         CommandGroup.context = context
         return context
@@ -282,9 +277,9 @@ class CommandGroup(_OptionHints, click.Group):
         if not isinstance(self.commands, LazyCommands):
             super().format_commands(ctx, formatter)
             return
-        places = self.commands.places
+        found = sorted(self.commands.data.items())
         with formatter.section("Commands"):
-            formatter.write_dl([(name, places[name].help) for name in sorted(places)])
+            formatter.write_dl([(name, one.help) for name, one in found if isinstance(one, Place)])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -418,11 +418,11 @@ def read_text(file: Path) -> str:
     Raises:
         click.FileError: The file cannot be read, or is longer than any context.
     """
-    from .text_file import read_any
+    from . import text_file
 
     is_pipe = os.fspath(file) == "-"
     try:
-        return read_any(sys.stdin.buffer if is_pipe else file)
+        return text_file.read_text(sys.stdin.buffer if is_pipe else file)
     except (OSError, ValueError) as error:
         name = "the standard input" if is_pipe else os.fspath(file)
         raise click.FileError(name, getattr(error, "strerror", None) or str(error)) from error

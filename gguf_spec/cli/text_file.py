@@ -9,28 +9,19 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..edit import hunks_between
 from ..errors import GgufSpecError
 from ..system.files import atomic_write, encoding_of, is_device, read_text, remedy, state_folder
 
-__all__ = ["TextFile", "encoding_of", "is_device"]
+__all__ = ["TextFile", "encoding_of", "is_device", "read_text"]
 
 # No context holds a longer text; a byte is rarely more than one token.
 MOST_BYTES = 4_000_000
 _BOM = "\ufeff"
 # earlier texts that are kept for --undo: that many, and that many bytes of them
 _MOST_KEPT, _MOST_KEPT_BYTES = 50, 64 << 20
-
-
-def read_any(source: Path | BinaryIO) -> str:
-    """Return the text of a file or stream in any encoding, as `system.files.read_text`.
-
-    Raises:
-        OSError, ValueError: It cannot be read, or is longer than any context.
-    """
-    return read_text(source)
 
 
 class TextFile:

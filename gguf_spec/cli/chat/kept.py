@@ -100,7 +100,7 @@ class KeptChats:
 
         One without an answer has no file.
         """
-        title = next((_text(one) for one in messages if one["role"] == "user"), "")
+        title = next((plain(one) for one in messages if one["role"] == "user"), "")
         last = max(self.folder.glob(f"{'[0-9]' * 20}.json"), default=None)
         if not (path := self._path) or path != last:
             after = int(last.stem) + 1 if last else 0
@@ -110,7 +110,7 @@ class KeptChats:
             "title": textwrap.shorten(title, 60, placeholder="..."),
             "updated": round(1000 * time.time()),
             "model": model,
-            "messages": [{**one, "content": _text(one)} for one in messages],
+            "messages": [{**one, "content": plain(one)} for one in messages],
             "settings": dict(settings),
         }
         data = {"format": _FORMAT, "version": 1, "conversations": [chat]}
@@ -141,7 +141,8 @@ def _read(path: Path) -> KeptChat:
     return KeptChat(path, title, updated, str(chat["model"]), messages, dict(chat["settings"]))
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def plain(message: Mapping[str, Any]) -> str:
+    """Return the content of a message as text, with `[image]` for each image."""
     content = message["content"]
     if isinstance(content, str):
         return content

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
@@ -56,7 +56,7 @@ from ..output import (
     write,
 )
 from ..text_file import MOST_BYTES, TextFile, encoding_of
-from .kept import KeptChats
+from .kept import KeptChats, plain
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Sampling, Speculation, Turn
@@ -375,16 +375,15 @@ class ChatLoop:
             GgufSpecError: The models cannot be loaded. The old ones are still there.
         """
         old, sampling = self.llm, to_sampling(options)
-
-        def came() -> bool:
-            return self._signals.came
-
+        load = partial(
+            load_models, options, self._loaded_with, cancelled=lambda: self._signals.came
+        )
         try:
-            self.llm = load_models(options, self._loaded_with, cancelled=came)
+            self.llm = load()
         except NotEnoughMemoryError:
             old.close()
             try:
-                self.llm = load_models(options, self._loaded_with, cancelled=came)
+                self.llm = load()
             except BaseException:
                 self.llm = load_models(self._options, self._loaded_with)
                 raise
@@ -400,10 +399,8 @@ class ChatLoop:
         elif rest:
             path = _path(rest)
             self._attached.append((path.name, TextFile(path).text.removesuffix("\n")))
-        names = ", ".join(
-            f"{name} ({len(text.encode('utf-8', 'replace')):,} bytes)"
-            for name, text in self._attached
-        )
+        sizes = ((name, len(text.encode("utf-8", "replace"))) for name, text in self._attached)
+        names = ", ".join(f"{name} ({n_bytes:,} bytes)" for name, n_bytes in sizes)
         return f"With the next message: {names or 'no file'}."
 
     def _image(self, rest: str) -> str:
@@ -461,7 +458,7 @@ class ChatLoop:
         """
         for one in reversed(self.chat.messages):
             if one["role"] == "user":
-                return plain(one["content"])
+                return plain(one)
         raise GgufSpecError(f"there is no question to {purpose}.", "send a message first.")
 
     def _stats(self, _rest: str) -> str:
@@ -469,10 +466,8 @@ class ChatLoop:
         if last is None:
             raise GgufSpecError("there is no answer yet.", "send a message first.")
         used = last.stats.n_prompt + last.stats.n_generated
-        lines = [
-            stats_lines(last.stats, last.seed),
-            f"context {used:,} of {llm.n_ctx:,} tokens after it",
-        ]
+        lines = [stats_lines(last.stats, last.seed)]
+        lines.append(f"context {used:,} of {llm.n_ctx:,} tokens after it")
         return "\n".join([*lines, *(f"note    {in_command(note)}" for note in llm.notes)])
 
     def _draft(self, rest: str) -> str:
@@ -491,9 +486,8 @@ class ChatLoop:
             raise _no_switch("/draft", rest)
         if not self._speculation.k:
             return "Speculation is off."
-        how = (
-            f"the draft is {llm.draft_name}" if llm.draft_name else "drafts come from the text only"
-        )
+        draft = f"the draft is {llm.draft_name}"
+        how = draft if llm.draft_name else "drafts come from the text only"
         return f"Speculation is on: {how}."
 
     def _think(self, rest: str) -> str:
@@ -698,21 +692,12 @@ def _parsed(field: str, text: str) -> Any:
 
 def _last_messages(chat: Chat) -> list[str]:
     names = {"system": "System", "user": "You", "assistant": "Answer"}
-    return [
-        f"{names[one['role']]}: {_short(plain(one['content']), 200)}" for one in chat.messages[-2:]
-    ]
+    return [f"{names[one['role']]}: {_short(plain(one), 200)}" for one in chat.messages[-2:]]
 
 
 def _count(chat: Chat) -> str:
     n = len(chat.messages)
     return f"{n} message{'' if n == 1 else 's'}"
-
-
-def plain(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a message as text, with `[image]` for each image."""
-    if isinstance(content, str):
-        return content
-    return " ".join("[image]" if "image_url" in part else part["text"] for part in content)
 
 
 def _no_switch(command: str, rest: str) -> GgufSpecError:
