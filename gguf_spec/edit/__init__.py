@@ -137,12 +137,10 @@ class EditPlan:
         self._text, self._instruction, self._name = text, instruction.strip(), name
         self.lines = split_lines(text)
         self._parts = parts_of(self.lines, name)
-        self.reading: Reading = read(self._instruction, self.lines, self._parts)
+        self.reading: Reading = read(self._instruction, self.lines, self._parts, name)
         if scope:
             self.reading = replace(self.reading, scope=tuple(self._part_of(one) for one in scope))
-        self.by_code: CodeEdit | None = edit_by_code(
-            self._instruction, self.reading, self.lines, self._parts, name
-        )
+        self.by_code: CodeEdit | None = edit_by_code(self.reading)
         self.part = self._written_part()
         self._beside = self._new_lines_beside()
 
@@ -225,11 +223,9 @@ class EditPlan:
         for hunk in hunks_between(self.lines, new):
             is_new = written == "part" and self._beside and not hunk.old  # beside its blank lines
             (inside if is_new or self._may_change(hunk) else outside).append(hunk)
-        asked = (self.reading, self._name, self._instruction)
-        named = without_look_alikes(self.lines, inside, *asked)
+        named = without_look_alikes(inside, self.reading)
         outside += [one for one in inside if one not in named]
-        refused = objections(self.lines, named, *asked)
-        refused += doubtful_places(self.lines, named, *asked)
+        refused = objections(named, self.reading) + doubtful_places(named, self.reading)
         return self._edit(named, outside, refused, written, completion)
 
     def _with_old(self, old: list[str], new: list[str]) -> list[str]:

@@ -15,7 +15,6 @@ import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 from .instruction import Reading, Rename, bounded
 from .parts import BRACES, Part, _without_texts
@@ -38,30 +37,24 @@ KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", "
 _PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
 
 
-def edit_by_code(
-    instruction: str, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
-) -> CodeEdit | None:
+def edit_by_code(reading: Reading) -> CodeEdit | None:
     """Make the change that an instruction asks for, if it is one that needs no model."""
-    if reading.rename is None:
-        return _remove(instruction, reading, lines, parts, name) or _set_value(
-            instruction, reading, lines
-        )
-    rename, allowed = reading.rename, _allowed(reading, lines)
-    suffix = PurePath(name).suffix.lower()
+    rename = reading.rename
+    if rename is None:
+        return _remove(reading) or _set_value(reading)
     if not rename.is_name:
-        found = _replace(rename, reading, lines, allowed, name)
-    elif suffix in {".py", ".pyi"}:
-        found = _rename_python(rename, reading, lines, parts, allowed)
-    elif suffix in KEYED:
-        found = _rename_key(rename, reading, lines, parts, allowed)
-    elif suffix in _PROSE:
-        plain = Rename(rename.old, rename.new, False)
-        found = _replace(plain, reading, lines, allowed, name)
+        found = _replace(rename, reading)
+    elif reading.suffix in {".py", ".pyi"}:
+        found = _rename_python(rename, reading)
+    elif reading.suffix in KEYED:
+        found = _rename_key(rename, reading)
+    elif reading.suffix in _PROSE:
+        found = _replace(Rename(rename.old, rename.new, False), reading)
     else:
-        found = _rename_words(rename, reading, lines, parts, allowed, suffix)
+        found = _rename_words(rename, reading)
     if not found or reading.scope or reading.is_everywhere:
         return found
-    is_lost = found.n_places > 1 and _IN_PLACE.search(instruction)
+    is_lost = found.n_places > 1 and _IN_PLACE.search(reading.instruction)
     return replace(found, doubt="the named place was not found") if is_lost else found
 
 
@@ -70,13 +63,6 @@ _IN_PLACE = re.compile(
     r"(?i)(?:\b(?:in|inside|within|under)|(?<!s )\bof)\s+(?:the\s+)?"
     r"(?!(?:the\b|this|that|file|text|code|script|module|document|program|page|project)\b)"
 )
-
-
-def _allowed(reading: Reading, lines: Sequence[str]) -> set[int]:
-    scope = set(range(len(lines)))
-    if reading.scope:
-        scope = {i for part in reading.scope for i in range(part.start, part.end)}
-    return scope - {i for part in reading.kept for i in range(part.start, part.end)}
 
 
 def _places(n: int, what: str) -> str:
@@ -103,30 +89,28 @@ _TO = re.compile(
 _MOST_READ = 500  # a longer line is no setting
 
 
-def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit | None:
-    found = _TO.match(re.split(r"[,;]\s*(?=but|leave|keep|do not|don't|not)", instruction)[0])
+def _set_value(reading: Reading) -> CodeEdit | None:
+    """Write the new value of one setting in one line."""
+    asked = re.split(r"[,;]\s*(?=but|leave|keep|do not|don't|not)", reading.instruction)[0]
+    found = _TO.match(asked)
     if not found or len(reading.scope) != 1:
         return None
     (part,) = reading.scope
-    if (
-        part.kind not in {"key", "variable"}
-        or part.end - part.start != 1
-        or part.start not in _allowed(reading, lines)
-    ):
+    is_setting = part.kind in {"key", "variable"} and part.end - part.start == 1
+    if not is_setting or part.start not in reading.allowed:
         return None
-    line = lines[part.start]
+    line = reading.lines[part.start]
     setting = _SETTING.match(line) if len(line) <= _MOST_READ else None
     new = found["new"].rstrip(".")
-    if not setting or not setting["old"].strip() or re.search(r"\s", setting["old"].strip()):
+    old = setting["old"].strip() if setting else ""
+    # a word for a number is not the value as it is written
+    if not setting or not old or re.search(r"\s", old) or _kind_of(old) != _kind_of(new):
         return None
     if setting["quote"] and not re.fullmatch(r"[\w./:%+@^~<>=*-]+", new):
         return None
-    kinds = [_kind_of(one) for one in (setting["old"].strip(), new)]
-    if kinds[0] != kinds[1]:
-        return None  # a word for a number: not the value as it is written
-    changed = lines.copy()
-    changed[part.start] = (
-        f"{setting['before']}{setting['quote']}{new}{setting['quote']}{setting['after']}"
+    changed = reading.lines.copy()
+    changed[part.start] = "".join(
+        (setting["before"], setting["quote"], new, setting["quote"], setting["after"])
     )
     return CodeEdit(changed, 1)
 
@@ -137,20 +121,16 @@ def _kind_of(value: str) -> str:
     return "switch" if value.lower() in {"true", "false", "yes", "no", "on", "off"} else "word"
 
 
-def _replace(
-    rename: Rename, reading: Reading, lines: list[str], allowed: set[int], name: str
-) -> CodeEdit | None:
+def _replace(rename: Rename, reading: Reading) -> CodeEdit | None:
     """Replace a text or a value where it stands alone."""
-    pattern = bounded(rename.old)
-    found = [i for i in sorted(allowed) if pattern.search(lines[i])]
-    if rename.around and (
-        near := [
-            i for i in found if re.search(rf"(?i)(?<![a-z]){re.escape(rename.around)}", lines[i])
-        ]
-    ):
-        found = near
-    elif rename.around and len(found) != 1:
-        return None
+    lines, pattern = reading.lines, bounded(rename.old)
+    found = [i for i in sorted(reading.allowed) if pattern.search(lines[i])]
+    if rename.around:
+        around = re.compile(rf"(?i)(?<![a-z]){re.escape(rename.around)}")
+        near = [i for i in found if around.search(lines[i])]
+        if not near and len(found) != 1:
+            return None
+        found = near or found
     if not found:
         return None
     new = lines.copy()
@@ -159,17 +139,10 @@ def _replace(
         new[i], n = pattern.subn(lambda _: rename.new, lines[i])
         n_places += n
     is_value = bool(rename.around) or rename.kind not in {"word", "text", "string", "name", "term"}
-    doubt = (
-        _places(n_places, rename.old)
-        if n_places > 1 and is_value and not reading.is_everywhere and not _is_word(rename, name)
-        else ""
-    )
-    return CodeEdit(new, n_places, doubt)
-
-
-def _is_word(rename: Rename, name: str) -> bool:
-    """Return whether a text is a word of prose, which is replaced wherever it stands."""
-    return not rename.around and PurePath(name).suffix.lower() in {".md", ".txt", ".rst"}
+    # a word of prose is replaced wherever it stands
+    is_word = not rename.around and reading.suffix in {".md", ".txt", ".rst"}
+    is_doubtful = n_places > 1 and is_value and not reading.is_everywhere and not is_word
+    return CodeEdit(new, n_places, _places(n_places, rename.old) if is_doubtful else "")
 
 
 # ---- removals
@@ -196,11 +169,10 @@ def _used_at(name: str, lines: Sequence[str], suffix: str) -> str:
     return f", but named here: {lines[i].strip()[:60]}" if (i := next(used, -1)) >= 0 else ""
 
 
-def _remove(
-    instruction: str, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
-) -> CodeEdit | None:
+def _remove(reading: Reading) -> CodeEdit | None:
     """Remove one part, if the instruction says nothing more than that."""
-    found = _REMOVE.match(instruction)
+    lines, suffix = reading.lines, reading.suffix
+    found = _REMOVE.match(reading.instruction)
     if not found or len(reading.scope) != 1 or reading.kept:
         return None
     (part,) = reading.scope
@@ -210,12 +182,9 @@ def _remove(
     if _FILLING.sub("", rest):
         return None
     start, end = part.start, part.end
-    while (
-        start
-        and re.match(r"\s*(#|//|--)(?!\s*[-=]{3})", lines[start - 1])
-        and part.kind in {"function", "class", "block"}
-    ):
-        start -= 1  # the comment right above it
+    if part.kind in {"function", "class", "block"}:
+        while start and re.match(r"\s*(#|//|--)(?!\s*[-=]{3})", lines[start - 1]):
+            start -= 1  # the comment right above it
     new = lines[:start] + lines[end:]
     above = next((n for n in range(start) if new[start - 1 - n].strip()), start)
     below = next((n for n in range(len(new) - start) if new[start + n].strip()), len(new) - start)
@@ -225,14 +194,14 @@ def _remove(
     if start == len(new):
         while new and not new[-1].strip():
             new.pop()
-    if PurePath(name).suffix.lower() == ".json":
+    if suffix == ".json":
         last = next((i for i in range(start - 1, -1, -1) if new[i].strip()), -1)
         behind = next((one.strip() for one in new[start:] if one.strip()), "")
         if last >= 0 and behind[:1] in {"}", "]"}:
             new[last] = new[last].removesuffix(",")
-    inner = [one for one in parts if one.kind == "section" and one.name.startswith(f"{part.name}.")]
+    inner = _sections_in(part.name, reading)
     doubt = f"{inner[0].name} belongs to {part.name}, and stays" if inner else ""
-    if part.kind != "heading" and (used := _used_at(part.name, new, PurePath(name).suffix.lower())):
+    if part.kind != "heading" and (used := _used_at(part.name, new, suffix)):
         doubt = f"{part.label} is removed{used}"
     return CodeEdit(new, 1, doubt) if new else None
 
@@ -240,39 +209,32 @@ def _remove(
 # ---- keys and words
 
 
-def _rename_key(
-    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int]
-) -> CodeEdit | None:
-    old, new = rename.old, rename.new
+def _sections_in(name: str, reading: Reading) -> list[Part]:
+    """Return the sections below a section, such as `server.limits`."""
+    sections = (part for part in reading.parts if part.kind == "section")
+    return [part for part in sections if part.name.startswith(f"{name}.")]
+
+
+def _rename_key(rename: Rename, reading: Reading) -> CodeEdit | None:
+    old, new, parts = rename.old, rename.new, reading.parts
     container, _, leaf = old.rpartition(".")
-    exact = [
-        part
-        for part in parts
-        if part.name == old and part.start in allowed and part.kind in {"key", "section"}
-    ]
+    allowed = reading.allowed
+    possible = [part for part in parts if part.start in allowed]
+    exact = [part for part in possible if part.name == old and part.kind in {"key", "section"}]
     if not exact and container:
-        exact = [
-            part
-            for part in parts
-            if part.name == leaf and ".".join(part.path).endswith(old) and part.start in allowed
-        ]
+        exact = [part for part in possible if part.name == leaf]
+        exact = [part for part in exact if ".".join(part.path).endswith(old)]
         old, new = leaf, new.rpartition(".")[2]
     if not exact:
         return None
-    below = [part for part in parts if part.kind == "section" and part.name.startswith(f"{old}.")]
-    changed = lines.copy()
-    for part in exact + (below if exact[0].kind == "section" else []):
-        line = lines[part.start]
+    below = _sections_in(old, reading) if exact[0].kind == "section" else []
+    changed = reading.lines.copy()
+    for part in exact + below:
+        pattern = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
         if part.kind == "section":
-            changed[part.start] = re.sub(
-                rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\].])",
-                lambda found: found[1] + new,
-                line,
-                count=1,
-            )
-        else:
-            pattern = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
-            changed[part.start] = re.sub(pattern, lambda found: found[1] + new, line, count=1)
+            pattern = rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\].])"
+        line = reading.lines[part.start]
+        changed[part.start] = re.sub(pattern, lambda found: found[1] + new, line, count=1)
     doubt = ""
     if len(exact) > 1 and not reading.is_everywhere:
         doubt = _places(len(exact), f"the key {old}")
@@ -283,15 +245,13 @@ def _rename_key(
     return CodeEdit(changed, len(exact), doubt)
 
 
-def _rename_words(
-    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int],
-    suffix: str,
-) -> CodeEdit | None:  # fmt: skip
-    old, new = rename.old, rename.new
+def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
+    """Rename a word of code outside of texts and comments."""
+    old, new, suffix, allowed = rename.old, rename.new, reading.suffix, reading.allowed
     owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
     if owner:
         old, new = leaf, new.rpartition(".")[2]
-    bare = _bare(lines, suffix)
+    bare = _bare(reading.lines, suffix)
     if suffix in {".css", ".scss", ".less"}:
         marks = r"(?<=\.)|(?<=#)|(?<=--)|(?<=@)|(?<![\w-])" if re.match(r"\w", old) else ""
         pattern = re.compile(rf"(?:{marks}){re.escape(old)}(?![\w-])")
@@ -300,7 +260,7 @@ def _rename_words(
     else:
         pattern = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
     field = _field_places(reading, bare, pattern) if suffix in BRACES else None
-    changed = lines.copy()
+    changed = reading.lines.copy()
     places = list[tuple[int, int]]()
     for i in sorted(allowed if field is None else field):
         spans = [found.span() for found in pattern.finditer(bare[i])] if field is None else field[i]
@@ -309,14 +269,14 @@ def _rename_words(
             places.append((i, start))
     if not places:
         return None
-    doubt = _doubt_of(old, places, bare, parts, reading, suffix)
+    doubt = _doubt_of(old, places, bare, reading)
     if field is not None:
-        is_unsure = _has_other_uses(field, bare, pattern, parts)
+        is_unsure = _has_other_uses(field, bare, pattern, reading.parts)
     elif suffix == ".sql":  # columns
         is_unsure = bool(reading.scope and re.search(rf"\w\.{pattern.pattern}", "\n".join(bare)))
     else:
         owners = [part for part in reading.scope if part.kind == "class"]
-        foreign = _lines_of_others(owners, parts, bare)
+        foreign = _lines_of_others(owners, reading.parts, bare)
         is_unsure = bool(owners) and any(
             i not in foreign or _OF_ANOTHER.search(line[: use.start()])
             for i, line in enumerate(bare)
@@ -476,19 +436,14 @@ _FIELD = re.compile(r"\s*[?!]?\s*:(?!:)|\s+[\w*\[]")  # of TypeScript or Rust; o
 
 
 def _doubt_of(
-    name: str,
-    places: Iterable[tuple[int, int]],
-    bare: Sequence[str],
-    parts: Sequence[Part],
-    reading: Reading,
-    suffix: str,
+    name: str, places: Iterable[tuple[int, int]], bare: Sequence[str], reading: Reading
 ) -> str:
     """Return why it is not certain that uses of a name mean the same; empty if nothing says so.
 
     Args:
         places: Line and column of each use that would be renamed.
     """
-    found, scope = sorted(places), reading.scope
+    found, scope, suffix, parts = sorted(places), reading.scope, reading.suffix, reading.parts
     if reading.is_everywhere or suffix not in BRACES - _STYLES:
         return "" if reading.is_everywhere else _doubt_of_lines(name, found, bare, suffix)
     if any(_is_imported(bare, *use) for use in found):
@@ -706,23 +661,21 @@ class _Module:
         return range(start, min(ends, default=start + 1))
 
 
-def _rename_python(
-    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int]
-) -> CodeEdit | None:
+def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
     owner, _, old = rename.old.rpartition(".")
     new = rename.new.rpartition(".")[2]
     if not new.isidentifier() or not old.isidentifier():
-        plain = Rename(rename.old, rename.new, False, rename.kind)
-        return _replace(plain, reading, lines, allowed, "a.py")
+        return _replace(Rename(rename.old, rename.new, False, rename.kind), reading)
+    lines = reading.lines
     try:
-        module = _Module(lines, parts)
+        module = _Module(lines, reading.parts)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     is_member = _is_member(module, rename, reading, old, owner)
     if is_member:
         found = _member_places(module, reading, old, owner)
     else:
-        found = _variable_places(module, rename, reading, old, allowed)
+        found = _variable_places(module, rename, reading, old)
     if found is None:
         return None
     doubt = found[1]
@@ -793,7 +746,7 @@ def _member_places(
 
 
 def _variable_places(
-    module: _Module, rename: Rename, reading: Reading, old: str, allowed: set[int]
+    module: _Module, rename: Rename, reading: Reading, old: str
 ) -> tuple[_Places, str]:
     """Return where a variable, a function or a class is used, and what is doubtful about it."""
     own = module.functions_with(old)
@@ -804,8 +757,8 @@ def _variable_places(
         doubt = _places(len(own), f"a variable {old}")
     elif not reading.scope and not rename.kind and _members(module, old):
         doubt = f"there are a method and a variable {old}: say which one is meant"
-    arguments = _arguments(module.tokens)
     if reading.scope:
+        arguments, allowed = _arguments(module.tokens), reading.allowed
         places = _name_uses(module.tokens, old, allowed)
         takers = [one for one in own if old in module.parameters(one)]
         takers = [one for one in takers if one.get_lineno() - 1 in allowed]

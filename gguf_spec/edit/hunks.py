@@ -143,12 +143,10 @@ def _with_tabs(line: str, width: int) -> str:
 # ---- what speaks against writing them
 
 
-def objections(
-    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[str]:
+def objections(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return why a change is not written without a question; nothing if it can be."""
+    old, instruction, found = reading.lines, reading.instruction, list[str]()
     new = apply(old, hunks)
-    found = []
     moved = {line.strip() for hunk in hunks for line in hunk.new}
     removed = [
         line
@@ -176,10 +174,9 @@ def objections(
         if place[1] in text_before and place[1] not in text_after
     ]
     found += _not_added(hunks, instruction)
-    found += _names_gone(old, new, name, reading)
-    found += _too_many_places(old, hunks, reading, name, instruction)
-    found += no_longer_valid(old, new, name)
-    return found
+    found += _names_gone(reading, new)
+    found += _too_many_places(hunks, reading)
+    return found + no_longer_valid(old, new, reading.name)
 
 
 _REMOVES = re.compile(
@@ -271,44 +268,37 @@ def _is_like_one(line: str, others: Sequence[str]) -> bool:
     return False
 
 
-def _names_gone(old: Sequence[str], new: Sequence[str], name: str, reading: Reading) -> list[str]:
-    def names(lines: Sequence[str]) -> dict[str, str]:
-        parts = parts_of(list(lines), name)
+def _names_gone(reading: Reading, new: list[str]) -> list[str]:
+    def names(parts: Sequence[Part]) -> dict[str, str]:
         return {
             one.label: one.name
             for one in parts
             if len(one.path) <= 2 and (one.kind != "variable" or len(one.path) == 1)
         }
 
-    before, after = names(old), names(new)
-    gone = [
-        label for label in before if label not in after and not _is_named(before[label], reading)
-    ]
-    return [f"{label} is gone" for label in gone[:3]]
+    after = names(parts_of(new, reading.name))
+    asked = {*re.findall(r"\w+", reading.instruction.lower())}
+    gone = []
+    for label, name in names(reading.parts).items():
+        words = {*re.findall(r"\w+", name.lower())}
+        if label not in after and not (words and words <= asked):
+            gone.append(f"{label} is gone")
+    return gone[:3]
 
 
-def _is_named(name: str, reading: Reading) -> bool:
-    words = [one for one in re.findall(r"\w+", name.lower()) if one]
-    return bool(words) and all(one in reading.words for one in words)
-
-
-def _too_many_places(
-    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[str]:
+def _too_many_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection to changes at several places, where the instruction names none."""
-    if reading.is_everywhere or reading.scope:
-        return []
-    if is_move(hunks, instruction):
+    instruction = reading.instruction
+    if reading.is_everywhere or reading.scope or is_move(hunks, instruction):
         return []
     changes = [change_of(one) for one in hunks]
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
-    if is_table(name) and n_rows > 1 and not PLURAL.search(instruction):
+    if is_table(reading.name) and n_rows > 1 and not PLURAL.search(instruction):
         return [f"{n_rows} rows are changed"]
     if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
         n = max(changes.count(one) for one in changes)
         return [f"the same change is made at {n} places"]
-    parts = parts_of(list(old), name)
-    places = {_outer(one, parts) for one in hunks}
+    places = {_outer(one, reading.parts) for one in hunks}
     if len(places) > 1 and not PLURAL.search(instruction):
         return [f"{len(places)} places are changed"]
     return []

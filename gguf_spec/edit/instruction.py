@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from .parts import Part
 
@@ -89,27 +90,46 @@ class Rename:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an instruction says.
+    """What an instruction says about a text.
 
     Attributes:
+        instruction: The instruction.
+        lines: The lines of the text.
+        parts: Its parts.
+        name: Name of its file; empty without one.
         rename: The rename that it asks for, or None.
         scope: The parts that may change; empty if it names none.
         kept: The parts that must stay.
         is_everywhere: Whether it speaks of all places.
-        words: Its words, in lower case.
     """
 
-    rename: Rename | None
-    scope: tuple[Part, ...]
-    kept: tuple[Part, ...]
-    is_everywhere: bool
-    words: frozenset[str]
+    instruction: str
+    lines: list[str]
+    parts: Sequence[Part]
+    name: str
+    rename: Rename | None = None
+    scope: tuple[Part, ...] = ()
+    kept: tuple[Part, ...] = ()
+    is_everywhere: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name, in lower case."""
+        return PurePath(self.name).suffix.lower()
+
+    @property
+    def allowed(self) -> set[int]:
+        """The lines that may change."""
+        lines = {*range(len(self.lines))}
+        if self.scope:
+            lines = {i for part in self.scope for i in range(part.start, part.end)}
+        return lines - {i for part in self.kept for i in range(part.start, part.end)}
 
 
-def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Reading:
-    words = frozenset(re.findall(r"\w+", instruction.lower()))
+def read(instruction: str, lines: list[str], parts: Sequence[Part], name: str) -> Reading:
+    found = Reading(instruction, lines, parts, name)
     if len(instruction) > _MOST_READ:
-        return Reading(None, (), (), bool(_EVERYWHERE.search(instruction)), words)
+        return replace(found, is_everywhere=bool(_EVERYWHERE.search(instruction)))
     spared: list[Part] = []
     wanted = instruction
     for mention in _NOT.finditer(instruction):
@@ -122,7 +142,13 @@ def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Readi
     wanted = _behind(wanted, named) if named else wanted
     scope = _mentioned(wanted, lines, parts, named)
     spared = [one for one in spared if not any(one == part or one.holds(part) for part in scope)]
-    return Reading(rename, tuple(scope), tuple(spared), bool(_EVERYWHERE.search(wanted)), words)
+    return replace(
+        found,
+        rename=rename,
+        scope=tuple(scope),
+        kept=tuple(spared),
+        is_everywhere=bool(_EVERYWHERE.search(wanted)),
+    )
 
 
 # ---- the place
