@@ -148,9 +148,8 @@ class EditPlan:
         if found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", name):
             first, last = int(found[1]), int(found[2] or found[1])
             if not 1 <= first <= last <= len(self.lines):
-                raise _no_part(
-                    name, f"lines {name}: it has {counted_noun(len(self.lines), 'line')}"
-                )
+                n_lines = counted_noun(len(self.lines), "line")
+                raise _no_part(name, f"lines {name}: it has {n_lines}")
             return Part("", "lines", first - 1, last)
         parts = [one for one in self._parts if name in {one.name, ".".join(one.path), one.label}]
         parts = [one for one in parts if ".".join(one.path) == name] or parts
@@ -158,12 +157,10 @@ class EditPlan:
             return parts[0]
         if parts:
             raise _no_part(name, f"one part {name}, but several: write its path, or its lines")
-        names = dict.fromkeys(
-            one.label
-            for one in self._parts
-            if one.kind not in {"variable", "key"} or len(one.path) == 1
-        )
-        some = ", ".join([*names][:_MOST_NAMED])
+        shown = [
+            one for one in self._parts if one.kind not in {"variable", "key"} or not one.path[1:]
+        ]
+        some = ", ".join([*dict.fromkeys(one.label for one in shown)][:_MOST_NAMED])
         raise _no_part(name, f"part {name}" + (f"; it has {some}" if some else ""))
 
     def _written_part(self) -> Part | None:
@@ -180,9 +177,8 @@ class EditPlan:
         if not self.part or len(self.reading.scope) != 1:
             return ""
         name = re.escape(self.reading.scope[0].name)
-        found = re.search(
-            rf"(?i){_SIDE}(?:the\s+)?(?:\w+\s+)?[`\"'\[]?{name}(?!\w)", self._instruction
-        )
+        pattern = rf"(?i){_SIDE}(?:the\s+)?(?:\w+\s+)?[`\"'\[]?{name}(?!\w)"
+        found = re.search(pattern, self._instruction)
         is_addition = bool(name and _ADD.match(self._instruction))
         return _SIDES[found["side"].lower()] if found and is_addition else ""
 
@@ -254,9 +250,8 @@ class EditPlan:
         """Return whether an answer is the whole text, although a part was asked for."""
         assert self.part
         around = [*self.lines[: self.part.start], *self.lines[self.part.end :]]
-        known = {one for one in around if len(one.strip()) > 3} - set(
-            self.lines[self.part.start : self.part.end]
-        )
+        known = {one for one in around if len(one.strip()) > 3}
+        known -= {*self.lines[self.part.start : self.part.end]}
         n_known = len(known & set(new))
         return n_known > max(2, 0.6 * len(known))
 
@@ -280,13 +275,10 @@ class EditPlan:
         completion: Completion | None = None,
     ) -> Edit:
         text = "\n".join(apply(self.lines, inside)) + ("\n" if self._text.endswith("\n") else "")
-        hunks = sorted(
-            [*inside, *(replace(one, is_outside=True) for one in outside)],
-            key=lambda one: one.start,
-        )
+        hunks = [*inside, *(replace(one, is_outside=True) for one in outside)]
         return Edit(
             text=text,
-            hunks=tuple(hunks),
+            hunks=tuple(sorted(hunks, key=lambda one: one.start)),
             way=way,
             scope=tuple(one.label for one in self.reading.scope),
             refused=tuple(refused) if inside else (),
@@ -309,15 +301,8 @@ class EditPlan:
         Raises:
             ContextTooShortError: The text and the new part do not fit into the context.
         """
-        return EditPrompt(
-            llm,
-            self._text,
-            self._instruction,
-            self._name,
-            self.part,
-            others or {},
-            beside=self._beside,
-        )
+        asked = (self._text, self._instruction, self._name)
+        return EditPrompt(llm, *asked, self.part, others or {}, beside=self._beside)
 
 
 def _no_part(name: str, what: str) -> InvalidOptionError:
@@ -353,11 +338,8 @@ _ASK_BESIDE = (
 )
 _ADD = re.compile(r"(?i)\s*(?:please\s+)?(?:add|insert|put|write|append)\b")
 _SIDES = {
-    "after": "after",
-    "behind": "after",
-    "below": "after",
-    "before": "before",
-    "above": "before",
+    **dict.fromkeys(("after", "behind", "below"), "after"),
+    **dict.fromkeys(("before", "above"), "before"),
 }
 _SIDE = rf"\b(?P<side>{'|'.join(_SIDES)})\s+"
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)

@@ -12,12 +12,11 @@ import itertools
 import re
 import symtable
 import tokenize
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .instruction import Reading, Rename, bounded
-from .parts import BRACES, Part, _without_texts
+from .parts import BRACES, UNREADABLE, Part, symbol_tables, without_texts
 
 
 @dataclass(frozen=True)
@@ -332,7 +331,7 @@ def _is_taken(
 def _bare(lines: list[str], suffix: str) -> list[str]:
     """Return lines with blanks in place of comments and texts, each as long as before."""
     if suffix in BRACES:
-        text = "\n".join(_without_texts(lines, "//"))
+        text = "\n".join(without_texts(lines, "//"))
         return re.sub(
             r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", lambda found: " " * len(found[0]), text
         ).split("\n")
@@ -596,9 +595,7 @@ class _Module:
             self.tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
         except tokenize.TokenError as error:
             raise SyntaxError(str(error)) from None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.table = symtable.symtable(text, "file", "exec")
+        self.tables = symbol_tables(text)
         self.classes = {part.name: part for part in parts if part.kind == "class"}
 
     def has_member(self, part: Part, name: str) -> bool:
@@ -610,25 +607,14 @@ class _Module:
         pattern = re.compile(rf"\b(self|cls)\.{name}\b\s*(=[^=]|:)")
         return any(pattern.search(line) for line in self.lines[part.start : part.end])
 
-    def tables(self) -> Iterator[symtable.SymbolTable]:
-        waiting = [self.table]
-        while waiting:
-            table = waiting.pop()
-            yield table
-            waiting += table.get_children()
-
     def functions_with(self, name: str) -> list[symtable.SymbolTable]:
         return [
             one
-            for one in self.tables()
+            for one in self.tables
             if one.get_type() == "function"
             and name in one.get_identifiers()
             and one.lookup(name).is_local()
         ]
-
-    @staticmethod
-    def parameters(function: symtable.SymbolTable) -> tuple[str, ...]:
-        return function.get_parameters() if isinstance(function, symtable.Function) else ()
 
     def is_local(self, name: str, part: Part) -> bool:
         """Return whether a function itself has a variable of this name."""
@@ -638,9 +624,9 @@ class _Module:
         )
 
     def is_global(self, name: str) -> bool:
-        if name not in self.table.get_identifiers():
+        if name not in self.tables[0].get_identifiers():
             return False
-        symbol = self.table.lookup(name)
+        symbol = self.tables[0].lookup(name)
         return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
     def head_of(self, part: Part) -> int:
@@ -669,7 +655,7 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
     lines = reading.lines
     try:
         module = _Module(lines, reading.parts)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except UNREADABLE:
         return None
     is_member = _is_member(module, rename, reading, old, owner)
     if is_member:
@@ -760,12 +746,12 @@ def _variable_places(
     if reading.scope:
         arguments, allowed = _arguments(module.tokens), reading.allowed
         places = _name_uses(module.tokens, old, allowed)
-        takers = [one for one in own if old in module.parameters(one)]
+        takers = [one for one in own if one.lookup(old).is_parameter()]
         takers = [one for one in takers if one.get_lineno() - 1 in allowed]
         names = {one.get_name() for one in takers}
         callers = [at for at, callee in arguments.items() if callee in names]
         callers = [(i, at) for i, at in callers if module.lines[i].startswith(old, at)]
-        n_same = sum(one.get_name() in names for one in module.tables())
+        n_same = sum(one.get_name() in names for one in module.tables)
         if callers and n_same > len(takers):
             doubt = doubt or f"which calls with {old}= belong to it is not certain"
         return [*places, *callers], doubt

@@ -275,19 +275,13 @@ def _look_alikes(lines: Sequence[str], at: int, hunk: Hunk) -> list[int]:
     """Return the lines that have the form of a changed line, or what was changed in it."""
     changed = hunk.new[at - hunk.start] if len(hunk.new) == len(hunk.old) else ""
     form, pieces = _form(lines[at]), _pieces(lines[at], changed)
-    return [
-        i
-        for i, line in enumerate(lines)
-        if i != at
-        and (
-            (len(form) >= _FEW and _form(line) == form)
-            or any(one in _joined(line) for one in pieces)
-        )
-    ]
-
-
-def _joined(line: str) -> str:
-    return f" {' '.join(re.findall(_TOKEN, line))} "
+    found = []
+    for i, line in enumerate(lines):
+        tokens = f" {' '.join(re.findall(_TOKEN, line))} "
+        is_like = len(form) >= _FEW and _form(line) == form
+        if i != at and (is_like or any(one in tokens for one in pieces)):
+            found.append(i)
+    return found
 
 
 def _pieces(old: str, new: str) -> list[str]:

@@ -8,7 +8,6 @@ import difflib
 import itertools
 import json
 import re
-import symtable
 import sys
 import warnings
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import PurePath
 from typing import Any
 
 from .instruction import Reading
-from .parts import Part, parts_of
+from .parts import UNREADABLE, Part, parts_of, symbol_tables
 
 # a change that removes more than this share of the lines is asked about
 _MOST_REMOVED = 0.2
@@ -121,7 +120,10 @@ def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) 
     tabs = [line for line in old if line.startswith("\t")]
     if tabs and not any(line.startswith("  ") for line in old):
         width = next((len(one) - len(one.lstrip(" ")) for one in result if one.startswith("  ")), 4)
-        result = [_with_tabs(line, width) if line.startswith("  ") else line for line in result]
+        for i, line in enumerate(result):
+            n_tabs, n_blanks = divmod(len(line) - len(line.lstrip(" ")), width)
+            if line.startswith("  "):
+                result[i] = "\t" * n_tabs + " " * n_blanks + line.lstrip(" ")
     return result
 
 
@@ -132,12 +134,6 @@ def _plain(line: str) -> str:
     body = line.lstrip()
     indent = line[: len(line) - len(body)]
     return indent.replace("\t", "    ") + body
-
-
-def _with_tabs(line: str, width: int) -> str:
-    body = line.lstrip(" ")
-    n_tabs, rest = divmod(len(line) - len(body), width)
-    return "\t" * n_tabs + " " * rest + body
 
 
 # ---- what speaks against writing them
@@ -159,7 +155,8 @@ def objections(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     if n_gone > max(3, _MOST_REMOVED * n_old):
         found.append(f"{n_gone:,} of {n_old:,} lines are gone")
     is_small_removal = is_removal and n_gone < _MOST_REMOVED * n_old
-    if n_old > 5 and not is_small_removal and _loses_end(hunks, n_old):
+    loses_end = any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
+    if n_old > 5 and not is_small_removal and loses_end:
         found.append("the end of the text is gone")
     if not is_removal and removed:
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
@@ -229,10 +226,6 @@ def _not_added(hunks: Sequence[Hunk], instruction: str) -> list[str]:
 def is_table(name: str) -> bool:
     """Return whether a file has one record a line."""
     return PurePath(name).suffix.lower() in {".csv", ".tsv"}
-
-
-def _loses_end(hunks: Sequence[Hunk], n_old: int) -> bool:
-    return any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
 
 
 def counted_noun(n: int, noun: str) -> str:
@@ -371,19 +364,14 @@ def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[s
         return []
     if problem := problem_of(after, name):
         return [f"it is no longer valid {language(name)}: {problem}"]
-    if language(name) == "Python" and (lacking := _undefined(after) - _undefined(before)):
-        return [
-            f"{', '.join(sorted(lacking)[:3])} {'is' if len(lacking) == 1 else 'are'} not defined"
-        ]
-    if language(name) == "Python" and (twice := _doubled(new, name) - _doubled(old, name)):
-        return [f"{min(twice)} is defined twice"]
-    if (
-        language(name) == "JSON"
-        and before.count('":')
-        and _has_doubles(after)
-        and not _has_doubles(before)
-    ):
-        return ["a key stands twice"]
+    if language(name) == "Python":
+        if lacking := _undefined(after) - _undefined(before):
+            are = "is" if len(lacking) == 1 else "are"
+            return [f"{', '.join(sorted(lacking)[:3])} {are} not defined"]
+        if twice := _doubled(new, name) - _doubled(old, name):
+            return [f"{min(twice)} is defined twice"]
+    if language(name) == "JSON" and before.count('":'):
+        return ["a key stands twice"] if _has_doubles(after) and not _has_doubles(before) else []
     return []
 
 
@@ -408,10 +396,8 @@ def _has_doubles(text: str) -> bool:
 def _undefined(text: str) -> set[str]:
     """Return the global names that a module of Python reads and nobody defines."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            top = symtable.symtable(text, "file", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        top, *below = symbol_tables(text)
+    except UNREADABLE:
         return set()
     if re.search(r"(?m)^\s*from\s+\S+\s+import\s+\*", text):
         return set()
@@ -422,10 +408,7 @@ def _undefined(text: str) -> set[str]:
     }
     known |= {*dir(builtins), "__file__", "__path__", "__annotations__"}
     read: set[str] = set()
-    tables = [top]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
+    for table in (top, *below):
         for one in table.get_symbols():
             if one.is_global() and one.is_assigned():
                 known.add(one.get_name())

@@ -177,6 +177,7 @@ _MAKE = (
 _SET = (
     r"the|its|set|give|change|update|increase|reduce|raise|lower|bump|remove|delete|drop|decrease"
 )
+_BESIDE = r"\b(?:after|before|above|below|behind|next\s+to|under)\s+(?:the\s+)?(?:\w+\s+)?"
 _SMALL = {"key", "variable", "block", "heading", "section", "item"}
 
 
@@ -285,12 +286,8 @@ def _forms(name: str) -> set[str]:
 
 def _new_member(text: str, parts: Sequence[Part]) -> list[Part]:
     classes = [one for one in parts if one.kind == "class" and len(one.path) == 1]
-    return (
-        classes
-        if len(classes) == 1
-        and re.match(r"(?i)\s*add\s+an?\s+(\w+\s+)?(method|property|field|attribute)\b", text)
-        else []
-    )
+    added = r"(?i)\s*add\s+an?\s+(\w+\s+)?(method|property|field|attribute)\b"
+    return classes if len(classes) == 1 and re.match(added, text) else []
 
 
 def _mentions(
@@ -315,70 +312,45 @@ def _mentions(
             bare = _without_list(re.sub(r"[`\"'“‘(\[.#*]+$", "", before), names)
             behind = re.sub(r"^(?:\(\))?[`\"'”’)\]]*", "", after)
             begins = not bare.strip() or bool(re.search(r"[.;,:]\s*$", bare))
-            kind_before = re.search(rf"(?i)\b({_KIND})(?:e?s)?\s+(?:named\s+|called\s+)?$", bare)
+            kind_before = _ending(bare, rf"\b({_KIND})(?:e?s)?\s+(?:named\s+|called\s+)?")
             kind_after = None if begins else re.match(rf"(?i)\s+({_KIND})\b(?!\s+hint)", behind)
             kind = (kind_before or kind_after or ("", ""))[1].lower()
             a_kind = rf"(?:(?:\w+\s+)?(?:{_KIND})s?\s+)?"
-            place = re.search(
-                rf"(?i)\b({_PLACE}|to)\s+(?:only\s+|just\s+)?(?:(?:the|a|an|our|my)\s+)?{a_kind}$",
-                bare,
-            )
+            article = r"(?:only\s+|just\s+)?(?:(?:the|a|an|our|my)\s+)?"
+            place = _ending(bare, rf"\b({_PLACE}|to)\s+{article}{a_kind}")
             is_new = place and place[1].lower() == "to" and not is_addition
             if is_new and not kind:
                 continue  # the new value
             is_word = strict and name.isupper() and not kind and name not in quoted
-            if is_word and kinds_of_name == {"variable"} and re.search(r"(?i)\bthe\s+$", before):
+            if is_word and kinds_of_name == {"variable"} and _ending(before, r"\bthe\s+"):
                 continue  # a word such as "the PDF", and a variable of that name
-            if (
-                kind_before
-                and re.search(rf"(?i)\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?$", bare)
-                and is_addition
-            ):
-                continue  # what is added
-            if is_addition and re.search(
-                r"(?i)\b(?:after|before|above|below|behind|next\s+to|under)\s+"
-                r"(?:the\s+)?(?:\w+\s+)?$",
-                bare,
-            ):
+            added = rf"\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?"
+            if kind_before and is_addition and _ending(bare, added):
+                continue
+            if is_addition and _ending(bare, _BESIDE):
                 yield _Mention(name, found.start(), frozenset(_ANY_KIND), True)
                 continue
             is_code = bool(re.search(r"[_.\d/-]|[a-z][A-Z]", name)) or (
                 name[:1].isupper() and not begins and " " not in name
             )
-            is_marked = (
-                name in quoted
-                or after.startswith(("()", "`"))
-                or bool(kind)
-                or is_code
-                or " " in name
+            is_marked = name in quoted or after.startswith(("()", "`")) or kind or " " in name
+            is_verb_next = re.match(rf"(?i)(\s+(?:{_VERBS})\b|\s*:)", behind)
+            of_sentence = rf"(^|[.;,:]|\b(?:and|that|so)\b)\s*(?:the\s+)?{a_kind}"
+            is_subject = is_verb_next and (begins or _ending(bare, of_sentence))
+            is_object = kinds_of_name & {"function", "class"} and _ending(
+                bare, rf"\b(?:{_MAKE})\s+(?:the\s+)?{a_kind}"
             )
-            is_subject = bool(re.match(rf"(?i)(\s+(?:{_VERBS})\b|\s*:)", behind)) and bool(
-                begins
-                or re.search(rf"(?i)(^|[.;,:]|\b(?:and|that|so)\b)\s*(?:the\s+)?{a_kind}$", bare)
-            )
-            is_object = bool(
-                re.search(rf"(?i)\b(?:{_MAKE})\s+(?:the\s+)?{a_kind}$", bare)
-            ) and bool(kinds_of_name & {"function", "class"})
-            is_set = bool(re.search(rf"(?i)\b(?:{_SET})\s+$", bare)) and bool(
-                kinds_of_name & _SMALL
-            )
-            if (
-                is_marked
-                or (place and not is_new)
-                or is_subject
-                or is_object
-                or is_set
-                or not strict
-            ):
+            is_set = kinds_of_name & _SMALL and _ending(bare, rf"\b(?:{_SET})\s+")
+            is_place = bool((place and not is_new) or is_subject or is_object)
+            if is_marked or is_code or is_place or is_set or not strict:
                 kinds = _KINDS.get(kind, _ANY_KIND)
                 if not kinds & kinds_of_name:
                     kinds = _ANY_KIND
-                yield _Mention(
-                    name,
-                    found.start(),
-                    frozenset(kinds),
-                    bool(place and not is_new) or is_subject or is_object,
-                )
+                yield _Mention(name, found.start(), frozenset(kinds), is_place)
+
+
+def _ending(text: str, pattern: str) -> re.Match[str] | None:
+    return re.search(rf"(?i){pattern}$", text)
 
 
 _LIST = re.compile(
@@ -548,11 +520,8 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
             return Rename(old, new, False, "", (found["what"] or "").strip().lower())
     if found := _REPLACE.search(text):
         old, new = _value(found, "o"), _value(found, "n").rstrip(".")
-        is_change = found["verb"].lower() == "change" or found["link"].lower() in {
-            "to",
-            "into",
-            "for",
-        }
+        links = {"to", "into", "for"}
+        is_change = found["verb"].lower() == "change" or found["link"].lower() in links
         is_marked = (
             _is_quoted(found, "o")
             or bool(re.search(r"[\d#%@$/]", old))
