@@ -269,19 +269,18 @@ class LateBar(StatusLine):
 @contextlib.contextmanager
 def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
     """Yield a progress callback that shows a bar with a count and the time left, at a terminal."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = (
-        TextColumn(title),
-        BarColumn(),
-        TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
-        TimeRemainingColumn(),
+        progress.TextColumn(title),
+        progress.BarColumn(),
+        progress.TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
+        progress.TimeRemainingColumn(),
     )
     disable = quiet or not console.is_terminal
-    with Bar(*columns, console=console, transient=True, disable=disable) as bar:
+    with progress.Progress(*columns, console=console, transient=True, disable=disable) as bar:
         task = bar.add_task("", visible=False)  # until the total is known
         yield lambda now: bar.update(task, completed=now.done, total=now.total, visible=True)
 
