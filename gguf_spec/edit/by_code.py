@@ -12,7 +12,7 @@ import itertools
 import re
 import symtable
 import tokenize
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .instruction import Reading, Rename, bounded
@@ -32,6 +32,7 @@ class CodeEdit:
     doubt: str = ""
 
 
+_Places = list[tuple[int, int]]  # line and column
 KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
 _PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
 
@@ -66,6 +67,15 @@ _IN_PLACE = re.compile(
 
 def _places(n: int, what: str) -> str:
     return f"{what} stands at {n} places: name one of them, or say that all are meant"
+
+
+def _renamed(
+    lines: list[str], places: Collection[tuple[int, int]], old: str, new: str, doubt: str
+) -> CodeEdit:
+    changed = lines.copy()
+    for i, start in sorted(places, reverse=True):
+        changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
+    return CodeEdit(changed, len(places), doubt)
 
 
 def _taken(name: str) -> str:
@@ -259,13 +269,9 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     else:
         pattern = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
     field = _field_places(reading, bare, pattern) if suffix in BRACES else None
-    changed = reading.lines.copy()
-    places = list[tuple[int, int]]()
-    for i in sorted(allowed if field is None else field):
-        spans = [found.span() for found in pattern.finditer(bare[i])] if field is None else field[i]
-        for start, end in reversed(spans):
-            changed[i] = changed[i][:start] + new + changed[i][end:]
-            places.append((i, start))
+    places = field
+    if places is None:
+        places = [(i, one.start()) for i in allowed for one in pattern.finditer(bare[i])]
     if not places:
         return None
     doubt = _doubt_of(old, places, bare, reading)
@@ -285,9 +291,9 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
     if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
-    elif _is_taken(new, places, bare, allowed, suffix):
+    elif _is_taken(new, places, bare, reading):
         doubt = _taken(new)
-    return CodeEdit(changed, len(places), doubt)
+    return _renamed(reading.lines, places, old, new, doubt)
 
 
 # before the name of a member, and of one of another object
@@ -312,20 +318,15 @@ def _lines_of_others(owners: Sequence[Part], parts: Sequence[Part], bare: list[s
     return {i for one in others for i in range(one.start, one.end)}
 
 
-def _is_taken(
-    new: str,
-    places: Sequence[tuple[int, int]],
-    bare: Sequence[str],
-    allowed: Iterable[int],
-    suffix: str,
-) -> bool:
+def _is_taken(new: str, places: _Places, bare: Sequence[str], reading: Reading) -> bool:
     """Return whether a name is used already; a variable may have that of a member of an object."""
     used = re.compile(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])")
-    befores = [
-        line[: one.start()] for line in (bare[i] for i in allowed) for one in used.finditer(line)
-    ]
-    is_variable = suffix in BRACES and not any(_MEMBER.search(bare[i][:at]) for i, at in places)
-    return any(not (is_variable and _MEMBER.search(before)) for before in befores)
+    lines = [bare[i] for i in reading.allowed]
+    befores = [line[: one.start()] for line in lines for one in used.finditer(line)]
+    is_member = any(_MEMBER.search(bare[i][:at]) for i, at in places)
+    if reading.suffix in BRACES and not is_member:
+        return not all(map(_MEMBER.search, befores))
+    return bool(befores)
 
 
 def _bare(lines: list[str], suffix: str) -> list[str]:
@@ -345,37 +346,30 @@ def _bare(lines: list[str], suffix: str) -> list[str]:
 _OWNER = re.compile(r"(\w+)(?:\[[^\]]*\])?\s*(?:->|\.)\s*$")
 
 
-def _field_places(
-    reading: Reading, bare: list[str], pattern: re.Pattern[str]
-) -> dict[int, list[tuple[int, int]]] | None:
+def _field_places(reading: Reading, bare: list[str], pattern: re.Pattern[str]) -> _Places | None:
     """Return where a field of a structure is used; None if the rename is not one of a field."""
     owners = [part for part in reading.scope if part.kind == "class"]
-    if len(owners) != 1 or not any(
-        re.search(rf"(->|\.)\s*{pattern.pattern}", line) for line in bare
-    ):
+    member = re.compile(rf"(->|\.)\s*{pattern.pattern}")
+    if len(owners) != 1 or not any(map(member.search, bare)):
         return None
     (owner,) = owners
     text = "\n".join(bare)
     name = rf"\b{re.escape(owner.name)}\b"
     variables = {"this", "self", *re.findall(rf"{name}\s*(?:const\s*)?[*&]*\s*(\w+)", text)}
     variables.update(re.findall(rf"\b(\w{{1,99}})\??\s?:?\s?[&*]?(?:mut\s)?{name}(?!\[)", text))
-    places: dict[int, list[tuple[int, int]]] = {}
+    places: _Places = []
     for i, line in enumerate(bare):
+        inside = owner.start <= i < owner.end
+        known = variables if inside else variables - {"this", "self"}
         for found in pattern.finditer(line):
             before = _OWNER.search(line, max(0, found.start() - _MOST_READ), found.start())
-            inside = owner.start <= i < owner.end
-            if (inside and not before) or (
-                before and before[1] in variables and (before[1] not in {"this", "self"} or inside)
-            ):
-                places.setdefault(i, []).append(found.span())
+            if before[1] in known if before else inside:
+                places.append((i, found.start()))
     return places
 
 
 def _has_other_uses(
-    places: dict[int, list[tuple[int, int]]],
-    bare: list[str],
-    pattern: re.Pattern[str],
-    parts: Sequence[Part],
+    places: _Places, bare: list[str], pattern: re.Pattern[str], parts: Sequence[Part]
 ) -> bool:
     """Return whether something else may have the field.
 
@@ -386,7 +380,7 @@ def _has_other_uses(
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
             before = line[max(0, found.start() - _MOST_READ) : found.start()]
-            is_known = found.span() in places.get(i, [])
+            is_known = (i, found.start()) in places
             is_key = i not in declared and re.match(r"\s*[:=](?!=)", line[found.end() :])
             use = r"(?:[)\]]\s*(->|\.)" + r"|(^|[{,(])\s*\.?" * bool(is_key) + r")\s*$"
             variable = _OWNER.search(before)
@@ -449,10 +443,9 @@ def _doubt_of(
         return f"{name} is imported, and has its name elsewhere"
     own = {at for at in (_binding(name, *use, bare, parts, suffix) for use in found) if at}
     if len(own) > 1:
-        kinds = sorted({kind for kind, *_ in own})
-        what = (
-            f"is more than one {kinds[0]}" if len(kinds) == 1 else "are a function and a variable"
-        )
+        kinds = {kind for kind, *_ in own}
+        one = f"is more than one {min(kinds)}"
+        what = one if len(kinds) == 1 else "are a function and a variable"
         return f"there {what} {name}: name the place of the one that is meant"
     if not own and scope and all(one.kind == "function" for one in scope):
         uses = re.compile(rf"(?<![\w$.]){re.escape(name)}(?![\w$])")
@@ -461,12 +454,11 @@ def _doubt_of(
         return f"{name} is defined outside of {scope[0].label}" if any(defined) else ""
     for i, start in found if own else ():
         before, after = _around(name, i, start, bare)
-        owner = min(own)[3]
-        if not (
-            _is_of(owner, before, bare)
-            if owner
-            else not _is_property(i, before, after, bare, suffix)
-        ):
+        if owner := min(own)[3]:
+            is_other = not _is_of(owner, before, bare)
+        else:
+            is_other = _is_property(i, before, after, bare, suffix)
+        if is_other:
             return f"the {name} in line {i + 1} may be that of something else"
     return ""
 
@@ -553,13 +545,9 @@ def _binding(
 def _is_in_head(part: Part, i: int, before: str, bare: Sequence[str]) -> bool:
     head = "\n".join([*bare[part.start : i], before])
     head = head[head.find(part.name) :]
-    return (
-        head.count("(") == head.count(")") + 1
-        and "{" not in head
-        and bool(
-            re.search(r"[(,]\s*(?:\.\.\.|mut\s+|readonly\s+|private\s+|public\s+|[*&])*$", head)
-        )
-    )
+    is_open = head.count("(") == head.count(")") + 1 and "{" not in head
+    begins = r"[(,]\s*(?:\.\.\.|mut\s+|readonly\s+|private\s+|public\s+|[*&])*$"
+    return is_open and bool(re.search(begins, head))
 
 
 def _is_property(i: int, before: str, after: str, bare: Sequence[str], suffix: str) -> bool:
@@ -599,22 +587,16 @@ class _Module:
         self.classes = {part.name: part for part in parts if part.kind == "class"}
 
     def has_member(self, part: Part, name: str) -> bool:
-        n_path = len(part.path) + 1
-        if any(
-            one.name == name and part.holds(one) and len(one.path) == n_path for one in self.parts
-        ):
+        inner = (one for one in self.parts if len(one.path) == len(part.path) + 1)
+        if any(one.name == name and part.holds(one) for one in inner):
             return True
         pattern = re.compile(rf"\b(self|cls)\.{name}\b\s*(=[^=]|:)")
         return any(pattern.search(line) for line in self.lines[part.start : part.end])
 
     def functions_with(self, name: str) -> list[symtable.SymbolTable]:
-        return [
-            one
-            for one in self.tables
-            if one.get_type() == "function"
-            and name in one.get_identifiers()
-            and one.lookup(name).is_local()
-        ]
+        functions = (one for one in self.tables if one.get_type() == "function")
+        named = (one for one in functions if name in one.get_identifiers())
+        return [one for one in named if one.lookup(name).is_local()]
 
     def is_local(self, name: str, part: Part) -> bool:
         """Return whether a function itself has a variable of this name."""
@@ -636,14 +618,9 @@ class _Module:
 
     def lines_of(self, function: symtable.SymbolTable) -> range:
         """Return the lines of a function; of a lambda or a comprehension the first one."""
-        start = function.get_lineno() - 1
-        ends = [
-            one.end
-            for one in self.parts
-            if one.kind == "function"
-            and one.name == function.get_name()
-            and one.start <= start < one.end
-        ]
+        start, key = function.get_lineno() - 1, (function.get_name(), "function")
+        functions = (one for one in self.parts if (one.name, one.kind) == key)
+        ends = [one.end for one in functions if one.start <= start < one.end]
         return range(start, min(ends, default=start + 1))
 
 
@@ -675,13 +652,7 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
         return None
     if not is_member and any(_is_imported(lines, *place) for place in places):
         doubt = doubt or f"{old} is imported, and has its name elsewhere"
-    changed = lines.copy()
-    for i, start in sorted(places, reverse=True):
-        changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
-    return CodeEdit(changed, len(places), doubt)
-
-
-_Places = list[tuple[int, int]]  # line and column
+    return _renamed(lines, places, old, new, doubt)
 
 
 def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owner: str) -> bool:
@@ -698,14 +669,9 @@ def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owne
 
 
 def _members(module: _Module, name: str) -> list[Part]:
-    return [
-        part
-        for part in module.parts
-        if part.name == name
-        and part.kind in {"function", "variable"}
-        and len(part.path) > 1
-        and part.path[-2] in module.classes
-    ]
+    inner = (one for one in module.parts if one.name == name and len(one.path) > 1)
+    members = (one for one in inner if one.kind in {"function", "variable"})
+    return [one for one in members if one.path[-2] in module.classes]
 
 
 def _member_places(
@@ -818,13 +784,9 @@ def _member_uses(
         if token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT}:
             before = token.string
     plain = {(one.start[0] - 1, one.start[1]) for one in tokens if one.type == tokenize.NAME}
-    return places + [  # in f-strings
-        (i, column)
-        for (i, column), dotted in named.items()
-        if dotted
-        and (i, column) not in plain
-        and (lone or any(part.start <= i < part.end for part in owners))
-    ]
+    in_texts = (key for key, dotted in named.items() if dotted and key not in plain)  # f-strings
+    inside = {i for part in owners for i in range(part.start, part.end)}
+    return [*places, *(key for key in in_texts if lone or key[0] in inside)]
 
 
 def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -> _Places:
@@ -834,13 +796,9 @@ def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -
     """
     named = {(i, column) for i, column, dotted in _uses(tokens, name) if not dotted}
     named -= _arguments(tokens).keys()
-    named |= {
-        (token.start[0] - 1, token.start[1] + 1)
-        for token in tokens
-        if token.type == tokenize.STRING
-        and token.string[1:-1] == name
-        and _is_export(tokens, token)
-    }
+    texts = (one for one in tokens if one.type == tokenize.STRING and one.string[1:-1] == name)
+    exports = (one.start for one in texts if _is_export(tokens, one))
+    named |= {(line - 1, column + 1) for line, column in exports}
     return [(i, column) for i, column in named if i in allowed]
 
 

@@ -228,11 +228,8 @@ def _dotted(text: str, parts: Sequence[Part]) -> tuple[str, list[Part]]:
     named: list[Part] = []
     for found in reversed(list(_DOTTED.finditer(text))):
         path = found[0].removesuffix("()")
-        exact = [
-            one
-            for one in parts
-            if one.name == path or f".{'.'.join(one.path)}".endswith(f".{path}")
-        ]
+        paths = ((one, f".{'.'.join(one.path)}") for one in parts)
+        exact = [one for one, whole in paths if one.name == path or whole.endswith(f".{path}")]
         is_call = found[0].endswith("()")
         if exact and not (is_call and _is_reference(text[: found.start()])):
             named.append(exact[0])
@@ -385,9 +382,8 @@ def _ordinals(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Pa
     if noun == "paragraph":
         candidates = _paragraphs(lines)
     else:
-        candidates = [
-            one for one in parts if one.name.lower() in {noun, f"{noun}s"} and one.kind != "item"
-        ]
+        named = (one for one in parts if one.name.lower() in {noun, f"{noun}s"})
+        candidates = [one for one in named if one.kind != "item"]
         if len(candidates) == 1:  # the items of a list
             candidates = _items(lines, candidates[0])
         if not candidates:
@@ -403,11 +399,8 @@ def _items(lines: Sequence[str], part: Part) -> list[Part]:
     inner = [i for i in range(part.start + 1, part.end) if lines[i].strip()]
     if not inner:
         return []
-    deep = min(
-        len(lines[i]) - len(lines[i].lstrip())
-        for i in inner
-        if lines[i].strip() not in {"]", "],", "}", "},"}
-    )
+    begun = [lines[i] for i in inner if lines[i].strip() not in {"]", "],", "}", "},"}]
+    deep = min(len(line) - len(line.lstrip()) for line in begun)
     heads = [i for i in inner if re.match(rf"\s{{{deep}}}(?:-\s|[\[{{])", lines[i])]
     ends = [*heads[1:], max(inner) + (lines[max(inner)].strip() not in {"]", "],"})]
     return [Part("", "lines", i, end) for i, end in zip(heads, ends, strict=True)] if heads else []
@@ -432,11 +425,8 @@ def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> li
     if re.search(r"(?i)\bimports?\b", text) and re.search(
         r"(?i)\b(sort|order|group|clean|unused|merge)", text
     ):
-        imports = [
-            i
-            for i, line in enumerate(lines)
-            if re.match(r"(import|from|#include|use|using|require)\b", line)
-        ]
+        head = re.compile(r"(import|from|#include|use|using|require)\b")
+        imports = [i for i, line in enumerate(lines) if head.match(line)]
         if imports:
             return [Part("", "lines", imports[0], imports[-1] + 1)]
     before = re.split(r"(?i)\b(?:to|by|with|into)\b", text)[0]
@@ -447,9 +437,8 @@ def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> li
             (i,) = places
             holders = [part for part in parts if part.start <= i < part.end]
             block = min(holders, key=lambda part: part.end - part.start, default=None)
-            found.append(
-                block if block and block.end - block.start < 40 else Part("", "lines", i, i + 1)
-            )
+            is_small = block and block.end - block.start < 40
+            found.append(block if block and is_small else Part("", "lines", i, i + 1))
     return found
 
 
@@ -492,13 +481,8 @@ _INSTEAD = re.compile(
 
 
 def _value(found: re.Match[str], which: str) -> str:
-    return next(
-        (found[f"{which}{one}"] for one in "abcd" if found[f"{which}{one}"] is not None), ""
-    )
-
-
-def _is_quoted(found: re.Match[str], which: str) -> bool:
-    return found[f"{which}d"] is None
+    groups = (found[f"{which}{one}"] for one in "abcd")
+    return next((group for group in groups if group is not None), "")
 
 
 def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Rename | None:
@@ -522,27 +506,17 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
         old, new = _value(found, "o"), _value(found, "n").rstrip(".")
         links = {"to", "into", "for"}
         is_change = found["verb"].lower() == "change" or found["link"].lower() in links
-        is_marked = (
-            _is_quoted(found, "o")
-            or bool(re.search(r"[\d#%@$/]", old))
-            or (found["kind"] or "").lower() in {"word", "text", "string", "name", "term"}
-        )
-        is_key = any(
-            part.name == old and part.kind in {"key", "variable", "section"} for part in parts
-        )
-        if (
-            _occurs(old, lines)
-            and (not is_change or (is_marked and not is_key))
-            and _is_plain(new)
-            and (_is_quoted(found, "n") or is_change or _is_plain(old))
-        ):
-            behind = text[found.end() :]
-            if (
-                not re.match(r"\s+\w", behind)
-                or re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind)
-                or _is_quoted(found, "n")
-            ):
-                return Rename(old, new, False, (found["kind"] or "").lower())
+        kind, is_quoted = (found["kind"] or "").lower(), found["nd"] is None
+        is_text = kind in {"word", "text", "string", "name", "term"}
+        is_marked = is_text or found["od"] is None or bool(re.search(r"[\d#%@$/]", old))
+        keys = (part.name for part in parts if part.kind in {"key", "variable", "section"})
+        is_certain = not is_change or (is_marked and old not in keys)
+        is_value = is_quoted or is_change or _is_plain(old)
+        behind = text[found.end() :]
+        is_whole = not re.match(r"\s+\w", behind) or is_quoted
+        is_whole |= bool(re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind))
+        if is_certain and is_value and is_whole and _occurs(old, lines) and _is_plain(new):
+            return Rename(old, new, False, kind)
     return None
 
 

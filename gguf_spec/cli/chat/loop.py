@@ -32,29 +32,13 @@ from ...errors import (
 from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
-from ...options import (
-    DRAFT_WORDS,
-    FLAGS,
-    PARAMETERS,
-    SAMPLING,
-    SPECULATION,
-    Rule,
-    checked,
-)
+from ...options import DRAFT_WORDS, FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule, checked
 from .. import signals
 from ..command import CONTROL, as_called
 from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
 from ..options import load_models, to_sampling, to_speculation, with_file_values
-from ..output import (
-    LateBar,
-    answer_json,
-    logprob_lines,
-    print_json,
-    stats_lines,
-    styled,
-    write,
-)
+from ..output import LateBar, answer_json, logprob_lines, print_json, stats_lines, styled, write
 from ..text_file import MOST_BYTES, TextFile, encoding_of
 from .kept import KeptChats, plain
 
