@@ -10,7 +10,7 @@ import click
 
 from .command import Command, as_called, flag, json_option, option
 from .doctor import wrapped
-from .options import load_models, model_options, with_measured_model
+from .options import check_above_0, load_models, model_options, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ def bench(**options: Any) -> None:
       gguf-spec bench -m target.gguf -d draft.gguf --workload copy --workload story --runs 5
       gguf-spec bench -m target.gguf -d draft.gguf --workload document-4k --workload code-1k --quick
     """
-    from ..errors import InvalidOptionError
-
-    for name in ("runs", "max_tokens", "minutes"):
-        if options[name] is not None and not options[name] > 0:
-            raise InvalidOptionError(name, options[name], "above 0")
+    check_above_0(options, "runs", "max_tokens", "minutes")
     report = _run(with_measured_model(options))
     if options["as_json"]:
         print_json(report.to_dict(), allow_nan=True)

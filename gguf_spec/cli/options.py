@@ -385,6 +385,15 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     )
 
 
+def check_above_0(options: dict[str, Any], *names: str) -> None:
+    """Raise an InvalidOptionError for the first option that is set and not above 0."""
+    from ..errors import InvalidOptionError
+
+    for name in names:
+        if options[name] is not None and not options[name] > 0:
+            raise InvalidOptionError(name, options[name], "above 0")
+
+
 def is_given(parameter: str) -> bool:
     """Return whether the user set an option: as a word, in the environment or in a file."""
     source = click.get_current_context().get_parameter_source(parameter)

@@ -46,13 +46,11 @@ class TextFile:
                 self._data = file.read(MOST_BYTES + 1)
             if len(self._data) > MOST_BYTES:
                 n = max(self.path.stat().st_size, len(self._data))
-                raise GgufSpecError(
-                    f"{path} has {n:,} bytes, which no context holds.", "split the file."
-                )
+                fact = f"{path} has {n:,} bytes, which no context holds."
+                raise GgufSpecError(fact, "split the file.")
         except OSError as error:
-            raise GgufSpecError(
-                f"{path} cannot be read: {error.strerror}.", "check the file and its permissions."
-            ) from None
+            fact = f"{path} cannot be read: {error.strerror}."
+            raise GgufSpecError(fact, "check the file and its permissions.") from None
         text = self._decoded(path)
         self._bom = _BOM if text.startswith(_BOM) else ""
         text = text[len(self._bom) :]
@@ -62,9 +60,8 @@ class TextFile:
         if not self.text.strip():
             raise GgufSpecError(f"{path} is empty.", "name a file with text.")
         if "\n" not in self.text and self.text.count("\r") > 1:
-            raise GgufSpecError(
-                f"{path} ends its lines with a carriage return alone.", "convert it to line feeds."
-            )
+            fact = f"{path} ends its lines with a carriage return alone."
+            raise GgufSpecError(fact, "convert it to line feeds.")
 
     def _decoded(self, path: Path) -> str:
         if b"\0" not in self._data:
@@ -109,10 +106,8 @@ class TextFile:
         """
         with self._place(path) as target:
             if path is None and self.path.read_bytes() != self._data:
-                raise GgufSpecError(
-                    f"another program has changed {self.path}; nothing was written.",
-                    "run the command again.",
-                )
+                fact = f"another program has changed {self.path}; nothing was written."
+                raise GgufSpecError(fact, "run the command again.")
             data = self.encoded(text)
             if path is None:
                 self.is_undoable = Undo().keep(self.path, self._data, data)
@@ -132,10 +127,9 @@ class TextFile:
         try:
             yield target
         except OSError as error:
-            raise GgufSpecError(
-                f"{target} cannot be written: {error.strerror}.",
-                f"{remedy(error)}, or name another file with --output.",
-            ) from None
+            fact = f"{target} cannot be written: {error.strerror}."
+            hint = f"{remedy(error)}, or name another file with --output."
+            raise GgufSpecError(fact, hint) from None
 
 
 def _replace(target: Path, data: bytes) -> None:
@@ -167,11 +161,8 @@ class Undo:
         name = f"{max(time.time_ns(), last + 1):020}"  # also if the clock was set back
         entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with atomic_write(self.folder / f"{name}.text", is_ours=True) as part:
-                part.write_bytes(before)
-            with atomic_write(self.folder / f"{name}.json", is_ours=True) as part:
-                part.write_text(json.dumps(entry), encoding="utf-8")
+            self._put(f"{name}.text", before)
+            self._put(f"{name}.json", json.dumps(entry).encode())
             self._tidy()
         except OSError:
             return False
@@ -181,15 +172,18 @@ class Undo:
         """Keep a patch that was not written; return its place, or None if that is not possible."""
         path = self.folder / f"{name}.patch"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with atomic_write(path, is_ours=True) as part:
-                part.write_bytes(changes)
+            self._put(path.name, changes)
             others = [one for one in self.folder.glob("*.patch") if one != path]
             for other in sorted(others, key=lambda one: one.stat().st_mtime_ns)[: 1 - _MOST_KEPT]:
                 other.unlink(missing_ok=True)
         except OSError:
             return None
         return path
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic_write(self.folder / name, is_ours=True) as part:
+            part.write_bytes(data)
 
     def _tidy(self) -> None:
         """Remove texts that are too old, and those of processes that ended between two files."""
@@ -216,10 +210,8 @@ class Undo:
             path = path.resolve()
         entries = [one for one in self._entries() if one["path"] == str(path)]
         if not entries:
-            raise GgufSpecError(
-                f"no change of {path} by this command is kept.",
-                "use the history of your editor or of git.",
-            )
+            fact = f"no change of {path} by this command is kept."
+            raise GgufSpecError(fact, "use the history of your editor or of git.")
         entry = entries[-1]
         try:
             now = path.read_bytes()
@@ -227,21 +219,17 @@ class Undo:
             entry = next((one for one in reversed(entries) if one["after"] == _hash(now)), entry)
             before = entry["text"].read_bytes()
         except OSError as error:
-            raise GgufSpecError(
-                f"{path} cannot be restored: {error.strerror}.", f"the old text is {entry['text']}."
-            ) from None
+            fact, hint = f"{path} cannot be restored", f"the old text is {entry['text']}."
+            raise GgufSpecError(f"{fact}: {error.strerror}.", hint) from None
         if _hash(now) != entry["after"] or _hash(before) != entry["before"]:
-            raise GgufSpecError(
-                f"{path} was changed since; nothing was written.",
-                f"the old text is {entry['text']}.",
-            )
+            fact, hint = f"{path} was changed since", f"the old text is {entry['text']}."
+            raise GgufSpecError(f"{fact}; nothing was written.", hint)
         is_kept = self.keep(path, now, before)
         try:
             _replace(path, before)
         except OSError as error:
-            raise GgufSpecError(
-                f"{path} cannot be written: {error.strerror}.", f"{remedy(error)}."
-            ) from None
+            fact = f"{path} cannot be written: {error.strerror}."
+            raise GgufSpecError(fact, f"{remedy(error)}.") from None
         return is_kept
 
 

@@ -107,10 +107,8 @@ def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) 
     Models drop blanks at the end of a line, and write blanks for tabs, and straight quotes for
     typographic ones.
     """
-    if re.search(
-        r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b",
-        instruction,
-    ):
+    spelling = r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b"
+    if re.search(spelling, instruction):
         return list(new)
     result, at = list[str](), 0
     for i, j, k, m in _changes([_plain(one) for one in old], [_plain(one) for one in new]):
@@ -144,12 +142,8 @@ def objections(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     old, instruction, found = reading.lines, reading.instruction, list[str]()
     new = apply(old, hunks)
     moved = {line.strip() for hunk in hunks for line in hunk.new}
-    removed = [
-        line
-        for hunk in hunks
-        for line in _lost(hunk, is_named=bool(reading.scope))
-        if line.strip() not in moved
-    ]
+    lost = (line for hunk in hunks for line in _lost(hunk, is_named=bool(reading.scope)))
+    removed = [line for line in lost if line.strip() not in moved]
     is_removal = bool(_REMOVES.search(instruction))
     n_old, n_gone = len(old), sum(len(one.old) - len(one.new) for one in hunks)
     if n_gone > max(3, _MOST_REMOVED * n_old):
@@ -165,11 +159,9 @@ def objections(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     if hunks and not any(line.strip() for hunk in hunks for line in (*hunk.old, *hunk.new)):
         found += [] if _BLANK.search(instruction) else ["only empty lines are changed"]
     text_before, text_after = "\n".join(old), "\n".join(new)
-    found += [
-        f"{place[1]} is gone"
-        for place in _BESIDE.finditer(instruction)
-        if place[1] in text_before and place[1] not in text_after
-    ]
+    beside = (place[1] for place in _BESIDE.finditer(instruction))
+    gone = (text for text in beside if text in text_before and text not in text_after)
+    found += [f"{text} is gone" for text in gone]
     found += _not_added(hunks, instruction)
     found += _names_gone(reading, new)
     found += _too_many_places(hunks, reading)
@@ -401,12 +393,10 @@ def _undefined(text: str) -> set[str]:
         return set()
     if re.search(r"(?m)^\s*from\s+\S+\s+import\s+\*", text):
         return set()
-    known = {
-        one.get_name()
-        for one in top.get_symbols()
-        if one.is_assigned() or one.is_imported() or one.is_namespace()
-    }
-    known |= {*dir(builtins), "__file__", "__path__", "__annotations__"}
+    known = {*dir(builtins), "__file__", "__path__", "__annotations__"}
+    for one in top.get_symbols():
+        if one.is_assigned() or one.is_imported() or one.is_namespace():
+            known.add(one.get_name())
     read: set[str] = set()
     for table in (top, *below):
         for one in table.get_symbols():

@@ -205,24 +205,15 @@ def delete(paths: Sequence[Path]) -> int:
 
     The link targets are deleted too, unless other revisions use them.
     """
-    from huggingface_hub import scan_cache_dir
-
     paths = [path.parent.resolve() / path.name for path in paths]
     sizes = {path.resolve(): path.stat().st_size for path in paths}
-    with _hub_settings():
-        scan = scan_cache_dir(folder())
-        revisions = [revision for repo in scan.repos for revision in repo.revisions]
-        files = [file for one in revisions for file in one.files if file.file_path in paths]
-        if len(files) == len(paths):
-            scan.delete_files(*files).execute()
-        else:  # the scan skips a repository with any inconsistency
-            for path in paths:
-                target = blob(path)
-                commit = next(one for one in path.parents if one.parent.name == "snapshots")
-                path.unlink()
-                others = (other for other in commit.parent.rglob("*") if other.is_symlink())
-                if target != path and not any(blob(other) == target for other in others):
-                    target.unlink(missing_ok=True)
+    for path in paths:
+        target = blob(path)
+        commit = next(one for one in path.parents if one.parent.name == "snapshots")
+        path.unlink()
+        others = (other for other in commit.parent.rglob("*") if other.is_symlink())
+        if target != path and not any(blob(other) == target for other in others):
+            target.unlink(missing_ok=True)
     return sum(size for path, size in sizes.items() if not path.exists())
 
 
