@@ -161,9 +161,7 @@ def _end_of_output(error: OSError | SystemExit) -> NoReturn:
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:
-    message, hint = (
-        " ".join(line.strip() for line in text.translate(CONTROL).splitlines())
-        for text in (message, as_called(hint))
-    )
-    click.echo(f"Error: {message}\nHint: {hint}", err=True)
+    for title, text in (("Error", message), ("Hint", as_called(hint))):
+        lines = (line.strip() for line in text.translate(CONTROL).splitlines())
+        click.echo(f"{title}: {' '.join(lines)}", err=True)
     sys.exit(code)

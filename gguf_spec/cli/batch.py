@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
-from click.core import ParameterSource
 
 from ..options import SAMPLING, Sampling
 from .command import CONTROL, Command, flag, option
 from .options import (
     SAMPLING_PARAMETERS,
     at_once,
+    is_given,
     load_models,
     model_options,
     sampling_options,
@@ -91,12 +91,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
 def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:
     from ..batch import LineDefaults
 
-    source = click.get_current_context().get_parameter_source
-    given = [
-        name
-        for name in SAMPLING
-        if source(SAMPLING_PARAMETERS.get(name, name)) not in (None, ParameterSource.DEFAULT)
-    ]
+    given = [name for name in SAMPLING if is_given(SAMPLING_PARAMETERS.get(name, name))]
     raw, system = options["raw"], options["system"]
     is_chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
     others = {name: options[name] for name in _DECIDE} | {"chat": is_chat}

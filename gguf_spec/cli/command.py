@@ -157,19 +157,20 @@ class _OptionHints(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             ctx = error.ctx or ctx
-            names = [
-                name
-                for one in ctx.command.get_params(ctx)
-                if isinstance(one, click.Option)
-                for name in (*one.opts, *one.secondary_opts)
-            ]
-            near = nearest_option(error.option_name, names)
-            hint = f"did you mean {near}? " if near else ""
-            raise UnknownNameError(
-                f"{ctx.command_path} has no option {error.option_name}.",
-                f"{hint}{ctx.command_path} --help lists the options.",
-                ctx,
-            ) from None
+            near = nearest_option(error.option_name, _option_names(ctx.command, ctx))
+            fact = f"{ctx.command_path} has no option {error.option_name}."
+            hint = f"{ctx.command_path} --help lists the options."
+            hint = f"did you mean {near}? {hint}" if near else hint
+            raise UnknownNameError(fact, hint, ctx) from None
+
+
+def _options(command: click.Command, ctx: click.Context) -> list[click.Option]:
+    return [one for one in command.get_params(ctx) if isinstance(one, click.Option)]
+
+
+def _option_names(command: click.Command, ctx: click.Context) -> list[str]:
+    options = _options(command, ctx)
+    return [name for one in options for name in (*one.opts, *one.secondary_opts)]
 
 
 class Command(_OptionHints):
@@ -220,9 +221,8 @@ class Command(_OptionHints):
 
     def make_parser(self, ctx: click.Context) -> Any:
         parser = super().make_parser(ctx)
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        taken = {name for one in options for name in (*one.opts, *one.secondary_opts)}
-        for option in options:
+        taken = _option_names(self, ctx)
+        for option in _options(self, ctx):
             names = [name for name in HIDDEN_NAMES.get(option.name or "", ()) if name not in taken]
             if names:
                 shown, option.opts = option.opts, names
@@ -236,11 +236,8 @@ class Command(_OptionHints):
         if not self.usual:
             super().format_options(ctx, formatter)
             return
-        records = {
-            one.name or "": record
-            for one in self.get_params(ctx)
-            if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
-        }
+        found = ((one.name or "", one.get_help_record(ctx)) for one in _options(self, ctx))
+        records = {name: record for name, record in found if record}
         for title, names in {_COMMON: self.usual, **_groups()}.items():
             rows = [records.pop(name) for name in names if name in records]
             if rows:
@@ -295,11 +292,8 @@ class CommandGroup(_OptionHints, click.Group):
             if short and short[0] == ctx.info_name:
                 near = short[1]  # such as remove for rm
             hint = f"{ctx.command_path} --help lists the commands."
-            raise UnknownNameError(
-                f"there is no command {typed!r}.",
-                f"did you mean {ctx.command_path} {near}?" if near else hint,
-                ctx,
-            ) from error
+            hint = f"did you mean {ctx.command_path} {near}?" if near else hint
+            raise UnknownNameError(f"there is no command {typed!r}.", hint, ctx) from error
         CommandGroup.running = found[1]
         return found
 

@@ -217,10 +217,9 @@ def launch(
             # Ctrl-C is for the program.
             with signals.handlers(lambda number, _: signals.handled(number), "SIGINT"):
                 assert program
+                command, own = [program, *words, *arguments], {**os.environ, **variables}
                 try:
-                    return subprocess.run(
-                        [program, *words, *arguments], env={**os.environ, **variables}, check=False
-                    ).returncode
+                    return subprocess.run(command, env=own, check=False).returncode
                 except OSError as error:
                     fact = f"{program} cannot be started: {error.strerror}."
                     raise GgufSpecError(fact, "install it again.") from error
@@ -273,9 +272,8 @@ def _found(facts: ServerFacts | None, command: list[str]) -> Iterator[ServerFact
             line = process.stdout.readline()
             starting.remove()
             if not line.startswith("Listening at "):
-                raise GgufSpecError(
-                    "the server did not start.", f"run {shlex.join(command)} to see why."
-                )
+                hint = f"run {shlex.join(command)} to see why."
+                raise GgufSpecError("the server did not start.", hint)
             url = line.split()[-1]
             listed = _ask(f"{url}/api/ps", None, "none")["models"]
             one = listed[0]
@@ -301,9 +299,8 @@ def check(server: ServerFacts, key: str) -> None:
     }
     answer = _ask(f"{server.url}/v1/chat/completions", asked, key)
     if not answer["choices"][0]["message"].get("tool_calls"):
-        raise GgufSpecError(
-            f"{server.model} does not call tools.", "take another model: gguf-spec models list."
-        )
+        hint = "take another model: gguf-spec models list."
+        raise GgufSpecError(f"{server.model} does not call tools.", hint)
 
 
 def _ask(url: str, body: dict[str, Any] | None, key: str) -> dict[str, Any]:

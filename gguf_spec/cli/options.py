@@ -101,6 +101,7 @@ REQUESTS_AT_ONCE = Parsed(
     "N|auto", partial(number_or_auto, wrong="not a number of requests such as 4, or auto")
 )
 ADAPTER = Parsed("FILE[:SCALE]", adapter_file)
+_MEASURED_MODEL = "the largest chat model on this disk, else tales"
 _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 # Arguments of `click.option` for options whose text is not read as the type in the table.
@@ -190,10 +191,7 @@ def model_options(
     if chat:
         default = {"default": () if several else None, "show_default": _CHAT_MODEL}
     if measured:
-        default = {
-            "default": None,
-            "show_default": "the largest chat model on this disk, else tales",
-        }
+        default = {"default": None, "show_default": _MEASURED_MODEL}
     model = option(
         "-m --model",
         "Target: a name (gguf-spec models list), a GGUF file, OWNER/REPO[:QUANT], "
@@ -279,10 +277,8 @@ def load_models(
 
 def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> ServedLLM | None:
     """Return the model of the options in a server of this user; None to load it."""
-    needs_own = any(
-        options.get(name) for name in ("image", "save", "load", "draft_text", "verbose")
-    )
-    if needs_own or draft not in ("auto", "none", "ngram"):
+    needs_own = map(options.get, ("image", "save", "load", "draft_text", "verbose"))
+    if any(needs_own) or draft not in ("auto", "none", "ngram"):
         return None
     from ..models import path
     from ..server import served
@@ -294,9 +290,8 @@ def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> Se
         return None
 
     def load() -> LLM:
-        click.echo(
-            f"Note: the server at {url} does not answer this: the model is loaded.", err=True
-        )
+        note = f"Note: the server at {url} does not answer this: the model is loaded."
+        click.echo(note, err=True)
         return load_models(options | {"no_server": True}, speculation, draft)
 
     given = load_arguments(options, draft, speculation)
@@ -375,14 +370,9 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     asked = Sampling(**given)
     model, models_file = options["model"], options["models_file"]
     entry = default_model(models_file).entry if model is None else resolve(model, models_file)
-    return replace(
-        asked,
-        **{
-            name: value
-            for name, value in entry.sampling.items()
-            if not is_given(SAMPLING_PARAMETERS.get(name, name))
-        },
-    )
+    parameters = {name: SAMPLING_PARAMETERS.get(name, name) for name in entry.sampling}
+    of_model = {name: entry.sampling[name] for name, one in parameters.items() if not is_given(one)}
+    return replace(asked, **of_model)
 
 
 def check_above_0(options: dict[str, Any], *names: str) -> None:

@@ -117,19 +117,15 @@ def stats_lines(s: Stats, seed: int) -> str:
     busy = s.draft_s + s.verify_s + s.other_s or 1.0
     cached = f", {s.n_cached} of them cached," if s.n_cached else ""
     prompt = f"prompt: {s.n_prompt} tokens{cached} in {s.prompt_s * 1000:,.0f} ms"
-    by = ", ".join(
-        f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items()
-    )
+    drafters = s.drafters.items()
+    by = ", ".join(f"{name} {taken} of {drafted}" for name, (drafted, taken) in drafters)
     accepted = (
         f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), "
         f"{s.tokens_per_round:.2f} tokens a round"
     )
-    ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: "
-    ties += (
-        "decided again, as plain decoding does\n"
-        if s.n_decided_again
-        else "plain decoding may choose other tokens there (--strict decides them again)\n"
-    )
+    what = "plain decoding may choose other tokens there (--strict decides them again)"
+    what = "decided again, as plain decoding does" if s.n_decided_again else what
+    ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: {what}\n"
     gain = (
         f"gain    {s.speedup:.2f} times plain decoding by the clock, "
         f"{s.predicted_speedup:.2f} by measured costs\n"

@@ -437,9 +437,8 @@ def patch(old: bytes, new: bytes, name: str) -> bytes:
     if not lines:
         return b""
     head = f"--- {names[0]}\n+++ {names[1]}\n".encode("utf-8", "surrogateescape")
-    body = [
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    ]
+    open_end = "\n\\ No newline at end of file\n"
+    body = (line if line.endswith("\n") else line + open_end for line in lines)
     return head + "".join(body).encode("latin-1")
 
 

@@ -208,10 +208,8 @@ def _mentioned(
     is_move = re.search(r"(?i)\b(move|swap|reorder)\b", whole)
     if strict and not rename and is_move and len(unique) < 2:
         return []  # the other place is not named
-    return sorted(
-        (one for one in unique if not any(one.holds(other) for other in unique)),
-        key=lambda one: one.start,
-    )
+    innermost = [one for one in unique if not any(one.holds(other) for other in unique)]
+    return sorted(innermost, key=lambda one: one.start)
 
 
 def _named(mention: _Mention, parts: Sequence[Part]) -> list[Part]:
@@ -261,13 +259,9 @@ def _without_places(chosen: list[Part], places: Sequence[Part]) -> list[Part]:
     """Return the parts that are meant, without the places around them."""
     if not any(place.holds(one) for one in chosen for place in places):
         return chosen
-    return [
-        one
-        for one in chosen
-        if one not in places
-        or any(one.holds(other) for other in chosen)
-        or any(place.holds(one) for place in places)
-    ]
+    inner = [one for one in chosen if any(place.holds(one) for place in places)]
+    outer = [one for one in chosen if any(one.holds(other) for other in chosen)]
+    return [one for one in chosen if one not in places or one in inner or one in outer]
 
 
 def _is_reference(before: str) -> bool:

