@@ -221,7 +221,7 @@ class Command(_OptionHints):
 
     def make_parser(self, ctx: click.Context) -> Any:
         parser = super().make_parser(ctx)
-        taken = _option_names(self, ctx)
+        taken = {*_option_names(self, ctx)}
         for option in _options(self, ctx):
             names = [name for name in HIDDEN_NAMES.get(option.name or "", ()) if name not in taken]
             if names:

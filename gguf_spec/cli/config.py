@@ -246,7 +246,10 @@ def keys(command: Command) -> dict[str, click.Option]:
 
 
 def _commands(all_: bool = False) -> Iterator[tuple[str, Command]]:
-    """Yield section and command, such as of `models.pull`; `all_`: those without a section, too."""
+    """Yield the sections for commands, such as `models.pull`, with the commands.
+
+    With `all_` also those that do not read the file.
+    """
     for name, command in CommandGroup.root.paths():
         if isinstance(command, Command) and (all_ or command.reads_config):
             yield name.replace(" ", "."), command

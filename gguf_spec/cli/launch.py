@@ -217,9 +217,9 @@ def launch(
             # Ctrl-C is for the program.
             with signals.handlers(lambda number, _: signals.handled(number), "SIGINT"):
                 assert program
-                command, own = [program, *words, *arguments], {**os.environ, **variables}
+                line, own = [program, *words, *arguments], {**os.environ, **variables}
                 try:
-                    return subprocess.run(command, env=own, check=False).returncode
+                    return subprocess.run(line, env=own, check=False).returncode
                 except OSError as error:
                     fact = f"{program} cannot be started: {error.strerror}."
                     raise GgufSpecError(fact, "install it again.") from error

@@ -8,7 +8,6 @@ asked (`hunks.py`). What is outside of the named part stays as it was.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -238,12 +237,9 @@ class EditPlan:
             new[-1] = new[-1].rstrip().removesuffix(",") + "," * (not is_last)
             old = [*old[:-1], old[-1] + "," * is_last]
         above, below = self.lines[: self.part.start][::-1], self.lines[self.part.end :]
-        gaps = [
-            len([*itertools.takewhile(lambda one: not one.strip(), side)])
-            for side in (above, below)
-            if side
-        ]
-        gap = [""] * min(gaps, default=0)
+        n_above = next((i for i, line in enumerate(above) if line.strip()), len(above))
+        n_below = next((i for i, line in enumerate(below) if line.strip()), len(below))
+        gap = [""] * min(n_above if above else n_below, n_below if below else n_above)
         return [*new, *gap, *old] if self._beside == "before" else [*old, *gap, *new]
 
     def _is_whole(self, new: list[str]) -> bool:
@@ -390,12 +386,12 @@ class EditPrompt:
         else:
             self._old = "\n".join(lines[part.start : part.end]) + "\n"
             around = lines[max(0, part.start - _N_AROUND) : part.end + _N_AROUND]
-            question = (_ASK_BESIDE if beside else _ASK_PART).format(
-                instruction=asked,
-                side=beside,
-                old=self._fenced(around),
-                part=self._fenced(lines[part.start : part.end]),
-            )
+            texts = {
+                "old": self._fenced(around),
+                "part": self._fenced(lines[part.start : part.end]),
+            }
+            ask = _ASK_BESIDE if beside else _ASK_PART
+            question = ask.format(instruction=asked, side=beside, **texts)
         most, seen = llm.n_ctx, text if part is None else "\n".join(around)
         try:  # of a text that is far too long only the beginning is tokenised
             self.n_text = len(llm.tokenize(self._old, special=False, most=most))
@@ -410,24 +406,18 @@ class EditPrompt:
             _OTHER.format(name=other, text=self._fenced(split_lines(one)))
             for other, one in others.items()
         ]
-        self._ask(llm, shown, question)
-        n_prompt = self._n_prompt(llm)
-        while shown and n_prompt + self._n_new > llm.n_ctx:
+        while (needed := self._ask(llm, "".join(shown) + question) + self._n_new) > llm.n_ctx:
+            if not shown:
+                raise self._too_long(name, llm, needed)
             shown.pop()
-            self._ask(llm, shown, question)
-            n_prompt = self._n_prompt(llm)
-        if n_prompt + self._n_new > llm.n_ctx:
-            raise self._too_long(name, llm, n_prompt + self._n_new)
-        self._n_room = llm.n_ctx - n_prompt
+        self._n_room = llm.n_ctx - needed + self._n_new
 
-    def _ask(self, llm: Model, shown: Sequence[str], question: str) -> None:
-        question = "".join(shown) + question
+    def _ask(self, llm: Model, question: str) -> int:
+        """Make the request, and return its number of tokens."""
         self.prefill = f"{self._fence}\n"
         self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
         if not llm.has_chat_template:
             self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
-
-    def _n_prompt(self, llm: Model) -> int:
         try:
             return len(llm.tokenize(self.request, prefill=self.prefill, most=llm.n_ctx))
         except PromptTooLongError as error:

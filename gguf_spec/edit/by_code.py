@@ -363,7 +363,8 @@ def _field_places(reading: Reading, bare: list[str], pattern: re.Pattern[str]) -
         known = variables if inside else variables - {"this", "self"}
         for found in pattern.finditer(line):
             before = _OWNER.search(line, max(0, found.start() - _MOST_READ), found.start())
-            if before[1] in known if before else inside:
+            is_own = before[1] in known if before else inside
+            if is_own:
                 places.append((i, found.start()))
     return places
 
