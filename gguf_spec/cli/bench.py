@@ -91,13 +91,8 @@ def _run(options: dict[str, Any]) -> Report:
     choose_workloads(options["workload"], options["long"])
     if options["useless"]:
         resolve(options["useless"])
-    settings = {
-        "n_rounds": options["runs"],
-        "n_tokens": options["max_tokens"],
-        "quick": options["quick"],
-        "long": options["long"],
-        "seed": options["seed"],
-    }
+    settings = {name: options[name] for name in ("quick", "long", "seed")}
+    settings |= {"n_rounds": options["runs"], "n_tokens": options["max_tokens"]}
     limit_s = None if options["minutes"] is None else 60 * options["minutes"]
     started = time.monotonic()
 

@@ -28,6 +28,7 @@ class TextFile:
     """A text file: its text with line feeds, and how it is stored.
 
     Attributes:
+        data: Its bytes when it was read.
         is_undoable: Whether the text before the last `write` was kept.
         text: The text, without a byte order mark and with line feeds only.
     """
@@ -43,9 +44,9 @@ class TextFile:
         try:
             self.path = path.resolve(strict=True)
             with self.path.open("rb") as file:  # a device has no size, nor an end
-                self._data = file.read(MOST_BYTES + 1)
-            if len(self._data) > MOST_BYTES:
-                n = max(self.path.stat().st_size, len(self._data))
+                self.data = file.read(MOST_BYTES + 1)
+            if len(self.data) > MOST_BYTES:
+                n = max(self.path.stat().st_size, len(self.data))
                 fact = f"{path} has {n:,} bytes, which no context holds."
                 raise GgufSpecError(fact, "split the file.")
         except OSError as error:
@@ -64,21 +65,17 @@ class TextFile:
             raise GgufSpecError(fact, "convert it to line feeds.")
 
     def _decoded(self, path: Path) -> str:
-        if b"\0" not in self._data:
+        if b"\0" not in self.data:
             with contextlib.suppress(UnicodeDecodeError):
-                return self._data.decode("utf-8")
-        found, _ = encoding_of(self._data)
+                return self.data.decode("utf-8")
+        found, _ = encoding_of(self.data)
         what = f"a text file in {found.upper()}, not" if found != "utf-8" else "not a text file in"
         raise GgufSpecError(f"{path} is {what} UTF-8.", "name a text file, or convert it to UTF-8.")
-
-    @property
-    def data(self) -> bytes:
-        return self._data
 
     def encoded(self, text: str) -> bytes:
         """Return the bytes of a new text; lines that did not change keep theirs, and their ends."""
         text = text.encode("utf-8", errors="replace").decode("utf-8")
-        stored = self._data.removeprefix(self._bom.encode()).split(b"\n")
+        stored = self.data.removeprefix(self._bom.encode()).split(b"\n")
         new = text.split("\n")
         end = b"\r" if self._newline == "\r\n" else b""
         for hunk in reversed(hunks_between(self.text.split("\n"), new)):
@@ -105,18 +102,18 @@ class TextFile:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
         with self._place(path) as target:
-            if path is None and self.path.read_bytes() != self._data:
+            if path is None and self.path.read_bytes() != self.data:
                 fact = f"another program has changed {self.path}; nothing was written."
                 raise GgufSpecError(fact, "run the command again.")
             data = self.encoded(text)
             if path is None:
-                self.is_undoable = Undo().keep(self.path, self._data, data)
+                self.is_undoable = Undo().keep(self.path, self.data, data)
             _replace(target, data)
 
     def take_back(self) -> None:
         """Write the bytes that the file had when it was read; raise a GgufSpecError on failure."""
         with self._place(None) as target:
-            _replace(target, self._data)
+            _replace(target, self.data)
 
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
