@@ -9,6 +9,7 @@ overrides both.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,13 +195,13 @@ def trained_ctx(model: str) -> int:
         return 0
 
 
+# Name -> its module, which loads numpy or much else.
+_LATE = {
+    "Candidate": "draft_search", "DefaultModel": "default_model", "default_model": "default_model",
+}  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Candidate":  # its module loads numpy
-        from .runtime.draft_search import Candidate
-
-        return Candidate
-    if name in ("DefaultModel", "default_model"):
-        from .runtime import default_model
-
-        return getattr(default_model, name)
+    if name in _LATE:
+        return getattr(import_module(f".runtime.{_LATE[name]}", __package__), name)
     raise AttributeError(f"module 'gguf_spec.models' has no attribute {name!r}")

@@ -5,22 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 import gguf_spec
 
 from . import signals
-from .command import (
-    CONTROL,
-    Command,
-    CommandGroup,
-    LazyCommands,
-    Place,
-    UnknownNameError,
-    as_called,
-)
+from .command import CONTROL, CommandGroup, LazyCommands, Place, UnknownNameError, as_called
 
 __all__ = ["cli", "main"]
 
@@ -79,13 +71,7 @@ def cli() -> None:
     """
 
 
-def _user_defaults(command: Command) -> dict[str, Any]:
-    from .config import defaults
-
-    return defaults(command)
-
-
-CommandGroup.root, Command.user_defaults = cli, staticmethod(_user_defaults)
+CommandGroup.root = cli
 
 
 def _words() -> list[str]:
@@ -138,7 +124,6 @@ def main() -> None:
 
 
 def _set_up() -> None:
-    """Prepare signals, the standard streams and the log of the library."""
     signals.start()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -176,9 +161,7 @@ def _end_of_output(error: OSError | SystemExit) -> NoReturn:
 
 
 def _fail(message: str, hint: str, code: int) -> NoReturn:
-    message, hint = (
-        " ".join(line.strip() for line in text.translate(CONTROL).splitlines())
-        for text in (message, as_called(hint))
-    )
-    click.echo(f"Error: {message}\nHint: {hint}", err=True)
+    for title, text in (("Error", message), ("Hint", as_called(hint))):
+        lines = (line.strip() for line in text.translate(CONTROL).splitlines())
+        click.echo(f"{title}: {' '.join(lines)}", err=True)
     sys.exit(code)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
-from click.core import ParameterSource
 
 from ..options import SAMPLING, Sampling
 from .command import CONTROL, Command, flag, option
 from .options import (
     SAMPLING_PARAMETERS,
     at_once,
+    is_given,
     load_models,
     model_options,
     sampling_options,
@@ -91,12 +91,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
 def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:
     from ..batch import LineDefaults
 
-    source = click.get_current_context().get_parameter_source
-    given = [
-        name
-        for name in SAMPLING
-        if source(SAMPLING_PARAMETERS.get(name, name)) not in (None, ParameterSource.DEFAULT)
-    ]
+    given = [name for name in SAMPLING if is_given(SAMPLING_PARAMETERS.get(name, name))]
     raw, system = options["raw"], options["system"]
     is_chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
     others = {name: options[name] for name in _DECIDE} | {"chat": is_chat}
@@ -105,7 +100,6 @@ def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefa
 
 
 def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
-    """Answer the lines; return the exit code."""
     line, n_noted = StatusLine(), 0
 
     def note(number: int, fault: str) -> None:
@@ -117,16 +111,14 @@ def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
         if n_noted == _MOST_NOTES:
             click.echo("Note: further lines with an error are not named here.", err=True)
 
+    show = None if quiet else lambda now: line.show(_state(now))
     try:
-        show = None if quiet else lambda now: line.show(_state(now))
-        end = run.run(llm, defaults, on_progress=show, on_failed=None if quiet else note)
+        with line:
+            end = run.run(llm, defaults, on_progress=show, on_failed=None if quiet else note)
     except KeyboardInterrupt:
-        line.remove()
         message = f"Interrupted: {_summary(run.progress)}\nRepeat the command to continue."
         click.echo(message, err=True)
         return 130
-    finally:
-        line.remove()
     if not quiet:
         click.echo(_summary(end), err=True)
     return int(end.n_failed > 0)

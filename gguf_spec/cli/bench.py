@@ -10,7 +10,7 @@ import click
 
 from .command import Command, as_called, flag, json_option, option
 from .doctor import wrapped
-from .options import load_models, model_options, with_measured_model
+from .options import check_above_0, load_models, model_options, with_measured_model
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ def bench(**options: Any) -> None:
       gguf-spec bench -m target.gguf -d draft.gguf --workload copy --workload story --runs 5
       gguf-spec bench -m target.gguf -d draft.gguf --workload document-4k --workload code-1k --quick
     """
-    from ..errors import InvalidOptionError
-
-    for name in ("runs", "max_tokens", "minutes"):
-        if options[name] is not None and not options[name] > 0:
-            raise InvalidOptionError(name, options[name], "above 0")
+    check_above_0(options, "runs", "max_tokens", "minutes")
     report = _run(with_measured_model(options))
     if options["as_json"]:
         print_json(report.to_dict(), allow_nan=True)
@@ -85,10 +81,7 @@ def bench(**options: Any) -> None:
 
 
 def _run(options: dict[str, Any]) -> Report:
-    """Measure the models, first with the useless draft if one is given, then with their own draft.
-
-    Shows a progress bar if stderr is a terminal.
-    """
+    """Measure the models with the useless draft if one is given, then with their own draft."""
     from .. import Speculation
     from ..bench import bench as run
     from ..bench import choose_workloads
@@ -98,13 +91,8 @@ def _run(options: dict[str, Any]) -> Report:
     choose_workloads(options["workload"], options["long"])
     if options["useless"]:
         resolve(options["useless"])
-    settings = {
-        "n_rounds": options["runs"],
-        "n_tokens": options["max_tokens"],
-        "quick": options["quick"],
-        "long": options["long"],
-        "seed": options["seed"],
-    }
+    settings = {name: options[name] for name in ("quick", "long", "seed")}
+    settings |= {"n_rounds": options["runs"], "n_tokens": options["max_tokens"]}
     limit_s = None if options["minutes"] is None else 60 * options["minutes"]
     started = time.monotonic()
 
@@ -188,7 +176,6 @@ def _show(report: Report, tables: bool) -> None:
 
 
 def _all_ratios(report: Report) -> list[str]:
-    """Return the lines of a table: the speedup of each contender in each case."""
     rows: list[tuple[str, list[str]]] = [("", [case.name for case in report.cases])]
     contenders = (result.contender.name for case in report.cases for result in case.results)
     for name in dict.fromkeys(contenders):

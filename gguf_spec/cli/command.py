@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -50,18 +50,15 @@ def option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
 
     Args:
         flags: Its names, and that of its parameter if it differs, separated by spaces.
-        more: Other arguments of `click.option`.
     """
     return click.option(*flags.split(), help=help_, **more)
 
 
 def flag(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds an option without a value."""
     return option(flags, help_, is_flag=True, **more)
 
 
 def file_option(flags: str, help_: str, **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds an option whose value is a path."""
     from pathlib import Path  # slow to import: not for the list of commands
 
     given: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"} | more
@@ -124,28 +121,20 @@ class LazyCommands(UserDict[str, Any]):
     """Commands of a group by their names; a module is imported when its command is looked up.
 
     Attributes:
-        places: Name of a command -> where it is.
+        data: Name of a command -> its place, or the command itself.
     """
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
-        super().__init__(places)
-        self.places = places
-
     def __getitem__(self, name: str) -> click.Command:
-        if isinstance(place := self.data[name], Place):
-            command = getattr(import_module(f".{place.module}", __package__), place.name)
-            command.short_help = place.help
-            self.data[name] = command
-        found: click.Command = self.data[name]
-        return found
+        found: Place | click.Command = self.data[name]
+        if isinstance(found, click.Command):
+            return found
+        command: click.Command = getattr(import_module(f".{found.module}", __package__), found.name)
+        command.short_help = found.help
+        return command
 
 
 class UnknownNameError(click.UsageError):
-    """There is no such command or option.
-
-    Attributes:
-        hint: What to type instead.
-    """
+    """There is no such command or option."""
 
     def __init__(self, message: str, hint: str, ctx: click.Context | None) -> None:
         super().__init__(message, ctx)
@@ -164,28 +153,24 @@ class _OptionHints(click.Command):
         return text if self.name == "completion" else as_called(text)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            UnknownNameError: There is no such option.
-        """
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             ctx = error.ctx or ctx
-            names = [
-                name
-                for one in ctx.command.get_params(ctx)
-                if isinstance(one, click.Option)
-                for name in (*one.opts, *one.secondary_opts)
-            ]
-            near = nearest_option(error.option_name, names)
-            hint = f"did you mean {near}? " if near else ""
-            raise UnknownNameError(
-                f"{ctx.command_path} has no option {error.option_name}.",
-                f"{hint}{ctx.command_path} --help lists the options.",
-                ctx,
-            ) from None
+            near = nearest_option(error.option_name, _option_names(ctx.command, ctx))
+            fact = f"{ctx.command_path} has no option {error.option_name}."
+            hint = f"{ctx.command_path} --help lists the options."
+            hint = f"did you mean {near}? {hint}" if near else hint
+            raise UnknownNameError(fact, hint, ctx) from None
+
+
+def _options(command: click.Command, ctx: click.Context) -> list[click.Option]:
+    return [one for one in command.get_params(ctx) if isinstance(one, click.Option)]
+
+
+def _option_names(command: click.Command, ctx: click.Context) -> list[str]:
+    options = _options(command, ctx)
+    return [name for one in options for name in (*one.opts, *one.secondary_opts)]
 
 
 class Command(_OptionHints):
@@ -195,10 +180,7 @@ class Command(_OptionHints):
         usual: Parameters to show first; empty shows all options in one list.
         own_defaults: Parameters to which the section `default` of the config file does not apply.
         reads_config: Whether the config file has defaults for the command.
-        user_defaults: Returns the values of the config file for a command, by parameter.
     """
-
-    user_defaults: ClassVar[Callable[[Command], dict[str, Any]]]
 
     def __init__(
         self,
@@ -229,18 +211,18 @@ class Command(_OptionHints):
         options = args[: args.index("--")] if "--" in args else args
         is_for_help = {"-h", "--help"} & set(options)  # which works with any config file
         if self.reads_config and not (extra.get("resilient_parsing") or is_for_help):
+            from .config import defaults
+
             built_in = self.context_settings.get("default_map", {})
-            extra["default_map"] = built_in | Command.user_defaults(self)
+            extra["default_map"] = built_in | defaults(self)
         context = super().make_context(info_name, args, parent, **extra)
         CommandGroup.context = context
         return context
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """Return the parser, which also knows the hidden names."""
         parser = super().make_parser(ctx)
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        taken = {name for one in options for name in (*one.opts, *one.secondary_opts)}
-        for option in options:
+        taken = {*_option_names(self, ctx)}
+        for option in _options(self, ctx):
             names = [name for name in HIDDEN_NAMES.get(option.name or "", ()) if name not in taken]
             if names:
                 shown, option.opts = option.opts, names
@@ -251,15 +233,11 @@ class Command(_OptionHints):
         return parser
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups."""
         if not self.usual:
             super().format_options(ctx, formatter)
             return
-        records = {
-            one.name or "": record
-            for one in self.get_params(ctx)
-            if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
-        }
+        found = ((one.name or "", one.get_help_record(ctx)) for one in _options(self, ctx))
+        records = {name: record for name, record in found if record}
         for title, names in {_COMMON: self.usual, **_groups()}.items():
             rows = [records.pop(name) for name in names if name in records]
             if rows:
@@ -293,22 +271,16 @@ class CommandGroup(_OptionHints, click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands; commands that are not imported yet stay so."""
         if not isinstance(self.commands, LazyCommands):
             super().format_commands(ctx, formatter)
             return
-        places = self.commands.places
+        found = sorted(self.commands.data.items())
         with formatter.section("Commands"):
-            formatter.write_dl([(name, places[name].help) for name in sorted(places)])
+            formatter.write_dl([(name, one.help) for name, one in found if isinstance(one, Place)])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments, and record it.
-
-        Raises:
-            UnknownNameError: There is no such command.
-        """
         typed = args[0]
         try:
             found = super().resolve_command(ctx, args)
@@ -320,11 +292,8 @@ class CommandGroup(_OptionHints, click.Group):
             if short and short[0] == ctx.info_name:
                 near = short[1]  # such as remove for rm
             hint = f"{ctx.command_path} --help lists the commands."
-            raise UnknownNameError(
-                f"there is no command {typed!r}.",
-                f"did you mean {ctx.command_path} {near}?" if near else hint,
-                ctx,
-            ) from error
+            hint = f"did you mean {ctx.command_path} {near}?" if near else hint
+            raise UnknownNameError(f"there is no command {typed!r}.", hint, ctx) from error
         CommandGroup.running = found[1]
         return found
 

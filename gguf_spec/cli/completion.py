@@ -32,12 +32,10 @@ def completion(context: click.Context, shell: str) -> None:
     from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
     kind = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
-    variables = kind(
-        context.find_root().command, {}, "gguf-spec", "_GGUF_SPEC_COMPLETE"
-    ).source_vars()
+    shown = kind(context.find_root().command, {}, "gguf-spec", "_GGUF_SPEC_COMPLETE")
     # Not `kind.source()`: it checks the version of an installed bash, which may be another bash
     # than the one that will load the script.
-    click.echo(kind.source_template % variables)
+    click.echo(shown.source_template % shown.source_vars())
 
 
 def model_names(
@@ -49,11 +47,8 @@ def model_names(
     found = {name: entry.note for name, entry in _models().items()}
     if param.name == "draft":
         found |= DRAFT_WORDS
-    items = [
-        CompletionItem(name, help=text)
-        for name, text in found.items()
-        if name.startswith(incomplete)
-    ]
+    begun = {name: text for name, text in found.items() if name.startswith(incomplete)}
+    items = [CompletionItem(name, help=text) for name, text in begun.items()]
     return items or [CompletionItem(incomplete, type="file")]
 
 

@@ -105,17 +105,13 @@ def _values() -> list[tuple[str, str, str, Any]]:
             if section in (DEFAULT, name):
                 defaults(command)  # checks the values
         found += [("file", section, key, value) for key, value in values.items()]
-    found += [
-        ("environment", "", one, os.environ[one])
-        for one in sorted(_variables())
-        if os.environ.get(one)
-    ]
+    set_here = sorted(one for one in _variables() if os.environ.get(one))
+    found += [("environment", "", one, os.environ[one]) for one in set_here]
     secret = ("api_key", "api-key", "GGUF_SPEC_API_KEY")
     return [(*one[:3], "(set)" if one[2] in secret else one[3]) for one in found]
 
 
 def _variables() -> set[str]:
-    """Return the environment variables that set an option."""
     options = (option for _, command in _commands(all_=True) for option in command.params)
     names = {(one.name or "").upper() for one in options if isinstance(one, click.Option)}
     return {f"GGUF_SPEC_{name}" for name in names | {"JSON"}}
@@ -148,9 +144,8 @@ def edit() -> None:
             with atomic_write(file) as part:
                 part.write_text(_TEMPLATE, encoding="utf-8")
     except OSError as error:
-        raise ConfigFileError(
-            f"it cannot be written: {error.strerror}.", f"{remedy(error)}."
-        ) from None
+        fact = f"it cannot be written: {error.strerror}."
+        raise ConfigFileError(fact, f"{remedy(error)}.") from None
     try:
         click.edit(filename=str(file))
     except click.ClickException as error:
@@ -173,7 +168,6 @@ class ConfigFileError(UnknownNameError):
 
 
 def config_path() -> Path:
-    """Return the path of the config file, which need not exist."""
     from ..system.files import config_folder
 
     return config_folder() / "config.toml"
@@ -222,12 +216,11 @@ def defaults(command: Command) -> dict[str, Any]:
 
 def origin(command: Command, parameter: str) -> str | None:
     """Return the section and the key that set a parameter of a command, or None."""
-    found = [
-        f"{key} in [{section}]"
-        for section, key, _, option in _settings(command)
-        if option.name == parameter
-    ]
-    return found[-1] if found else None
+    found = None
+    for section, key, _, option in _settings(command):
+        if option.name == parameter:
+            found = f"{key} in [{section}]"
+    return found
 
 
 def _settings(command: Command) -> Iterator[tuple[str, str, Any, click.Option]]:
@@ -255,8 +248,7 @@ def keys(command: Command) -> dict[str, click.Option]:
 def _commands(all_: bool = False) -> Iterator[tuple[str, Command]]:
     """Yield the sections for commands, such as `models.pull`, with the commands.
 
-    Args:
-        all_: Whether to include commands that do not read the file.
+    With `all_` also those that do not read the file.
     """
     for name, command in CommandGroup.root.paths():
         if isinstance(command, Command) and (all_ or command.reads_config):
@@ -307,12 +299,9 @@ def _check_key(section: str, key: str, commands: Mapping[str, Command]) -> None:
 
 def _option(command: Command, key: str) -> click.Option | None:
     """Return the option of a command for a key; hidden names count too."""
-    name, known = key.replace("-", "_"), keys(command)
-    if name in known:
-        return known[name]
-    flag = f"--{name.replace('_', '-')}"
+    known, flag = keys(command), f"--{key.replace('_', '-')}"
     hidden = (one for one in known.values() if flag in HIDDEN_NAMES.get(one.name or "", ()))
-    return next(hidden, None)
+    return known.get(key.replace("-", "_")) or next(hidden, None)
 
 
 def _value(command: Command, option: click.Option, value: Any, where: str) -> Any:
@@ -323,10 +312,9 @@ def _value(command: Command, option: click.Option, value: Any, where: str) -> An
     """
     kind, types = _kind(option)
     items = value if option.multiple and isinstance(value, list) else [value]
+    is_right = all(isinstance(one, types) for one in items)
     # a truth value is an int for Python
-    if not all(
-        isinstance(one, types) and isinstance(one, bool) == (bool in types) for one in items
-    ):
+    if not is_right or any(isinstance(one, bool) != (bool in types) for one in items):
         several = " or a list of that" if option.multiple else ""
         fact = f"{where} is {value!r} but must be {kind}{several}."
         raise ConfigFileError(fact, f"correct {where}.")

@@ -134,23 +134,22 @@ def cost_lines(tuning: Tuning) -> list[str]:
     target, draft = _column(profile.target), _column(profile.draft)
     widths = [n for n in _SHOWN if n in profile.target]
     names = f"{tuning.target} with {tuning.draft}" if tuning.draft else tuning.target
-    head = (
-        f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}{'draft ms' if draft else '':>12}"
-    )
+    head = f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}"
+    head += f"{'draft ms':>12}" if draft else ""
     measured = f"{names}, measured in {profile.seconds:.1f} s"
-    lines = [*wrapped(tuning.sentence), "", measured, "", head.rstrip()]
+    lines = [*wrapped(tuning.sentence), "", measured, "", head]
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     gap = "-" if draft else ""
     rows = (f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, gap):>12}" for n in widths)
     lines += map(str.rstrip, rows)
-    noise = max(profile.noise.values(), default=0.0)
+    noise = "none: passes of all widths give the same logits"
+    if any(profile.noise.values()):
+        noise = f"up to {max(profile.noise.values()):.2g} logits in wider passes"
     facts = {
         "context": f"1,000 tokens add {_context_cost(tuning.target_depth_s)}",
         "draft context": f"1,000 tokens add {_context_cost(tuning.draft_depth_s)}",
         "exact passes": in_command(profile.exact_passes),
-        "rounding noise": f"up to {noise:.2g} logits in wider passes"
-        if noise
-        else "none: passes of all widths give the same logits",
+        "rounding noise": noise,
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} "
         f"of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, "
@@ -166,9 +165,8 @@ def _context_cost(depth_s: Callable[[int], float]) -> str:
     """Return the time that 1,000 cached tokens add to passes of 1 and of 8 rows."""
     from ..tune import milliseconds
 
-    return ", ".join(
-        f"{milliseconds(depth_s(n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows"))
-    )
+    of_one, of_eight = (milliseconds(depth_s(n_rows) * 1000) for n_rows in (1, 8))
+    return f"{of_one} (1 row), {of_eight} (8 rows)"
 
 
 def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:
@@ -187,9 +185,6 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
     """Wrap a text to the width of the terminal.
 
     Without a terminal, the text stays in one line.
-
-    Args:
-        indent: Indentation of all lines after the first, in characters.
     """
     if not sys.stdout.isatty():
         return [text]

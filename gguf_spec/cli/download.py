@@ -115,26 +115,19 @@ def is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
     bound = [entry for entry in entries if not (entry.path or entry.permissive)]
     for entry in bound:
         what = f"{entry.license}, which is not permissive" if entry.license else "unknown"
-        where = (
-            f"https://huggingface.co/{entry.repo}"
-            if entry.repo
-            else f"package {entry.pieces[0].package}"
-        )
+        where = f"https://huggingface.co/{entry.repo}"
+        if not entry.repo:
+            where = f"package {entry.pieces[0].package}"
         click.echo(f"Note: the licence of {entry.name} is {what}: {where}", err=True)
     bound = [entry for entry in bound if entry.license]
     if not bound or yes or not at_terminal():
         return True
-    return click.confirm(
-        "Download it under this licence?"
-        if len(bound) == 1
-        else "Download them under these licences?",
-        err=True,
-    )
+    one, several = "Download it under this licence?", "Download them under these licences?"
+    return click.confirm(one if len(bound) == 1 else several, err=True)
 
 
 @contextlib.contextmanager
 def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a progress callback: a bar at a terminal, otherwise one line per stage."""
     if quiet:
         yield None
         return
@@ -142,14 +135,9 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
     from ..models import format_bytes
 
-    verbs = {
-        "download": "downloading",
-        "unpack": "unpacking",
-        "checksum": "verifying",
-        "wait": "another download is running: waiting for"
-        if not entry.repo
-        else "the hub is busy: waiting for",
-    }
+    why = "the hub is busy" if entry.repo else "another download is running"
+    verbs = {"download": "downloading", "unpack": "unpacking", "checksum": "verifying"}
+    verbs["wait"] = f"{why}: waiting for"
     console = Console(stderr=True)
     labels = {stage: f"{verb} {entry.name}" for stage, verb in verbs.items()}
     if console.is_terminal:
@@ -170,35 +158,26 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
 @contextlib.contextmanager
 def _bar(console: Console, labels: Mapping[str, str]) -> Iterator[Callable[[Progress], None]]:
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        ProgressColumn,
-        Task,
-        TaskID,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
+    from rich import progress
     from rich.text import Text
 
     from ..models import format_bytes
 
-    class Speed(ProgressColumn):
-        def render(self, task: Task) -> Text:
+    class Speed(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
             speed = task.finished_speed or task.speed
             text = "?" if speed is None else f"{format_bytes(speed)}/s"
             return Text(text, style="progress.data.speed")
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
         Speed(),
-        TimeRemainingColumn(),
+        progress.TimeRemainingColumn(),
     )
-    seen: dict[str, TaskID] = {}
-    with Bar(*columns, console=console, transient=True) as bar:
+    seen: dict[str, progress.TaskID] = {}
+    with progress.Progress(*columns, console=console, transient=True) as bar:
 
         def draw(now: Progress) -> None:
             if now.stage not in seen:
@@ -226,8 +205,6 @@ def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) ->
     with the reason.
 
     Args:
-        model: The target, as `--model` takes it; None for the default model.
-        draft: The draft, as `--draft` takes it.
         options: The options of the command: `offline`, `yes` and `models_file`.
     """
     if options["offline"] or not (options["yes"] or at_terminal()):

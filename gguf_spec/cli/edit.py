@@ -20,15 +20,7 @@ from ..options import DEFAULT_CTX, Sampling, Speculation
 from .command import CONTROL, Command, as_called, flag, json_option, option
 from .download import at_terminal
 from .options import load_models, model_options, offline_option, server_option, table_option
-from .output import (
-    LateBar,
-    answer_json,
-    ctrl_c_cancels,
-    print_json,
-    speed,
-    stats_lines,
-    styled,
-)
+from .output import LateBar, answer_json, ctrl_c_cancels, print_json, speed, stats_lines, styled
 from .text_file import TextFile, Undo
 
 if TYPE_CHECKING:
@@ -201,9 +193,7 @@ class _Change:
 def _made(plans: list[tuple[TextFile, EditPlan]], options: dict[str, Any]) -> list[_Change] | None:
     """Make the changes, and show them or ask about them; return None after Ctrl-C."""
     if not plans[0][1].needs_model:
-        return [
-            _decided(source, plan.result_by_code(), {}, options, None) for source, plan in plans
-        ]
+        return [_decided(one, plan.result_by_code(), {}, options, None) for one, plan in plans]
     speculation = Speculation(k=0 if options["draft"] == "none" else options["k"])
     # The old and the new text, a quarter more and the instruction, at three bytes a token.
     sizes = [len(source.text.encode()) for source, _ in plans]
@@ -269,20 +259,17 @@ def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
 
 
 def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, options: dict[str, Any]) -> Completion:
-    """Generate the new text, and show it while it is written."""
     bar, quiet = LateBar(), options["as_json"]
     with (
         llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
         ctrl_c_cancels(stream),
+        bar,
+        _shown(prompt.n_text, quiet=quiet) as show,
     ):
-        try:
-            with _shown(prompt.n_text, quiet=quiet) as show:
-                bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
-                for chunk in stream:
-                    bar.remove()
-                    show(styled(chunk, options["show_draft"]), stream.stats)
-        finally:
+        bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
+        for chunk in stream:
             bar.remove()
+            show(styled(chunk, options["show_draft"]), stream.stats)
     result = stream.result
     if not quiet:  # --stats has a gain of its own
         is_compared = sys.stderr.isatty() and not options["stats"]
@@ -326,7 +313,12 @@ def _decided(
         new = _chosen_hunks(source, result, again)
     elif not options["as_json"]:
         _show_patch(changes)
-        _say_what_changes(result)
+        _say_how_much(result)
+        if n := sum(one.is_outside for one in result.hunks):
+            places = "1 more place stays" if n == 1 else f"{n} more places stay"
+            they_were = "it was" if n == 1 else "they were"
+            click.echo(f"{places} as {they_were}: {_outside(result)}.", err=True)
+        _say_doubts(result)
     return _Change(source, result, facts, changes, new)
 
 
@@ -342,7 +334,12 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
         click.echo(done[0].source.encoded(done[0].result.text), nl=False)
         return 0
     if options["yes"] and not output and not options["force"] and any(o.is_refused for o in done):
-        _keep_patch(done)
+        names = "-".join(one.source.path.name for one in done)[:100]
+        kept = Undo().keep_patch(names, b"".join(one.changes for one in done))
+        where = f" The patch is {kept};" if kept else ""
+        fact = f"Nothing was written.{where} the same command with --force writes it."
+        click.echo(fact, err=True)
+        done = [replace(one, new=None) for one in done]
         code = 1
     written = _written(done, output)
     if options["as_json"]:
@@ -364,15 +361,6 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
     return code
 
 
-def _keep_patch(done: list[_Change]) -> None:
-    names = "-".join(one.source.path.name for one in done)[:100]
-    kept = Undo().keep_patch(names, b"".join(one.changes for one in done))
-    where = f" The patch is {kept};" if kept else ""
-    click.echo(f"Nothing was written.{where} the same command with --force writes it.", err=True)
-    for one in done:
-        one.new = None
-
-
 def _written(done: list[_Change], output: Path | None) -> list[_Change]:
     """Write what is wanted, and return it; if a file cannot be written, all have their old text."""
     written = list[_Change]()
@@ -391,15 +379,12 @@ def _written(done: list[_Change], output: Path | None) -> list[_Change]:
 
 def _say_written(source: TextFile, output: Path | None) -> None:
     click.echo(f"{output or source.path} was written.", err=True)
-    if output is not None:
-        return
-    if source.is_undoable:
+    if output is None:
         place = shlex.quote(str(_short(source.path)))
-        click.echo(as_called(f"Undo: gguf-spec edit --undo {place}"), err=True)
-    else:
-        click.echo(f"There is no undo: {_no_undo()}", err=True)
-    if at_terminal():
-        _say_uncommitted(source)
+        undo = as_called(f"Undo: gguf-spec edit --undo {place}")
+        click.echo(undo if source.is_undoable else f"There is no undo: {_no_undo()}", err=True)
+        if at_terminal():
+            _say_uncommitted(source)
 
 
 def _no_undo() -> str:
@@ -423,7 +408,7 @@ def _short(path: Path) -> Path:
 
 
 def _name_in_folder(path: Path) -> str:
-    """Return the name of a file for a patch: from the folder of the work tree, else its own."""
+    """Return the name of a file from the folder of its work tree; without one, its own."""
     for folder in path.parents:
         if (folder / ".git").exists():
             return path.relative_to(folder).as_posix()
@@ -431,23 +416,13 @@ def _name_in_folder(path: Path) -> str:
 
 
 def _show_patch(changes: bytes) -> None:
-    at_screen = sys.stdout is not None and sys.stdout.isatty()
-    if not at_screen:
+    if sys.stdout is None or not sys.stdout.isatty():
         click.echo(changes, nl=False)
         return
     for line in changes.decode("utf-8", "replace").split("\n")[:-1]:
         is_head = line.startswith(("---", "+++"))
         colour = None if is_head else {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
         click.secho(line.translate(CONTROL), fg=colour, bold=is_head or None)
-
-
-def _say_what_changes(result: Edit) -> None:
-    """Say how much is changed, what stays, and what is doubtful."""
-    _say_how_much(result)
-    if n := sum(one.is_outside for one in result.hunks):
-        what = "1 more place stays as it was" if n == 1 else f"{n} more places stay as they were"
-        click.echo(f"{what}: {_outside(result)}.", err=True)
-    _say_doubts(result)
 
 
 def _say_how_much(result: Edit) -> None:
@@ -466,7 +441,6 @@ def _say_doubts(result: Edit) -> None:
 
 
 def _say_uncommitted(source: TextFile) -> None:
-    """Say that a file had changes that are in no commit, before this one."""
     import subprocess
 
     command = ["git", "-c", "core.fsmonitor=false", "show", f"HEAD:./{source.path.name}"]
@@ -494,7 +468,6 @@ r  ask the model again
 def _chosen_hunks(
     source: TextFile, result: Edit, again: Callable[[int], Edit | None] | None
 ) -> str | None:
-    """Ask about each change; return the new text, or None where none was taken."""
     n_asked = 0
     while result.hunks:
         _say_how_much(result)
@@ -577,8 +550,8 @@ def _edited(hunk: Hunk, suffix: str) -> Hunk | None:
         return None
     if edited is None:
         return None
-    new = edited.replace("\r\n", "\n").removesuffix("\n").split("\n") if edited else []
-    return replace(hunk, new=tuple(new))
+    new = edited.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return replace(hunk, new=tuple(new) if edited else ())
 
 
 def _split(hunk: Hunk) -> list[Hunk]:
@@ -587,15 +560,8 @@ def _split(hunk: Hunk) -> list[Hunk]:
     if n < 1 or (len(hunk.old) == len(hunk.new) == 1):
         click.echo("It cannot be split.", err=True)
         return [hunk]
-    single = [
-        replace(
-            hunk,
-            start=hunk.start + i,
-            old=hunk.old[i : i + 1],
-            new=hunk.new[i : i + 1],
-        )
-        for i in range(n)
-    ]
+    pairs = enumerate(zip(hunk.old, hunk.new, strict=False), hunk.start)
+    single = [replace(hunk, start=i, old=(old,), new=(new,)) for i, (old, new) in pairs]
     rest = replace(hunk, start=hunk.start + n, old=hunk.old[n:], new=hunk.new[n:])
     return [*single, rest] if rest.old or rest.new else single
 
@@ -636,11 +602,7 @@ def _console() -> Console:
 def _shown(
     n_expected: int, *, quiet: bool
 ) -> Iterator[Callable[[Iterable[tuple[str, str]], Stats], None]]:
-    """Yield a function that shows styled text and a status line, on stderr, if that is a terminal.
-
-    Args:
-        n_expected: Length of the old text in tokens.
-    """
+    """Yield a function that shows styled text and a status line, if stderr is a terminal."""
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
@@ -672,11 +634,7 @@ def _status(stats: Stats, n_expected: int) -> str:
 
 
 def show_summary(stats: Stats, plain: Stats | None) -> None:
-    """Show length and speed of the complete text; drafts are mentioned only where they pay.
-
-    Args:
-        plain: Those of plain decoding, measured in this process, if drafts were used.
-    """
+    """Show length and speed of the complete text; drafts are mentioned only where they pay."""
     out, text = _console(), f"{stats.n_generated:,} tokens, {speed(stats)}"
     if plain and plain.tokens_per_s:
         gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)

@@ -51,7 +51,6 @@ def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
 
 
 def usage_message_and_hint(error: click.UsageError) -> tuple[str, str]:
-    """Return the message and the hint of wrong usage."""
     hint = f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help lists the options."
     if (
         isinstance(error, click.BadParameter)
@@ -70,7 +69,6 @@ def usage_message_and_hint(error: click.UsageError) -> tuple[str, str]:
 
 
 def _too_many_words(more: str, context: click.Context) -> tuple[str, str]:
-    """Return message and hint for words that are no value of an argument of a command."""
     command, path = context.command, context.command_path
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     if not arguments:

@@ -134,7 +134,6 @@ def generate(
 def _answer(
     llm: LLM, request: str | list[dict[str, str]], sampling: Sampling, options: dict[str, Any]
 ) -> int:
-    """Write the answer while it is generated; return the exit code."""
     from rich.console import Console
 
     out, shown = Console(highlight=False, soft_wrap=True), ""
@@ -152,19 +151,17 @@ def _answer(
             think=options["think"],
         ) as stream,
         ctrl_c_cancels(stream),
+        bar,
     ):
-        try:
-            bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
-            for i, chunk in enumerate(stream):
-                if i == 0:
-                    bar.remove()
-                    # Only after the progress bar is removed: the bar requires an empty line.
-                    write(out, [(shown, "dim")])
-                if not options["as_json"]:
-                    write(out, thoughts.before(chunk) if out.is_terminal else ())
-                    write(out, styled(chunk, options["show_draft"]))
-        finally:
-            bar.remove()
+        bar.begin(stream.stats.n_prompt, llm.prompt_token_s)
+        for i, chunk in enumerate(stream):
+            if i == 0:
+                bar.remove()
+                # Only after the progress bar is removed: the bar requires an empty line.
+                write(out, [(shown, "dim")])
+            if not options["as_json"]:
+                write(out, thoughts.before(chunk) if out.is_terminal else ())
+                write(out, styled(chunk, options["show_draft"]))
     result = stream.result
     if options["as_json"]:
         print_json(answer_json(llm, result, sampling.logprobs is not None))

@@ -88,12 +88,10 @@ _DESTRUCTIVE = {
 
 
 def nearest_command(typed: str, names: Iterable[str]) -> str | None:
-    """Return the command that a word most likely means; None if no name is near."""
     return nearest(typed, names, _MEANT_COMMANDS)
 
 
 def nearest_option(typed: str, names: Iterable[str]) -> str | None:
-    """Return the option that a word most likely means; None if no name is near."""
     return nearest(typed.partition("=")[0].replace("_", "-"), names, _MEANT_OPTIONS)
 
 

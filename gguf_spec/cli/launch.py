@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -33,7 +34,6 @@ class Client(NamedTuple):
 
     Attributes:
         context: Least context in tokens that suits it.
-        variables: Environment variables of its process.
         arguments: Arguments before those of the user.
         files: Name -> text of files in a temporary folder.
     """
@@ -46,7 +46,6 @@ class Client(NamedTuple):
 
 
 def _setting(name: str, value: Any) -> tuple[str, str]:
-    """Return a setting of Codex for one run."""
     return "-c", f"{name}={json.dumps(value)}"
 
 
@@ -58,34 +57,27 @@ _OPENCODE = {
             "npm": "@ai-sdk/openai-compatible",
             "name": "gguf-spec",
             "options": {"baseURL": "$url/v1", "apiKey": "$key"},
-            "models": {"$model": {"name": "$model", "limit": {"context": 77, "output": 4096}}},
+            "models": {
+                "$model": {"name": "$model", "limit": {"context": "$context", "output": 4096}}
+            },
         }
     },
 }
 _PI: dict[str, Any] = {
     "id": "$model", "name": "$model", "reasoning": False, "input": ["text"],
-    "contextWindow": 77, "maxTokens": 4096,
+    "contextWindow": "$context", "maxTokens": 4096,
     "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
 }  # fmt: skip
-_PI_FILE = {
-    "providers": {
-        "local": {
-            "baseUrl": "$url/v1",
-            "api": "openai-completions",
-            "apiKey": "$key",
-            "models": [_PI],
-        }
-    }
-}
-
-
+_PI_SERVER = {
+    "baseUrl": "$url/v1", "api": "openai-completions", "apiKey": "$key", "models": [_PI],
+}  # fmt: skip
 # By itself pi keeps 16,384 tokens free: with a shorter context it would sum up each turn.
-_PI_SETTINGS = {"compaction": {"reserveTokens": 78, "keepRecentTokens": 78}}
+_PI_SETTINGS = {"compaction": {"reserveTokens": "$quarter", "keepRecentTokens": "$quarter"}}
 
 
 def _json(value: Any) -> str:
-    """Return a JSON text; the number 77 stands for the context, and 78 for a quarter of it."""
-    return json.dumps(value).replace(": 77", ": $context").replace(": 78", ": $quarter")
+    """Return a JSON text, in which the numbers of a run have no quotes."""
+    return re.sub(r'"(\$context|\$quarter)"', r"\1", json.dumps(value))
 
 
 CLIENTS = {
@@ -127,7 +119,10 @@ CLIENTS = {
         8192,
         {"PI_CODING_AGENT_DIR": "$folder"},
         ("--provider", "local", "--model", "$model"),
-        {"models.json": _json(_PI_FILE), "settings.json": _json(_PI_SETTINGS)},
+        {
+            "models.json": _json({"providers": {"local": _PI_SERVER}}),
+            "settings.json": _json(_PI_SETTINGS),
+        },
     ),
     "aider": Client(
         "pip install aider-chat",
@@ -152,7 +147,7 @@ _CHECK_S = 600.0
 
 
 class ServerFacts(NamedTuple):
-    """A server for a client: its address, a model of it, and the context of the model."""
+    """A server for a client, a model of it, and the model's context."""
 
     url: str
     model: str
@@ -204,55 +199,46 @@ def launch(
     command = ["gguf-spec", "serve", *(["-m", model] if model else []), "--ctx", str(context)]
     if print_only:
         shown = facts or ServerFacts("http://127.0.0.1:8080", model or "local", context)
-        variables, words = settings_of(client, shown, key, "FOLDER")
+        variables, words, files = settings_of(client, shown, key, "FOLDER")
         lines = [] if facts else [shlex.join(command)]
-        lines += [f"{file}: {text}" for file, text in _files(client, shown, key, "FOLDER").items()]
-        lines.append(shlex.join(["env", *variables, name, *words, *arguments]))
+        lines += [f"{file}: {text}" for file, text in files.items()]
+        assigned = [f"{variable}={value}" for variable, value in variables.items()]
+        lines.append(shlex.join(["env", *assigned, name, *words, *arguments]))
         click.echo(as_called("\n".join(lines)))
         return 0
     with _found(facts, command) as server:
-        checking = StatusLine()
-        checking.show("Checking that the model calls a tool")
-        try:
+        with StatusLine() as checking:
+            checking.show("Checking that the model calls a tool")
             check(server, key)
-        finally:
-            checking.remove()
         with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
-            for file, text in _files(client, server, key, folder).items():
+            variables, words, files = settings_of(client, server, key, folder)
+            for file, text in files.items():
                 Path(file).write_text(text, encoding="utf-8")
-            variables, words = settings_of(client, server, key, folder)
-            own = dict(one.split("=", 1) for one in variables)
             # Ctrl-C is for the program.
             with signals.handlers(lambda number, _: signals.handled(number), "SIGINT"):
                 assert program
+                line, own = [program, *words, *arguments], {**os.environ, **variables}
                 try:
-                    return subprocess.run(
-                        [program, *words, *arguments], env={**os.environ, **own}, check=False
-                    ).returncode
+                    return subprocess.run(line, env=own, check=False).returncode
                 except OSError as error:
                     fact = f"{program} cannot be started: {error.strerror}."
                     raise GgufSpecError(fact, "install it again.") from error
 
 
-def _values(server: ServerFacts, key: str, folder: str) -> dict[str, Any]:
-    return {**server._asdict(), "quarter": server.context // 4, "key": key, "folder": folder}
-
-
 def settings_of(
     client: Client, server: ServerFacts, key: str, folder: str
-) -> tuple[list[str], list[str]]:
-    """Return the variables (`NAME=VALUE`) and the first arguments of a client."""
-    values = _values(server, key, folder)
-    variables = [f"{k}={Template(v).substitute(values)}" for k, v in client.variables.items()]
-    return variables, [Template(one).substitute(values) for one in client.arguments]
+) -> tuple[dict[str, str], list[str], dict[str, str]]:
+    """Return the variables, the first arguments and the files (path -> text) of a client."""
+    values = {**server._asdict(), "quarter": server.context // 4, "key": key, "folder": folder}
 
+    def filled(text: str) -> str:
+        return Template(text).substitute(values)
 
-def _files(client: Client, server: ServerFacts, key: str, folder: str) -> dict[str, str]:
-    values = _values(server, key, folder)
-    return {
-        str(Path(folder, name)): Template(text).substitute(values)
-        for name, text in client.files.items()
-    }
+    return (
+        {name: filled(text) for name, text in client.variables.items()},
+        [filled(text) for text in client.arguments],
+        {str(Path(folder, name)): filled(text) for name, text in client.files.items()},
+    )
 
 
 def _running(model: str | None, context: int) -> ServerFacts | None:
@@ -286,9 +272,8 @@ def _found(facts: ServerFacts | None, command: list[str]) -> Iterator[ServerFact
             line = process.stdout.readline()
             starting.remove()
             if not line.startswith("Listening at "):
-                raise GgufSpecError(
-                    "the server did not start.", f"run {shlex.join(command)} to see why."
-                )
+                hint = f"run {shlex.join(command)} to see why."
+                raise GgufSpecError("the server did not start.", hint)
             url = line.split()[-1]
             listed = _ask(f"{url}/api/ps", None, "none")["models"]
             one = listed[0]
@@ -314,9 +299,8 @@ def check(server: ServerFacts, key: str) -> None:
     }
     answer = _ask(f"{server.url}/v1/chat/completions", asked, key)
     if not answer["choices"][0]["message"].get("tool_calls"):
-        raise GgufSpecError(
-            f"{server.model} does not call tools.", "take another model: gguf-spec models list."
-        )
+        hint = "take another model: gguf-spec models list."
+        raise GgufSpecError(f"{server.model} does not call tools.", hint)
 
 
 def _ask(url: str, body: dict[str, Any] | None, key: str) -> dict[str, Any]:

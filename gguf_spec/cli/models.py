@@ -100,14 +100,13 @@ def show(name: str, models_file: Path | None, as_json: bool) -> None:
         return
     known = verified(entry)
     disk = f"{path}, {VERIFIED[known] if known else 'not verified'}" if path else "no"
-    sizes = [
-        format_bytes(n) if (n := part.size_bytes) else "size not known" for part in entry.parts
-    ]
+    sizes = (one.size_bytes for one in entry.parts)
+    sized = [format_bytes(size) if size else "size not known" for size in sizes]
     lines: list[tuple[str, object]] = [
         ("name", entry.name),
         ("note", entry.note),
         ("on disk", disk),
-        *(("file", f"{part.file}, {n}") for part, n in zip(entry.parts, sizes, strict=True)),
+        *(("file", f"{part.file}, {n}") for part, n in zip(entry.parts, sized, strict=True)),
         ("licence", entry.license),
         ("context", entry.context),
         ("aliases", ", ".join(entry.aliases)),
@@ -153,12 +152,10 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
         print_json(_facts(entry, path) | {"here": fits_here(entry, size)})
         return 0
     click.echo(f"{entry.name}: {format_bytes(size)}, {fits_here(entry, size)} here. {entry.note}")
-    if not path and not (
-        yes or (at_terminal() and click.confirm("Download it now?", default=True))
-    ):
-        click.echo(as_called(f"To download it: gguf-spec models pull {entry.name}"))
-        return 0
     if not path:
+        if not (yes or (at_terminal() and click.confirm("Download it now?", default=True))):
+            click.echo(as_called(f"To download it: gguf-spec models pull {entry.name}"))
+            return 0
         words = [entry.name, *(["--yes"] if yes else [])]
         if code := pull.main(words, prog_name="gguf-spec models pull", standalone_mode=False):
             return int(code)
@@ -168,7 +165,6 @@ def recommend(use: str, yes: bool, models_file: Path | None, as_json: bool) -> i
 
 
 def _use(entry: Entry) -> str:
-    """Return how a model that is on this disk is used."""
     from ..models import RECOMMENDED
 
     command = "embed" if entry.name in RECOMMENDED["embed"] else "chat"
@@ -286,9 +282,8 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
             raise StoreError(entry.name, fact, hint) from None
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
-            left = "no space was freed, because another revision has the same file"
-            if freed:
-                left = f"{store.format_bytes(freed)} were freed"
+            kept = "no space was freed, because another revision has the same file"
+            left = f"{store.format_bytes(freed)} were freed" if freed else kept
             click.echo(f"{entry.name}: removed, {left}")
     if as_json:
         print_json({"models": removed})
@@ -335,31 +330,20 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
         (entry, path, size := _size(entry, path), fits_here(entry, size)) for entry, path in found
     ]
     known.sort(key=lambda one: (one[1] is None, one[3].startswith(("too", "slow")), -(one[2] or 0)))
-    rows = [
-        (
-            tick if path else "",
-            entry.name,
-            format_bytes(size) if size else "?",
-            here,
-            entry.license or "?",
-            entry.draft or "-",
-            entry.note.translate(CONTROL),
-        )
-        for entry, path, size, here in known
-    ]
+    rows: list[Sequence[str]] = [_HEAD]
+    for entry, path, size, here in known:
+        known_size, licence = format_bytes(size) if size else "?", entry.license or "?"
+        facts = (entry.name, known_size, here, licence, entry.draft or "-")
+        rows.append((tick if path else "", *facts, entry.note.translate(CONTROL)))
     width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
-    lines = _lines([_HEAD, *rows], width)
+    lines = _lines(rows, width)
     n_here = sum(path is not None for _, path in found)
     legend = f"{tick} on this disk: {n_here} of {len(found)}"
-    if n_here < len(found):
-        legend += as_called(
-            "; gguf-spec models pull NAME downloads the others, gguf-spec models recommend one"
-        )
-    return [*lines, "", f"{legend}."]
+    more = "; gguf-spec models pull NAME downloads the others, gguf-spec models recommend one"
+    return [*lines, "", f"{legend}{as_called(more) if n_here < len(found) else ''}."]
 
 
 def _size(entry: Entry, path: Path | None) -> int | None:
-    """Return the size of a model in bytes, if it is known."""
     if entry.size_bytes or path is None:
         return entry.size_bytes
     try:
@@ -378,11 +362,10 @@ def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
         if width is None or sum(widths) + _NOTE <= width:
             break
     lines = aligned([[row[i] for i in columns] for row in rows])
-    if width is None:
-        return lines
-    return [
-        line if len(line) <= width else line[: max(0, width - 3)].rstrip() + "..." for line in lines
-    ]
+    for i, line in enumerate(lines):
+        if width is not None and len(line) > width:
+            lines[i] = line[: max(0, width - 3)].rstrip() + "..."
+    return lines
 
 
 @models.command(short_help="Compare the possible drafts of a model.")
@@ -411,16 +394,10 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> None:
     if not as_json:
         click.echo(as_called("\n".join(_draft_lines(target, found)).translate(CONTROL)))
         return
+    names = ("name", "path", "fits", "gain", "measured", "declared", "why")
     listed = [
-        {
-            "name": one.name,
-            "path": str(one.path) if one.path else None,
-            "fits": one.fits,
-            "gain": round(one.gain, 3) or None,
-            "measured": one.measured,
-            "declared": one.declared,
-            "why": one.why,
-        }
+        {name: getattr(one, name) for name in names}
+        | {"path": str(one.path) if one.path else None, "gain": round(one.gain, 3) or None}
         for one in found
     ]
     data = {"target": entry.name, "path": str(store.path(entry)), "drafts": listed}
@@ -520,7 +497,6 @@ def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> N
 
 
 def _target(path: Path) -> Path:
-    """Return the file to write; `-` is the standard output."""
     return Path("/dev/stdout") if str(path) == "-" else path
 
 

@@ -90,7 +90,6 @@ def adapter_file(text: str) -> tuple[str, float]:
 
 
 def number_or_auto(text: str, wrong: str) -> int | str:
-    """Parse a whole number or the word `auto`."""
     text, given = text.strip().lower(), text
     with contextlib.suppress(ValueError):
         return text if text == "auto" else int(text)
@@ -102,6 +101,7 @@ REQUESTS_AT_ONCE = Parsed(
     "N|auto", partial(number_or_auto, wrong="not a number of requests such as 4, or auto")
 )
 ADAPTER = Parsed("FILE[:SCALE]", adapter_file)
+_MEASURED_MODEL = "the largest chat model on this disk, else tales"
 _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 # Arguments of `click.option` for options whose text is not read as the type in the table.
@@ -120,11 +120,7 @@ _TYPES = {"number": float, "integer": int, "string": str, "any": str}
 
 
 def table_option(name: str, **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds the command-line option of a row of the tables.
-
-    Args:
-        more: Arguments of `click.option` that differ in a command.
-    """
+    """Return the decorator that adds the command-line option of a row of the tables."""
     rule = OPTIONS[name]
     how: dict[str, Any] = {
         "type": _TYPES.get(rule.type), "help": rule.help, "metavar": rule.metavar
@@ -145,7 +141,6 @@ def table_option(name: str, **more: Any) -> Callable[[F], F]:
 
 
 def table_options(names: Iterable[str], **more: Any) -> Callable[[F], F]:
-    """Return the decorator that adds the options of several rows, as `table_option`."""
     return together(*(table_option(name, **more) for name in names))
 
 
@@ -196,10 +191,7 @@ def model_options(
     if chat:
         default = {"default": () if several else None, "show_default": _CHAT_MODEL}
     if measured:
-        default = {
-            "default": None,
-            "show_default": "the largest chat model on this disk, else tales",
-        }
+        default = {"default": None, "show_default": _MEASURED_MODEL}
     model = option(
         "-m --model",
         "Target: a name (gguf-spec models list), a GGUF file, OWNER/REPO[:QUANT], "
@@ -220,7 +212,6 @@ def model_options(
 
 
 def with_measured_model(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with a model: if none is given the default one, else a bundled one."""
     if options["model"] is not None:
         return options
     chosen = default_model(options["models_file"])
@@ -267,18 +258,15 @@ def load_models(
     from .. import load  # importing llama.cpp is slow: only after the options are checked
 
     model, models_file = options["model"], options["models_file"]
-    with contextlib.nullcontext() if cancelled else signals.ending_at_once():
-        try:
-            llm = load(
-                default_model(models_file) if model is None else model,
-                models_file=models_file,
-                progress=tell,
-                on_measure=measure,
-                **load_arguments(options, draft, speculation),
-            )
-        finally:
-            loading.remove()
-            measuring.remove()
+    at_a_signal = contextlib.nullcontext() if cancelled else signals.ending_at_once()
+    with at_a_signal, measuring, loading:
+        llm = load(
+            default_model(models_file) if model is None else model,
+            models_file=models_file,
+            progress=tell,
+            on_measure=measure,
+            **load_arguments(options, draft, speculation),
+        )
     # A missing draft is noted only with --stats, --verbose or another --draft than auto.
     all_notes = llm.draft_name or draft != "auto" or options.get("stats") or options["verbose"]
     for note in llm.notes:
@@ -289,10 +277,8 @@ def load_models(
 
 def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> ServedLLM | None:
     """Return the model of the options in a server of this user; None to load it."""
-    needs_own = any(
-        options.get(name) for name in ("image", "save", "load", "draft_text", "verbose")
-    )
-    if needs_own or draft not in ("auto", "none", "ngram"):
+    needs_own = map(options.get, ("image", "save", "load", "draft_text", "verbose"))
+    if any(needs_own) or draft not in ("auto", "none", "ngram"):
         return None
     from ..models import path
     from ..server import served
@@ -304,9 +290,8 @@ def _served(options: dict[str, Any], draft: str, speculation: Speculation) -> Se
         return None
 
     def load() -> LLM:
-        click.echo(
-            f"Note: the server at {url} does not answer this: the model is loaded.", err=True
-        )
+        note = f"Note: the server at {url} does not answer this: the model is loaded."
+        click.echo(note, err=True)
         return load_models(options | {"no_server": True}, speculation, draft)
 
     given = load_arguments(options, draft, speculation)
@@ -385,14 +370,18 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     asked = Sampling(**given)
     model, models_file = options["model"], options["models_file"]
     entry = default_model(models_file).entry if model is None else resolve(model, models_file)
-    return replace(
-        asked,
-        **{
-            name: value
-            for name, value in entry.sampling.items()
-            if not is_given(SAMPLING_PARAMETERS.get(name, name))
-        },
-    )
+    parameters = {name: SAMPLING_PARAMETERS.get(name, name) for name in entry.sampling}
+    of_model = {name: entry.sampling[name] for name, one in parameters.items() if not is_given(one)}
+    return replace(asked, **of_model)
+
+
+def check_above_0(options: dict[str, Any], *names: str) -> None:
+    """Raise an InvalidOptionError for the first option that is set and not above 0."""
+    from ..errors import InvalidOptionError
+
+    for name in names:
+        if options[name] is not None and not options[name] > 0:
+            raise InvalidOptionError(name, options[name], "above 0")
 
 
 def is_given(parameter: str) -> bool:
@@ -428,11 +417,11 @@ def read_text(file: Path) -> str:
     Raises:
         click.FileError: The file cannot be read, or is longer than any context.
     """
-    from .text_file import read_any
+    from . import text_file
 
     is_pipe = os.fspath(file) == "-"
     try:
-        return read_any(sys.stdin.buffer if is_pipe else file)
+        return text_file.read_text(sys.stdin.buffer if is_pipe else file)
     except (OSError, ValueError) as error:
         name = "the standard input" if is_pipe else os.fspath(file)
         raise click.FileError(name, getattr(error, "strerror", None) or str(error)) from error

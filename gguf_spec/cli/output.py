@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -36,7 +36,6 @@ class Thoughts:
     """
 
     def __init__(self, shown: bool) -> None:
-        """Start an answer whose reasoning is shown or hidden."""
         self._shown, self._open = shown, False
 
     def before(self, chunk: Chunk) -> list[tuple[str, str]]:
@@ -88,15 +87,12 @@ def answer_json(llm: LLM, result: Completion, with_logprobs: bool) -> dict[str, 
 
 
 def print_json(data: Any, allow_nan: bool = False) -> None:
-    """Print a value as one line of JSON."""
     import json
 
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=allow_nan))
 
 
 def logprob_lines(llm: LLM, result: Completion) -> str:
-    """Return one line per token: probability and text of the token and of its alternatives."""
-
     def shown(token: int, logprob: float) -> str:
         return f"{math.exp(logprob):7.2%} {llm.token_text(token)!r}"
 
@@ -108,7 +104,6 @@ def logprob_lines(llm: LLM, result: Completion) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns have equal widths."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([f"{cell:<{n}}" for cell, n in zip(row, widths, strict=True)] for row in rows)
     return ["  ".join(cells).rstrip() for cells in padded]
@@ -122,19 +117,15 @@ def stats_lines(s: Stats, seed: int) -> str:
     busy = s.draft_s + s.verify_s + s.other_s or 1.0
     cached = f", {s.n_cached} of them cached," if s.n_cached else ""
     prompt = f"prompt: {s.n_prompt} tokens{cached} in {s.prompt_s * 1000:,.0f} ms"
-    by = ", ".join(
-        f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items()
-    )
+    drafters = s.drafters.items()
+    by = ", ".join(f"{name} {taken} of {drafted}" for name, (drafted, taken) in drafters)
     accepted = (
         f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), "
         f"{s.tokens_per_round:.2f} tokens a round"
     )
-    ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: "
-    ties += (
-        "decided again, as plain decoding does\n"
-        if s.n_decided_again
-        else "plain decoding may choose other tokens there (--strict decides them again)\n"
-    )
+    what = "plain decoding may choose other tokens there (--strict decides them again)"
+    what = "decided again, as plain decoding does" if s.n_decided_again else what
+    ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: {what}\n"
     gain = (
         f"gain    {s.speedup:.2f} times plain decoding by the clock, "
         f"{s.predicted_speedup:.2f} by measured costs\n"
@@ -159,9 +150,11 @@ _BAR = 24  # width of the bar in characters
 # Stage of a progress -> text of its bar.
 _TITLES = {"prompt": "Reading the prompt", "load": "Loading"}
 
+S = TypeVar("S", bound="StatusLine")
+
 
 class StatusLine:
-    """Line of a terminal that can be replaced and removed."""
+    """Line of a terminal that can be replaced, and is removed after a `with` block."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         """Create a line on `out`, or on stderr; only a terminal other than `dumb` shows it.
@@ -171,6 +164,12 @@ class StatusLine:
         out = out or sys.stderr
         self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
         self._n_shown = 0
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
     def show(self, text: str) -> None:
         """Replace the text of the line; it is cut to the width of the terminal."""
@@ -204,12 +203,6 @@ class LateBar(StatusLine):
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Start the waiting time before the bar appears.
-
-        Args:
-            out: Terminal; None takes stderr.
-            clock: Returns a time in seconds.
-        """
         super().__init__(out)
         self._clock, self._since, self._percent = clock, clock(), -1
         self._is_over, self._lock = threading.Event(), threading.Lock()
@@ -225,7 +218,6 @@ class LateBar(StatusLine):
             self._thread.start()
 
     def remove(self) -> None:
-        """Remove the bar, which does not appear any more by itself."""
         self._is_over.set()
         if self._thread:
             self._thread.join()
@@ -245,7 +237,6 @@ class LateBar(StatusLine):
         self._draw(at)
 
     def _move(self) -> None:
-        """Show the estimated progress again and again, in a thread of its own."""
         while not self._is_over.wait(_MOVE_S):
             self._draw(self._clock())
 
@@ -273,24 +264,19 @@ class LateBar(StatusLine):
 
 @contextlib.contextmanager
 def counted(title: str, unit: str, *, quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """Yield a progress callback that shows a bar with a count and the time left, at a terminal.
-
-    Args:
-        unit: Name of the counted items, in the plural.
-    """
+    """Yield a progress callback that shows a bar with a count and the time left, at a terminal."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     columns = (
-        TextColumn(title),
-        BarColumn(),
-        TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
-        TimeRemainingColumn(),
+        progress.TextColumn(title),
+        progress.BarColumn(),
+        progress.TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
+        progress.TimeRemainingColumn(),
     )
     disable = quiet or not console.is_terminal
-    with Bar(*columns, console=console, transient=True, disable=disable) as bar:
+    with progress.Progress(*columns, console=console, transient=True, disable=disable) as bar:
         task = bar.add_task("", visible=False)  # until the total is known
         yield lambda now: bar.update(task, completed=now.done, total=now.total, visible=True)
 

@@ -23,12 +23,11 @@ class _Run(Command):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Return the context of `generate` if there is a prompt or a pipe, otherwise of `chat`."""
-        before, rest = ([], []) if {"-h", "--help"} & set(args) else _split(args)
+        is_for_help = {"-h", "--help"} & set(args)
+        before, rest = ([], []) if is_for_help else _split(args)
         if not rest:
-            return super().make_context(
-                info_name, ["--help"] if {"-h", "--help"} & set(args) else [], parent, **extra
-            )
+            words = ["--help"] if is_for_help else []
+            return super().make_context(info_name, words, parent, **extra)
         words = ["--model", rest[0], *before, *rest[1:]]
         params = generate.make_context(info_name, list(words), resilient_parsing=True).params
         has_prompt = params["prompt"] or params["prompt_option"] or params["file"]
@@ -39,7 +38,6 @@ class _Run(Command):
 
 
 def _split(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the options before the first argument, and the rest."""
     options = {one.name: one for one in (*chat.params, *generate.params) if one.name != "model"}
     both = Command("run", params=[one for one in options.values() if isinstance(one, click.Option)])
     parser = both.make_parser(click.Context(both, resilient_parsing=True))

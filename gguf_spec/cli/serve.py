@@ -249,11 +249,7 @@ def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], No
     """Serve until a signal arrives; a second signal cancels running answers.
 
     Args:
-        begin: Called when the server listens.
         end: Called when the first signal arrives.
-
-    Returns:
-        The exit code.
     """
     stopped, caught = threading.Event(), list[int]()
 
@@ -308,7 +304,6 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
 
 
 def _show_requests() -> None:
-    """Write one line for each request to stderr."""
     import logging
 
     class Handler(logging.Handler):

@@ -9,13 +9,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..edit import hunks_between
 from ..errors import GgufSpecError
 from ..system.files import atomic_write, encoding_of, is_device, read_text, remedy, state_folder
 
-__all__ = ["TextFile", "encoding_of", "is_device"]
+__all__ = ["TextFile", "encoding_of", "is_device", "read_text"]
 
 # No context holds a longer text; a byte is rarely more than one token.
 MOST_BYTES = 4_000_000
@@ -24,20 +24,11 @@ _BOM = "\ufeff"
 _MOST_KEPT, _MOST_KEPT_BYTES = 50, 64 << 20
 
 
-def read_any(source: Path | BinaryIO) -> str:
-    """Return the text of a file or stream in any encoding, as `system.files.read_text`.
-
-    Raises:
-        OSError, ValueError: It cannot be read, or is longer than any context.
-    """
-    return read_text(source)
-
-
 class TextFile:
     """A text file: its text with line feeds, and how it is stored.
 
     Attributes:
-        path: The file; a link is followed.
+        data: Its bytes when it was read.
         is_undoable: Whether the text before the last `write` was kept.
         text: The text, without a byte order mark and with line feeds only.
     """
@@ -53,16 +44,14 @@ class TextFile:
         try:
             self.path = path.resolve(strict=True)
             with self.path.open("rb") as file:  # a device has no size, nor an end
-                self._data = file.read(MOST_BYTES + 1)
-            if len(self._data) > MOST_BYTES:
-                n = max(self.path.stat().st_size, len(self._data))
-                raise GgufSpecError(
-                    f"{path} has {n:,} bytes, which no context holds.", "split the file."
-                )
+                self.data = file.read(MOST_BYTES + 1)
+            if len(self.data) > MOST_BYTES:
+                n = max(self.path.stat().st_size, len(self.data))
+                fact = f"{path} has {n:,} bytes, which no context holds."
+                raise GgufSpecError(fact, "split the file.")
         except OSError as error:
-            raise GgufSpecError(
-                f"{path} cannot be read: {error.strerror}.", "check the file and its permissions."
-            ) from None
+            fact = f"{path} cannot be read: {error.strerror}."
+            raise GgufSpecError(fact, "check the file and its permissions.") from None
         text = self._decoded(path)
         self._bom = _BOM if text.startswith(_BOM) else ""
         text = text[len(self._bom) :]
@@ -72,26 +61,21 @@ class TextFile:
         if not self.text.strip():
             raise GgufSpecError(f"{path} is empty.", "name a file with text.")
         if "\n" not in self.text and self.text.count("\r") > 1:
-            raise GgufSpecError(
-                f"{path} ends its lines with a carriage return alone.", "convert it to line feeds."
-            )
+            fact = f"{path} ends its lines with a carriage return alone."
+            raise GgufSpecError(fact, "convert it to line feeds.")
 
     def _decoded(self, path: Path) -> str:
-        if b"\0" not in self._data:
+        if b"\0" not in self.data:
             with contextlib.suppress(UnicodeDecodeError):
-                return self._data.decode("utf-8")
-        found, _ = encoding_of(self._data)
+                return self.data.decode("utf-8")
+        found, _ = encoding_of(self.data)
         what = f"a text file in {found.upper()}, not" if found != "utf-8" else "not a text file in"
         raise GgufSpecError(f"{path} is {what} UTF-8.", "name a text file, or convert it to UTF-8.")
-
-    @property
-    def data(self) -> bytes:
-        return self._data
 
     def encoded(self, text: str) -> bytes:
         """Return the bytes of a new text; lines that did not change keep theirs, and their ends."""
         text = text.encode("utf-8", errors="replace").decode("utf-8")
-        stored = self._data.removeprefix(self._bom.encode()).split(b"\n")
+        stored = self.data.removeprefix(self._bom.encode()).split(b"\n")
         new = text.split("\n")
         end = b"\r" if self._newline == "\r\n" else b""
         for hunk in reversed(hunks_between(self.text.split("\n"), new)):
@@ -100,11 +84,7 @@ class TextFile:
         return self._bom.encode() + b"\n".join(stored)
 
     def check_place(self, path: Path | None = None) -> None:
-        """Check that the file, or another one, can be written.
-
-        Raises:
-            GgufSpecError: It cannot.
-        """
+        """Raise a GgufSpecError if the file, or another one, cannot be written."""
         from tempfile import TemporaryFile
 
         with self._place(path) as target:
@@ -122,24 +102,18 @@ class TextFile:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
         with self._place(path) as target:
-            if path is None and self.path.read_bytes() != self._data:
-                raise GgufSpecError(
-                    f"another program has changed {self.path}; nothing was written.",
-                    "run the command again.",
-                )
+            if path is None and self.path.read_bytes() != self.data:
+                fact = f"another program has changed {self.path}; nothing was written."
+                raise GgufSpecError(fact, "run the command again.")
             data = self.encoded(text)
             if path is None:
-                self.is_undoable = Undo().keep(self.path, self._data, data)
+                self.is_undoable = Undo().keep(self.path, self.data, data)
             _replace(target, data)
 
     def take_back(self) -> None:
-        """Give the file the bytes that it had when it was read.
-
-        Raises:
-            GgufSpecError: It cannot be written.
-        """
+        """Write the bytes that the file had when it was read; raise a GgufSpecError on failure."""
         with self._place(None) as target:
-            _replace(target, self._data)
+            _replace(target, self.data)
 
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
@@ -150,10 +124,9 @@ class TextFile:
         try:
             yield target
         except OSError as error:
-            raise GgufSpecError(
-                f"{target} cannot be written: {error.strerror}.",
-                f"{remedy(error)}, or name another file with --output.",
-            ) from None
+            fact = f"{target} cannot be written: {error.strerror}."
+            hint = f"{remedy(error)}, or name another file with --output."
+            raise GgufSpecError(fact, hint) from None
 
 
 def _replace(target: Path, data: bytes) -> None:
@@ -167,7 +140,6 @@ class Undo:
     """Texts of files before they were changed, in the folder of this user's state."""
 
     def __init__(self) -> None:
-        """Open the folder, which may not exist."""
         self.folder = state_folder() / "edits"
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -186,11 +158,8 @@ class Undo:
         name = f"{max(time.time_ns(), last + 1):020}"  # also if the clock was set back
         entry = {"path": str(path), "before": _hash(before), "after": _hash(after)}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with atomic_write(self.folder / f"{name}.text", is_ours=True) as part:
-                part.write_bytes(before)
-            with atomic_write(self.folder / f"{name}.json", is_ours=True) as part:
-                part.write_text(json.dumps(entry), encoding="utf-8")
+            self._put(f"{name}.text", before)
+            self._put(f"{name}.json", json.dumps(entry).encode())
             self._tidy()
         except OSError:
             return False
@@ -200,15 +169,18 @@ class Undo:
         """Keep a patch that was not written; return its place, or None if that is not possible."""
         path = self.folder / f"{name}.patch"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with atomic_write(path, is_ours=True) as part:
-                part.write_bytes(changes)
+            self._put(path.name, changes)
             others = [one for one in self.folder.glob("*.patch") if one != path]
             for other in sorted(others, key=lambda one: one.stat().st_mtime_ns)[: 1 - _MOST_KEPT]:
                 other.unlink(missing_ok=True)
         except OSError:
             return None
         return path
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with atomic_write(self.folder / name, is_ours=True) as part:
+            part.write_bytes(data)
 
     def _tidy(self) -> None:
         """Remove texts that are too old, and those of processes that ended between two files."""
@@ -235,10 +207,8 @@ class Undo:
             path = path.resolve()
         entries = [one for one in self._entries() if one["path"] == str(path)]
         if not entries:
-            raise GgufSpecError(
-                f"no change of {path} by this command is kept.",
-                "use the history of your editor or of git.",
-            )
+            fact = f"no change of {path} by this command is kept."
+            raise GgufSpecError(fact, "use the history of your editor or of git.")
         entry = entries[-1]
         try:
             now = path.read_bytes()
@@ -246,21 +216,17 @@ class Undo:
             entry = next((one for one in reversed(entries) if one["after"] == _hash(now)), entry)
             before = entry["text"].read_bytes()
         except OSError as error:
-            raise GgufSpecError(
-                f"{path} cannot be restored: {error.strerror}.", f"the old text is {entry['text']}."
-            ) from None
+            fact, hint = f"{path} cannot be restored", f"the old text is {entry['text']}."
+            raise GgufSpecError(f"{fact}: {error.strerror}.", hint) from None
         if _hash(now) != entry["after"] or _hash(before) != entry["before"]:
-            raise GgufSpecError(
-                f"{path} was changed since; nothing was written.",
-                f"the old text is {entry['text']}.",
-            )
+            fact, hint = f"{path} was changed since", f"the old text is {entry['text']}."
+            raise GgufSpecError(f"{fact}; nothing was written.", hint)
         is_kept = self.keep(path, now, before)
         try:
             _replace(path, before)
         except OSError as error:
-            raise GgufSpecError(
-                f"{path} cannot be written: {error.strerror}.", f"{remedy(error)}."
-            ) from None
+            fact = f"{path} cannot be written: {error.strerror}."
+            raise GgufSpecError(fact, f"{remedy(error)}.") from None
         return is_kept
 
 

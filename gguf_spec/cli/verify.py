@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command, as_called, file_option, flag, json_option, option
-from .options import is_given, load_models, model_options, read_text
+from .options import check_above_0, is_given, load_models, model_options, read_text
 from .output import counted, print_json
 
 if TYPE_CHECKING:
@@ -66,11 +66,7 @@ def verify(**options: Any) -> int:
       gguf-spec verify --under-load
       gguf-spec verify -m target.gguf -d draft.gguf --prompts my-prompts.txt --json
     """
-    from ..errors import InvalidOptionError
-
-    for name in ("count", "max_tokens", "draws", "minutes"):
-        if options[name] is not None and not options[name] > 0:
-            raise InvalidOptionError(name, options[name], "above 0")
+    check_above_0(options, "count", "max_tokens", "draws", "minutes")
     prompts = None
     if options["prompts"] is not None:
         prompts = [line for line in read_text(options["prompts"]).splitlines() if line.strip()]

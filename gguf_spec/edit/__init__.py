@@ -8,7 +8,6 @@ asked (`hunks.py`). What is outside of the named part stays as it was.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -137,12 +136,10 @@ class EditPlan:
         self._text, self._instruction, self._name = text, instruction.strip(), name
         self.lines = split_lines(text)
         self._parts = parts_of(self.lines, name)
-        self.reading: Reading = read(self._instruction, self.lines, self._parts)
+        self.reading: Reading = read(self._instruction, self.lines, self._parts, name)
         if scope:
             self.reading = replace(self.reading, scope=tuple(self._part_of(one) for one in scope))
-        self.by_code: CodeEdit | None = edit_by_code(
-            self._instruction, self.reading, self.lines, self._parts, name
-        )
+        self.by_code: CodeEdit | None = edit_by_code(self.reading)
         self.part = self._written_part()
         self._beside = self._new_lines_beside()
 
@@ -150,9 +147,8 @@ class EditPlan:
         if found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", name):
             first, last = int(found[1]), int(found[2] or found[1])
             if not 1 <= first <= last <= len(self.lines):
-                raise _no_part(
-                    name, f"lines {name}: it has {counted_noun(len(self.lines), 'line')}"
-                )
+                n_lines = counted_noun(len(self.lines), "line")
+                raise _no_part(name, f"lines {name}: it has {n_lines}")
             return Part("", "lines", first - 1, last)
         parts = [one for one in self._parts if name in {one.name, ".".join(one.path), one.label}]
         parts = [one for one in parts if ".".join(one.path) == name] or parts
@@ -160,12 +156,10 @@ class EditPlan:
             return parts[0]
         if parts:
             raise _no_part(name, f"one part {name}, but several: write its path, or its lines")
-        names = dict.fromkeys(
-            one.label
-            for one in self._parts
-            if one.kind not in {"variable", "key"} or len(one.path) == 1
-        )
-        some = ", ".join([*names][:_MOST_NAMED])
+        shown = [
+            one for one in self._parts if one.kind not in {"variable", "key"} or not one.path[1:]
+        ]
+        some = ", ".join([*dict.fromkeys(one.label for one in shown)][:_MOST_NAMED])
         raise _no_part(name, f"part {name}" + (f"; it has {some}" if some else ""))
 
     def _written_part(self) -> Part | None:
@@ -182,9 +176,8 @@ class EditPlan:
         if not self.part or len(self.reading.scope) != 1:
             return ""
         name = re.escape(self.reading.scope[0].name)
-        found = re.search(
-            rf"(?i){_SIDE}(?:the\s+)?(?:\w+\s+)?[`\"'\[]?{name}(?!\w)", self._instruction
-        )
+        pattern = rf"(?i){_SIDE}(?:the\s+)?(?:\w+\s+)?[`\"'\[]?{name}(?!\w)"
+        found = re.search(pattern, self._instruction)
         is_addition = bool(name and _ADD.match(self._instruction))
         return _SIDES[found["side"].lower()] if found and is_addition else ""
 
@@ -225,11 +218,9 @@ class EditPlan:
         for hunk in hunks_between(self.lines, new):
             is_new = written == "part" and self._beside and not hunk.old  # beside its blank lines
             (inside if is_new or self._may_change(hunk) else outside).append(hunk)
-        asked = (self.reading, self._name, self._instruction)
-        named = without_look_alikes(self.lines, inside, *asked)
+        named = without_look_alikes(inside, self.reading)
         outside += [one for one in inside if one not in named]
-        refused = objections(self.lines, named, *asked)
-        refused += doubtful_places(self.lines, named, *asked)
+        refused = objections(named, self.reading) + doubtful_places(named, self.reading)
         return self._edit(named, outside, refused, written, completion)
 
     def _with_old(self, old: list[str], new: list[str]) -> list[str]:
@@ -246,21 +237,17 @@ class EditPlan:
             new[-1] = new[-1].rstrip().removesuffix(",") + "," * (not is_last)
             old = [*old[:-1], old[-1] + "," * is_last]
         above, below = self.lines[: self.part.start][::-1], self.lines[self.part.end :]
-        gaps = [
-            len([*itertools.takewhile(lambda one: not one.strip(), side)])
-            for side in (above, below)
-            if side
-        ]
-        gap = [""] * min(gaps, default=0)
+        n_above = next((i for i, line in enumerate(above) if line.strip()), len(above))
+        n_below = next((i for i, line in enumerate(below) if line.strip()), len(below))
+        gap = [""] * min(n_above if above else n_below, n_below if below else n_above)
         return [*new, *gap, *old] if self._beside == "before" else [*old, *gap, *new]
 
     def _is_whole(self, new: list[str]) -> bool:
         """Return whether an answer is the whole text, although a part was asked for."""
         assert self.part
         around = [*self.lines[: self.part.start], *self.lines[self.part.end :]]
-        known = {one for one in around if len(one.strip()) > 3} - set(
-            self.lines[self.part.start : self.part.end]
-        )
+        known = {one for one in around if len(one.strip()) > 3}
+        known -= {*self.lines[self.part.start : self.part.end]}
         n_known = len(known & set(new))
         return n_known > max(2, 0.6 * len(known))
 
@@ -284,13 +271,10 @@ class EditPlan:
         completion: Completion | None = None,
     ) -> Edit:
         text = "\n".join(apply(self.lines, inside)) + ("\n" if self._text.endswith("\n") else "")
-        hunks = sorted(
-            [*inside, *(replace(one, is_outside=True) for one in outside)],
-            key=lambda one: one.start,
-        )
+        hunks = [*inside, *(replace(one, is_outside=True) for one in outside)]
         return Edit(
             text=text,
-            hunks=tuple(hunks),
+            hunks=tuple(sorted(hunks, key=lambda one: one.start)),
             way=way,
             scope=tuple(one.label for one in self.reading.scope),
             refused=tuple(refused) if inside else (),
@@ -313,15 +297,8 @@ class EditPlan:
         Raises:
             ContextTooShortError: The text and the new part do not fit into the context.
         """
-        return EditPrompt(
-            llm,
-            self._text,
-            self._instruction,
-            self._name,
-            self.part,
-            others or {},
-            beside=self._beside,
-        )
+        asked = (self._text, self._instruction, self._name)
+        return EditPrompt(llm, *asked, self.part, others or {}, beside=self._beside)
 
 
 def _no_part(name: str, what: str) -> InvalidOptionError:
@@ -331,7 +308,6 @@ def _no_part(name: str, what: str) -> InvalidOptionError:
 
 
 def _stripped(lines: list[str]) -> list[str]:
-    """Return lines without the empty ones at both ends."""
     return "\n".join(lines).strip("\n").split("\n") if any(map(str.strip, lines)) else []
 
 
@@ -358,11 +334,8 @@ _ASK_BESIDE = (
 )
 _ADD = re.compile(r"(?i)\s*(?:please\s+)?(?:add|insert|put|write|append)\b")
 _SIDES = {
-    "after": "after",
-    "behind": "after",
-    "below": "after",
-    "before": "before",
-    "above": "before",
+    **dict.fromkeys(("after", "behind", "below"), "after"),
+    **dict.fromkeys(("before", "above"), "before"),
 }
 _SIDE = rf"\b(?P<side>{'|'.join(_SIDES)})\s+"
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
@@ -413,12 +386,12 @@ class EditPrompt:
         else:
             self._old = "\n".join(lines[part.start : part.end]) + "\n"
             around = lines[max(0, part.start - _N_AROUND) : part.end + _N_AROUND]
-            question = (_ASK_BESIDE if beside else _ASK_PART).format(
-                instruction=asked,
-                side=beside,
-                old=self._fenced(around),
-                part=self._fenced(lines[part.start : part.end]),
-            )
+            texts = {
+                "old": self._fenced(around),
+                "part": self._fenced(lines[part.start : part.end]),
+            }
+            ask = _ASK_BESIDE if beside else _ASK_PART
+            question = ask.format(instruction=asked, side=beside, **texts)
         most, seen = llm.n_ctx, text if part is None else "\n".join(around)
         try:  # of a text that is far too long only the beginning is tokenised
             self.n_text = len(llm.tokenize(self._old, special=False, most=most))
@@ -433,24 +406,18 @@ class EditPrompt:
             _OTHER.format(name=other, text=self._fenced(split_lines(one)))
             for other, one in others.items()
         ]
-        self._ask(llm, shown, question)
-        n_prompt = self._n_prompt(llm)
-        while shown and n_prompt + self._n_new > llm.n_ctx:
+        while (needed := self._ask(llm, "".join(shown) + question) + self._n_new) > llm.n_ctx:
+            if not shown:
+                raise self._too_long(name, llm, needed)
             shown.pop()
-            self._ask(llm, shown, question)
-            n_prompt = self._n_prompt(llm)
-        if n_prompt + self._n_new > llm.n_ctx:
-            raise self._too_long(name, llm, n_prompt + self._n_new)
-        self._n_room = llm.n_ctx - n_prompt
+        self._n_room = llm.n_ctx - needed + self._n_new
 
-    def _ask(self, llm: Model, shown: Sequence[str], question: str) -> None:
-        question = "".join(shown) + question
+    def _ask(self, llm: Model, question: str) -> int:
+        """Make the request, and return its number of tokens."""
         self.prefill = f"{self._fence}\n"
         self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": question}]
         if not llm.has_chat_template:
             self.request, self.prefill = f"{question}\n\nThe new text:\n\n{self._fence}\n", ""
-
-    def _n_prompt(self, llm: Model) -> int:
         try:
             return len(llm.tokenize(self.request, prefill=self.prefill, most=llm.n_ctx))
         except PromptTooLongError as error:

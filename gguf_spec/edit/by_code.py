@@ -12,13 +12,11 @@ import itertools
 import re
 import symtable
 import tokenize
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 from .instruction import Reading, Rename, bounded
-from .parts import BRACES, Part, _without_texts
+from .parts import BRACES, UNREADABLE, Part, symbol_tables, without_texts
 
 
 @dataclass(frozen=True)
@@ -34,38 +32,29 @@ class CodeEdit:
     doubt: str = ""
 
 
+_Places = list[tuple[int, int]]  # line and column
 KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
 _PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
 
 
-def edit_by_code(
-    instruction: str, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
-) -> CodeEdit | None:
-    """Make the change that an instruction asks for, if it is one that needs no model.
-
-    Args:
-        reading: What it says about the place.
-    """
-    if reading.rename is None:
-        return _remove(instruction, reading, lines, parts, name) or _set_value(
-            instruction, reading, lines
-        )
-    rename, allowed = reading.rename, _allowed(reading, lines)
-    suffix = PurePath(name).suffix.lower()
+def edit_by_code(reading: Reading) -> CodeEdit | None:
+    """Make the change that an instruction asks for, if it is one that needs no model."""
+    rename = reading.rename
+    if rename is None:
+        return _remove(reading) or _set_value(reading)
     if not rename.is_name:
-        found = _replace(rename, reading, lines, allowed, name)
-    elif suffix in {".py", ".pyi"}:
-        found = _rename_python(rename, reading, lines, parts, allowed)
-    elif suffix in KEYED:
-        found = _rename_key(rename, reading, lines, parts, allowed)
-    elif suffix in _PROSE:
-        plain = Rename(rename.old, rename.new, False)
-        found = _replace(plain, reading, lines, allowed, name)
+        found = _replace(rename, reading)
+    elif reading.suffix in {".py", ".pyi"}:
+        found = _rename_python(rename, reading)
+    elif reading.suffix in KEYED:
+        found = _rename_key(rename, reading)
+    elif reading.suffix in _PROSE:
+        found = _replace(Rename(rename.old, rename.new, False), reading)
     else:
-        found = _rename_words(rename, reading, lines, parts, allowed, suffix)
+        found = _rename_words(rename, reading)
     if not found or reading.scope or reading.is_everywhere:
         return found
-    is_lost = found.n_places > 1 and _IN_PLACE.search(instruction)
+    is_lost = found.n_places > 1 and _IN_PLACE.search(reading.instruction)
     return replace(found, doubt="the named place was not found") if is_lost else found
 
 
@@ -76,15 +65,17 @@ _IN_PLACE = re.compile(
 )
 
 
-def _allowed(reading: Reading, lines: Sequence[str]) -> set[int]:
-    scope = set(range(len(lines)))
-    if reading.scope:
-        scope = {i for part in reading.scope for i in range(part.start, part.end)}
-    return scope - {i for part in reading.kept for i in range(part.start, part.end)}
-
-
 def _places(n: int, what: str) -> str:
     return f"{what} stands at {n} places: name one of them, or say that all are meant"
+
+
+def _renamed(
+    lines: list[str], places: Collection[tuple[int, int]], old: str, new: str, doubt: str
+) -> CodeEdit:
+    changed = lines.copy()
+    for i, start in sorted(places, reverse=True):
+        changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
+    return CodeEdit(changed, len(places), doubt)
 
 
 def _taken(name: str) -> str:
@@ -107,31 +98,28 @@ _TO = re.compile(
 _MOST_READ = 500  # a longer line is no setting
 
 
-def _set_value(instruction: str, reading: Reading, lines: list[str]) -> CodeEdit | None:
+def _set_value(reading: Reading) -> CodeEdit | None:
     """Write the new value of one setting in one line."""
-    found = _TO.match(re.split(r"[,;]\s*(?=but|leave|keep|do not|don't|not)", instruction)[0])
+    asked = re.split(r"[,;]\s*(?=but|leave|keep|do not|don't|not)", reading.instruction)[0]
+    found = _TO.match(asked)
     if not found or len(reading.scope) != 1:
         return None
     (part,) = reading.scope
-    if (
-        part.kind not in {"key", "variable"}
-        or part.end - part.start != 1
-        or part.start not in _allowed(reading, lines)
-    ):
+    is_setting = part.kind in {"key", "variable"} and part.end - part.start == 1
+    if not is_setting or part.start not in reading.allowed:
         return None
-    line = lines[part.start]
+    line = reading.lines[part.start]
     setting = _SETTING.match(line) if len(line) <= _MOST_READ else None
     new = found["new"].rstrip(".")
-    if not setting or not setting["old"].strip() or re.search(r"\s", setting["old"].strip()):
+    old = setting["old"].strip() if setting else ""
+    # a word for a number is not the value as it is written
+    if not setting or not old or re.search(r"\s", old) or _kind_of(old) != _kind_of(new):
         return None
     if setting["quote"] and not re.fullmatch(r"[\w./:%+@^~<>=*-]+", new):
         return None
-    kinds = [_kind_of(one) for one in (setting["old"].strip(), new)]
-    if kinds[0] != kinds[1]:
-        return None  # a word for a number: not the value as it is written
-    changed = lines.copy()
-    changed[part.start] = (
-        f"{setting['before']}{setting['quote']}{new}{setting['quote']}{setting['after']}"
+    changed = reading.lines.copy()
+    changed[part.start] = "".join(
+        (setting["before"], setting["quote"], new, setting["quote"], setting["after"])
     )
     return CodeEdit(changed, 1)
 
@@ -142,20 +130,16 @@ def _kind_of(value: str) -> str:
     return "switch" if value.lower() in {"true", "false", "yes", "no", "on", "off"} else "word"
 
 
-def _replace(
-    rename: Rename, reading: Reading, lines: list[str], allowed: set[int], name: str
-) -> CodeEdit | None:
+def _replace(rename: Rename, reading: Reading) -> CodeEdit | None:
     """Replace a text or a value where it stands alone."""
-    pattern = bounded(rename.old)
-    found = [i for i in sorted(allowed) if pattern.search(lines[i])]
-    if rename.around and (
-        near := [
-            i for i in found if re.search(rf"(?i)(?<![a-z]){re.escape(rename.around)}", lines[i])
-        ]
-    ):
-        found = near
-    elif rename.around and len(found) != 1:
-        return None
+    lines, pattern = reading.lines, bounded(rename.old)
+    found = [i for i in sorted(reading.allowed) if pattern.search(lines[i])]
+    if rename.around:
+        around = re.compile(rf"(?i)(?<![a-z]){re.escape(rename.around)}")
+        near = [i for i in found if around.search(lines[i])]
+        if not near and len(found) != 1:
+            return None
+        found = near or found
     if not found:
         return None
     new = lines.copy()
@@ -164,17 +148,10 @@ def _replace(
         new[i], n = pattern.subn(lambda _: rename.new, lines[i])
         n_places += n
     is_value = bool(rename.around) or rename.kind not in {"word", "text", "string", "name", "term"}
-    doubt = (
-        _places(n_places, rename.old)
-        if n_places > 1 and is_value and not reading.is_everywhere and not _is_word(rename, name)
-        else ""
-    )
-    return CodeEdit(new, n_places, doubt)
-
-
-def _is_word(rename: Rename, name: str) -> bool:
-    """Return whether a text is a word of prose, which is replaced wherever it stands."""
-    return not rename.around and PurePath(name).suffix.lower() in {".md", ".txt", ".rst"}
+    # a word of prose is replaced wherever it stands
+    is_word = not rename.around and reading.suffix in {".md", ".txt", ".rst"}
+    is_doubtful = n_places > 1 and is_value and not reading.is_everywhere and not is_word
+    return CodeEdit(new, n_places, _places(n_places, rename.old) if is_doubtful else "")
 
 
 # ---- removals
@@ -201,11 +178,10 @@ def _used_at(name: str, lines: Sequence[str], suffix: str) -> str:
     return f", but named here: {lines[i].strip()[:60]}" if (i := next(used, -1)) >= 0 else ""
 
 
-def _remove(
-    instruction: str, reading: Reading, lines: list[str], parts: Sequence[Part], name: str
-) -> CodeEdit | None:
+def _remove(reading: Reading) -> CodeEdit | None:
     """Remove one part, if the instruction says nothing more than that."""
-    found = _REMOVE.match(instruction)
+    lines, suffix = reading.lines, reading.suffix
+    found = _REMOVE.match(reading.instruction)
     if not found or len(reading.scope) != 1 or reading.kept:
         return None
     (part,) = reading.scope
@@ -215,12 +191,9 @@ def _remove(
     if _FILLING.sub("", rest):
         return None
     start, end = part.start, part.end
-    while (
-        start
-        and re.match(r"\s*(#|//|--)(?!\s*[-=]{3})", lines[start - 1])
-        and part.kind in {"function", "class", "block"}
-    ):
-        start -= 1  # the comment right above it
+    if part.kind in {"function", "class", "block"}:
+        while start and re.match(r"\s*(#|//|--)(?!\s*[-=]{3})", lines[start - 1]):
+            start -= 1  # the comment right above it
     new = lines[:start] + lines[end:]
     above = next((n for n in range(start) if new[start - 1 - n].strip()), start)
     below = next((n for n in range(len(new) - start) if new[start + n].strip()), len(new) - start)
@@ -230,14 +203,14 @@ def _remove(
     if start == len(new):
         while new and not new[-1].strip():
             new.pop()
-    if PurePath(name).suffix.lower() == ".json":
+    if suffix == ".json":
         last = next((i for i in range(start - 1, -1, -1) if new[i].strip()), -1)
         behind = next((one.strip() for one in new[start:] if one.strip()), "")
         if last >= 0 and behind[:1] in {"}", "]"}:
             new[last] = new[last].removesuffix(",")
-    inner = [one for one in parts if one.kind == "section" and one.name.startswith(f"{part.name}.")]
+    inner = _sections_in(part.name, reading)
     doubt = f"{inner[0].name} belongs to {part.name}, and stays" if inner else ""
-    if part.kind != "heading" and (used := _used_at(part.name, new, PurePath(name).suffix.lower())):
+    if part.kind != "heading" and (used := _used_at(part.name, new, suffix)):
         doubt = f"{part.label} is removed{used}"
     return CodeEdit(new, 1, doubt) if new else None
 
@@ -245,39 +218,32 @@ def _remove(
 # ---- keys and words
 
 
-def _rename_key(
-    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int]
-) -> CodeEdit | None:
-    old, new = rename.old, rename.new
+def _sections_in(name: str, reading: Reading) -> list[Part]:
+    """Return the sections below a section, such as `server.limits`."""
+    sections = (part for part in reading.parts if part.kind == "section")
+    return [part for part in sections if part.name.startswith(f"{name}.")]
+
+
+def _rename_key(rename: Rename, reading: Reading) -> CodeEdit | None:
+    old, new, parts = rename.old, rename.new, reading.parts
     container, _, leaf = old.rpartition(".")
-    exact = [
-        part
-        for part in parts
-        if part.name == old and part.start in allowed and part.kind in {"key", "section"}
-    ]
+    allowed = reading.allowed
+    possible = [part for part in parts if part.start in allowed]
+    exact = [part for part in possible if part.name == old and part.kind in {"key", "section"}]
     if not exact and container:
-        exact = [
-            part
-            for part in parts
-            if part.name == leaf and ".".join(part.path).endswith(old) and part.start in allowed
-        ]
+        exact = [part for part in possible if part.name == leaf]
+        exact = [part for part in exact if ".".join(part.path).endswith(old)]
         old, new = leaf, new.rpartition(".")[2]
     if not exact:
         return None
-    below = [part for part in parts if part.kind == "section" and part.name.startswith(f"{old}.")]
-    changed = lines.copy()
-    for part in exact + (below if exact[0].kind == "section" else []):
-        line = lines[part.start]
+    below = _sections_in(old, reading) if exact[0].kind == "section" else []
+    changed = reading.lines.copy()
+    for part in exact + below:
+        pattern = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
         if part.kind == "section":
-            changed[part.start] = re.sub(
-                rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\].])",
-                lambda found: found[1] + new,
-                line,
-                count=1,
-            )
-        else:
-            pattern = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
-            changed[part.start] = re.sub(pattern, lambda found: found[1] + new, line, count=1)
+            pattern = rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\].])"
+        line = reading.lines[part.start]
+        changed[part.start] = re.sub(pattern, lambda found: found[1] + new, line, count=1)
     doubt = ""
     if len(exact) > 1 and not reading.is_everywhere:
         doubt = _places(len(exact), f"the key {old}")
@@ -288,16 +254,13 @@ def _rename_key(
     return CodeEdit(changed, len(exact), doubt)
 
 
-def _rename_words(
-    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int],
-    suffix: str,
-) -> CodeEdit | None:  # fmt: skip
+def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     """Rename a word of code outside of texts and comments."""
-    old, new = rename.old, rename.new
+    old, new, suffix, allowed = rename.old, rename.new, reading.suffix, reading.allowed
     owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
     if owner:
         old, new = leaf, new.rpartition(".")[2]
-    bare = _bare(lines, suffix)
+    bare = _bare(reading.lines, suffix)
     if suffix in {".css", ".scss", ".less"}:
         marks = r"(?<=\.)|(?<=#)|(?<=--)|(?<=@)|(?<![\w-])" if re.match(r"\w", old) else ""
         pattern = re.compile(rf"(?:{marks}){re.escape(old)}(?![\w-])")
@@ -306,23 +269,19 @@ def _rename_words(
     else:
         pattern = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
     field = _field_places(reading, bare, pattern) if suffix in BRACES else None
-    changed = lines.copy()
-    places = list[tuple[int, int]]()
-    for i in sorted(allowed if field is None else field):
-        spans = [found.span() for found in pattern.finditer(bare[i])] if field is None else field[i]
-        for start, end in reversed(spans):
-            changed[i] = changed[i][:start] + new + changed[i][end:]
-            places.append((i, start))
+    places = field
+    if places is None:
+        places = [(i, one.start()) for i in allowed for one in pattern.finditer(bare[i])]
     if not places:
         return None
-    doubt = _doubt_of(old, places, bare, parts, reading, suffix)
+    doubt = _doubt_of(old, places, bare, reading)
     if field is not None:
-        is_unsure = _has_other_uses(field, bare, pattern, parts)
+        is_unsure = _has_other_uses(field, bare, pattern, reading.parts)
     elif suffix == ".sql":  # columns
         is_unsure = bool(reading.scope and re.search(rf"\w\.{pattern.pattern}", "\n".join(bare)))
     else:
         owners = [part for part in reading.scope if part.kind == "class"]
-        foreign = _lines_of_others(owners, parts, bare)
+        foreign = _lines_of_others(owners, reading.parts, bare)
         is_unsure = bool(owners) and any(
             i not in foreign or _OF_ANOTHER.search(line[: use.start()])
             for i, line in enumerate(bare)
@@ -332,9 +291,9 @@ def _rename_words(
     is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
     if is_unsure:
         doubt = f"which of the uses of {old} belong to it is not certain"
-    elif _is_taken(new, places, bare, allowed, suffix):
+    elif _is_taken(new, places, bare, reading):
         doubt = _taken(new)
-    return CodeEdit(changed, len(places), doubt)
+    return _renamed(reading.lines, places, old, new, doubt)
 
 
 # before the name of a member, and of one of another object
@@ -359,26 +318,21 @@ def _lines_of_others(owners: Sequence[Part], parts: Sequence[Part], bare: list[s
     return {i for one in others for i in range(one.start, one.end)}
 
 
-def _is_taken(
-    new: str,
-    places: Sequence[tuple[int, int]],
-    bare: Sequence[str],
-    allowed: Iterable[int],
-    suffix: str,
-) -> bool:
+def _is_taken(new: str, places: _Places, bare: Sequence[str], reading: Reading) -> bool:
     """Return whether a name is used already; a variable may have that of a member of an object."""
     used = re.compile(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])")
-    befores = [
-        line[: one.start()] for line in (bare[i] for i in allowed) for one in used.finditer(line)
-    ]
-    is_variable = suffix in BRACES and not any(_MEMBER.search(bare[i][:at]) for i, at in places)
-    return any(not (is_variable and _MEMBER.search(before)) for before in befores)
+    lines = [bare[i] for i in reading.allowed]
+    befores = [line[: one.start()] for line in lines for one in used.finditer(line)]
+    is_member = any(_MEMBER.search(bare[i][:at]) for i, at in places)
+    if reading.suffix in BRACES and not is_member:
+        return not all(map(_MEMBER.search, befores))
+    return bool(befores)
 
 
 def _bare(lines: list[str], suffix: str) -> list[str]:
     """Return lines with blanks in place of comments and texts, each as long as before."""
     if suffix in BRACES:
-        text = "\n".join(_without_texts(lines, "//"))
+        text = "\n".join(without_texts(lines, "//"))
         return re.sub(
             r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", lambda found: " " * len(found[0]), text
         ).split("\n")
@@ -392,37 +346,31 @@ def _bare(lines: list[str], suffix: str) -> list[str]:
 _OWNER = re.compile(r"(\w+)(?:\[[^\]]*\])?\s*(?:->|\.)\s*$")
 
 
-def _field_places(
-    reading: Reading, bare: list[str], pattern: re.Pattern[str]
-) -> dict[int, list[tuple[int, int]]] | None:
+def _field_places(reading: Reading, bare: list[str], pattern: re.Pattern[str]) -> _Places | None:
     """Return where a field of a structure is used; None if the rename is not one of a field."""
     owners = [part for part in reading.scope if part.kind == "class"]
-    if len(owners) != 1 or not any(
-        re.search(rf"(->|\.)\s*{pattern.pattern}", line) for line in bare
-    ):
+    member = re.compile(rf"(->|\.)\s*{pattern.pattern}")
+    if len(owners) != 1 or not any(map(member.search, bare)):
         return None
     (owner,) = owners
     text = "\n".join(bare)
     name = rf"\b{re.escape(owner.name)}\b"
     variables = {"this", "self", *re.findall(rf"{name}\s*(?:const\s*)?[*&]*\s*(\w+)", text)}
     variables.update(re.findall(rf"\b(\w{{1,99}})\??\s?:?\s?[&*]?(?:mut\s)?{name}(?!\[)", text))
-    places: dict[int, list[tuple[int, int]]] = {}
+    places: _Places = []
     for i, line in enumerate(bare):
+        inside = owner.start <= i < owner.end
+        known = variables if inside else variables - {"this", "self"}
         for found in pattern.finditer(line):
             before = _OWNER.search(line, max(0, found.start() - _MOST_READ), found.start())
-            inside = owner.start <= i < owner.end
-            if (inside and not before) or (
-                before and before[1] in variables and (before[1] not in {"this", "self"} or inside)
-            ):
-                places.setdefault(i, []).append(found.span())
+            is_own = before[1] in known if before else inside
+            if is_own:
+                places.append((i, found.start()))
     return places
 
 
 def _has_other_uses(
-    places: dict[int, list[tuple[int, int]]],
-    bare: list[str],
-    pattern: re.Pattern[str],
-    parts: Sequence[Part],
+    places: _Places, bare: list[str], pattern: re.Pattern[str], parts: Sequence[Part]
 ) -> bool:
     """Return whether something else may have the field.
 
@@ -433,7 +381,7 @@ def _has_other_uses(
     for i, line in enumerate(bare):
         for found in pattern.finditer(line):
             before = line[max(0, found.start() - _MOST_READ) : found.start()]
-            is_known = found.span() in places.get(i, [])
+            is_known = (i, found.start()) in places
             is_key = i not in declared and re.match(r"\s*[:=](?!=)", line[found.end() :])
             use = r"(?:[)\]]\s*(->|\.)" + r"|(^|[{,(])\s*\.?" * bool(is_key) + r")\s*$"
             variable = _OWNER.search(before)
@@ -482,31 +430,23 @@ _FIELD = re.compile(r"\s*[?!]?\s*:(?!:)|\s+[\w*\[]")  # of TypeScript or Rust; o
 
 
 def _doubt_of(
-    name: str,
-    places: Iterable[tuple[int, int]],
-    bare: Sequence[str],
-    parts: Sequence[Part],
-    reading: Reading,
-    suffix: str,
+    name: str, places: Iterable[tuple[int, int]], bare: Sequence[str], reading: Reading
 ) -> str:
     """Return why it is not certain that uses of a name mean the same; empty if nothing says so.
 
     Args:
         places: Line and column of each use that would be renamed.
-        bare: The lines, without texts and comments.
-        reading: What the instruction says.
     """
-    found, scope = sorted(places), reading.scope
+    found, scope, suffix, parts = sorted(places), reading.scope, reading.suffix, reading.parts
     if reading.is_everywhere or suffix not in BRACES - _STYLES:
         return "" if reading.is_everywhere else _doubt_of_lines(name, found, bare, suffix)
     if any(_is_imported(bare, *use) for use in found):
         return f"{name} is imported, and has its name elsewhere"
     own = {at for at in (_binding(name, *use, bare, parts, suffix) for use in found) if at}
     if len(own) > 1:
-        kinds = sorted({kind for kind, *_ in own})
-        what = (
-            f"is more than one {kinds[0]}" if len(kinds) == 1 else "are a function and a variable"
-        )
+        kinds = {kind for kind, *_ in own}
+        one = f"is more than one {min(kinds)}"
+        what = one if len(kinds) == 1 else "are a function and a variable"
         return f"there {what} {name}: name the place of the one that is meant"
     if not own and scope and all(one.kind == "function" for one in scope):
         uses = re.compile(rf"(?<![\w$.]){re.escape(name)}(?![\w$])")
@@ -515,12 +455,11 @@ def _doubt_of(
         return f"{name} is defined outside of {scope[0].label}" if any(defined) else ""
     for i, start in found if own else ():
         before, after = _around(name, i, start, bare)
-        owner = min(own)[3]
-        if not (
-            _is_of(owner, before, bare)
-            if owner
-            else not _is_property(i, before, after, bare, suffix)
-        ):
+        if owner := min(own)[3]:
+            is_other = not _is_of(owner, before, bare)
+        else:
+            is_other = _is_property(i, before, after, bare, suffix)
+        if is_other:
             return f"the {name} in line {i + 1} may be that of something else"
     return ""
 
@@ -549,7 +488,6 @@ def _before(i: int, before: str, lines: Sequence[str]) -> str:
 
 
 def _around(name: str, i: int, start: int, bare: Sequence[str]) -> tuple[str, str]:
-    """Return what stands before and behind a use in its line."""
     end = start + len(name)
     return bare[i][max(0, start - _MOST_READ) : start], bare[i][end : end + _MOST_READ]
 
@@ -606,16 +544,11 @@ def _binding(
 
 
 def _is_in_head(part: Part, i: int, before: str, bare: Sequence[str]) -> bool:
-    """Return whether a name is that of a parameter, right behind a bracket or a comma."""
     head = "\n".join([*bare[part.start : i], before])
     head = head[head.find(part.name) :]
-    return (
-        head.count("(") == head.count(")") + 1
-        and "{" not in head
-        and bool(
-            re.search(r"[(,]\s*(?:\.\.\.|mut\s+|readonly\s+|private\s+|public\s+|[*&])*$", head)
-        )
-    )
+    is_open = head.count("(") == head.count(")") + 1 and "{" not in head
+    begins = r"[(,]\s*(?:\.\.\.|mut\s+|readonly\s+|private\s+|public\s+|[*&])*$"
+    return is_open and bool(re.search(begins, head))
 
 
 def _is_property(i: int, before: str, after: str, bare: Sequence[str], suffix: str) -> bool:
@@ -642,14 +575,7 @@ def _is_property(i: int, before: str, after: str, bare: Sequence[str], suffix: s
 
 
 class _Module:
-    """A module of Python whose names are renamed."""
-
     def __init__(self, lines: Sequence[str], parts: Sequence[Part]) -> None:
-        """Read it.
-
-        Raises:
-            SyntaxError, ValueError, RecursionError, MemoryError: It cannot be read.
-        """
         text = "\n".join(lines) + "\n"
         if "\r" in text:
             raise ValueError("a carriage return ends a line for the compiler")
@@ -658,41 +584,20 @@ class _Module:
             self.tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
         except tokenize.TokenError as error:
             raise SyntaxError(str(error)) from None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.table = symtable.symtable(text, "file", "exec")
+        self.tables = symbol_tables(text)
         self.classes = {part.name: part for part in parts if part.kind == "class"}
 
     def has_member(self, part: Part, name: str) -> bool:
-        """Return whether a class has a method or an attribute of a name."""
-        n_path = len(part.path) + 1
-        if any(
-            one.name == name and part.holds(one) and len(one.path) == n_path for one in self.parts
-        ):
+        inner = (one for one in self.parts if len(one.path) == len(part.path) + 1)
+        if any(one.name == name and part.holds(one) for one in inner):
             return True
         pattern = re.compile(rf"\b(self|cls)\.{name}\b\s*(=[^=]|:)")
         return any(pattern.search(line) for line in self.lines[part.start : part.end])
 
-    def tables(self) -> Iterator[symtable.SymbolTable]:
-        waiting = [self.table]
-        while waiting:
-            table = waiting.pop()
-            yield table
-            waiting += table.get_children()
-
     def functions_with(self, name: str) -> list[symtable.SymbolTable]:
-        """Return the functions that have a variable of this name of their own."""
-        return [
-            one
-            for one in self.tables()
-            if one.get_type() == "function"
-            and name in one.get_identifiers()
-            and one.lookup(name).is_local()
-        ]
-
-    @staticmethod
-    def parameters(function: symtable.SymbolTable) -> tuple[str, ...]:
-        return function.get_parameters() if isinstance(function, symtable.Function) else ()
+        functions = (one for one in self.tables if one.get_type() == "function")
+        named = (one for one in functions if name in one.get_identifiers())
+        return [one for one in named if one.lookup(name).is_local()]
 
     def is_local(self, name: str, part: Part) -> bool:
         """Return whether a function itself has a variable of this name."""
@@ -702,9 +607,9 @@ class _Module:
         )
 
     def is_global(self, name: str) -> bool:
-        if name not in self.table.get_identifiers():
+        if name not in self.tables[0].get_identifiers():
             return False
-        symbol = self.table.lookup(name)
+        symbol = self.tables[0].lookup(name)
         return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
     def head_of(self, part: Part) -> int:
@@ -714,34 +619,27 @@ class _Module:
 
     def lines_of(self, function: symtable.SymbolTable) -> range:
         """Return the lines of a function; of a lambda or a comprehension the first one."""
-        start = function.get_lineno() - 1
-        ends = [
-            one.end
-            for one in self.parts
-            if one.kind == "function"
-            and one.name == function.get_name()
-            and one.start <= start < one.end
-        ]
+        start, key = function.get_lineno() - 1, (function.get_name(), "function")
+        functions = (one for one in self.parts if (one.name, one.kind) == key)
+        ends = [one.end for one in functions if one.start <= start < one.end]
         return range(start, min(ends, default=start + 1))
 
 
-def _rename_python(
-    rename: Rename, reading: Reading, lines: list[str], parts: Sequence[Part], allowed: set[int]
-) -> CodeEdit | None:
+def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
     owner, _, old = rename.old.rpartition(".")
     new = rename.new.rpartition(".")[2]
     if not new.isidentifier() or not old.isidentifier():
-        plain = Rename(rename.old, rename.new, False, rename.kind)
-        return _replace(plain, reading, lines, allowed, "a.py")
+        return _replace(Rename(rename.old, rename.new, False, rename.kind), reading)
+    lines = reading.lines
     try:
-        module = _Module(lines, parts)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        module = _Module(lines, reading.parts)
+    except UNREADABLE:
         return None
     is_member = _is_member(module, rename, reading, old, owner)
     if is_member:
         found = _member_places(module, reading, old, owner)
     else:
-        found = _variable_places(module, rename, reading, old, allowed)
+        found = _variable_places(module, rename, reading, old)
     if found is None:
         return None
     doubt = found[1]
@@ -755,17 +653,10 @@ def _rename_python(
         return None
     if not is_member and any(_is_imported(lines, *place) for place in places):
         doubt = doubt or f"{old} is imported, and has its name elsewhere"
-    changed = lines.copy()
-    for i, start in sorted(places, reverse=True):
-        changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
-    return CodeEdit(changed, len(places), doubt)
-
-
-_Places = list[tuple[int, int]]  # line and column
+    return _renamed(lines, places, old, new, doubt)
 
 
 def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owner: str) -> bool:
-    """Return whether a name is that of a method or an attribute."""
     if owner or rename.kind in {"method", "attribute", "property", "field"}:
         return True
     functions = [part for part in reading.scope if part.kind == "function"]
@@ -779,14 +670,9 @@ def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owne
 
 
 def _members(module: _Module, name: str) -> list[Part]:
-    return [
-        part
-        for part in module.parts
-        if part.name == name
-        and part.kind in {"function", "variable"}
-        and len(part.path) > 1
-        and part.path[-2] in module.classes
-    ]
+    inner = (one for one in module.parts if one.name == name and len(one.path) > 1)
+    members = (one for one in inner if one.kind in {"function", "variable"})
+    return [one for one in members if one.path[-2] in module.classes]
 
 
 def _member_places(
@@ -813,7 +699,7 @@ def _member_places(
 
 
 def _variable_places(
-    module: _Module, rename: Rename, reading: Reading, old: str, allowed: set[int]
+    module: _Module, rename: Rename, reading: Reading, old: str
 ) -> tuple[_Places, str]:
     """Return where a variable, a function or a class is used, and what is doubtful about it."""
     own = module.functions_with(old)
@@ -824,15 +710,15 @@ def _variable_places(
         doubt = _places(len(own), f"a variable {old}")
     elif not reading.scope and not rename.kind and _members(module, old):
         doubt = f"there are a method and a variable {old}: say which one is meant"
-    arguments = _arguments(module.tokens)
     if reading.scope:
+        arguments, allowed = _arguments(module.tokens), reading.allowed
         places = _name_uses(module.tokens, old, allowed)
-        takers = [one for one in own if old in module.parameters(one)]
+        takers = [one for one in own if one.lookup(old).is_parameter()]
         takers = [one for one in takers if one.get_lineno() - 1 in allowed]
         names = {one.get_name() for one in takers}
         callers = [at for at, callee in arguments.items() if callee in names]
         callers = [(i, at) for i, at in callers if module.lines[i].startswith(old, at)]
-        n_same = sum(one.get_name() in names for one in module.tables())
+        n_same = sum(one.get_name() in names for one in module.tables)
         if callers and n_same > len(takers):
             doubt = doubt or f"which calls with {old}= belong to it is not certain"
         return [*places, *callers], doubt
@@ -899,13 +785,9 @@ def _member_uses(
         if token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT}:
             before = token.string
     plain = {(one.start[0] - 1, one.start[1]) for one in tokens if one.type == tokenize.NAME}
-    return places + [  # in f-strings
-        (i, column)
-        for (i, column), dotted in named.items()
-        if dotted
-        and (i, column) not in plain
-        and (lone or any(part.start <= i < part.end for part in owners))
-    ]
+    in_texts = (key for key, dotted in named.items() if dotted and key not in plain)  # f-strings
+    inside = {i for part in owners for i in range(part.start, part.end)}
+    return [*places, *(key for key in in_texts if lone or key[0] in inside)]
 
 
 def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -> _Places:
@@ -915,13 +797,9 @@ def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -
     """
     named = {(i, column) for i, column, dotted in _uses(tokens, name) if not dotted}
     named -= _arguments(tokens).keys()
-    named |= {
-        (token.start[0] - 1, token.start[1] + 1)
-        for token in tokens
-        if token.type == tokenize.STRING
-        and token.string[1:-1] == name
-        and _is_export(tokens, token)
-    }
+    texts = (one for one in tokens if one.type == tokenize.STRING and one.string[1:-1] == name)
+    exports = (one.start for one in texts if _is_export(tokens, one))
+    named |= {(line - 1, column + 1) for line, column in exports}
     return [(i, column) for i, column in named if i in allowed]
 
 
@@ -946,7 +824,6 @@ def _arguments(tokens: list[tokenize.TokenInfo]) -> dict[tuple[int, int], str]:
 
 
 def _is_export(tokens: list[tokenize.TokenInfo], token: tokenize.TokenInfo) -> bool:
-    """Return whether a text stands in `__all__`."""
     start = next((one.start[0] for one in tokens if one.string == "__all__"), 0)
     ends = (one.start[0] for one in tokens if one.type == tokenize.NEWLINE)
     return bool(start) and start <= token.start[0] <= next((i for i in ends if i >= start), 0)

@@ -11,12 +11,10 @@ import difflib
 import itertools
 import re
 from collections.abc import Collection, Sequence
-from pathlib import PurePath
 
 from .by_code import KEYED
 from .hunks import PLURAL, Hunk, change_of, is_move, is_table
 from .instruction import Reading
-from .parts import parts_of
 
 _NEAR = 2  # lines beside a change, blank ones not counted
 _NEAR_WORD, _SMALL = 3, 60  # lines beside a word, of a part with it
@@ -50,17 +48,12 @@ _ONLY = re.compile(
 )
 
 
-def without_look_alikes(
-    lines: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[Hunk]:
-    """Return changes, and of those that are the same the one whose place alone is named.
-
-    The arguments are those of `doubtful_places`.
-    """
-    kept = [*hunks]
-    if reading.scope or reading.is_everywhere or PLURAL.search(instruction) or len(lines) > _MANY:
+def without_look_alikes(hunks: Sequence[Hunk], reading: Reading) -> list[Hunk]:
+    """Return changes, and of those that are the same the one whose place alone is named."""
+    kept, is_of_several = [*hunks], bool(PLURAL.search(reading.instruction))
+    if reading.scope or reading.is_everywhere or is_of_several or len(reading.lines) > _MANY:
         return kept
-    places = _Places(lines, name, instruction)
+    places = _Places(reading)
     same_as: dict[object, list[Hunk]] = {}
     for hunk in hunks:
         same_as.setdefault(change_of(hunk), []).append(hunk)
@@ -74,79 +67,73 @@ def without_look_alikes(
     return kept
 
 
-def doubtful_places(
-    lines: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[str]:
+def doubtful_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection to changes at places that the instruction does not name."""
-    found = _named_as_another(reading, instruction) if hunks else []
-    is_free = reading.is_everywhere or is_move(hunks, instruction)
-    if not hunks or found or is_free or len(lines) > _MANY:
-        return found
-    places = _Places(lines, name, instruction)
-    return (
-        _far_away(lines, hunks, reading, name, instruction)
-        or places.one_of_values(hunks)
-        or places.lost_for_new_ones(hunks)
-        or (places.unasked if reading.scope else places.not_named)(hunks, reading)
-    )
-
-
-def _far_away(
-    lines: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[str]:
-    """Return an objection if words of the instruction stand in one line, and no change is near."""
-    is_prose = PurePath(name).suffix.lower() in _PROSE
-    if not hunks or reading.scope or reading.is_everywhere or is_prose or len(lines) > _MANY:
+    if not hunks:
         return []
-    words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", instruction.lower())) - _COMMON
-    words -= {*"0123456789"}  # most often a value
-    places: dict[str, set[int]] = {}
-    for i, line in enumerate(lines):
-        for word in words & set(re.findall(r"\w+", line.lower())):
-            places.setdefault(word, set()).add(i)
-    rare = {word: min(at) for word, at in places.items() if len(at) == 1}
-    parts = parts_of(list(lines), name)
-    n_near = 0 if is_table(name) else _NEAR_WORD
-    for i in rare.values():
-        around = [one for one in parts if one.start <= i < one.end and one.end - one.start < _SMALL]
-        start = min([i - n_near, *(one.start for one in around if n_near)])
-        end = max([i + n_near + 1, *(one.end for one in around if n_near)])
-        if any(hunk.start < end and start < max(hunk.end, hunk.start + 1) for hunk in hunks):
-            return []
-    return [f"nothing is changed where {min(rare, key=rare.__getitem__)} stands"] if rare else []
-
-
-def _named_as_another(reading: Reading, instruction: str) -> list[str]:
-    """Return an objection to a part whose name stands behind a word such as `except`."""
     for part in reading.scope:
         name = re.escape(part.name)
-        if name and re.search(rf"(?i){_OTHERS}\W+(?:\w+\W+){{0,3}}?{name}(?!\w)", instruction):
+        behind_other = rf"(?i){_OTHERS}\W+(?:\w+\W+){{0,3}}?{name}(?!\w)"
+        if name and re.search(behind_other, reading.instruction):
             return [f"whether {part.label} may change is not clear"]
-    return []
+    is_free = reading.is_everywhere or is_move(hunks, reading.instruction)
+    if is_free or len(reading.lines) > _MANY:
+        return []
+    places = _Places(reading)
+    return (
+        places.far_away(hunks)
+        or places.one_of_values(hunks)
+        or places.lost_for_new_ones(hunks)
+        or (places.unasked if reading.scope else places.not_named)(hunks)
+    )
 
 
 class _Places:
     """The places of a text, and the words of an instruction that stand there."""
 
-    def __init__(self, lines: Sequence[str], name: str, instruction: str) -> None:
-        self._lines, self._instruction = lines, instruction
-        self._is_settings = PurePath(name).suffix.lower() in KEYED
-        self._is_of_several = bool(PLURAL.search(instruction))
-        self._parts = parts_of(list(lines), name)
-        self._is_prose = PurePath(name).suffix.lower() in _PROSE
-        self._asked = _words(instruction) - _COMMON
-        only = _ONLY.search(instruction)
+    def __init__(self, reading: Reading) -> None:
+        self._reading, self._lines = reading, reading.lines
+        self._is_of_several = bool(PLURAL.search(reading.instruction))
+        self._is_prose = reading.suffix in _PROSE
+        self._asked = _words(reading.instruction) - _COMMON
+        only = _ONLY.search(reading.instruction)
         self._only = (only["behind"] or only["before"]).strip() if only else ""
+
+    def far_away(self, hunks: Sequence[Hunk]) -> list[str]:
+        """Return an objection if words of the instruction stand in one line, and no change is near.
+
+        Nothing, where a part is named, and in prose.
+        """
+        reading = self._reading
+        if reading.scope or self._is_prose:
+            return []
+        words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", reading.instruction.lower())) - _COMMON
+        words -= {*"0123456789"}  # most often a value
+        places: dict[str, set[int]] = {}
+        for i, line in enumerate(self._lines):
+            for word in words & set(re.findall(r"\w+", line.lower())):
+                places.setdefault(word, set()).add(i)
+        rare = {word: min(at) for word, at in places.items() if len(at) == 1}
+        n_near = 0 if is_table(reading.name) else _NEAR_WORD
+        for i in rare.values():
+            around = [one for one in reading.parts if one.start <= i < one.end]
+            around = [one for one in around if n_near and one.end - one.start < _SMALL]
+            start = min([i - n_near, *(one.start for one in around)])
+            end = max([i + n_near + 1, *(one.end for one in around)])
+            if any(hunk.start < end and start < max(hunk.end, hunk.start + 1) for hunk in hunks):
+                return []
+        return (
+            [f"nothing is changed where {min(rare, key=rare.__getitem__)} stands"] if rare else []
+        )
 
     def named_at(self, start: int, end: int, changed: Collection[int] = ()) -> set[str]:
         """Return the words in some lines, beside them, and in the names of the parts around.
 
         Args:
-            start: The first line.
-            end: The line behind the last one.
             changed: Lines beside them that do not count.
         """
-        around = [one for one in self._parts if one.start <= start < max(one.end, one.start + 1)]
+        parts = self._reading.parts
+        around = [one for one in parts if one.start <= start < max(one.end, one.start + 1)]
         blocks = [one for one in around if one.end - one.start > 1]
         block = min(blocks, key=lambda one: one.end - one.start, default=None)
         first, last = self._beside(start, -1), self._beside(max(start, end - 1), 1) + 1
@@ -166,7 +153,7 @@ class _Places:
             n += bool(self._lines[at].strip())
         return min(max(at, 0), len(self._lines) - 1)
 
-    def not_named(self, hunks: Sequence[Hunk], _: Reading) -> list[str]:
+    def not_named(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection to a change at a place that has no word of the instruction."""
         if sum(bool(one.strip()) for one in self._lines) == 1:
             return []  # there is no other place
@@ -205,14 +192,15 @@ class _Places:
                     return [f"line {i + 1}, which was not named, gave way to others"]
         return []
 
-    def unasked(self, hunks: Sequence[Hunk], reading: Reading) -> list[str]:
+    def unasked(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection to a change in a named part that has no other word in common with it.
 
         In a file of settings a lone change needs one, too: else another setting may be meant.
         """
-        own = {word for part in reading.scope for word in _words(".".join(part.path))}
-        heads = {part.start for part in reading.scope}
-        is_checked = not self._is_of_several and (len(hunks) > 1 or self._is_settings)
+        scope, is_settings = self._reading.scope, self._reading.suffix in KEYED
+        own = {word for part in scope for word in _words(".".join(part.path))}
+        heads = {part.start for part in scope}
+        is_checked = not self._is_of_several and (len(hunks) > 1 or is_settings)
         for hunk in hunks if is_checked else ():
             asked = self._asked if heads & {*range(hunk.start, hunk.end)} else self._asked - own
             if not _shared(asked, _words("\n".join([*hunk.old, *hunk.new]))):
@@ -241,9 +229,8 @@ class _Places:
             return ""
         value = before[gone[0]]
         label = re.search(r"([\w-]+)\s*[=:]\s*$", old[: [*_VALUE.finditer(old)][gone[0]].start()])
-        if value.strip("\"'") in self._instruction or (
-            label and _shared(self._asked, _words(label[1]))
-        ):
+        is_named = value.strip("\"'") in self._reading.instruction
+        if is_named or (label and _shared(self._asked, _words(label[1]))):
             return ""
         kinds = [_form(one) if one[0] != "#" else "#" for one in before]
         return value if kinds.count(kinds[gone[0]]) > 1 else ""
@@ -288,19 +275,13 @@ def _look_alikes(lines: Sequence[str], at: int, hunk: Hunk) -> list[int]:
     """Return the lines that have the form of a changed line, or what was changed in it."""
     changed = hunk.new[at - hunk.start] if len(hunk.new) == len(hunk.old) else ""
     form, pieces = _form(lines[at]), _pieces(lines[at], changed)
-    return [
-        i
-        for i, line in enumerate(lines)
-        if i != at
-        and (
-            (len(form) >= _FEW and _form(line) == form)
-            or any(one in _joined(line) for one in pieces)
-        )
-    ]
-
-
-def _joined(line: str) -> str:
-    return f" {' '.join(re.findall(_TOKEN, line))} "
+    found = []
+    for i, line in enumerate(lines):
+        tokens = f" {' '.join(re.findall(_TOKEN, line))} "
+        is_like = len(form) >= _FEW and _form(line) == form
+        if i != at and (is_like or any(one in tokens for one in pieces)):
+            found.append(i)
+    return found
 
 
 def _pieces(old: str, new: str) -> list[str]:

@@ -8,7 +8,6 @@ import difflib
 import itertools
 import json
 import re
-import symtable
 import sys
 import warnings
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import PurePath
 from typing import Any
 
 from .instruction import Reading
-from .parts import Part, parts_of
+from .parts import UNREADABLE, Part, parts_of, symbol_tables
 
 # a change that removes more than this share of the lines is asked about
 _MOST_REMOVED = 0.2
@@ -108,10 +107,8 @@ def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) 
     Models drop blanks at the end of a line, and write blanks for tabs, and straight quotes for
     typographic ones.
     """
-    if re.search(
-        r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b",
-        instruction,
-    ):
+    spelling = r"(?i)\b(whitespace|blanks?|spaces?|tabs?|indent\w*|quotes?|quotation|trailing)\b"
+    if re.search(spelling, instruction):
         return list(new)
     result, at = list[str](), 0
     for i, j, k, m in _changes([_plain(one) for one in old], [_plain(one) for one in new]):
@@ -121,7 +118,10 @@ def with_old_spelling(old: Sequence[str], new: Sequence[str], instruction: str) 
     tabs = [line for line in old if line.startswith("\t")]
     if tabs and not any(line.startswith("  ") for line in old):
         width = next((len(one) - len(one.lstrip(" ")) for one in result if one.startswith("  ")), 4)
-        result = [_with_tabs(line, width) if line.startswith("  ") else line for line in result]
+        for i, line in enumerate(result):
+            n_tabs, n_blanks = divmod(len(line) - len(line.lstrip(" ")), width)
+            if line.startswith("  "):
+                result[i] = "\t" * n_tabs + " " * n_blanks + line.lstrip(" ")
     return result
 
 
@@ -134,34 +134,23 @@ def _plain(line: str) -> str:
     return indent.replace("\t", "    ") + body
 
 
-def _with_tabs(line: str, width: int) -> str:
-    body = line.lstrip(" ")
-    n_tabs, rest = divmod(len(line) - len(body), width)
-    return "\t" * n_tabs + " " * rest + body
-
-
 # ---- what speaks against writing them
 
 
-def objections(
-    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[str]:
+def objections(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return why a change is not written without a question; nothing if it can be."""
+    old, instruction, found = reading.lines, reading.instruction, list[str]()
     new = apply(old, hunks)
-    found = []
     moved = {line.strip() for hunk in hunks for line in hunk.new}
-    removed = [
-        line
-        for hunk in hunks
-        for line in _lost(hunk, is_named=bool(reading.scope))
-        if line.strip() not in moved
-    ]
+    lost = (line for hunk in hunks for line in _lost(hunk, is_named=bool(reading.scope)))
+    removed = [line for line in lost if line.strip() not in moved]
     is_removal = bool(_REMOVES.search(instruction))
     n_old, n_gone = len(old), sum(len(one.old) - len(one.new) for one in hunks)
     if n_gone > max(3, _MOST_REMOVED * n_old):
         found.append(f"{n_gone:,} of {n_old:,} lines are gone")
     is_small_removal = is_removal and n_gone < _MOST_REMOVED * n_old
-    if n_old > 5 and not is_small_removal and _loses_end(hunks, n_old):
+    loses_end = any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
+    if n_old > 5 and not is_small_removal and loses_end:
         found.append("the end of the text is gone")
     if not is_removal and removed:
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
@@ -170,16 +159,13 @@ def objections(
     if hunks and not any(line.strip() for hunk in hunks for line in (*hunk.old, *hunk.new)):
         found += [] if _BLANK.search(instruction) else ["only empty lines are changed"]
     text_before, text_after = "\n".join(old), "\n".join(new)
-    found += [
-        f"{place[1]} is gone"
-        for place in _BESIDE.finditer(instruction)
-        if place[1] in text_before and place[1] not in text_after
-    ]
+    beside = (place[1] for place in _BESIDE.finditer(instruction))
+    gone = (text for text in beside if text in text_before and text not in text_after)
+    found += [f"{text} is gone" for text in gone]
     found += _not_added(hunks, instruction)
-    found += _names_gone(old, new, name, reading)
-    found += _too_many_places(old, hunks, reading, name, instruction)
-    found += no_longer_valid(old, new, name)
-    return found
+    found += _names_gone(reading, new)
+    found += _too_many_places(hunks, reading)
+    return found + no_longer_valid(old, new, reading.name)
 
 
 _REMOVES = re.compile(
@@ -234,13 +220,7 @@ def is_table(name: str) -> bool:
     return PurePath(name).suffix.lower() in {".csv", ".tsv"}
 
 
-def _loses_end(hunks: Sequence[Hunk], n_old: int) -> bool:
-    """Return whether the last change reaches to the end of the text, and makes it shorter."""
-    return any(one.end == n_old and len(one.old) > len(one.new) for one in hunks)
-
-
 def counted_noun(n: int, noun: str) -> str:
-    """Return a number with its noun, such as `3 lines`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
@@ -273,44 +253,37 @@ def _is_like_one(line: str, others: Sequence[str]) -> bool:
     return False
 
 
-def _names_gone(old: Sequence[str], new: Sequence[str], name: str, reading: Reading) -> list[str]:
-    def names(lines: Sequence[str]) -> dict[str, str]:
-        parts = parts_of(list(lines), name)
+def _names_gone(reading: Reading, new: list[str]) -> list[str]:
+    def names(parts: Sequence[Part]) -> dict[str, str]:
         return {
             one.label: one.name
             for one in parts
             if len(one.path) <= 2 and (one.kind != "variable" or len(one.path) == 1)
         }
 
-    before, after = names(old), names(new)
-    gone = [
-        label for label in before if label not in after and not _is_named(before[label], reading)
-    ]
-    return [f"{label} is gone" for label in gone[:3]]
+    after = names(parts_of(new, reading.name))
+    asked = {*re.findall(r"\w+", reading.instruction.lower())}
+    gone = []
+    for label, name in names(reading.parts).items():
+        words = {*re.findall(r"\w+", name.lower())}
+        if label not in after and not (words and words <= asked):
+            gone.append(f"{label} is gone")
+    return gone[:3]
 
 
-def _is_named(name: str, reading: Reading) -> bool:
-    words = [one for one in re.findall(r"\w+", name.lower()) if one]
-    return bool(words) and all(one in reading.words for one in words)
-
-
-def _too_many_places(
-    old: Sequence[str], hunks: Sequence[Hunk], reading: Reading, name: str, instruction: str
-) -> list[str]:
+def _too_many_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection to changes at several places, where the instruction names none."""
-    if reading.is_everywhere or reading.scope:
-        return []
-    if is_move(hunks, instruction):
+    instruction = reading.instruction
+    if reading.is_everywhere or reading.scope or is_move(hunks, instruction):
         return []
     changes = [change_of(one) for one in hunks]
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
-    if is_table(name) and n_rows > 1 and not PLURAL.search(instruction):
+    if is_table(reading.name) and n_rows > 1 and not PLURAL.search(instruction):
         return [f"{n_rows} rows are changed"]
     if len(set(changes)) < len(changes) and not _ADDS.match(instruction):
         n = max(changes.count(one) for one in changes)
         return [f"the same change is made at {n} places"]
-    parts = parts_of(list(old), name)
-    places = {_outer(one, parts) for one in hunks}
+    places = {_outer(one, reading.parts) for one in hunks}
     if len(places) > 1 and not PLURAL.search(instruction):
         return [f"{len(places)} places are changed"]
     return []
@@ -383,19 +356,14 @@ def no_longer_valid(old: Sequence[str], new: Sequence[str], name: str) -> list[s
         return []
     if problem := problem_of(after, name):
         return [f"it is no longer valid {language(name)}: {problem}"]
-    if language(name) == "Python" and (lacking := _undefined(after) - _undefined(before)):
-        return [
-            f"{', '.join(sorted(lacking)[:3])} {'is' if len(lacking) == 1 else 'are'} not defined"
-        ]
-    if language(name) == "Python" and (twice := _doubled(new, name) - _doubled(old, name)):
-        return [f"{min(twice)} is defined twice"]
-    if (
-        language(name) == "JSON"
-        and before.count('":')
-        and _has_doubles(after)
-        and not _has_doubles(before)
-    ):
-        return ["a key stands twice"]
+    if language(name) == "Python":
+        if lacking := _undefined(after) - _undefined(before):
+            are = "is" if len(lacking) == 1 else "are"
+            return [f"{', '.join(sorted(lacking)[:3])} {are} not defined"]
+        if twice := _doubled(new, name) - _doubled(old, name):
+            return [f"{min(twice)} is defined twice"]
+    if language(name) == "JSON" and before.count('":'):
+        return ["a key stands twice"] if _has_doubles(after) and not _has_doubles(before) else []
     return []
 
 
@@ -420,24 +388,17 @@ def _has_doubles(text: str) -> bool:
 def _undefined(text: str) -> set[str]:
     """Return the global names that a module of Python reads and nobody defines."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            top = symtable.symtable(text, "file", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        top, *below = symbol_tables(text)
+    except UNREADABLE:
         return set()
     if re.search(r"(?m)^\s*from\s+\S+\s+import\s+\*", text):
         return set()
-    known = {
-        one.get_name()
-        for one in top.get_symbols()
-        if one.is_assigned() or one.is_imported() or one.is_namespace()
-    }
-    known |= {*dir(builtins), "__file__", "__path__", "__annotations__"}
+    known = {*dir(builtins), "__file__", "__path__", "__annotations__"}
+    for one in top.get_symbols():
+        if one.is_assigned() or one.is_imported() or one.is_namespace():
+            known.add(one.get_name())
     read: set[str] = set()
-    tables = [top]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
+    for table in (top, *below):
         for one in table.get_symbols():
             if one.is_global() and one.is_assigned():
                 known.add(one.get_name())
@@ -476,9 +437,8 @@ def patch(old: bytes, new: bytes, name: str) -> bytes:
     if not lines:
         return b""
     head = f"--- {names[0]}\n+++ {names[1]}\n".encode("utf-8", "surrogateescape")
-    body = [
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    ]
+    open_end = "\n\\ No newline at end of file\n"
+    body = (line if line.endswith("\n") else line + open_end for line in lines)
     return head + "".join(body).encode("latin-1")
 
 

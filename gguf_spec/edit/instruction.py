@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from .parts import Part
 
@@ -89,28 +90,46 @@ class Rename:
 
 @dataclass(frozen=True)
 class Reading:
-    """What an instruction says.
+    """What an instruction says about a text.
 
     Attributes:
+        instruction: The instruction.
+        lines: The lines of the text.
+        parts: Its parts.
+        name: Name of its file; empty without one.
         rename: The rename that it asks for, or None.
         scope: The parts that may change; empty if it names none.
         kept: The parts that must stay.
         is_everywhere: Whether it speaks of all places.
-        words: Its words, in lower case.
     """
 
-    rename: Rename | None
-    scope: tuple[Part, ...]
-    kept: tuple[Part, ...]
-    is_everywhere: bool
-    words: frozenset[str]
+    instruction: str
+    lines: list[str]
+    parts: Sequence[Part]
+    name: str
+    rename: Rename | None = None
+    scope: tuple[Part, ...] = ()
+    kept: tuple[Part, ...] = ()
+    is_everywhere: bool = False
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name, in lower case."""
+        return PurePath(self.name).suffix.lower()
+
+    @property
+    def allowed(self) -> set[int]:
+        """The lines that may change."""
+        lines = {*range(len(self.lines))}
+        if self.scope:
+            lines = {i for part in self.scope for i in range(part.start, part.end)}
+        return lines - {i for part in self.kept for i in range(part.start, part.end)}
 
 
-def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Reading:
-    """Read an instruction for a text."""
-    words = frozenset(re.findall(r"\w+", instruction.lower()))
+def read(instruction: str, lines: list[str], parts: Sequence[Part], name: str) -> Reading:
+    found = Reading(instruction, lines, parts, name)
     if len(instruction) > _MOST_READ:
-        return Reading(None, (), (), bool(_EVERYWHERE.search(instruction)), words)
+        return replace(found, is_everywhere=bool(_EVERYWHERE.search(instruction)))
     spared: list[Part] = []
     wanted = instruction
     for mention in _NOT.finditer(instruction):
@@ -123,7 +142,13 @@ def read(instruction: str, lines: Sequence[str], parts: Sequence[Part]) -> Readi
     wanted = _behind(wanted, named) if named else wanted
     scope = _mentioned(wanted, lines, parts, named)
     spared = [one for one in spared if not any(one == part or one.holds(part) for part in scope)]
-    return Reading(rename, tuple(scope), tuple(spared), bool(_EVERYWHERE.search(wanted)), words)
+    return replace(
+        found,
+        rename=rename,
+        scope=tuple(scope),
+        kept=tuple(spared),
+        is_everywhere=bool(_EVERYWHERE.search(wanted)),
+    )
 
 
 # ---- the place
@@ -152,6 +177,7 @@ _MAKE = (
 _SET = (
     r"the|its|set|give|change|update|increase|reduce|raise|lower|bump|remove|delete|drop|decrease"
 )
+_BESIDE = r"\b(?:after|before|above|below|behind|next\s+to|under)\s+(?:the\s+)?(?:\w+\s+)?"
 _SMALL = {"key", "variable", "block", "heading", "section", "item"}
 
 
@@ -182,10 +208,8 @@ def _mentioned(
     is_move = re.search(r"(?i)\b(move|swap|reorder)\b", whole)
     if strict and not rename and is_move and len(unique) < 2:
         return []  # the other place is not named
-    return sorted(
-        (one for one in unique if not any(one.holds(other) for other in unique)),
-        key=lambda one: one.start,
-    )
+    innermost = [one for one in unique if not any(one.holds(other) for other in unique)]
+    return sorted(innermost, key=lambda one: one.start)
 
 
 def _named(mention: _Mention, parts: Sequence[Part]) -> list[Part]:
@@ -202,11 +226,8 @@ def _dotted(text: str, parts: Sequence[Part]) -> tuple[str, list[Part]]:
     named: list[Part] = []
     for found in reversed(list(_DOTTED.finditer(text))):
         path = found[0].removesuffix("()")
-        exact = [
-            one
-            for one in parts
-            if one.name == path or f".{'.'.join(one.path)}".endswith(f".{path}")
-        ]
+        paths = ((one, f".{'.'.join(one.path)}") for one in parts)
+        exact = [one for one, whole in paths if one.name == path or whole.endswith(f".{path}")]
         is_call = found[0].endswith("()")
         if exact and not (is_call and _is_reference(text[: found.start()])):
             named.append(exact[0])
@@ -238,13 +259,9 @@ def _without_places(chosen: list[Part], places: Sequence[Part]) -> list[Part]:
     """Return the parts that are meant, without the places around them."""
     if not any(place.holds(one) for one in chosen for place in places):
         return chosen
-    return [
-        one
-        for one in chosen
-        if one not in places
-        or any(one.holds(other) for other in chosen)
-        or any(place.holds(one) for place in places)
-    ]
+    inner = [one for one in chosen if any(place.holds(one) for place in places)]
+    outer = [one for one in chosen if any(one.holds(other) for other in chosen)]
+    return [one for one in chosen if one not in places or one in inner or one in outer]
 
 
 def _is_reference(before: str) -> bool:
@@ -259,14 +276,9 @@ def _forms(name: str) -> set[str]:
 
 
 def _new_member(text: str, parts: Sequence[Part]) -> list[Part]:
-    """Return the only class of a text for a request that adds a method."""
     classes = [one for one in parts if one.kind == "class" and len(one.path) == 1]
-    return (
-        classes
-        if len(classes) == 1
-        and re.match(r"(?i)\s*add\s+an?\s+(\w+\s+)?(method|property|field|attribute)\b", text)
-        else []
-    )
+    added = r"(?i)\s*add\s+an?\s+(\w+\s+)?(method|property|field|attribute)\b"
+    return classes if len(classes) == 1 and re.match(added, text) else []
 
 
 def _mentions(
@@ -291,70 +303,45 @@ def _mentions(
             bare = _without_list(re.sub(r"[`\"'“‘(\[.#*]+$", "", before), names)
             behind = re.sub(r"^(?:\(\))?[`\"'”’)\]]*", "", after)
             begins = not bare.strip() or bool(re.search(r"[.;,:]\s*$", bare))
-            kind_before = re.search(rf"(?i)\b({_KIND})(?:e?s)?\s+(?:named\s+|called\s+)?$", bare)
+            kind_before = _ending(bare, rf"\b({_KIND})(?:e?s)?\s+(?:named\s+|called\s+)?")
             kind_after = None if begins else re.match(rf"(?i)\s+({_KIND})\b(?!\s+hint)", behind)
             kind = (kind_before or kind_after or ("", ""))[1].lower()
             a_kind = rf"(?:(?:\w+\s+)?(?:{_KIND})s?\s+)?"
-            place = re.search(
-                rf"(?i)\b({_PLACE}|to)\s+(?:only\s+|just\s+)?(?:(?:the|a|an|our|my)\s+)?{a_kind}$",
-                bare,
-            )
+            article = r"(?:only\s+|just\s+)?(?:(?:the|a|an|our|my)\s+)?"
+            place = _ending(bare, rf"\b({_PLACE}|to)\s+{article}{a_kind}")
             is_new = place and place[1].lower() == "to" and not is_addition
             if is_new and not kind:
                 continue  # the new value
             is_word = strict and name.isupper() and not kind and name not in quoted
-            if is_word and kinds_of_name == {"variable"} and re.search(r"(?i)\bthe\s+$", before):
+            if is_word and kinds_of_name == {"variable"} and _ending(before, r"\bthe\s+"):
                 continue  # a word such as "the PDF", and a variable of that name
-            if (
-                kind_before
-                and re.search(rf"(?i)\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?$", bare)
-                and is_addition
-            ):
-                continue  # what is added
-            if is_addition and re.search(
-                r"(?i)\b(?:after|before|above|below|behind|next\s+to|under)\s+"
-                r"(?:the\s+)?(?:\w+\s+)?$",
-                bare,
-            ):
+            added = rf"\ban?\s+(?:\w+\s+)?{kind}\s+(?:named\s+|called\s+)?"
+            if kind_before and is_addition and _ending(bare, added):
+                continue
+            if is_addition and _ending(bare, _BESIDE):
                 yield _Mention(name, found.start(), frozenset(_ANY_KIND), True)
                 continue
             is_code = bool(re.search(r"[_.\d/-]|[a-z][A-Z]", name)) or (
                 name[:1].isupper() and not begins and " " not in name
             )
-            is_marked = (
-                name in quoted
-                or after.startswith(("()", "`"))
-                or bool(kind)
-                or is_code
-                or " " in name
+            is_marked = name in quoted or after.startswith(("()", "`")) or kind or " " in name
+            is_verb_next = re.match(rf"(?i)(\s+(?:{_VERBS})\b|\s*:)", behind)
+            of_sentence = rf"(^|[.;,:]|\b(?:and|that|so)\b)\s*(?:the\s+)?{a_kind}"
+            is_subject = is_verb_next and (begins or _ending(bare, of_sentence))
+            is_object = kinds_of_name & {"function", "class"} and _ending(
+                bare, rf"\b(?:{_MAKE})\s+(?:the\s+)?{a_kind}"
             )
-            is_subject = bool(re.match(rf"(?i)(\s+(?:{_VERBS})\b|\s*:)", behind)) and bool(
-                begins
-                or re.search(rf"(?i)(^|[.;,:]|\b(?:and|that|so)\b)\s*(?:the\s+)?{a_kind}$", bare)
-            )
-            is_object = bool(
-                re.search(rf"(?i)\b(?:{_MAKE})\s+(?:the\s+)?{a_kind}$", bare)
-            ) and bool(kinds_of_name & {"function", "class"})
-            is_set = bool(re.search(rf"(?i)\b(?:{_SET})\s+$", bare)) and bool(
-                kinds_of_name & _SMALL
-            )
-            if (
-                is_marked
-                or (place and not is_new)
-                or is_subject
-                or is_object
-                or is_set
-                or not strict
-            ):
+            is_set = kinds_of_name & _SMALL and _ending(bare, rf"\b(?:{_SET})\s+")
+            is_place = bool((place and not is_new) or is_subject or is_object)
+            if is_marked or is_code or is_place or is_set or not strict:
                 kinds = _KINDS.get(kind, _ANY_KIND)
                 if not kinds & kinds_of_name:
                     kinds = _ANY_KIND
-                yield _Mention(
-                    name,
-                    found.start(),
-                    frozenset(kinds),
-                    bool(place and not is_new) or is_subject or is_object,
-                )
+                yield _Mention(name, found.start(), frozenset(kinds), is_place)
+
+
+def _ending(text: str, pattern: str) -> re.Match[str] | None:
+    return re.search(rf"(?i){pattern}$", text)
 
 
 _LIST = re.compile(
@@ -389,9 +376,8 @@ def _ordinals(text: str, lines: Sequence[str], parts: Sequence[Part]) -> list[Pa
     if noun == "paragraph":
         candidates = _paragraphs(lines)
     else:
-        candidates = [
-            one for one in parts if one.name.lower() in {noun, f"{noun}s"} and one.kind != "item"
-        ]
+        named = (one for one in parts if one.name.lower() in {noun, f"{noun}s"})
+        candidates = [one for one in named if one.kind != "item"]
         if len(candidates) == 1:  # the items of a list
             candidates = _items(lines, candidates[0])
         if not candidates:
@@ -407,11 +393,8 @@ def _items(lines: Sequence[str], part: Part) -> list[Part]:
     inner = [i for i in range(part.start + 1, part.end) if lines[i].strip()]
     if not inner:
         return []
-    deep = min(
-        len(lines[i]) - len(lines[i].lstrip())
-        for i in inner
-        if lines[i].strip() not in {"]", "],", "}", "},"}
-    )
+    begun = [lines[i] for i in inner if lines[i].strip() not in {"]", "],", "}", "},"}]
+    deep = min(len(line) - len(line.lstrip()) for line in begun)
     heads = [i for i in inner if re.match(rf"\s{{{deep}}}(?:-\s|[\[{{])", lines[i])]
     ends = [*heads[1:], max(inner) + (lines[max(inner)].strip() not in {"]", "],"})]
     return [Part("", "lines", i, end) for i, end in zip(heads, ends, strict=True)] if heads else []
@@ -436,11 +419,8 @@ def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> li
     if re.search(r"(?i)\bimports?\b", text) and re.search(
         r"(?i)\b(sort|order|group|clean|unused|merge)", text
     ):
-        imports = [
-            i
-            for i, line in enumerate(lines)
-            if re.match(r"(import|from|#include|use|using|require)\b", line)
-        ]
+        head = re.compile(r"(import|from|#include|use|using|require)\b")
+        imports = [i for i, line in enumerate(lines) if head.match(line)]
         if imports:
             return [Part("", "lines", imports[0], imports[-1] + 1)]
     before = re.split(r"(?i)\b(?:to|by|with|into)\b", text)[0]
@@ -451,9 +431,8 @@ def _quoted_places(text: str, lines: Sequence[str], parts: Sequence[Part]) -> li
             (i,) = places
             holders = [part for part in parts if part.start <= i < part.end]
             block = min(holders, key=lambda part: part.end - part.start, default=None)
-            found.append(
-                block if block and block.end - block.start < 40 else Part("", "lines", i, i + 1)
-            )
+            is_small = block and block.end - block.start < 40
+            found.append(block if block and is_small else Part("", "lines", i, i + 1))
     return found
 
 
@@ -496,13 +475,8 @@ _INSTEAD = re.compile(
 
 
 def _value(found: re.Match[str], which: str) -> str:
-    return next(
-        (found[f"{which}{one}"] for one in "abcd" if found[f"{which}{one}"] is not None), ""
-    )
-
-
-def _is_quoted(found: re.Match[str], which: str) -> bool:
-    return found[f"{which}d"] is None
+    groups = (found[f"{which}{one}"] for one in "abcd")
+    return next((group for group in groups if group is not None), "")
 
 
 def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Rename | None:
@@ -524,32 +498,19 @@ def read_rename(text: str, lines: Sequence[str], parts: Sequence[Part]) -> Renam
             return Rename(old, new, False, "", (found["what"] or "").strip().lower())
     if found := _REPLACE.search(text):
         old, new = _value(found, "o"), _value(found, "n").rstrip(".")
-        is_change = found["verb"].lower() == "change" or found["link"].lower() in {
-            "to",
-            "into",
-            "for",
-        }
-        is_marked = (
-            _is_quoted(found, "o")
-            or bool(re.search(r"[\d#%@$/]", old))
-            or (found["kind"] or "").lower() in {"word", "text", "string", "name", "term"}
-        )
-        is_key = any(
-            part.name == old and part.kind in {"key", "variable", "section"} for part in parts
-        )
-        if (
-            _occurs(old, lines)
-            and (not is_change or (is_marked and not is_key))
-            and _is_plain(new)
-            and (_is_quoted(found, "n") or is_change or _is_plain(old))
-        ):
-            behind = text[found.end() :]
-            if (
-                not re.match(r"\s+\w", behind)
-                or re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind)
-                or _is_quoted(found, "n")
-            ):
-                return Rename(old, new, False, (found["kind"] or "").lower())
+        links = {"to", "into", "for"}
+        is_change = found["verb"].lower() == "change" or found["link"].lower() in links
+        kind, is_quoted = (found["kind"] or "").lower(), found["nd"] is None
+        is_text = kind in {"word", "text", "string", "name", "term"}
+        is_marked = is_text or found["od"] is None or bool(re.search(r"[\d#%@$/]", old))
+        keys = (part.name for part in parts if part.kind in {"key", "variable", "section"})
+        is_certain = not is_change or (is_marked and old not in keys)
+        is_value = is_quoted or is_change or _is_plain(old)
+        behind = text[found.end() :]
+        is_whole = not re.match(r"\s+\w", behind) or is_quoted
+        is_whole |= bool(re.match(rf"(?i)\s+(?:{_PLACE}|only|everywhere|throughout|to)\b", behind))
+        if is_certain and is_value and is_whole and _occurs(old, lines) and _is_plain(new):
+            return Rename(old, new, False, kind)
     return None
 
 

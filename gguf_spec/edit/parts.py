@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import symtable
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -70,22 +71,10 @@ def parts_of(lines: list[str], name: str) -> list[Part]:
         lines: Its lines, without their ends.
         name: Name of the file, which says how to read it.
     """
-    suffix = PurePath(name).suffix.lower()
-    if suffix in {".py", ".pyi"}:
-        found = _python(lines)
-    else:
-        read = _reader(suffix, PurePath(name).name.lower(), lines[0] if lines else "")
-        found = read([line[:_MOST_READ] for line in lines])
-    return _with_paths(sorted(dict.fromkeys(found), key=lambda one: (one.start, -one.end)))
-
-
-def _reader(suffix: str, stem: str, first: str) -> Callable[[list[str]], Iterable[Part]]:
-    """Return the function that reads a kind of file.
-
-    Args:
-        first: Its first line.
-    """
-    by_name: tuple[tuple[bool, Callable[[list[str]], Iterable[Part]]], ...] = (
+    suffix, stem = PurePath(name).suffix.lower(), PurePath(name).name.lower()
+    first = lines[0] if lines else ""
+    readers: tuple[tuple[bool, Callable[[list[str]], Iterable[Part]]], ...] = (
+        (suffix in {".py", ".pyi"}, _python),
         (suffix in BRACES, _braces),
         (suffix in _SHELL or bool(re.match(r"#!.{0,80}?\b(ba|z|da)?sh\b", first)), _shell),
         (suffix in _KEYED, _keys),
@@ -96,7 +85,10 @@ def _reader(suffix: str, stem: str, first: str) -> Callable[[list[str]], Iterabl
         (stem.startswith("dockerfile"), _stages),
         (suffix in {".html", ".htm", ".xml", ".svg"}, _elements),
     )
-    return next((read for is_one, read in by_name if is_one), _keys)
+    read = next((read for is_one, read in readers if is_one), _keys)
+    if read is not _python:
+        lines = [line[:_MOST_READ] for line in lines]
+    return _with_paths(sorted(dict.fromkeys(read(lines)), key=lambda one: (one.start, -one.end)))
 
 
 def _with_paths(found: list[Part]) -> list[Part]:
@@ -113,6 +105,11 @@ def _with_paths(found: list[Part]) -> list[Part]:
 # ---- one kind of file each
 
 
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# What the parser of Python raises for a text that it cannot read.
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
 def _python(lines: list[str]) -> Iterable[Part]:
     text = "\n".join(lines)
     if "\r" in text:  # it ends a line for the parser
@@ -121,34 +118,40 @@ def _python(lines: list[str]) -> Iterable[Part]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except UNREADABLE:
         return _indented(lines)
     found: list[Part] = []
-    nodes: list[ast.AST] = [tree]
-    while nodes:
-        node = nodes.pop()
-        for child in ast.iter_child_nodes(node):
-            is_variable = isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(
-                node, (ast.Module, ast.ClassDef)
-            )
-            is_definition = isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-            if (is_variable or is_definition) and isinstance(child, ast.stmt):
-                found += _python_part(child)
-            nodes.append(child)
+    for around in ast.walk(tree):
+        for node in ast.iter_child_nodes(around):
+            if isinstance(node, _DEFINITIONS):
+                start = min(one.lineno for one in (node, *node.decorator_list)) - 1
+                kind = "class" if isinstance(node, ast.ClassDef) else "function"
+                found.append(Part(node.name, kind, start, node.end_lineno or node.lineno))
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(
+                around, (ast.Module, ast.ClassDef)
+            ):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [one.id for one in targets if isinstance(one, ast.Name)]
+                end = node.end_lineno or node.lineno
+                found += [Part(name, "variable", node.lineno - 1, end) for name in names]
     return found
 
 
-def _python_part(node: ast.stmt) -> Iterator[Part]:
-    start, end = node.lineno - 1, node.end_lineno or node.lineno
-    if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            if isinstance(target, ast.Name):
-                yield Part(target.id, "variable", start, end)
-        return
-    assert isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-    start = min([start, *(one.lineno - 1 for one in node.decorator_list)])
-    yield Part(node.name, "class" if isinstance(node, ast.ClassDef) else "function", start, end)
+def symbol_tables(text: str) -> list[symtable.SymbolTable]:
+    """Return the symbol tables of a module of Python, its own first.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: It cannot be read.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        waiting = [symtable.symtable(text, "file", "exec")]
+    found = list[symtable.SymbolTable]()
+    while waiting:
+        table = waiting.pop()
+        found.append(table)
+        waiting += table.get_children()
+    return found
 
 
 def _indentation(line: str) -> int:
@@ -161,7 +164,6 @@ def _end_of_block(
     """Return the line behind the lines that are indented more than the first one.
 
     Args:
-        start: The first line.
         deep: Its indentation, if it counts as another one.
         closing: Whether a closing bracket below, not indented more, is a part of it.
     """
@@ -250,11 +252,8 @@ def _sections(lines: list[str]) -> Iterator[Part]:
             end -= 1
         yield Part(title.strip().strip("\"'"), "section", i, end)
     for i, line in enumerate(lines):
-        if (
-            i not in heads
-            and line.lstrip()[:1] not in {"#", ";"}
-            and (found := _SETTING.match(line))
-        ):
+        is_setting = i not in heads and line.lstrip()[:1] not in {"#", ";"}
+        if is_setting and (found := _SETTING.match(line)):
             yield Part(found[1], "key", i, _end_of_block(lines, i, closing=True))
 
 
@@ -292,6 +291,12 @@ def _is_underlined(title: str, line: str) -> bool:
     )
 
 
+_SQL_NAME = re.compile(
+    r"(?i)\b(?:TABLE|VIEW|INDEX|FUNCTION|PROCEDURE|TRIGGER|TYPE|INTO|UPDATE|FROM)\s+"
+    r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?[\"'`\[]?([\w.]+)"
+)
+
+
 def _sql(lines: list[str]) -> Iterator[Part]:
     start = None
     for i, line in enumerate(lines):
@@ -302,11 +307,7 @@ def _sql(lines: list[str]) -> Iterator[Part]:
             for j in range(start, i if re.search(r"(?i)\bTABLE\b", head) else start):
                 if column := re.match(r"\s+[\"`\[]?(\w+)[\"`\]]?\s+[A-Z]{3,}", lines[j]):
                     yield Part(column[1], "key", j, j + 1)
-            found = re.search(
-                r"\b(?:TABLE|VIEW|INDEX|FUNCTION|PROCEDURE|TRIGGER|TYPE|INTO|UPDATE|FROM)\s+"
-                r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?[\"'`\[]?([\w.]+)", head, re.IGNORECASE,
-            )  # fmt: skip
-            if found:
+            if found := _SQL_NAME.search(head):
                 yield Part(found[1], "block", start, i + 1)
             start = None
 
@@ -339,10 +340,8 @@ def _stages(lines: list[str]) -> Iterator[Part]:
 def _elements(lines: list[str]) -> Iterator[Part]:
     for i, line in enumerate(lines):
         for found in re.finditer(r"<([\w:-]+)([^<>]*)>", line):
-            tag, names = (
-                found[1],
-                re.findall(r"""\b(?:id|class|name)\s*=\s*["']([^"']+)["']""", found[2]),
-            )
+            tag = found[1]
+            names = re.findall(r"""\b(?:id|class|name)\s*=\s*["']([^"']+)["']""", found[2])
             if found[2].endswith("/") or f"</{tag}>" in line[found.end() :]:
                 end = i + 1
             else:
@@ -381,7 +380,7 @@ def _braces(lines: list[str], comment: str = "//") -> Iterator[Part]:
     """Read blocks in braces; texts and comments are skipped."""
     stack: list[tuple[int, str]] = []  # line and words before each open brace
     head, head_line = "", 0
-    for i, line in enumerate(_without_texts(lines, comment)):
+    for i, line in enumerate(without_texts(lines, comment)):
         if head.count("(") <= head.count(")") and _ended(line, head, comment):
             head = ""
         for piece in re.split(r"([{};])", line + "\n"):
@@ -426,8 +425,6 @@ def _block(start: int, words: str, end: int, last: str) -> Iterator[Part]:
     """Return the parts that a block is, by the words before it.
 
     Args:
-        start: Its first line.
-        end: The line behind it.
         last: Its last line, which may name a type.
     """
     words = " ".join(words.split())
@@ -455,7 +452,7 @@ _ENDS = {one: re.compile(rf"[^{one}\\]*(?:\\.[^{one}\\]*)*{one}", re.DOTALL) for
 }
 
 
-def _without_texts(lines: list[str], comment: str) -> list[str]:
+def without_texts(lines: list[str], comment: str) -> list[str]:
     """Return lines with blanks in place of comments, and without braces in texts in quotes.
 
     A quotation mark that nothing closes is no text.

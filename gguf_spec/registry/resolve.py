@@ -56,9 +56,8 @@ def _package_entries() -> dict[str, Entry]:
         path = folder / "models.yaml"
         if path.exists():
             return read_models_file(path, {})
-    raise FileNotFoundError(
-        "models.yaml is neither in the package nor beside it; install gguf-spec again"
-    )
+    fact = "models.yaml is neither in the package nor beside it"
+    raise FileNotFoundError(f"{fact}; install gguf-spec again")
 
 
 def user_file() -> Path | None:
@@ -133,10 +132,8 @@ def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:
         raise ModelNotFoundError(path, message, hint)
     known = entries(models_file)
     close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
-    hint = (
-        "name a GGUF file, OWNER/REPO or hf:OWNER/REPO/FILE, or a name that "
-        "`gguf-spec models list` shows."
-    )
+    hint = "name a GGUF file, OWNER/REPO or hf:OWNER/REPO/FILE, or a name that "
+    hint += "`gguf-spec models list` shows."
     if close:
         hint = f"did you mean {close[0]}?"
     raise ModelNotFoundError(path, f"there is no file {path} and no model with that name.", hint)
@@ -257,7 +254,6 @@ def _ollama() -> Path:
 
 
 def _ollama_names() -> dict[str, str]:
-    """Return the names of Ollama's models by the file names of their blobs."""
     names: dict[str, str] = {}
     try:
         for manifest in sorted((_ollama() / "manifests").glob("*/*/*/*"))[:_MOST_FILES]:

@@ -55,9 +55,8 @@ def votes(llm, task, most=2):
     found, stats = SAMPLES[key]
     counts = Counter(hunk for one in found if one for hunk in {*one.hunks} if not hunk.is_outside)
     kept = sorted((one for one, n in counts.items() if n >= most), key=lambda one: one.start)
-    asked = (plan.reading, task.file, task.ask)
-    kept = without_look_alikes(plan.lines, kept, *asked)
-    refused = objections(plan.lines, kept, *asked) + doubtful_places(plan.lines, kept, *asked)
+    kept = without_look_alikes(kept, plan.reading)
+    refused = objections(kept, plan.reading) + doubtful_places(kept, plan.reading)
     text = "\n".join(apply(plan.lines, kept)) + "\n" * task.old.endswith("\n")
     return text, refused if kept else (), stats
 

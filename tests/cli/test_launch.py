@@ -25,21 +25,20 @@ sys.exit(7)
 @pytest.mark.parametrize("name", CLIENTS)
 def test_settings_name_address_and_model(name):
     client = CLIENTS[name]
-    variables, words = settings_of(client, SERVER._replace(model="m"), "secret", "/folder")
-    files = module._files(client, SERVER._replace(model="m"), "secret", "/folder")
-    text = " ".join([*variables, *words, *files.values()])
+    server = SERVER._replace(model="m")
+    variables, words, files = settings_of(client, server, "secret", "/folder")
+    text = " ".join([*variables.values(), *words, *files.values()])
     assert "http://127.0.0.1:1" in text and "secret" in text and "m" in text and "$" not in text
-    for one in (*variables, *files.values()):
-        value = one.partition("=")[2] if one in variables else one
+    for value in (*variables.values(), *files.values()):
         if value.startswith("{"):
             json.loads(value)
 
 
 def test_room_is_a_quarter_of_the_context():
     """By themselves pi keeps 16,384 tokens free and codex takes 10,000 of an output, whatever the context."""
-    _, words = settings_of(CLIENTS["codex"], SERVER._replace(context=16384), "none", "/folder")
+    _, words, _ = settings_of(CLIENTS["codex"], SERVER._replace(context=16384), "none", "/folder")
     assert "tool_output_token_limit=4096" in words
-    files = module._files(CLIENTS["pi"], SERVER._replace(context=16384), "none", "/folder")
+    _, _, files = settings_of(CLIENTS["pi"], SERVER._replace(context=16384), "none", "/folder")
     room = {"reserveTokens": 4096, "keepRecentTokens": 4096}
     assert json.loads(files["/folder/settings.json"]) == {"compaction": room}
 

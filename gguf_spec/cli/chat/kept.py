@@ -29,10 +29,7 @@ class KeptChat(NamedTuple):
     """A chat on the disk.
 
     Attributes:
-        title: The beginning of its first question.
         updated: Time of its last answer, in seconds since 1970.
-        model: Name of the model of its last answer.
-        messages: All messages, the system message first if there is one.
         settings: Options that were changed with /set.
     """
 
@@ -82,7 +79,6 @@ class KeptChats:
         return chats[n - 1]
 
     def listed(self) -> str:
-        """Return the newest chats with their numbers."""
         chats = self.newest()
         lines = [
             f"{n:>3}  {_ago(one.updated):<12}  {one.title}"
@@ -104,7 +100,7 @@ class KeptChats:
 
         One without an answer has no file.
         """
-        title = next((_text(one) for one in messages if one["role"] == "user"), "")
+        title = next((plain(one) for one in messages if one["role"] == "user"), "")
         last = max(self.folder.glob(f"{'[0-9]' * 20}.json"), default=None)
         if not (path := self._path) or path != last:
             after = int(last.stem) + 1 if last else 0
@@ -114,7 +110,7 @@ class KeptChats:
             "title": textwrap.shorten(title, 60, placeholder="..."),
             "updated": round(1000 * time.time()),
             "model": model,
-            "messages": [{**one, "content": _text(one)} for one in messages],
+            "messages": [{**one, "content": plain(one)} for one in messages],
             "settings": dict(settings),
         }
         data = {"format": _FORMAT, "version": 1, "conversations": [chat]}
@@ -145,7 +141,8 @@ def _read(path: Path) -> KeptChat:
     return KeptChat(path, title, updated, str(chat["model"]), messages, dict(chat["settings"]))
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def plain(message: Mapping[str, Any]) -> str:
+    """Return the content of a message as text, with `[image]` for each image."""
     content = message["content"]
     if isinstance(content, str):
         return content
@@ -153,7 +150,6 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _ago(then: float) -> str:
-    """Return a time that has passed, such as `2 hours ago`."""
     passed = max(0.0, time.time() - then)
     for name, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if n := int(passed / length):

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
@@ -32,31 +32,15 @@ from ...errors import (
 from ...images import read_image
 from ...models import format_bytes
 from ...models import path as model_path
-from ...options import (
-    DRAFT_WORDS,
-    FLAGS,
-    PARAMETERS,
-    SAMPLING,
-    SPECULATION,
-    Rule,
-    checked,
-)
+from ...options import DRAFT_WORDS, FLAGS, PARAMETERS, SAMPLING, SPECULATION, Rule, checked
 from .. import signals
 from ..command import CONTROL, as_called
 from ..error_text import in_command, message_and_hint
 from ..habits import HIDDEN_NAMES, nearest
 from ..options import load_models, to_sampling, to_speculation, with_file_values
-from ..output import (
-    LateBar,
-    answer_json,
-    logprob_lines,
-    print_json,
-    stats_lines,
-    styled,
-    write,
-)
+from ..output import LateBar, answer_json, logprob_lines, print_json, stats_lines, styled, write
 from ..text_file import MOST_BYTES, TextFile, encoding_of
-from .kept import KeptChats
+from .kept import KeptChats, plain
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Sampling, Speculation, Turn
@@ -97,6 +81,7 @@ _MEANT = {
 # Words of other programs that are the same command here.
 _ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/new": "/reset"}
 _NAMES_OF_CTX = {"ctx", "n_ctx", "ctx_size", "num_ctx", "context", "context_length"}
+_NO_DRAFTS = "start the chat again without -k 0 and --draft none."
 # Arguments of /draft and /think.
 SWITCHES = ("on", "off", "show", "hide")
 # Mark before and after a message of several lines.
@@ -111,7 +96,6 @@ _COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # does not match
 
 
 def is_open_block(text: str) -> bool:
-    """Return whether a message begins with three quotes and has no closing ones yet."""
     text = text.rstrip()
     return text.startswith(BLOCK) and not (len(text) >= 2 * len(BLOCK) and text.endswith(BLOCK))
 
@@ -120,10 +104,6 @@ class PipeUI:
     """Chat interface without a terminal: one turn per line, answers on stdout, rest on stderr.
 
     Attributes:
-        llm: The models that answer.
-        chat: The conversation.
-        show_draft: Whether accepted draft tokens are green.
-        show_thinking: Whether reasoning is shown.
         code: Exit code: 1 after an error.
         terminal: Its end undoes what was set at the terminal.
     """
@@ -135,7 +115,6 @@ class PipeUI:
         self._as_json, self._out = as_json, Console(highlight=False, soft_wrap=True)
 
     def begin(self, loaded: str) -> None:
-        """Show the description of the loaded conversation, if any."""
         if loaded:
             self.say(loaded)
 
@@ -165,7 +144,6 @@ class PipeUI:
             self._print({"error": message, "hint": hint})
 
     def answer(self, turn: Turn, bar: LateBar) -> None:
-        """Write an answer while it is generated."""
         try:
             for chunk in turn:
                 bar.remove()
@@ -195,12 +173,10 @@ class ChatLoop:
     Attributes:
         llm: The models, which `close` closes; /model replaces them.
         chat: The conversation; /model replaces it.
-        images: Files of images for the next message.
         kept: The chats that are kept as text; None if this one is not.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Load the models of the options; `follow` holds the conversation."""
         self._options, self._loaded_with = options, to_speculation(options)
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
@@ -257,9 +233,8 @@ class ChatLoop:
         while is_open:
             line = self._ui.read()
             if line is None:
-                raise GgufSpecError(
-                    f"the input ended before the closing {BLOCK}.", f"end the message with {BLOCK}."
-                )
+                fact = f"the input ended before the closing {BLOCK}."
+                raise GgufSpecError(fact, f"end the message with {BLOCK}.")
             lines.append(line)
             n, is_open = n + len(line) + 1, not line.rstrip().endswith(BLOCK)
             if n > MOST_BYTES:
@@ -384,16 +359,15 @@ class ChatLoop:
             GgufSpecError: The models cannot be loaded. The old ones are still there.
         """
         old, sampling = self.llm, to_sampling(options)
-
-        def came() -> bool:
-            return self._signals.came
-
+        load = partial(
+            load_models, options, self._loaded_with, cancelled=lambda: self._signals.came
+        )
         try:
-            self.llm = load_models(options, self._loaded_with, cancelled=came)
+            self.llm = load()
         except NotEnoughMemoryError:
             old.close()
             try:
-                self.llm = load_models(options, self._loaded_with, cancelled=came)
+                self.llm = load()
             except BaseException:
                 self.llm = load_models(self._options, self._loaded_with)
                 raise
@@ -409,10 +383,8 @@ class ChatLoop:
         elif rest:
             path = _path(rest)
             self._attached.append((path.name, TextFile(path).text.removesuffix("\n")))
-        names = ", ".join(
-            f"{name} ({len(text.encode('utf-8', 'replace')):,} bytes)"
-            for name, text in self._attached
-        )
+        sizes = ((name, len(text.encode("utf-8", "replace"))) for name, text in self._attached)
+        names = ", ".join(f"{name} ({n_bytes:,} bytes)" for name, n_bytes in sizes)
         return f"With the next message: {names or 'no file'}."
 
     def _image(self, rest: str) -> str:
@@ -470,7 +442,7 @@ class ChatLoop:
         """
         for one in reversed(self.chat.messages):
             if one["role"] == "user":
-                return plain(one["content"])
+                return plain(one)
         raise GgufSpecError(f"there is no question to {purpose}.", "send a message first.")
 
     def _stats(self, _rest: str) -> str:
@@ -478,10 +450,8 @@ class ChatLoop:
         if last is None:
             raise GgufSpecError("there is no answer yet.", "send a message first.")
         used = last.stats.n_prompt + last.stats.n_generated
-        lines = [
-            stats_lines(last.stats, last.seed),
-            f"context {used:,} of {llm.n_ctx:,} tokens after it",
-        ]
+        lines = [stats_lines(last.stats, last.seed)]
+        lines.append(f"context {used:,} of {llm.n_ctx:,} tokens after it")
         return "\n".join([*lines, *(f"note    {in_command(note)}" for note in llm.notes)])
 
     def _draft(self, rest: str) -> str:
@@ -492,25 +462,22 @@ class ChatLoop:
             return "Accepted draft tokens are green, and Markdown is shown as plain text."
         llm = self.llm
         if rest == "on" and not llm.speculation.k:
-            hint = "start the chat again without -k 0 and --draft none."
-            raise GgufSpecError("the models were loaded without speculation.", hint)
+            raise GgufSpecError("the models were loaded without speculation.", _NO_DRAFTS)
         if rest in ("on", "off"):
             self._drafts = rest == "on"
         elif rest:
             raise _no_switch("/draft", rest)
         if not self._speculation.k:
             return "Speculation is off."
-        how = (
-            f"the draft is {llm.draft_name}" if llm.draft_name else "drafts come from the text only"
-        )
+        draft = f"the draft is {llm.draft_name}"
+        how = draft if llm.draft_name else "drafts come from the text only"
         return f"Speculation is on: {how}."
 
     def _think(self, rest: str) -> str:
         llm, states = self.llm, {None: "left to the model", True: "on", False: "off"}
         if not llm.can_think:
-            raise GgufSpecError(
-                f"{llm.name} has no reasoning parts.", "chat with a model that reasons."
-            )
+            fact = f"{llm.name} has no reasoning parts."
+            raise GgufSpecError(fact, "chat with a model that reasons.")
         if rest in ("show", "hide"):
             self._ui.show_thinking = rest == "show"
         elif rest in ("on", "off"):
@@ -530,9 +497,8 @@ class ChatLoop:
 
     def _load(self, rest: str) -> str:
         if not rest:
-            raise GgufSpecError(
-                "/load needs a file or a number.", "name a file of /save, or a number of /chats."
-            )
+            hint = "name a file of /save, or a number of /chats."
+            raise GgufSpecError("/load needs a file or a number.", hint)
         path = _path(rest)
         if rest.isdecimal() and not path.exists():
             return self.resume(int(rest))
@@ -588,12 +554,7 @@ NAMES = _names()
 
 
 class Settings:
-    """Sampling and speculation options of a chat.
-
-    Attributes:
-        sampling: Sampling options of the next answer.
-        speculation: Speculation options of the next answer.
-    """
+    """Sampling and speculation options of a chat, for its next answer."""
 
     def __init__(self, sampling: Sampling, speculation: Speculation) -> None:
         self._loaded = (sampling, speculation)
@@ -612,11 +573,8 @@ class Settings:
         self._loaded, self._changed = loaded, changed
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the changed options as plain values."""
-        return {
-            name: list(one) if isinstance(one, tuple) else one
-            for name, one in self._changed.items()
-        }
+        changed = self._changed.items()
+        return {name: list(one) if isinstance(one, tuple) else one for name, one in changed}
 
     def restore(self, changed: Any) -> None:
         """Take changed options from `to_dict`; those that are not allowed here are left out."""
@@ -633,9 +591,6 @@ class Settings:
 
         Args:
             text: Nothing, `NAME` or `NAME VALUE`.
-
-        Returns:
-            The text for the user.
 
         Raises:
             GgufSpecError: There is no such option, or it does not take the value.
@@ -655,10 +610,8 @@ class Settings:
             if value.strip().lower() != "default":
                 changed[field] = _parsed(field, value.strip())
                 if field in SPECULATION and not self._loaded[1].k:
-                    raise GgufSpecError(
-                        f"the models were loaded without speculation, so {field} has no effect.",
-                        "start the chat again without -k 0 and --draft none.",
-                    )
+                    fact = "the models were loaded without speculation"
+                    raise GgufSpecError(f"{fact}, so {field} has no effect.", _NO_DRAFTS)
             self._apply(self._loaded, changed)
         except InvalidOptionError as error:
             if not error.allowed:
@@ -716,21 +669,12 @@ def _parsed(field: str, text: str) -> Any:
 
 def _last_messages(chat: Chat) -> list[str]:
     names = {"system": "System", "user": "You", "assistant": "Answer"}
-    return [
-        f"{names[one['role']]}: {_short(plain(one['content']), 200)}" for one in chat.messages[-2:]
-    ]
+    return [f"{names[one['role']]}: {_short(plain(one), 200)}" for one in chat.messages[-2:]]
 
 
 def _count(chat: Chat) -> str:
     n = len(chat.messages)
     return f"{n} message{'' if n == 1 else 's'}"
-
-
-def plain(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the content of a message as text, with `[image]` for each image."""
-    if isinstance(content, str):
-        return content
-    return " ".join("[image]" if "image_url" in part else part["text"] for part in content)
 
 
 def _no_switch(command: str, rest: str) -> GgufSpecError:
@@ -771,9 +715,8 @@ class Signals:
 
     def __init__(self, keep_on: bool) -> None:
         self.code = 0
-        names = ("SIGTERM", "SIGHUP") if keep_on else ("SIGTERM", "SIGHUP", "SIGINT")
-        self._ending = [name for name in names if hasattr(signal, name)]  # Windows lacks SIGHUP
-        self._before: dict[int, Any] = {}
+        self._ending = ("SIGTERM", "SIGHUP") if keep_on else ("SIGTERM", "SIGHUP", "SIGINT")
+        self._handlers = signals.handlers(self._arrived)
         self._turn: Turn | None = None
         self._interrupt: Callable[[BaseException], object] | None = None
         self.came = False
@@ -784,7 +727,6 @@ class Signals:
         """Call `read` and return its result; signals take effect at once.
 
         Args:
-            read: Waits for a line.
             interrupt: Called by the signal handler; lets `read` raise an exception.
 
         Raises:
@@ -821,15 +763,11 @@ class Signals:
             self._turn.cancel()
 
     def __enter__(self) -> Signals:
-        for name in {*self._ending, "SIGINT"}:
-            number = getattr(signal, name)
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                self._before[number] = signal.signal(number, self._arrived)
+        self._handlers.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handlers.__exit__(None, None, None)
 
 
 # Command that reads a text for the clipboard -> variable of its desktop; macOS has none.

@@ -66,7 +66,6 @@ class Markdown:
         return out
 
     def finish(self) -> list[Piece]:
-        """Return the remaining pieces."""
         out: list[Piece] = []
         self._go_on(out, final=True)
         return out
@@ -157,7 +156,6 @@ class Wrap:
         self._spaces, self._column, self._indent, self._first = "", 0, 0, True
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Append pieces; return those that can be shown."""
         for text, style in pieces:
             for part in re.findall(r"\n|[^\S\n]+|\S+", text):
                 if part == "\n":
@@ -182,7 +180,6 @@ class Wrap:
         return out
 
     def finish(self) -> list[Piece]:
-        """Return the remaining pieces."""
         self._end_word()
         out, self._out = self._out, []
         return out

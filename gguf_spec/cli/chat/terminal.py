@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,7 +58,6 @@ class TerminalUI(PipeUI):
         self._error: BaseException | None = None
 
     def begin(self, loaded: str) -> None:
-        """Show the names of the models, the help command, and the loaded conversation, if any."""
         draft = f", with the draft {self.llm.draft_name}" if self.llm.draft_name else ""
         self.say(f"{self.llm.name}{draft}. /help lists the commands, Ctrl-D leaves.")
         super().begin(loaded)
@@ -87,7 +85,6 @@ class TerminalUI(PipeUI):
                 raise
 
     def _edit(self, session: PromptSession[str]) -> str:
-        """Return an edited line, or raise the error of `interrupt`."""
         try:
             return session.prompt(pre_run=self._leave)
         finally:
@@ -117,9 +114,8 @@ class TerminalUI(PipeUI):
         self._tell([(as_called(text), "dim")])
 
     def fail(self, message: str, hint: str) -> None:
-        self._tell(
-            [("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (as_called(hint), "")]
-        )
+        error = [("Error: ", "red"), (f"{message}\n", "")]
+        self._tell([*error, ("Hint: ", "dim"), (as_called(hint), "")])
 
     def answer(self, turn: Turn, bar: LateBar) -> None:
         plain = self._dumb or self._out.no_color or self._out.color_system is None
@@ -214,12 +210,8 @@ class _KeptHistory(FileHistory):
     def store_string(self, string: str) -> None:
         with self._never_fatal():
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                if hasattr(os, "fchmod"):
-                    os.fchmod(handle, 0o600)
-            finally:
-                os.close(handle)
+            self._path.touch(mode=0o600)
+            self._path.chmod(0o600)
             super().store_string(string)
 
     @contextlib.contextmanager
@@ -256,10 +248,10 @@ def _keys() -> KeyBindings:
     @keys.add("enter")
     def _send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.document.text_before_cursor.endswith("\\"):
+        has_backslash = buffer.document.text_before_cursor.endswith("\\")
+        if has_backslash:
             buffer.delete_before_cursor()
-            buffer.insert_text("\n")
-        elif is_open_block(buffer.text):
+        if has_backslash or is_open_block(buffer.text):
             buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()
@@ -287,9 +279,8 @@ class _Commands(Completer):
                 if word.startswith(rest):
                     yield Completion(word, -len(rest))
         elif name in ("/save", "/load", "/file"):
-            yield from PathCompleter(expanduser=True).get_completions(
-                Document(rest), complete_event
-            )
+            files = PathCompleter(expanduser=True)
+            yield from files.get_completions(Document(rest), complete_event)
 
 
 @contextlib.contextmanager
