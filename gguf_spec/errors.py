@@ -795,10 +795,10 @@ class NotInstalledError(GgufSpecError, ImportError):
 
 
 class MovedError(GgufSpecError, ImportError):
-    """A module that has become a package of its own: `gguf_spec.compat`, `gguf_spec.ray`."""
+    """A module that is a package of its own: `gguf_spec.compat`, `ray` or `worker`."""
 
-    def __init__(self, name: str) -> None:
-        package = name.replace(".", "_")
+    def __init__(self, name: str, package: str = "") -> None:
+        package = package or name.replace(".", "_")
         folder = f"plugins/{package.replace('_', '-')}"
         hint = f"run pip install . {folder} in a clone of gguf-spec, and import {package}."
         super().__init__(f"{name} is now the package {package}.", hint)

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal, TypeAlias
 
+from .. import plugins
 from ..errors import BindingError, InvalidOptionError, Text
 from ..llama import openmp as openmp_module
 from ..llama import structures
@@ -222,10 +223,9 @@ def has(features: Mapping[str, str], name: str) -> bool:
 
 def workers(addresses: Sequence[str]) -> Check:
     """Check that the workers of a model accept connections."""
-    from ..llama import remote
-
     try:
-        lost = remote.unreachable(remote.parse_workers(addresses))
+        package = plugins.workers("rpc", addresses)
+        lost = package.unreachable(package.parse_workers(addresses))
     except InvalidOptionError as error:
         return Check("workers", "fail", error.message, error.hint)
     if not lost:

@@ -33,7 +33,6 @@ from ..llama.memory import (
 )
 from ..llama.options import AdapterFile, ContextOptions, context_options
 from ..llama.own_kernels import extra_bufts_work
-from ..llama.remote import check_workers, parse_workers
 from ..llama.sequence import CachedSequence
 from ..options import (
     ARGUMENTS,
@@ -49,6 +48,7 @@ from ..options import (
     no_such_option,
     wrong_type,
 )
+from ..plugins import workers
 from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
@@ -224,7 +224,8 @@ def _read(given: dict[str, Any]) -> LoadOptions:
         raise InvalidOptionError("chat_template", chat_template[:60], "a template in Jinja")
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
-    parse_workers(given["rpc"])
+    if (rpc := given["rpc"]) not in ((), []):
+        workers("rpc", rpc).parse_workers(rpc)
     options, of_draft = context_options(**given)
     for adapter in (*options.lora, *of_draft.lora):
         read_header(adapter.path)
@@ -298,7 +299,6 @@ def open_plan(plan: Plan) -> LLM:
     check_room(plan.headers)
     n_kept_bytes = _prefix_memory(given.prefix_memory, plan.headers)
     n_ctx_max = longest_ctx(plan.headers)
-    check_workers(given.target.rpc)
     start_backend()
     costs = depth_costs(given.file.header, plan.target)
     shares = _shares(given.progress, [file.header.file_bytes for file, _ in plan.files])

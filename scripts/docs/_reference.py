@@ -28,10 +28,10 @@ MODULES = [
             "trim",
             "doctor",
             "server",
-            "worker",
         ]
     ),
     "gguf_spec_ray",
+    "gguf_spec_workers",
     "gguf_spec_compat",
 ]
 # Classes whose objects come from a function of the package -> that function.

@@ -241,11 +241,13 @@ def test_plugins_have_this_version_and_need_it(folder):
     assert wanted.specifier == SpecifierSet(f"=={gguf_spec.__version__}")
 
 
-@pytest.mark.parametrize("name", ["compat", "ray"])
-def test_the_old_place_of_a_plugin_names_the_new_one(name):
+@pytest.mark.parametrize(
+    ("old", "name"), [("compat", "compat"), ("ray", "ray"), ("worker", "workers")]
+)
+def test_the_old_place_of_a_plugin_names_the_new_one(old, name):
     with pytest.raises(gguf_spec.errors.MovedError) as caught:
-        importlib.import_module(f"gguf_spec.{name}")
-    assert str(caught.value) == f"gguf_spec.{name} is now the package gguf_spec_{name}."
+        importlib.import_module(f"gguf_spec.{old}")
+    assert str(caught.value) == f"gguf_spec.{old} is now the package gguf_spec_{name}."
     assert caught.value.hint == (
         f"run pip install . plugins/gguf-spec-{name} in a clone of gguf-spec, and import gguf_spec_{name}."
     )

@@ -115,6 +115,9 @@ NOT_PUBLIC = {
         "speculative.drafters", "speculative.drafters.model", "speculative.pair_statistics", "speculative.vocabularies", "system.process",
     },
     "gguf-spec-ray": {"server.errors", "server.replies", "server.requests"},
+    "gguf-spec-workers": {
+        "errors", "llama.backend", "llama.bindings", "llama.devices", "llama.log", "llama.native", "llama.options", "system",
+    },
 }  # fmt: skip
 
 
