@@ -1,28 +1,24 @@
-"""The package of `plugins/` that this one uses where an option needs it."""
+"""Packages of `plugins/` that commands and options of this one need."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-from .errors import InvalidOptionError
+from .errors import NotInstalledError
+
+# the last word of the name of a distribution -> what needs it
+_USERS = {"trim": "trimming a draft", "workers": "a target on workers"}
 
 
-def workers(option: str, value: object) -> Any:
-    """Return the package `gguf_spec_workers`.
-
-    Args:
-        option: The option that needs it.
+def plugin(name: str) -> Any:
+    """Return the package of a distribution, such as `gguf_spec_workers`.
 
     Raises:
-        InvalidOptionError: It is not installed.
+        NotInstalledError: It is not installed.
     """
+    distribution = f"gguf-spec-{name}"
     try:
-        return import_module("gguf_spec_workers")
+        return import_module(distribution.replace("-", "_"))
     except ModuleNotFoundError as error:
-        raise InvalidOptionError(
-            option,
-            value,
-            hint="run pip install . plugins/gguf-spec-workers in a clone of gguf-spec.",
-            message="workers need the package gguf-spec-workers, which is not installed.",
-        ) from error
+        raise NotInstalledError(_USERS[name], distribution) from error

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GgufSpecError
-from ..gguf import rewriting
-from ..gguf.rewriting import TensorInfo
+from ..gguf import writing
 from ..gguf.validation import Header
+from ..gguf.writing import TensorInfo
 from ..system.files import cache_file, read_json, this_machine, write_json
 from ..system.machine import cores_are_shared
 from .backend import library_parts, uses_gpu
@@ -190,20 +190,20 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
     words = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % i for i in range(256))]
     kinds = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256
     values = {
-        "general.architecture": rewriting.encoded("llama"),
-        **{key: rewriting.encoded(number) for key, number in numbers.items()},
-        "llama.attention.layer_norm_rms_epsilon": rewriting.encoded(1e-5),
-        "tokenizer.ggml.model": rewriting.encoded("llama"),
-        "tokenizer.ggml.tokens": rewriting.encoded(words),
-        "tokenizer.ggml.scores": rewriting.encoded([0.0] * N_VOCAB),
-        "tokenizer.ggml.token_type": rewriting.encoded(kinds),
+        "general.architecture": writing.encoded("llama"),
+        **{key: writing.encoded(number) for key, number in numbers.items()},
+        "llama.attention.layer_norm_rms_epsilon": writing.encoded(1e-5),
+        "tokenizer.ggml.model": writing.encoded("llama"),
+        "tokenizer.ggml.tokens": writing.encoded(words),
+        "tokenizer.ggml.scores": writing.encoded([0.0] * N_VOCAB),
+        "tokenizer.ggml.token_type": writing.encoded(kinds),
     }
     tensors = [*_tensors(shape)]
     with path.open("wb") as file:
-        metadata = [rewriting.Value(*one) for one in values.items()]
-        rewriting.write_head(file, metadata, [info for info, _ in tensors])
+        metadata = [writing.Value(*one) for one in values.items()]
+        writing.write_head(file, metadata, [info for info, _ in tensors])
         for _, data in tensors:
-            file.write(data.ljust(rewriting.padded(len(data)), b"\0"))
+            file.write(data.ljust(writing.padded(len(data)), b"\0"))
 
 
 def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:

@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..gguf.validation import Header, ModelFile, check_version
 from ..options import IMAGE_IDS, well_formed
-from ..plugins import workers
+from ..plugins import plugin
 from ..system.files import version
 from ..system.process import OfOneProcess
 from .backend import in_own_thread, run_with_large_stack, start_backend
@@ -60,7 +60,7 @@ class Weights(OfOneProcess):
         self.file, self.path, self.options = file, file.path, options
         self._native: Native | None = None
         if options.rpc:
-            self._native = workers("rpc", options.rpc).connect(options.rpc, options.verbose)
+            self._native = plugin("workers").connect(options.rpc, options.verbose)
         else:
             self._native = Native()
         self._pieces: dict[int, bytes] = {}

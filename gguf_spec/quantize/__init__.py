@@ -106,8 +106,8 @@ def quantize(
         QuantizeError: llama.cpp cannot quantise the model, or the disk is full.
         FrozenAppError: This process cannot start a child.
     """
-    from ..gguf.rewriting import check_place
     from ..gguf.validation import check_generates_text, read_header
+    from ..gguf.writing import check_place
     from ..llama.options import physical_cores
     from ..system.files import atomic_write
 

@@ -48,7 +48,7 @@ from ..options import (
     no_such_option,
     wrong_type,
 )
-from ..plugins import workers
+from ..plugins import plugin
 from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
@@ -225,7 +225,7 @@ def _read(given: dict[str, Any]) -> LoadOptions:
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
     if (rpc := given["rpc"]) not in ((), []):
-        workers("rpc", rpc).parse_workers(rpc)
+        plugin("workers").parse_workers(rpc)
     options, of_draft = context_options(**given)
     for adapter in (*options.lora, *of_draft.lora):
         read_header(adapter.path)

@@ -58,7 +58,8 @@ KERNELS, PLACE, OUR_VERSION, PACKAGES = (
 )
 # The distributions that the tests need beside gguf-spec; that for llm is tested where llm is installed.
 WORKERS = ROOT / "plugins" / "gguf-spec-workers"  # what a build with RPC is for
-PLUGINS = [ROOT / "plugins" / "gguf-spec-compat", ROOT / "plugins" / "gguf-spec-ray", WORKERS]
+OTHERS = ("gguf-spec-compat", "gguf-spec-ray", "gguf-spec-trim")
+PLUGINS = [*(ROOT / "plugins" / name for name in OTHERS), WORKERS]
 COMMON = (KERNELS, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
 # how pip starts a program: see first_lines()
 PYTHON_SCRIPT = re.compile(

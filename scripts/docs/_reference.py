@@ -25,12 +25,12 @@ MODULES = [
             "tune",
             "bench",
             "quantize",
-            "trim",
             "doctor",
             "server",
         ]
     ),
     "gguf_spec_ray",
+    "gguf_spec_trim",
     "gguf_spec_workers",
     "gguf_spec_compat",
 ]

@@ -44,12 +44,12 @@ def test_a_build_without_rpc_is_named_with_what_builds_one(monkeypatch):
 
 def test_without_the_package_its_name_is_the_hint(monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf_spec_workers", None)
-    with pytest.raises(errors.InvalidOptionError, match="workers need the package") as caught:
+    with pytest.raises(
+        errors.NotInstalledError, match="a target on workers needs gguf-spec-workers"
+    ) as caught:
         gguf_spec.load("tales", rpc="127.0.0.1:5")
-    assert caught.value.option == "rpc"
-    assert caught.value.hint == (
-        "run pip install . plugins/gguf-spec-workers in a clone of gguf-spec."
-    )
+    assert caught.value.package == "gguf-spec-workers"
+    assert caught.value.hint.startswith("run pip install . plugins/gguf-spec-workers in a clone")
     options = ContextOptions(threads=1, rpc=("127.0.0.1:5",), extra_bufts=False)
     (check,) = [one for one in doctor(options=options).checks if one.name == "workers"]
     assert (check.status, check.todo) == ("fail", caught.value.hint)

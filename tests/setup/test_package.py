@@ -242,7 +242,7 @@ def test_plugins_have_this_version_and_need_it(folder):
 
 
 @pytest.mark.parametrize(
-    ("old", "name"), [("compat", "compat"), ("ray", "ray"), ("worker", "workers")]
+    ("old", "name"), [("compat", "compat"), ("ray", "ray"), ("trim", "trim"), ("worker", "workers")]
 )
 def test_the_old_place_of_a_plugin_names_the_new_one(old, name):
     with pytest.raises(gguf_spec.errors.MovedError) as caught:

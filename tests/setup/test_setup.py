@@ -313,7 +313,7 @@ def test_checks_are_added_to_what_is_there(machine):
     before = len(machine.calls())
     machine.check()
     added, plugins = machine.calls()[before:]
-    assert "--no-deps" in plugins and plugins.count("--editable") == 3
+    assert "--no-deps" in plugins and plugins.count("--editable") == 4
     assert added.endswith(f"{machine.clone}[dev]")
     machine.check("--all")
     assert "fetch_test_models.py" in machine.calls()[-1]
