@@ -280,15 +280,15 @@ class PairChecks:
         n_ctx = max(2, planned.target.positions(_trained(target.header)))
         files = [(file, replace(options, n_ctx=n_ctx)) for file, options in planned.files]
         planned = replace(planned, files=files)
-        features, headers = self._features or {}, planned.headers
-        wanted = needs(headers, features)
+        headers = planned.headers
+        wanted = needs(headers)
         found = (
             f"{format_bytes(wanted.added)}, "
             f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
-            + self._why_ctx(wanted.n_ctx, _trained(target.header), longest_ctx(headers, features))
+            + self._why_ctx(wanted.n_ctx, _trained(target.header), longest_ctx(headers))
         )
-        longest = 0 if wanted.fits else largest_ctx(headers, features)
-        kept = prefix_memory_in_room(headers, features)
+        longest = 0 if wanted.fits else largest_ctx(headers)
+        kept = prefix_memory_in_room(headers)
         texts = f"{format_bytes(kept)} of it for texts of earlier requests" if kept else ""
         if kept and any(state_bytes(header) for header, _ in headers):
             texts += ", half of this for states of recurrent layers along the prompts"
@@ -361,7 +361,7 @@ class PairChecks:
         from ..llama.embedder import Embedder
         from ..llama.memory import embedding_needs
 
-        wanted = embedding_needs(file.header, self._options, self._features or {})
+        wanted = embedding_needs(file.header, self._options)
         room = self._fits(wanted, format_bytes(wanted.added))
         yield room
         if not self._loads or room.status == "fail":

@@ -27,7 +27,7 @@ _ZERO = "ggml_cpu_has_wasm_simd"
 _NAME = re.compile(r"(?:lib)?ggml-cpu-([\w.]+?)\.(?:so|dylib|dll)")
 # fields of an ELF file with 64 bits: of its header, of a segment, and of the dynamic section
 _HEADER, _SEGMENT, _DYNAMIC = struct.Struct("<16s16xQ14xHH"), struct.Struct("<I4xQQ8xQQ8x"), "<qQ"
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_PT_DYNAMIC = 2
 _STRTAB, _SYMTAB, _JMPREL, _PLTRELSZ, _BIND_NOW, _FLAGS, _FLAGS_1 = 5, 6, 23, 2, 24, 30, 0x6FFFFFFB
 # a symbol, and a relocation: the offset of its pointer, the number of its symbol
 _SYMBOL_BYTES, _RELOCATION = 24, struct.Struct("<QII8x")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -156,17 +156,13 @@ class MemoryEstimate:
         return f"this machine has {format_bytes(self.machine or 0)}{limit_of(self.free or 0)}"
 
 
-def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEstimate:
-    """Return the memory that models need if they are loaded together.
-
-    Args:
-        features: Features of the llama.cpp build; None to ask it.
-    """
+def needs(models: Models) -> MemoryEstimate:
+    """Return the memory that models need if they are loaded together."""
     header, options = models[0]
     n_ctx = options.positions(header.whole("context_length"))
     weights = caches = compute = copies = idle = 0
     for header, options in models:
-        copied, of = _copies(header, options, features)
+        copied, of = _copies(header, options)
         mapped, read = header.file_bytes, 0
         if options.placement.mmap is False:
             mapped, read, of = 0, header.file_bytes - of, 0
@@ -211,15 +207,12 @@ def _estimate(**sizes: int) -> MemoryEstimate:
     return MemoryEstimate(**sizes, base=resident_bytes(), free=free, machine=machine)
 
 
-def _copies(
-    header: Header, options: ContextOptions, features: Mapping[str, str] | None
-) -> tuple[int, int]:
+def _copies(header: Header, options: ContextOptions) -> tuple[int, int]:
     """Return the bytes of repacked weights and adapters, and those of pages not read again."""
     copies = sum(one.path.stat().st_size for one in options.lora if one.path.exists())
     if not options.repacks:
         return copies, 0
-    features = build_features() if features is None else features
-    has = {name for name, value in features.items() if value != "0"}
+    has = {name for name, value in build_features().items() if value != "0"}
     rows: dict[int, int] = {}
     if "REPACK" in has:
         rows |= _AVX2 if "AVX2" in has else {}
@@ -250,30 +243,28 @@ def _is_tied(header: Header) -> bool:
     return not any(tensor.name == "output.weight" for tensor in header.tensors)
 
 
-def largest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
+def largest_ctx(models: Models) -> int:
     """Return the longest context that fits, at most the requested one; 0 if none fits.
 
     If the requested one does not fit, it is at most the one that the target was trained for.
     """
-    wanted = needs(models, features)
+    wanted = needs(models)
     if wanted.fits:
         return wanted.n_ctx
     most = min(wanted.n_ctx, models[0][0].whole("context_length") or wanted.n_ctx)
-    return PAD * _most(most // PAD, lambda n: _with(models, n_ctx=n * PAD), features)
+    return PAD * _most(most // PAD, lambda n: _with(models, n_ctx=n * PAD))
 
 
-def _most(
-    most: int, models: Callable[[int], Models], features: Mapping[str, str] | None = None
-) -> int:
+def _most(most: int, models: Callable[[int], Models]) -> int:
     """Return the largest number up to `most` with which models fit; 0 if there is none."""
-    return bisect_left(range(1, most + 1), True, key=lambda n: not needs(models(n), features).fits)
+    return bisect_left(range(1, most + 1), True, key=lambda n: not needs(models(n)).fits)
 
 
 def _with(models: Models, **changes: Any) -> list[tuple[Header, ContextOptions]]:
     return [(header, replace(options, **changes)) for header, options in models]
 
 
-def ctx_in_room(models: Models, features: Mapping[str, str] | None = None) -> int | None:
+def ctx_in_room(models: Models) -> int | None:
     """Return the context length to load; None for `ContextOptions.positions`.
 
     Where the user gives none, it is the trained one, at most 16,384 or 8,192, if the caches take at
@@ -284,13 +275,13 @@ def ctx_in_room(models: Models, features: Mapping[str, str] | None = None) -> in
         return options.n_ctx
     for n_ctx in (min(header.whole("context_length"), most) for most in _LONG_CONTEXTS):
         if n_ctx > DEFAULT_CTX:
-            longer = needs(_with(models, n_ctx=n_ctx), features)
+            longer = needs(_with(models, n_ctx=n_ctx))
             if longer.fits and longer.caches <= _CTX_SHARE * (longer.free or 0):
                 return n_ctx
     return None
 
 
-def longest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
+def longest_ctx(models: Models) -> int:
     """Return the longest context with which models could be loaded in place of theirs.
 
     It is at most the trained one. Where positions are rotated in another way behind some length,
@@ -305,36 +296,31 @@ def longest_ctx(models: Models, features: Mapping[str, str] | None = None) -> in
     most = min(most, _MOST_POSITIONS)
     if most <= n_ctx or any(uses_gpu(one) for _, one in models) or available_bytes() is None:
         return n_ctx
-    return max(n_ctx, largest_ctx(_with(models, n_ctx=most), features))
+    return max(n_ctx, largest_ctx(_with(models, n_ctx=most)))
 
 
-def parallel_in_room(
-    models: Models, most: int, features: Mapping[str, str] | None = None
-) -> int | None:
+def parallel_in_room(models: Models, most: int) -> int | None:
     """Return for how many requests at once the caches take at most a quarter of the free memory.
-
-    Args:
-        features: Features of the llama.cpp build; None to ask it.
 
     Returns:
         At least 1 and at most `most`; None if it is unknown, as for models that may use a GPU.
     """
     if any(uses_gpu(options) for _, options in models):
         return None
-    one = needs(_with(models, parallel=1), features)
+    one = needs(_with(models, parallel=1))
     if one.free is None:
         return None
     most = max(1, min(most, int(_CACHES_SHARE * one.free / max(one.caches, 1))))
-    return max(1, _most(most, lambda n: _with(models, parallel=n), features))
+    return max(1, _most(most, lambda n: _with(models, parallel=n)))
 
 
-def prefix_memory_in_room(models: Models, features: Mapping[str, str] | None = None) -> int:
+def prefix_memory_in_room(models: Models) -> int:
     """Return the memory for kept prefixes if the user gives none, in bytes.
 
     It is an eighth of the memory that stays free beside the models, at most 8 GiB; 0 where that is
     little, or where the free memory is unknown.
     """
-    needed = needs(models, features)
+    needed = needs(models)
     share = int(_KEPT_SHARE * (needed.free - needed.own)) if needed.free is not None else 0
     return min(share, _MOST_KEPT) if share >= _LEAST_KEPT else 0
 
@@ -372,13 +358,11 @@ def has_room(models: Models) -> bool:
     return True
 
 
-def check_room(models: Models, features: Mapping[str, str] | None = None) -> None:
+def check_room(models: Models) -> None:
     """Reject models that do not fit into main memory together, before any of them is loaded.
 
     The kernel would kill the process instead. Models that may use a GPU are not checked.
 
-    Args:
-        features: Features of the llama.cpp build; None to ask it.
 
     Raises:
         NotEnoughMemoryError: The models do not fit. It contains the required and the free memory
@@ -386,7 +370,7 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
     """
     if any(uses_gpu(options) for _, options in models):
         return
-    needed = needs(models, features)
+    needed = needs(models)
     if needed.fits:
         return
     names = " and ".join(header.path.name for header, _ in models)
@@ -397,17 +381,17 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
         f"{names} {verb} {format_bytes(needed.added)} of memory, "
         f"{format_bytes(needed.caches)} of it for a context of {needed.n_ctx:,}{each}"
     )
-    n_ctx = largest_ctx(models, features)
+    n_ctx = largest_ctx(models)
     would_fit: str = f"a context of {n_ctx:,} would fit"
     if not n_ctx:
         would_fit = "the weights alone do not fit"
-        if without_copies := largest_ctx(_with(models, extra_bufts=False), features):
+        if without_copies := largest_ctx(_with(models, extra_bufts=False)):
             would_fit = Text(
                 "{}; with {extra_bufts=False}, which does not copy them, a context of {} would fit",
                 would_fit,
                 f"{without_copies:,}",
             )
-    n = _most(parallel, lambda n: _with(models, parallel=n), features)
+    n = _most(parallel, lambda n: _with(models, parallel=n))
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
     what = Text("{}; {}: {}{}.", wants, needed.room, would_fit, with_all)
     raise NotEnoughMemoryError(what, needed.added, needed.free, n_ctx, n or None)
@@ -537,11 +521,9 @@ def embedding_bytes(
     return _FIXED + cache + _FLOAT * min(n_tokens, at_once) * row
 
 
-def embedding_needs(
-    header: Header, options: ContextOptions, features: Mapping[str, str] | None = None
-) -> MemoryEstimate:
+def embedding_needs(header: Header, options: ContextOptions) -> MemoryEstimate:
     """Return the memory of an embedding model, with the context for its first texts."""
-    copies, idle = _copies(header, options, features)
+    copies, idle = _copies(header, options)
     weights, compute = header.file_bytes + copies, embedding_bytes(header, options, LEAST)
     return _estimate(
         weights=weights, caches=0, compute=compute, copies=copies, idle=idle, n_ctx=LEAST
@@ -606,7 +588,7 @@ def _may_be_read(header: Header, options: ContextOptions) -> bool:
         return False
     if options.rpc or uses_gpu(options):
         return False
-    return header.file_bytes - _copies(header, options, None)[1] >= _LEAST_READ
+    return header.file_bytes - _copies(header, options)[1] >= _LEAST_READ
 
 
 def _has_large_pages() -> bool:

@@ -97,7 +97,7 @@ def test_only_what_stays_here_counts():
     n_layers = header.whole("block_count")
 
     def needs(**options):
-        return memory.needs([(header, ContextOptions(n_ctx=512, **options))], {})
+        return memory.needs([(header, ContextOptions(n_ctx=512, **options))])
 
     local, away = needs(), needs(rpc=("host:1",))
     blocks = sum(one.n_bytes for one in header.tensors if one.name.startswith("blk."))
