@@ -16,7 +16,7 @@ from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.adapters import read_projector
 from ..gguf.header import Tensor
 from ..gguf.heads import head_kind
-from ..gguf.validation import Header, ModelFile
+from ..gguf.validation import Header, ModelFile, check_written
 from ..llama.memory import (
     MemoryEstimate,
     largest_ctx,
@@ -260,7 +260,7 @@ class PairChecks:
         try:
             entry = resolve(model, self._models_file)
             target = ModelFile(local(entry), may_embed=True)
-            target.check_written()
+            check_written(target.header)
             yield _file(role, target.header)
             yield from _sampling(target.header, entry)
             if self._reads_all:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import UnsupportedModelError
 from .architectures import PROJECTOR
 from .header import Header, damaged, shown
-from .validation import check_written, read_header
+from .validation import check_written, not_f32, read_header
 
 _F32 = 0
 # ends of the names of the two matrices of an adapter
@@ -186,11 +186,7 @@ def read_projector(path: Path) -> Header:
     _check_numbers(header)
     for tensor in header.tensors:
         if len(tensor.shape) == 1 and tensor.type != _F32:
-            raise damaged(
-                path,
-                f"the tensor {shown(tensor.name)} is of the type {tensor.type} "
-                "but llama.cpp computes with it in f32",
-            )
+            raise not_f32(header, tensor)
     check_written(header)
     return header
 

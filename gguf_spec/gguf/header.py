@@ -150,6 +150,9 @@ class Header:
         """Architecture facts that are not in the file."""
         return architecture(self.architecture)
 
+    def tensor(self, name: str) -> Tensor | None:
+        return next((one for one in self.tensors if one.name == name), None)
+
     def of_architecture(self, key: str, default: Any = None) -> Any:
         """Return the value of `<architecture>.<key>`."""
         return self.metadata.get(f"{self.architecture}.{key}", default)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import ClosedError, DecodeError, InvalidOptionError, NotAModelError
 from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
-from ..gguf.validation import ModelFile
+from ..gguf.validation import ModelFile, check_written
 from ..options import K_MAX
 from ..system import subprogram
 from . import probe
@@ -435,7 +435,7 @@ def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
     """
     files = [target, *([head] if head else [])]
     try:
-        files[-1].check_written()
+        check_written(files[-1].header)
     except NotAModelError as error:
         return error.message.removesuffix(".")
 

@@ -220,9 +220,9 @@ def _copies(header: Header, options: ContextOptions) -> tuple[int, int]:
         rows |= _DOTPROD if {"NEON", "DOTPROD"} <= has else {}
     amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
     own = TYPES if in_use().name else frozenset()  # not copied by AMX
-    tied, idle = _is_tied(header), 0
+    # tied embeddings are the output matrix, too, so they are both mapped and copied
+    tied, idle = header.tensor("output.weight") is None, 0
     for tensor in header.tensors:
-        # tied embeddings are multiplied, too, so they are both mapped and copied
         is_output = tied and tensor.name == "token_embd.weight"
         n_dims = len(tensor.shape)
         if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
@@ -236,11 +236,6 @@ def _copies(header: Header, options: ContextOptions) -> tuple[int, int]:
             continue
         idle += 0 if is_output else tensor.n_bytes
     return copies, idle
-
-
-def _is_tied(header: Header) -> bool:
-    """Return whether the token embeddings are the output matrix, too."""
-    return not any(tensor.name == "output.weight" for tensor in header.tensors)
 
 
 def largest_ctx(models: Models) -> int:
@@ -762,7 +757,7 @@ def offloaded(header: Header, options: ContextOptions) -> Offloaded:
     n_there = n if isinstance(n, int) and 0 <= n <= n_layers else n_layers + 1
     first = n_layers + 1 - n_there
     places = options.placement.places(tensor.name for tensor in header.tensors)
-    tied = _is_tied(header)
+    tied = header.tensor("output.weight") is None
     n_bytes = 0
     for tensor in header.tensors:
         kind, _, rest = tensor.name.partition(".")

@@ -43,13 +43,11 @@ class NativeHead:
 
     Attributes:
         width: Length of a row.
-        shares_cache: It reads the target's cache and has none of its own.
     """
 
     def __init__(self, native: Native, opened: tuple[Any, Any, Any], width: int) -> None:
         self._native, (self._model, self._context, batch) = native, opened
         self.width = width
-        self.shares_cache = bool(extensions().llama_get_ctx_other(self._context))
         self._memory = C.llama_get_memory(self._context)
         self._rows = np.zeros((N_BATCH, width), np.float32)
         # llama.cpp frees the original, which has no rows
@@ -57,10 +55,6 @@ class NativeHead:
         self._batch.embd = self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._filled = TokenBatch(self._batch)
         self.context(extensions().llama_set_embeddings_nextn, True, True)
-
-    def vocab(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the target's vocabulary as the first argument."""
-        return self._native.vocab(function, *arguments)
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a llama.cpp function with the head's weights as the first argument."""

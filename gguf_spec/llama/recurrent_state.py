@@ -34,6 +34,18 @@ _PARTIAL_ONLY = 1
 SPACING = 256
 
 
+class RollbackCounts(NamedTuple):
+    """Number of times that a state was restored.
+
+    Attributes:
+        copies: Number of checkpoints that were taken.
+    """
+
+    snapshots: int = 0
+    checkpoints: int = 0
+    copies: int = 0
+
+
 class Checkpoint(NamedTuple):
     """A copy of the state after `n` tokens; empty for no tokens."""
 
@@ -46,13 +58,14 @@ class RecurrentState:
 
     Attributes:
         n_snapshots: Number of tokens that a snapshot can drop.
+        counts: How often the state was restored.
         kept: The checkpoints that are kept along the text, by their positions.
         limit: Largest memory of `kept`, in bytes, without that of the last lasting one.
     """
 
     def __init__(self, native: Native, n_snapshots: int, index: int = 0) -> None:
         self._native, self.n_snapshots, self._index = native, n_snapshots, index
-        self.limit = 0
+        self.counts, self.limit = RollbackCounts(), 0
         self.reset(0)
 
     def reset(self, n: int, kept: Sequence[Checkpoint] = ()) -> None:
@@ -85,13 +98,17 @@ class RecurrentState:
         """Carry out a postponed rollback to `n` tokens, a result of `nearest`."""
         if n == self._n:
             return
-        if n < self._least:
+        counts = self.counts
+        if n >= self._least:
+            self.counts = counts._replace(snapshots=counts.snapshots + 1)
+        else:
             state = next(one.state for one in self._all if one.n == n)
             put, index = C.llama_state_seq_set_data_ext, self._index
             if len(state) and not self._native.context(
                 put, bytes_of(state), len(state), index, _PARTIAL_ONLY
             ):
                 raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
+            self.counts = counts._replace(checkpoints=counts.checkpoints + 1)
         if not self._native.cache(C.llama_memory_seq_rm, self._index, n or -1, -1):
             raise DecodeError(-1, n, 0, "it cannot restore a state")
         self._n = self._least = n
@@ -144,6 +161,7 @@ class RecurrentState:
             get = C.llama_state_seq_get_data_ext
             n = native.context(get, bytes_of(state), size, index, _PARTIAL_ONLY)
             state = state[:n]
+        self.counts = self.counts._replace(copies=self.counts.copies + 1)
         return Checkpoint(self._n, state)
 
     def pass_of_others(self) -> None:

@@ -36,8 +36,6 @@ from ..errors import (
     ImageError,
     InvalidOptionError,
     NotEnoughMemoryError,
-    Option,
-    OptionConflictError,
     UnsupportedModelError,
 )
 from ..gguf.header import Header
@@ -642,13 +640,3 @@ class VisionSequence(CachedSequence):
     def _placed_in(self, tokens: Sequence[int]) -> dict[int, Span]:
         spans = self.image_tokens.spans
         return {at: spans[token] for at, token in enumerate(tokens) if token in spans}
-
-
-def check_images_possible(rpc: Sequence[str]) -> None:
-    """Reject options that cannot be combined with a projector.
-
-    Raises:
-        OptionConflictError: There are workers.
-    """
-    if rpc:
-        raise OptionConflictError(Option("mmproj"), Option("rpc"))

@@ -14,6 +14,8 @@ from ..errors import (
     InvalidOptionError,
     NoGenerationError,
     NotEnoughMemoryError,
+    Option,
+    OptionConflictError,
     Text,
 )
 from ..gguf.adapters import read_projector
@@ -273,11 +275,12 @@ def choose_projector(
     """
     if mmproj is None:
         return None
-    from ..llama.vision import check_images_possible, check_projector
+    from ..llama.vision import check_projector
 
     if file.embeds_only:
         raise NoGenerationError(file.path, file.header.architecture)
-    check_images_possible(options.rpc)
+    if options.rpc:
+        raise OptionConflictError(Option("mmproj"), Option("rpc"))
     header = read_projector(Path(mmproj))
     free = available_bytes()
     if free is not None and header.file_bytes > free:
