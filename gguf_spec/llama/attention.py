@@ -51,14 +51,7 @@ _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # token types
 
 
 class AttentionShape(NamedTuple):
-    """Parameters that determine the cost of attention.
-
-    Attributes:
-        n_head: Query heads.
-        n_head_kv: Key-value heads.
-        key_length: Length of a key vector of one head.
-        value_length: Length of a value vector of one head.
-    """
+    """Parameters that determine the cost of attention."""
 
     n_head: int
     n_head_kv: int
@@ -207,7 +200,6 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
 
 
 def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:
-    """Yield descriptions and data of the tensors of the timed model."""
     rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
     n, n_kv, keys, values = shape
     sizes = {"attn_q": (n * keys, width), "attn_k": (n_kv * keys, width)}

@@ -166,7 +166,6 @@ class Head(CachedSequence):
 
     @property
     def label(self) -> str:
-        """Description for users."""
         return f"{self.path.name} (prediction head)"
 
     @property

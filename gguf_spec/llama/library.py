@@ -52,11 +52,7 @@ class CpuLibrary:
     """
 
     def __init__(self, path: Path, start: int) -> None:
-        """Take over a loaded library.
-
-        Args:
-            start: Where it lies in memory.
-        """
+        """Take over a library that is loaded at the address `start`."""
         self.path, self._start = path, start
         self.functions = ctypes.CDLL(str(path))
         found = _NAME.match(path.name)
@@ -143,11 +139,7 @@ def load_own_libraries() -> None:
 
 
 def cpu_library(llama: Any) -> CpuLibrary | None:
-    """Return the library with the CPU's kernels; None if it is unknown, as on Windows.
-
-    Args:
-        llama: The loaded libllama.
-    """
+    """Return the library with the CPU's kernels; None if it is unknown, as on Windows."""
     if os.name != "posix":
         return None
     registry, function = llama.ggml_backend_reg_by_name, llama.ggml_backend_reg_get_proc_address

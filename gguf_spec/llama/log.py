@@ -47,7 +47,6 @@ class Log:
     """Last warnings and errors of llama.cpp since the last `clear`, for error messages."""
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the lines, oldest first."""
         return iter([*_lines, *map(_text, (_last[n] for n in sorted(_last) if n >= _WARNING))])
 
     @property
@@ -121,7 +120,6 @@ def _too_large(what: str, needed: int | None = None) -> NotEnoughMemoryError:
 
 
 def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a file that llama.cpp did not load, based on its log."""
     reason, name = _reason(log), header.path.name
     if "alloc" in reason or "memory" in reason:
         return _too_large(f"{name} does not fit into memory ({reason}).", header.file_bytes)
@@ -144,7 +142,6 @@ def not_locked(header: Header, log: Iterable[str]) -> GgufSpecError:
 
 
 def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a context that llama.cpp did not create, based on its log."""
     log = list(log)
     if any("alloc" in line or "memory" in line for line in log):
         return _too_large(f"there is not enough memory for a context of {n_ctx:,} tokens.")
@@ -158,7 +155,6 @@ def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> Gg
 
 
 def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for an adapter that llama.cpp did not load, based on its log."""
     name = adapter.path.name
     mark = "lora adapter: "
     found = [line.split(mark, 1)[-1] for line in log if "failed to apply " + mark in line]

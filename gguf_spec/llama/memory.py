@@ -326,9 +326,6 @@ def with_snapshots(models: Models, k: int) -> list[tuple[Header, ContextOptions]
     They serve drafts of up to `k` tokens. They may take a quarter of the free memory, and the
     models must fit, too; there are none if the free memory is unknown. Models that may use a GPU
     are not checked.
-
-    Args:
-        k: Longest draft that is wanted, in tokens.
     """
     (header, options), *others = models
     # Requests that run at once have as many together as two alone, and shorter drafts.
@@ -456,7 +453,6 @@ def row_values(header: Header, n_ctx: int, flash: bool) -> int:
 
     Args:
         n_ctx: Positions that the attention reads.
-        flash: Whether it is flash attention.
     """
     embedding = header.whole("embedding_length")
     experts = header.whole("expert_used_count")
@@ -528,11 +524,7 @@ def embedding_needs(header: Header, options: ContextOptions) -> MemoryEstimate:
 def fit_layers(
     models: Models, devices: Callable[[Sequence[str]], list[Device]] = devices_in_use
 ) -> list[tuple[Header, ContextOptions]]:
-    """Return the models with numbers in place of `auto`.
-
-    Args:
-        devices: Returns the devices for the option `device`.
-    """
+    """Return the models with numbers in place of `auto`."""
     if not any(options.gpu_layers == "auto" for _, options in models):
         return [*models]
     header, options = models[0]
@@ -679,7 +671,6 @@ def _kv_heads(header: Header) -> list[int]:
 
 
 def head_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
-    """Return the size of the cache of prediction heads for `n_ctx` positions, in bytes."""
     if shares_cache(header):
         return 0
     kv_heads = _kv_heads(header)[header.whole("block_count") - n_heads(header) :]
@@ -688,7 +679,6 @@ def head_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
 
 
 def state_bytes(header: Header) -> int:
-    """Return the size of the states of all recurrent layers, in bytes."""
     heads = header.by_layer("attention.head_count", 0)
     n_trunk = header.whole("block_count") - header.whole("nextn_predict_layers")
     n_recurrent = sum(_is_recurrent(header, i) for i in range(n_trunk))

@@ -40,9 +40,6 @@ class NativeHead:
     """The context of a head on the weights of a target, or on those of a file of its own.
 
     `Native` owns the memory, and this object keeps it alive.
-
-    Attributes:
-        width: Length of a row.
     """
 
     def __init__(self, native: Native, opened: tuple[Any, Any, Any], width: int) -> None:
@@ -160,9 +157,6 @@ class TargetRows:
     """Rows that a target returns for a head: inputs of some layers, joined to one for each token.
 
     The number of the layer after the last one means the state after the last layer.
-
-    Attributes:
-        width: Length of a row.
     """
 
     def __init__(self, native: Native, layers: Sequence[int]) -> None:
@@ -208,7 +202,6 @@ class HiddenRows:
     place; until then they belong to the text that the target decoded last.
 
     Attributes:
-        width: Length of a row.
         first: First position whose row is known.
         end: The position after the last one whose row is known.
     """

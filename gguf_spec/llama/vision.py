@@ -105,8 +105,6 @@ class Projector(OfOneProcess):
         Args:
             header: Its checked header.
             native: The model whose embeddings it computes.
-            threads: Number of threads.
-            gpu: Whether the GPU may be used.
 
         Raises:
             InvalidOptionError: This build of llama-cpp-python has no libmtmd.
@@ -338,8 +336,6 @@ class Span(NamedTuple):
     """Ids of the embeddings of one chunk, which follow one another.
 
     Attributes:
-        first: The first id.
-        n_tokens: Number of embeddings.
         n_positions: Number of positions that they take.
     """
 
@@ -538,7 +534,6 @@ class VisionSequence(CachedSequence):
         return super().why_plain
 
     def close(self) -> None:
-        """Release the native memory, that of the projector included."""
         super().close()
         self._image_tokens = None
 
