@@ -35,7 +35,7 @@ _PATCHES_MAX = 1 << 16
 # Those of them that may be 0, in a projector without layers of its own.
 _MAY_BE_0 = ("feed_forward_length", "block_count", "projection_dim")
 _HAS_IMAGES = "clip.has_vision_encoder"
-_OTHER_PROJECTOR = "use the mmproj file that belongs to the model."
+OTHER_PROJECTOR = "use the mmproj file that belongs to the model."
 
 Shape = tuple[int, ...]
 
@@ -177,7 +177,7 @@ def read_projector(path: Path) -> Header:
     elif not has_images:
         why = "is a projector without an image encoder"
     if why:
-        raise _refused(header, why, _OTHER_PROJECTOR)
+        raise _refused(header, why, OTHER_PROJECTOR)
     for key in ("clip.projector_type", "clip.vision.projector_type"):
         if not isinstance(header.metadata.get(key, ""), str):
             raise damaged(path, f"its {key} is not a text")

@@ -115,14 +115,14 @@ def _reason(log: Iterable[str]) -> str:
     return line.removeprefix("error loading model: ").rstrip(".")
 
 
-def _too_large(what: str, needed: int | None = None) -> NotEnoughMemoryError:
+def too_large(what: str, needed: int | None = None) -> NotEnoughMemoryError:
     return NotEnoughMemoryError(what, needed, available_bytes())
 
 
 def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
     reason, name = _reason(log), header.path.name
     if "alloc" in reason or "memory" in reason:
-        return _too_large(f"{name} does not fit into memory ({reason}).", header.file_bytes)
+        return too_large(f"{name} does not fit into memory ({reason}).", header.file_bytes)
     if "unknown model architecture" in reason:
         what = f"{name} has the architecture {header.architecture!r}, which llama.cpp does not "
         supported = "use a model of an architecture that llama-cpp-python supports"
@@ -144,7 +144,7 @@ def not_locked(header: Header, log: Iterable[str]) -> GgufSpecError:
 def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> GgufSpecError:
     log = list(log)
     if any("alloc" in line or "memory" in line for line in log):
-        return _too_large(f"there is not enough memory for a context of {n_ctx:,} tokens.")
+        return too_large(f"there is not enough memory for a context of {n_ctx:,} tokens.")
     prefix = "draft_" if options.drafts else ""
     return ContextFailedError(
         n_ctx,
@@ -161,7 +161,7 @@ def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
     lines = found or ["llama.cpp gave no reason"]
     reason = lines[-1].rstrip(".")
     if "alloc" in reason:
-        return _too_large(f"the adapter {name} does not fit into memory ({reason}).")
+        return too_large(f"the adapter {name} does not fit into memory ({reason}).")
     hint = Text(_SHOWN, "use an adapter that was made for this model")
     what = f"llama.cpp cannot use the adapter {name}: {reason}."
     return UnsupportedModelError(adapter.path, what, hint)

@@ -38,17 +38,17 @@ from ..errors import (
     NotEnoughMemoryError,
     UnsupportedModelError,
 )
+from ..gguf.adapters import OTHER_PROJECTOR
 from ..gguf.header import Header
 from ..options import IMAGE_IDS
 from ..system.files import content_id
-from ..system.machine import available_bytes
 from ..system.process import OfOneProcess
 from . import probe
-from .backend import in_own_thread, library_parts, uses_gpu
+from .backend import library_parts, uses_gpu, without_signals
 from .bindings import C
 from .context import Context
 from .image_file import Image
-from .log import callback_of, log
+from .log import callback_of, log, too_large
 from .native import Native, long_call
 from .sequence import CachedSequence
 
@@ -122,7 +122,7 @@ class Projector(OfOneProcess):
         binding.mtmd_helper_log_set(callback_of(loading=True), None)
         try:
             made = partial(native.model, lambda model: kept.append(load(path, model, params)))
-            long_call(in_own_thread, made)
+            long_call(without_signals, made)
         finally:
             binding.mtmd_helper_log_set(callback_of(loading=False), None)
         if not kept[0]:
@@ -131,11 +131,8 @@ class Projector(OfOneProcess):
         free = weakref.finalize(self, binding.mtmd_free, self._context)
         free.atexit = False
         if not binding.mtmd_support_vision(self._context):
-            raise UnsupportedModelError(
-                self.path,
-                f"{self.path.name} is a projector that reads no images.",
-                "use the mmproj file that belongs to the model.",
-            )
+            what = f"{self.path.name} is a projector that reads no images."
+            raise UnsupportedModelError(self.path, what, OTHER_PROJECTOR)
 
     def _give_up(self) -> object:
         return self  # never freed
@@ -264,18 +261,15 @@ def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
     lines = [line for line in log if "error: " in line or "failed to load" in line] or [*log]
     # the first line, without the names of functions
     reason = lines[0].split("error: ", 1)[-1].split("\n", 1)[0].rstrip(".") if lines else ""
-    name = header.path.name
     if "alloc" in reason:
-        return NotEnoughMemoryError(
-            f"the projector {name} does not fit into memory ({reason}).",
-            header.file_bytes,
-            available_bytes(),
-        )
-    return UnsupportedModelError(
-        header.path,
-        f"llama.cpp cannot use the projector {name}: {reason or 'it gave no reason'}.",
-        "use the mmproj file that belongs to the model.",
-    )
+        what = f"the projector {header.path.name} does not fit into memory ({reason})."
+        return too_large(what, header.file_bytes)
+    return _unusable(header.path, reason or "it gave no reason")
+
+
+def _unusable(path: Path, reason: str) -> UnsupportedModelError:
+    what = f"llama.cpp cannot use the projector {path.name}: {reason}."
+    return UnsupportedModelError(path, what, OTHER_PROJECTOR)
 
 
 def check_projector(projector: Path, model: Path) -> None:
@@ -299,11 +293,7 @@ def check_projector(projector: Path, model: Path) -> None:
     ids = [content_id(path) for path in (projector, model)]
     file = probe.result_file("projector", *library_parts(), *ids)
     if problem := probe.remembered(file, find, keep=False, alone=""):
-        raise UnsupportedModelError(
-            projector,
-            f"llama.cpp cannot use the projector {projector.name}: {problem}.",
-            "use the mmproj file that belongs to the model.",
-        )
+        raise _unusable(projector, problem)
 
 
 def mtmd(path: Path) -> Any:

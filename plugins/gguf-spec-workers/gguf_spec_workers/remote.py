@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from gguf_spec.errors import InvalidOptionError, WorkerError
-from gguf_spec.llama.backend import in_own_thread
+from gguf_spec.llama.backend import without_signals
 from gguf_spec.llama.bindings import C, call
 from gguf_spec.llama.devices import CPU_KIND, GPU_KIND, first_device, has_rpc
 from gguf_spec.llama.log import add_lines
@@ -307,8 +307,7 @@ class Child:
                 results.append(error)
 
         # An interrupt in the middle would leave half of a message in the pipe.
-        on_main = threading.current_thread() is threading.main_thread()
-        in_own_thread(exchange) if on_main else exchange()
+        without_signals(exchange)
         if isinstance(results[0], BaseException):
             raise results[0]
         return results[0]
