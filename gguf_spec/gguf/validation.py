@@ -34,9 +34,9 @@ from .header import (
     TOKENS,
     ArrayLength,
     Header,
+    Reader,
     Tensor,
     damaged,
-    parse,
     shown,
 )
 
@@ -101,7 +101,7 @@ def _read(path: Path) -> Header:
                 hint = "use a file in the GGUF format; convert other formats first."
                 raise NotAModelError(path, f"{path.name} is not a GGUF file.", hint)
             file.seek(0)
-            return parse(file, path, os.fstat(file.fileno()).st_size)
+            return Reader(file, path, os.fstat(file.fileno()).st_size).header()
     except OSError as error:
         raise _unreadable(path, error) from error
 

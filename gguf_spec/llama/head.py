@@ -144,7 +144,6 @@ class Head(CachedSequence):
 
     @property
     def native(self) -> Any:
-        """The native objects, with the functions that a sequence calls; an error if closed."""
         _ = self.weights.native
         if self._native is None:
             raise ClosedError
@@ -215,7 +214,6 @@ class Head(CachedSequence):
         return n
 
     def forget(self, data: bool = False) -> None:
-        """Empty the cache, also after an error."""
         super().forget(data)
         self._n_true, self._own = 0, None
         self._chain.clear()

@@ -39,7 +39,8 @@ def extensions() -> Any:
 class NativeHead:
     """The context of a head on the weights of a target, or on those of a file of its own.
 
-    `Native` owns the memory, and this object keeps it alive.
+    `Native` owns the memory, and this object keeps it alive. `model`, `context` and `cache` call
+    functions of llama.cpp, as its methods do.
     """
 
     def __init__(self, native: Native, opened: tuple[Any, Any, Any], width: int) -> None:
@@ -54,15 +55,12 @@ class NativeHead:
         self.context(extensions().llama_set_embeddings_nextn, True, True)
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the head's weights as the first argument."""
         return function(self._model, *arguments)
 
     def context(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the context as the first argument."""
         return function(self._context, *arguments)
 
     def cache(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the cache as the first argument."""
         return function(self._memory, *arguments)
 
     def fill(

@@ -537,7 +537,6 @@ class VisionSequence(CachedSequence):
         }
 
     def position(self, n: int) -> int:
-        """Return llama.cpp's position of the token after the first `n` cached ones."""
         before = [span for start, span in self._images().items() if start < n]
         return n - sum(one.n_tokens - (one.n_positions if self.sees else 0) for one in before)
 

@@ -198,6 +198,7 @@ def load(
         NotEnoughMemoryError: The models do not fit; raised before anything is loaded.
         InvalidOptionError: An option has a value that is not allowed.
         WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
+        NotInstalledError: `rpc` needs the package `gguf-spec-workers`, which is not installed.
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
     given = locals()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gguf_spec.errors import NotAModelError
-from gguf_spec.gguf.header import Header, Tensor
-from gguf_spec.gguf.writing import TensorInfo, Value, counted, padded, write_head
+from gguf_spec.gguf.header import Header, Reader, Tensor
+from gguf_spec.gguf.writing import TensorInfo, Value, padded, write_head
 
 # bytes of an array before its items: two types and a length
 _HEAD = 16
@@ -24,6 +24,19 @@ def array_items(value: bytes, size: int) -> list[bytes]:
     return [value[at : at + size] for at in range(_HEAD, len(value), size)]
 
 
+class _Values(Reader):
+    """Reads a header, and notes where its metadata stand: key -> start and end in the file."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        super().__init__(file, path, path.stat().st_size)
+        self.places: dict[str, tuple[int, int]] = {}
+
+    def value(self, key: str) -> tuple[str, Any]:
+        start, found = self.at, super().value(key)
+        self.places[key] = start, self.at
+        return found
+
+
 def read_values(header: Header) -> list[Value]:
     """Return the metadata of a file whose header was read before.
 
@@ -32,14 +45,13 @@ def read_values(header: Header) -> list[Value]:
     """
     try:
         with header.path.open("rb") as file:
-            data = file.read(header.data_at)
-    except OSError as error:
+            reader = _Values(file, header.path)
+            now = reader.header()
+    except (OSError, NotAModelError) as error:
         raise _changed(header.path) from error
-    for key, (start, _) in header.places.items():
-        begin = counted(key)
-        if "\N{REPLACEMENT CHARACTER}" not in key and data[start - len(begin) : start] != begin:
-            raise _changed(header.path)
-    return [Value(key, data[start:end]) for key, (start, end) in header.places.items()]
+    if [*now.metadata] != [*header.metadata] or now.data_at != header.data_at:
+        raise _changed(header.path)
+    return [Value(key, reader.data[start:end]) for key, (start, end) in reader.places.items()]
 
 
 def write_with_rows(
