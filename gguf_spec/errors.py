@@ -782,23 +782,26 @@ class NotInstalledError(GgufSpecError, ImportError):
 
     Attributes:
         package: The missing package.
-        extra: The extra of this package that installs it.
+        extra: The extra of this package that installs it; empty for one of `plugins/`.
     """
 
-    def __init__(self, name: str, package: str, extra: str) -> None:
+    def __init__(self, name: str, package: str, extra: str = "") -> None:
+        here, wheel = f"'.[{extra}]'", f"'gguf-spec[{extra}]'"
+        if not extra:
+            here, wheel = f". plugins/{package}", package
         hint = (
-            f"run pip install '.[{extra}]' in a clone of gguf-spec, or where it came as a wheel, "
-            f"install 'gguf-spec[{extra}]' in the same way."
+            f"run pip install {here} in a clone of gguf-spec, or where it came as a wheel, "
+            f"install {wheel} in the same way."
         )
         super().__init__(f"{name} needs {package}, which is not installed.", hint)
         self.package, self.extra = package, extra
 
 
 class MovedError(GgufSpecError, ImportError):
-    """A module that has become a package of its own: `gguf_spec.compat`, `gguf_spec.ray`."""
+    """A module that is a package of its own: `gguf_spec.compat`, `ray`, `trim`, `worker`."""
 
-    def __init__(self, name: str) -> None:
-        package = name.replace(".", "_")
+    def __init__(self, name: str, package: str = "") -> None:
+        package = package or name.replace(".", "_")
         folder = f"plugins/{package.replace('_', '-')}"
         hint = f"run pip install . {folder} in a clone of gguf-spec, and import {package}."
         super().__init__(f"{name} is now the package {package}.", hint)

@@ -1,5 +1,6 @@
 """Modules and files of gguf-spec that PyInstaller does not find by itself."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from PyInstaller.utils.hooks import (
@@ -11,7 +12,8 @@ from PyInstaller.utils.hooks import (
 
 from gguf_spec.system.subprogram import PROGRAMS
 
-hiddenimports = [*PROGRAMS, "llama_cpp"]
+_programs = [one for one in PROGRAMS if find_spec(one.partition(".")[0])]  # plugins may be missing
+hiddenimports = [*_programs, "llama_cpp"]
 binaries = collect_dynamic_libs("llama_cpp") + collect_dynamic_libs("gguf_spec")
 datas = collect_data_files("gguf_spec", excludes=["kernels/*", "_pyinstaller/**"])
 datas += copy_metadata("gguf-spec")

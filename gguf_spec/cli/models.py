@@ -32,8 +32,6 @@ from .output import aligned, counted, print_json
 
 if TYPE_CHECKING:
     from ..models import Candidate, Entry
-    from ..quantize import Quantized
-    from ..trim import Trimmed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -484,7 +482,7 @@ def quantize(model: str, target: Path, **options: Any) -> None:
     _written(made, line, options)
 
 
-def _written(made: Quantized | Trimmed, line: str, options: dict[str, Any]) -> None:
+def _written(made: Any, line: str, options: dict[str, Any]) -> None:
     """Show a written file: as JSON or in one line, unless the command is quiet."""
     from .text_file import is_device
 
@@ -500,7 +498,7 @@ def _target(path: Path) -> Path:
     return Path("/dev/stdout") if str(path) == "-" else path
 
 
-# Default of --keep, as in `gguf_spec.trim`, which is not imported for the help.
+# Default of --keep, as in `gguf_spec_trim`, which is not imported for the help.
 _KEEP = 16384
 
 
@@ -536,11 +534,14 @@ def trim(draft: str, texts: tuple[Path, ...], **options: Any) -> None:
       gguf-spec generate -m target.gguf -d small.gguf "Once upon a time"
     """
     from ..models import format_bytes, path
-    from ..trim import trim as run
+    from ..plugins import plugin
 
     source = path(draft, options["models_file"])
     out = options["output"] or Path(f"{source.stem}-{options['keep']}.gguf")
-    made = run(source, _target(out), keep=options["keep"], texts=texts, force=options["force"])
+    trim_file = plugin("trim").trim
+    made = trim_file(
+        source, _target(out), keep=options["keep"], texts=texts, force=options["force"]
+    )
     text = ""
     if made.coverage is not None:
         text = f", {made.coverage:.2%} of the {made.n_text:,} tokens of the texts"

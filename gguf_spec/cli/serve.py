@@ -374,14 +374,14 @@ def worker(listen: str, threads: int | None, insecure_listen_anywhere: bool, qui
       ssh -N -L 50052:127.0.0.1:50052 OTHER-MACHINE
       gguf-spec generate -m large.gguf --rpc 127.0.0.1:50052 "Why is the sky blue?"
     """
-    from ..worker import run_worker
+    from ..plugins import plugin
 
     def ready(address: str) -> None:
         click.echo(f"Listening at {address}")
         # llama.cpp writes to stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY) if quiet else 2, 1)
 
-    run_worker(
+    plugin("workers").run_worker(
         listen,
         threads=threads,
         insecure_listen_anywhere=insecure_listen_anywhere,

@@ -19,11 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Literal, TypeAlias
 
-from ..errors import BindingError, InvalidOptionError, Text
+from ..errors import BindingError, InvalidOptionError, NotInstalledError, Text
 from ..llama import openmp as openmp_module
 from ..llama import structures
 from ..llama.backend import features_of
 from ..llama.options import ContextOptions, physical_cores
+from ..plugins import plugin
 from ..system.files import (
     CACHE_FOLDERS,
     DISK_FULL,
@@ -218,11 +219,10 @@ def has(features: Mapping[str, str], name: str) -> bool:
 
 def workers(addresses: Sequence[str]) -> Check:
     """Check that the workers of a model accept connections."""
-    from ..llama import remote
-
     try:
-        lost = remote.unreachable(remote.parse_workers(addresses))
-    except InvalidOptionError as error:
+        package = plugin("workers")
+        lost = package.unreachable(package.parse_workers(addresses))
+    except (InvalidOptionError, NotInstalledError) as error:
         return Check("workers", "fail", error.message, error.hint)
     if not lost:
         return Check("workers", "ok", f"{' and '.join(addresses)} accept connections")

@@ -16,7 +16,7 @@ from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.adapters import read_projector
 from ..gguf.header import Tensor
 from ..gguf.heads import head_kind
-from ..gguf.validation import Header, ModelFile
+from ..gguf.validation import Header, ModelFile, check_written
 from ..llama.memory import (
     MemoryEstimate,
     largest_ctx,
@@ -229,7 +229,7 @@ class PairChecks:
         try:
             entry = resolve(model, self.models_file)
             target = ModelFile(local(entry), may_embed=True)
-            target.check_written()
+            check_written(target.header)
             yield _file(role, target.header)
             yield from _sampling(target.header, entry)
             if self.reads_all:
@@ -249,15 +249,15 @@ class PairChecks:
         n_ctx = max(2, planned.target.positions(_trained(target.header)))
         files = [(file, replace(options, n_ctx=n_ctx)) for file, options in planned.files]
         planned = replace(planned, files=files)
-        features, headers = self.features or {}, planned.headers
-        wanted = needs(headers, features)
+        headers = planned.headers
+        wanted = needs(headers)
         found = (
             f"{format_bytes(wanted.added)}, "
             f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
-            + self._why_ctx(wanted.n_ctx, _trained(target.header), longest_ctx(headers, features))
+            + self._why_ctx(wanted.n_ctx, _trained(target.header), longest_ctx(headers))
         )
-        longest = 0 if wanted.fits else largest_ctx(headers, features)
-        kept = prefix_memory_in_room(headers, features)
+        longest = 0 if wanted.fits else largest_ctx(headers)
+        kept = prefix_memory_in_room(headers)
         texts = f"{format_bytes(kept)} of it for texts of earlier requests" if kept else ""
         if kept and any(state_bytes(header) for header, _ in headers):
             texts += ", half of this for states of recurrent layers along the prompts"
@@ -330,7 +330,7 @@ class PairChecks:
         from ..llama.embedder import Embedder
         from ..llama.memory import embedding_needs
 
-        wanted = embedding_needs(file.header, self.options, self.features or {})
+        wanted = embedding_needs(file.header, self.options)
         room = self._fits(wanted, format_bytes(wanted.added))
         yield room
         if not self.loads or room.status == "fail":

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import UnsupportedModelError
 from .architectures import PROJECTOR
 from .header import Header, damaged, shown
-from .validation import check_written, read_header
+from .validation import check_written, not_f32, read_header
 
 _F32 = 0
 # ends of the names of the two matrices of an adapter
@@ -35,7 +35,7 @@ _PATCHES_MAX = 1 << 16
 # Those of them that may be 0, in a projector without layers of its own.
 _MAY_BE_0 = ("feed_forward_length", "block_count", "projection_dim")
 _HAS_IMAGES = "clip.has_vision_encoder"
-_OTHER_PROJECTOR = "use the mmproj file that belongs to the model."
+OTHER_PROJECTOR = "use the mmproj file that belongs to the model."
 
 Shape = tuple[int, ...]
 
@@ -177,7 +177,7 @@ def read_projector(path: Path) -> Header:
     elif not has_images:
         why = "is a projector without an image encoder"
     if why:
-        raise _refused(header, why, _OTHER_PROJECTOR)
+        raise _refused(header, why, OTHER_PROJECTOR)
     for key in ("clip.projector_type", "clip.vision.projector_type"):
         if not isinstance(header.metadata.get(key, ""), str):
             raise damaged(path, f"its {key} is not a text")
@@ -186,11 +186,7 @@ def read_projector(path: Path) -> Header:
     _check_numbers(header)
     for tensor in header.tensors:
         if len(tensor.shape) == 1 and tensor.type != _F32:
-            raise damaged(
-                path,
-                f"the tensor {shown(tensor.name)} is of the type {tensor.type} "
-                "but llama.cpp computes with it in f32",
-            )
+            raise not_f32(header, tensor)
     check_written(header)
     return header
 

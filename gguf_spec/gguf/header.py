@@ -119,7 +119,6 @@ class Header:
         file_bytes: Size of the file, or of all files of a split model.
         kinds: The type of each value in llama.cpp's notation, such as `u32`; `[str]` for an array
             of strings.
-        places: Start and end of each value, with its type, in bytes of the file.
         tensors: Positions and types of the tensors.
         tokens_at: Byte in the file at which the first token's string starts, with its length; None
             without tokens.
@@ -133,7 +132,6 @@ class Header:
     n_tensors: int
     file_bytes: int
     kinds: dict[str, str] = field(default_factory=dict)
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)
     tensors: tuple[Tensor, ...] = ()
     tokens_at: int | None = None
     data_at: int = 0
@@ -149,6 +147,9 @@ class Header:
     def facts(self) -> Architecture:
         """Architecture facts that are not in the file."""
         return architecture(self.architecture)
+
+    def tensor(self, name: str) -> Tensor | None:
+        return next((one for one in self.tensors if one.name == name), None)
 
     def of_architecture(self, key: str, default: Any = None) -> Any:
         """Return the value of `<architecture>.<key>`."""
@@ -205,25 +206,18 @@ def shown(value: Any) -> str:
     return repr(value[:64] + "..." if isinstance(value, str) and len(value) > 64 else value)
 
 
-def parse(file: BinaryIO, path: Path, file_bytes: int) -> Header:
-    """Read the header of an open file that starts with GGUF's magic bytes.
+class Reader:
+    """Reads the header of an open file; NotAModelError where it is invalid or too large.
 
     The file is read, not mapped: with a mapping, a file that shrinks during the read would end the
     process.
-
-    Raises:
-        NotAModelError: The header is invalid or too large.
     """
-    return _Reader(file, path, file_bytes).header()
 
-
-class _Reader:
     def __init__(self, file: BinaryIO, path: Path, file_bytes: int) -> None:
         self.file, self.path, self.file_bytes = file, path, file_bytes
         self.data, self.at = b"", 0
         self.n_strings = self.n_text = self.n_kept = 0
         self.tokens_at: int | None = None
-        self.places: dict[str, tuple[int, int]] = {}
         self.known_tokens: set[bytes] = set()
 
     def damaged(self, why: str) -> NotAModelError:
@@ -348,9 +342,7 @@ class _Reader:
                 raise self.damaged(f"it contains {shown(raw)} twice")
             known.add(raw)
             key = raw.decode("utf-8", errors="replace")
-            start = self.at
             kinds[key], metadata[key] = self.value(key)
-            self.places[key] = start, self.at
         return metadata, kinds
 
     # ---- tensors
@@ -448,7 +440,7 @@ class _Reader:
             raise NotAModelError(self.path, what, hint)
         self.check_places(tensors, alignment)
         return Header(
-            self.path, metadata, n_tensors, self.file_bytes, kinds, self.places,
+            self.path, metadata, n_tensors, self.file_bytes, kinds,
             tensors=tuple(tensors), tokens_at=self.tokens_at, data_at=data_at, parts=(self.path,),
             parts_at=(data_at,),
         )  # fmt: skip

@@ -49,7 +49,7 @@ def _why_damaged(header: Header) -> str:
         return f"{name} has keys of {key:,} and values of {value:,} values"
     if not header.whole("target_hidden_size"):
         return f"{name} does not give the length of its target's rows"
-    return _why_no_table(header, _tensor(header, TOKEN_TABLE), _tensor(header, "output.weight"))
+    return _why_no_table(header, header.tensor(TOKEN_TABLE), header.tensor("output.weight"))
 
 
 def _why_no_table(header: Header, table: Tensor | None, output: Tensor | None) -> str:
@@ -91,18 +91,14 @@ def _why_no_fit(header: Header, target: Header) -> str:
             return f"{name} reads layer {layer:,}, and {where} has layers 0 to {last:,} for it"
     own = header.whole("embedding_length")
     for part, what in (("token_embd.weight", "embedding"), ("output.weight", "output")):
-        if own != width and _tensor(header, part) is None:
+        if own != width and header.tensor(part) is None:
             return (
                 f"{name} uses the {what} of its target with rows of {own:,} values, and {where} "
                 f"has rows of {width:,}"
             )
-    embedding, n_tokens = _tensor(header, "token_embd.weight"), target.n_values(TOKENS)
+    embedding, n_tokens = header.tensor("token_embd.weight"), target.n_values(TOKENS)
     n_known = embedding.shape[-1] if embedding else n_tokens
     return "" if n_known >= n_tokens else f"{name} has an embedding of {n_known:,} tokens only"
-
-
-def _tensor(header: Header, name: str) -> Tensor | None:
-    return next((one for one in header.tensors if one.name == name), None)
 
 
 def n_heads(header: Header) -> int:
@@ -197,7 +193,7 @@ def head_bytes(header: Header) -> int:
     The output is not counted for an EAGLE-3 head.
     """
     if is_eagle(header):
-        embedding = _tensor(header, "token_embd.weight")
+        embedding = header.tensor("token_embd.weight")
         return header.file_bytes - (embedding.n_bytes if embedding else 0)
     if shares_cache(header):
         return header.file_bytes

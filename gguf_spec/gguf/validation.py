@@ -34,9 +34,9 @@ from .header import (
     TOKENS,
     ArrayLength,
     Header,
+    Reader,
     Tensor,
     damaged,
-    parse,
     shown,
 )
 
@@ -45,7 +45,6 @@ __all__ = [
     "Header",
     "ModelFile",
     "Tensor",
-    "check_generates_text",
     "check_model",
     "read_header",
 ]
@@ -102,7 +101,7 @@ def _read(path: Path) -> Header:
                 hint = "use a file in the GGUF format; convert other formats first."
                 raise NotAModelError(path, f"{path.name} is not a GGUF file.", hint)
             file.seek(0)
-            return parse(file, path, os.fstat(file.fileno()).st_size)
+            return Reader(file, path, os.fstat(file.fileno()).st_size).header()
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -162,30 +161,16 @@ def _part_paths(first: Path) -> list[Path]:
     return [first.with_name(name) for name in names]
 
 
-def check_generates_text(header: Header, as_draft: bool = False) -> None:
+def check_model(header: Header, *, may_embed: bool = False, as_draft: bool = False) -> None:
     """Reject files that cannot generate text, based on their header.
 
     Args:
+        may_embed: Whether it may be a model that computes embeddings only.
         as_draft: The model only drafts, so its vocabulary may be trimmed.
 
     Raises:
-        UnsupportedModelError: As for `check_model`, or the file is an embedding model.
-        NotAModelError: It contains numbers on which llama.cpp would abort the process.
-    """
-    check_model(header, as_draft)
-    if embeds_only(header):
-        raise NoGenerationError(header.path, header.architecture)
-
-
-def check_model(header: Header, as_draft: bool = False) -> None:
-    """Reject files that neither generate text nor compute embeddings, based on their header.
-
-    Args:
-        as_draft: As for `check_generates_text`.
-
-    Raises:
         UnsupportedModelError: The file is an adapter, a projector, an encoder or a later part of a
-            split model, or has no tokenizer.
+            split model, or has no tokenizer; or it only computes embeddings.
         NotAModelError: It contains numbers on which llama.cpp would abort the process.
     """
     name, metadata = header.path.name, header.metadata
@@ -221,6 +206,8 @@ def check_model(header: Header, as_draft: bool = False) -> None:
     _check_tensors(header)
     if embeds_only(header):
         check_embeds(header)
+        if not may_embed:
+            raise NoGenerationError(header.path, header.architecture)
 
 
 def _check_tokenizer(
@@ -322,11 +309,12 @@ def _check_tensors(header: Header) -> None:
         if tensor.type != _F32 and (
             len(tensor.shape) == 1 or any(part in tensor.name for part in _ONLY_F32)
         ):
-            raise damaged(
-                header.path,
-                f"the tensor {shown(tensor.name)} is of the type {tensor.type} "
-                "but llama.cpp computes with it in f32",
-            )
+            raise not_f32(header, tensor)
+
+
+def not_f32(header: Header, tensor: Tensor) -> NotAModelError:
+    what = f"the tensor {shown(tensor.name)} is of the type {tensor.type}"
+    return damaged(header.path, f"{what} but llama.cpp computes with it in f32")
 
 
 # ---- embedding models
@@ -419,7 +407,8 @@ def trimmed(header: Header) -> Trimmed | None:
     metadata = header.metadata
     ids, size, name = metadata[IDS], metadata.get(SIZE), metadata.get(TOKENIZER)
     n = len(ids) if isinstance(ids, tuple) else 0
-    rows = next((one.shape[-1] for one in header.tensors if one.name == "token_embd.weight"), 0)
+    embedding = header.tensor("token_embd.weight")
+    rows = embedding.shape[-1] if embedding else 0
     n_vocab = header.of_architecture("vocab_size")
     if not (header.kinds[IDS] in ("[i32]", "[u32]") and isinstance(size, int) and n):
         raise damaged(header.path, "its table of kept tokens is no list of ids")
@@ -517,12 +506,7 @@ class ModelFile:
     """
 
     def __init__(self, path: Path, *, may_embed: bool = False, as_draft: bool = False) -> None:
-        """Name a file. It is not opened yet.
-
-        Args:
-            may_embed: Whether it may be a model that computes embeddings only.
-            as_draft: The model only drafts, so its vocabulary may be trimmed.
-        """
+        """Name a file, which is not opened yet; the options are those of `check_model`."""
         self.path, self._may_embed, self._as_draft = absolute(path), may_embed, as_draft
 
     @cached_property
@@ -539,10 +523,7 @@ class ModelFile:
         """
         _ = self._versions
         header = read_header(self.path)
-        if self._may_embed:
-            check_model(header)
-        else:
-            check_generates_text(header, self._as_draft)
+        check_model(header, may_embed=self._may_embed, as_draft=self._as_draft)
         return header
 
     @cached_property
@@ -564,14 +545,6 @@ class ModelFile:
         except OSError as error:
             raise _unreadable(self.path, error) from error
         return " ".join(ids)
-
-    def check_written(self) -> None:
-        """Check that the data of the tensors are there, by samples.
-
-        Raises:
-            NotAModelError: A part of a file has zeros in their place.
-        """
-        check_written(self.header)
 
     def check_unchanged(self) -> None:
         """Check that no other file took the name since the header was read.

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GgufSpecError
-from ..gguf import rewriting
-from ..gguf.rewriting import TensorInfo
+from ..gguf import writing
 from ..gguf.validation import Header
+from ..gguf.writing import TensorInfo
 from ..system.files import cache_file, read_json, this_machine, write_json
 from ..system.machine import cores_are_shared
 from .backend import library_parts, uses_gpu
@@ -51,14 +51,7 @@ _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # token types
 
 
 class AttentionShape(NamedTuple):
-    """Parameters that determine the cost of attention.
-
-    Attributes:
-        n_head: Query heads.
-        n_head_kv: Key-value heads.
-        key_length: Length of a key vector of one head.
-        value_length: Length of a value vector of one head.
-    """
+    """Parameters that determine the cost of attention."""
 
     n_head: int
     n_head_kv: int
@@ -190,24 +183,23 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
     words = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % i for i in range(256))]
     kinds = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256
     values = {
-        "general.architecture": rewriting.encoded("llama"),
-        **{key: rewriting.encoded(number) for key, number in numbers.items()},
-        "llama.attention.layer_norm_rms_epsilon": rewriting.encoded(1e-5),
-        "tokenizer.ggml.model": rewriting.encoded("llama"),
-        "tokenizer.ggml.tokens": rewriting.encoded(words),
-        "tokenizer.ggml.scores": rewriting.encoded([0.0] * N_VOCAB),
-        "tokenizer.ggml.token_type": rewriting.encoded(kinds),
+        "general.architecture": writing.encoded("llama"),
+        **{key: writing.encoded(number) for key, number in numbers.items()},
+        "llama.attention.layer_norm_rms_epsilon": writing.encoded(1e-5),
+        "tokenizer.ggml.model": writing.encoded("llama"),
+        "tokenizer.ggml.tokens": writing.encoded(words),
+        "tokenizer.ggml.scores": writing.encoded([0.0] * N_VOCAB),
+        "tokenizer.ggml.token_type": writing.encoded(kinds),
     }
     tensors = [*_tensors(shape)]
     with path.open("wb") as file:
-        metadata = [rewriting.Value(*one) for one in values.items()]
-        rewriting.write_head(file, metadata, [info for info, _ in tensors])
+        metadata = [writing.Value(*one) for one in values.items()]
+        writing.write_head(file, metadata, [info for info, _ in tensors])
         for _, data in tensors:
-            file.write(data.ljust(rewriting.padded(len(data)), b"\0"))
+            file.write(data.ljust(writing.padded(len(data)), b"\0"))
 
 
 def _tensors(shape: AttentionShape) -> Iterator[tuple[TensorInfo, bytes]]:
-    """Yield descriptions and data of the tensors of the timed model."""
     rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
     n, n_kv, keys, values = shape
     sizes = {"attn_q": (n * keys, width), "attn_k": (n_kv * keys, width)}

@@ -91,13 +91,15 @@ def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
     return result[0]
 
 
-def in_own_thread(call: Callable[[], object]) -> None:
-    """Run `call` in a separate thread, where Python handles no signal.
+def without_signals(call: Callable[[], object]) -> None:
+    """Run `call` where Python handles no signal: the main thread lets another one do it.
 
     llama.cpp may log during the call, and Python drops a KeyboardInterrupt inside a C callback.
     An interrupt takes effect when the call has ended.
     """
-    if sys.is_finalizing():  # the thread would never run, and nobody waits for an interrupt
+    is_main = threading.current_thread() is threading.main_thread()
+    # at the end the thread would never run, and nobody waits for an interrupt
+    if not is_main or sys.is_finalizing():
         call()
         return
     ended: list[bool] = []

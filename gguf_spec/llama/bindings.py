@@ -103,11 +103,7 @@ class _InitParams(ctypes.Structure):
 
 
 class Tensors:
-    """Memory for some tensors and operations, which is freed with this object.
-
-    Attributes:
-        context: ggml's context.
-    """
+    """Memory for some tensors and operations, which is freed with this object."""
 
     def __init__(self, n_bytes: int = 1 << 20, no_alloc: bool = False) -> None:
         self.context: int = call("ggml_init", _InitParams(n_bytes, None, no_alloc))
@@ -147,9 +143,7 @@ def attention(
     """Return the operation FLASH_ATTN_EXT.
 
     Args:
-        tensors: Where the operation is made.
         inputs: Queries, keys, values and mask.
-        scale: Factor of the scores.
         max_bias: Largest slope of ALiBi; 0 for none.
         cap: Soft cap of the scores; 0 for none.
     """

@@ -20,7 +20,7 @@ from ..arrays import Logits
 from ..errors import DecodeError, UnsupportedModelError
 from ..gguf.adapters import check_adapter
 from ..gguf.heads import is_head_alone
-from ..gguf.validation import Header, ModelFile
+from ..gguf.validation import Header, ModelFile, check_written
 from ..options import K_MAX
 from ..results import PassCounts
 from ..system.files import read_json, write_json
@@ -125,7 +125,7 @@ class Context:
             what = f"{file.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(file.path, what, "use it as the draft of that model.")
         options.check_heads(header)
-        file.check_written()
+        check_written(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)
         start_backend()

@@ -35,7 +35,6 @@ class Device:
     total_bytes: int
 
     def __str__(self) -> str:
-        """Return name, description and free memory."""
         free = f", {format_bytes(self.free_bytes)} free" if self.free_bytes else ""
         return f"{self.name} ({self.description}{free})"
 
@@ -66,7 +65,6 @@ def first_device(kind: int) -> Any:
 
 
 def has_rpc() -> bool:
-    """Return whether this build of llama.cpp has the RPC backend."""
     return bool(C.llama_supports_rpc())
 
 
@@ -93,9 +91,6 @@ def devices_in_use(names: Sequence[str]) -> list[Device]:
 def check_placement(placement: Placement, option: str = "device") -> None:
     """Reject devices that this build of llama.cpp does not have.
 
-    Args:
-        option: Name of the option with the devices, `device` or `draft_device`.
-
     Raises:
         InvalidOptionError: A device is unknown, named twice, or combined with `none`. The message
             lists the devices.
@@ -121,9 +116,6 @@ def _allowed(known: Sequence[Device], other: str) -> str:
 
 def apply_placement(placement: Placement, params: Any, names: Iterable[str]) -> list[Any]:
     """Write the fields of `llama_model_params` for devices and memory.
-
-    Args:
-        names: Names of the model's tensors.
 
     Returns:
         Objects that must live until the model is loaded.

@@ -8,7 +8,6 @@ that are scored share the cells of the prompt before them.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from ..errors import (
 from ..gguf.validation import pooling_of, ranks
 from ..options import K_MAX, POOLING
 from ..system.process import OfOneProcess
-from .backend import in_own_thread
+from .backend import without_signals
 from .bindings import C
 from .log import context_error, keep_last, keep_lines, log
 from .memory import (
@@ -88,8 +87,8 @@ class Embedder(OfOneProcess):
         """Free the context; further calls have no effect."""
         last, self._native, self._capacity = [self._native], None, 0
         try:
-            if last[0] and threading.current_thread() is threading.main_thread():
-                in_own_thread(last.clear)
+            if last[0]:
+                without_signals(last.clear)
         finally:
             last.clear()
 

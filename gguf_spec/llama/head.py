@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import ClosedError, DecodeError, InvalidOptionError, NotAModelError
 from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
-from ..gguf.validation import ModelFile
+from ..gguf.validation import ModelFile, check_written
 from ..options import K_MAX
 from ..system import subprogram
 from . import probe
@@ -144,7 +144,6 @@ class Head(CachedSequence):
 
     @property
     def native(self) -> Any:
-        """The native objects, with the functions that a sequence calls; an error if closed."""
         _ = self.weights.native
         if self._native is None:
             raise ClosedError
@@ -166,7 +165,6 @@ class Head(CachedSequence):
 
     @property
     def label(self) -> str:
-        """Description for users."""
         return f"{self.path.name} (prediction head)"
 
     @property
@@ -216,7 +214,6 @@ class Head(CachedSequence):
         return n
 
     def forget(self, data: bool = False) -> None:
-        """Empty the cache, also after an error."""
         super().forget(data)
         self._n_true, self._own = 0, None
         self._chain.clear()
@@ -435,7 +432,7 @@ def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
     """
     files = [target, *([head] if head else [])]
     try:
-        files[-1].check_written()
+        check_written(files[-1].header)
     except NotAModelError as error:
         return error.message.removesuffix(".")
 

@@ -25,14 +25,7 @@ _JPEG_SIZE_AT = 3
 
 @dataclass(frozen=True)
 class Image:
-    """A checked image file.
-
-    Attributes:
-        data: Its bytes.
-        digest: SHA-256 of the bytes.
-        width: Pixels of a row.
-        height: Number of rows.
-    """
+    """A checked image file; the digest is SHA-256."""
 
     data: bytes
     digest: bytes
@@ -57,10 +50,6 @@ def read_image(path: str | Path) -> Image:
 
 def check_image(data: bytes, name: str = "the image") -> Image:
     """Return an image whose type and size are allowed.
-
-    Args:
-        data: The bytes of the file.
-        name: Name for error messages.
 
     Raises:
         ImageError: It is larger than the limits, or no image of a type that is supported.

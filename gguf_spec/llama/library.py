@@ -27,7 +27,7 @@ _ZERO = "ggml_cpu_has_wasm_simd"
 _NAME = re.compile(r"(?:lib)?ggml-cpu-([\w.]+?)\.(?:so|dylib|dll)")
 # fields of an ELF file with 64 bits: of its header, of a segment, and of the dynamic section
 _HEADER, _SEGMENT, _DYNAMIC = struct.Struct("<16s16xQ14xHH"), struct.Struct("<I4xQQ8xQQ8x"), "<qQ"
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_PT_DYNAMIC = 2
 _STRTAB, _SYMTAB, _JMPREL, _PLTRELSZ, _BIND_NOW, _FLAGS, _FLAGS_1 = 5, 6, 23, 2, 24, 30, 0x6FFFFFFB
 # a symbol, and a relocation: the offset of its pointer, the number of its symbol
 _SYMBOL_BYTES, _RELOCATION = 24, struct.Struct("<QII8x")
@@ -52,11 +52,7 @@ class CpuLibrary:
     """
 
     def __init__(self, path: Path, start: int) -> None:
-        """Take over a loaded library.
-
-        Args:
-            start: Where it lies in memory.
-        """
+        """Take over a library that is loaded at the address `start`."""
         self.path, self._start = path, start
         self.functions = ctypes.CDLL(str(path))
         found = _NAME.match(path.name)
@@ -143,11 +139,7 @@ def load_own_libraries() -> None:
 
 
 def cpu_library(llama: Any) -> CpuLibrary | None:
-    """Return the library with the CPU's kernels; None if it is unknown, as on Windows.
-
-    Args:
-        llama: The loaded libllama.
-    """
+    """Return the library with the CPU's kernels; None if it is unknown, as on Windows."""
     if os.name != "posix":
         return None
     registry, function = llama.ggml_backend_reg_by_name, llama.ggml_backend_reg_get_proc_address

@@ -47,7 +47,6 @@ class Log:
     """Last warnings and errors of llama.cpp since the last `clear`, for error messages."""
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the lines, oldest first."""
         return iter([*_lines, *map(_text, (_last[n] for n in sorted(_last) if n >= _WARNING))])
 
     @property
@@ -116,15 +115,14 @@ def _reason(log: Iterable[str]) -> str:
     return line.removeprefix("error loading model: ").rstrip(".")
 
 
-def _too_large(what: str, needed: int | None = None) -> NotEnoughMemoryError:
+def too_large(what: str, needed: int | None = None) -> NotEnoughMemoryError:
     return NotEnoughMemoryError(what, needed, available_bytes())
 
 
 def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a file that llama.cpp did not load, based on its log."""
     reason, name = _reason(log), header.path.name
     if "alloc" in reason or "memory" in reason:
-        return _too_large(f"{name} does not fit into memory ({reason}).", header.file_bytes)
+        return too_large(f"{name} does not fit into memory ({reason}).", header.file_bytes)
     if "unknown model architecture" in reason:
         what = f"{name} has the architecture {header.architecture!r}, which llama.cpp does not "
         supported = "use a model of an architecture that llama-cpp-python supports"
@@ -144,10 +142,9 @@ def not_locked(header: Header, log: Iterable[str]) -> GgufSpecError:
 
 
 def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a context that llama.cpp did not create, based on its log."""
     log = list(log)
     if any("alloc" in line or "memory" in line for line in log):
-        return _too_large(f"there is not enough memory for a context of {n_ctx:,} tokens.")
+        return too_large(f"there is not enough memory for a context of {n_ctx:,} tokens.")
     prefix = "draft_" if options.drafts else ""
     return ContextFailedError(
         n_ctx,
@@ -158,14 +155,13 @@ def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> Gg
 
 
 def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for an adapter that llama.cpp did not load, based on its log."""
     name = adapter.path.name
     mark = "lora adapter: "
     found = [line.split(mark, 1)[-1] for line in log if "failed to apply " + mark in line]
     lines = found or ["llama.cpp gave no reason"]
     reason = lines[-1].rstrip(".")
     if "alloc" in reason:
-        return _too_large(f"the adapter {name} does not fit into memory ({reason}).")
+        return too_large(f"the adapter {name} does not fit into memory ({reason}).")
     hint = Text(_SHOWN, "use an adapter that was made for this model")
     what = f"llama.cpp cannot use the adapter {name}: {reason}."
     return UnsupportedModelError(adapter.path, what, hint)

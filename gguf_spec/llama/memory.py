@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -156,17 +156,13 @@ class MemoryEstimate:
         return f"this machine has {format_bytes(self.machine or 0)}{limit_of(self.free or 0)}"
 
 
-def needs(models: Models, features: Mapping[str, str] | None = None) -> MemoryEstimate:
-    """Return the memory that models need if they are loaded together.
-
-    Args:
-        features: Features of the llama.cpp build; None to ask it.
-    """
+def needs(models: Models) -> MemoryEstimate:
+    """Return the memory that models need if they are loaded together."""
     header, options = models[0]
     n_ctx = options.positions(header.whole("context_length"))
     weights = caches = compute = copies = idle = 0
     for header, options in models:
-        copied, of = _copies(header, options, features)
+        copied, of = _copies(header, options)
         mapped, read = header.file_bytes, 0
         if options.placement.mmap is False:
             mapped, read, of = 0, header.file_bytes - of, 0
@@ -211,15 +207,12 @@ def _estimate(**sizes: int) -> MemoryEstimate:
     return MemoryEstimate(**sizes, base=resident_bytes(), free=free, machine=machine)
 
 
-def _copies(
-    header: Header, options: ContextOptions, features: Mapping[str, str] | None
-) -> tuple[int, int]:
+def _copies(header: Header, options: ContextOptions) -> tuple[int, int]:
     """Return the bytes of repacked weights and adapters, and those of pages not read again."""
     copies = sum(one.path.stat().st_size for one in options.lora if one.path.exists())
     if not options.repacks:
         return copies, 0
-    features = build_features() if features is None else features
-    has = {name for name, value in features.items() if value != "0"}
+    has = {name for name, value in build_features().items() if value != "0"}
     rows: dict[int, int] = {}
     if "REPACK" in has:
         rows |= _AVX2 if "AVX2" in has else {}
@@ -227,9 +220,9 @@ def _copies(
         rows |= _DOTPROD if {"NEON", "DOTPROD"} <= has else {}
     amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
     own = TYPES if in_use().name else frozenset()  # not copied by AMX
-    tied, idle = _is_tied(header), 0
+    # tied embeddings are the output matrix, too, so they are both mapped and copied
+    tied, idle = header.tensor("output.weight") is None, 0
     for tensor in header.tensors:
-        # tied embeddings are multiplied, too, so they are both mapped and copied
         is_output = tied and tensor.name == "token_embd.weight"
         n_dims = len(tensor.shape)
         if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
@@ -245,35 +238,28 @@ def _copies(
     return copies, idle
 
 
-def _is_tied(header: Header) -> bool:
-    """Return whether the token embeddings are the output matrix, too."""
-    return not any(tensor.name == "output.weight" for tensor in header.tensors)
-
-
-def largest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
+def largest_ctx(models: Models) -> int:
     """Return the longest context that fits, at most the requested one; 0 if none fits.
 
     If the requested one does not fit, it is at most the one that the target was trained for.
     """
-    wanted = needs(models, features)
+    wanted = needs(models)
     if wanted.fits:
         return wanted.n_ctx
     most = min(wanted.n_ctx, models[0][0].whole("context_length") or wanted.n_ctx)
-    return PAD * _most(most // PAD, lambda n: _with(models, n_ctx=n * PAD), features)
+    return PAD * _most(most // PAD, lambda n: _with(models, n_ctx=n * PAD))
 
 
-def _most(
-    most: int, models: Callable[[int], Models], features: Mapping[str, str] | None = None
-) -> int:
+def _most(most: int, models: Callable[[int], Models]) -> int:
     """Return the largest number up to `most` with which models fit; 0 if there is none."""
-    return bisect_left(range(1, most + 1), True, key=lambda n: not needs(models(n), features).fits)
+    return bisect_left(range(1, most + 1), True, key=lambda n: not needs(models(n)).fits)
 
 
 def _with(models: Models, **changes: Any) -> list[tuple[Header, ContextOptions]]:
     return [(header, replace(options, **changes)) for header, options in models]
 
 
-def ctx_in_room(models: Models, features: Mapping[str, str] | None = None) -> int | None:
+def ctx_in_room(models: Models) -> int | None:
     """Return the context length to load; None for `ContextOptions.positions`.
 
     Where the user gives none, it is the trained one, at most 16,384 or 8,192, if the caches take at
@@ -284,13 +270,13 @@ def ctx_in_room(models: Models, features: Mapping[str, str] | None = None) -> in
         return options.n_ctx
     for n_ctx in (min(header.whole("context_length"), most) for most in _LONG_CONTEXTS):
         if n_ctx > DEFAULT_CTX:
-            longer = needs(_with(models, n_ctx=n_ctx), features)
+            longer = needs(_with(models, n_ctx=n_ctx))
             if longer.fits and longer.caches <= _CTX_SHARE * (longer.free or 0):
                 return n_ctx
     return None
 
 
-def longest_ctx(models: Models, features: Mapping[str, str] | None = None) -> int:
+def longest_ctx(models: Models) -> int:
     """Return the longest context with which models could be loaded in place of theirs.
 
     It is at most the trained one. Where positions are rotated in another way behind some length,
@@ -305,36 +291,31 @@ def longest_ctx(models: Models, features: Mapping[str, str] | None = None) -> in
     most = min(most, _MOST_POSITIONS)
     if most <= n_ctx or any(uses_gpu(one) for _, one in models) or available_bytes() is None:
         return n_ctx
-    return max(n_ctx, largest_ctx(_with(models, n_ctx=most), features))
+    return max(n_ctx, largest_ctx(_with(models, n_ctx=most)))
 
 
-def parallel_in_room(
-    models: Models, most: int, features: Mapping[str, str] | None = None
-) -> int | None:
+def parallel_in_room(models: Models, most: int) -> int | None:
     """Return for how many requests at once the caches take at most a quarter of the free memory.
-
-    Args:
-        features: Features of the llama.cpp build; None to ask it.
 
     Returns:
         At least 1 and at most `most`; None if it is unknown, as for models that may use a GPU.
     """
     if any(uses_gpu(options) for _, options in models):
         return None
-    one = needs(_with(models, parallel=1), features)
+    one = needs(_with(models, parallel=1))
     if one.free is None:
         return None
     most = max(1, min(most, int(_CACHES_SHARE * one.free / max(one.caches, 1))))
-    return max(1, _most(most, lambda n: _with(models, parallel=n), features))
+    return max(1, _most(most, lambda n: _with(models, parallel=n)))
 
 
-def prefix_memory_in_room(models: Models, features: Mapping[str, str] | None = None) -> int:
+def prefix_memory_in_room(models: Models) -> int:
     """Return the memory for kept prefixes if the user gives none, in bytes.
 
     It is an eighth of the memory that stays free beside the models, at most 8 GiB; 0 where that is
     little, or where the free memory is unknown.
     """
-    needed = needs(models, features)
+    needed = needs(models)
     share = int(_KEPT_SHARE * (needed.free - needed.own)) if needed.free is not None else 0
     return min(share, _MOST_KEPT) if share >= _LEAST_KEPT else 0
 
@@ -345,9 +326,6 @@ def with_snapshots(models: Models, k: int) -> list[tuple[Header, ContextOptions]
     They serve drafts of up to `k` tokens. They may take a quarter of the free memory, and the
     models must fit, too; there are none if the free memory is unknown. Models that may use a GPU
     are not checked.
-
-    Args:
-        k: Longest draft that is wanted, in tokens.
     """
     (header, options), *others = models
     # Requests that run at once have as many together as two alone, and shorter drafts.
@@ -372,13 +350,11 @@ def has_room(models: Models) -> bool:
     return True
 
 
-def check_room(models: Models, features: Mapping[str, str] | None = None) -> None:
+def check_room(models: Models) -> None:
     """Reject models that do not fit into main memory together, before any of them is loaded.
 
     The kernel would kill the process instead. Models that may use a GPU are not checked.
 
-    Args:
-        features: Features of the llama.cpp build; None to ask it.
 
     Raises:
         NotEnoughMemoryError: The models do not fit. It contains the required and the free memory
@@ -386,7 +362,7 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
     """
     if any(uses_gpu(options) for _, options in models):
         return
-    needed = needs(models, features)
+    needed = needs(models)
     if needed.fits:
         return
     names = " and ".join(header.path.name for header, _ in models)
@@ -397,17 +373,17 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
         f"{names} {verb} {format_bytes(needed.added)} of memory, "
         f"{format_bytes(needed.caches)} of it for a context of {needed.n_ctx:,}{each}"
     )
-    n_ctx = largest_ctx(models, features)
+    n_ctx = largest_ctx(models)
     would_fit: str = f"a context of {n_ctx:,} would fit"
     if not n_ctx:
         would_fit = "the weights alone do not fit"
-        if without_copies := largest_ctx(_with(models, extra_bufts=False), features):
+        if without_copies := largest_ctx(_with(models, extra_bufts=False)):
             would_fit = Text(
                 "{}; with {extra_bufts=False}, which does not copy them, a context of {} would fit",
                 would_fit,
                 f"{without_copies:,}",
             )
-    n = _most(parallel, lambda n: _with(models, parallel=n), features)
+    n = _most(parallel, lambda n: _with(models, parallel=n))
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
     what = Text("{}; {}: {}{}.", wants, needed.room, would_fit, with_all)
     raise NotEnoughMemoryError(what, needed.added, needed.free, n_ctx, n or None)
@@ -477,7 +453,6 @@ def row_values(header: Header, n_ctx: int, flash: bool) -> int:
 
     Args:
         n_ctx: Positions that the attention reads.
-        flash: Whether it is flash attention.
     """
     embedding = header.whole("embedding_length")
     experts = header.whole("expert_used_count")
@@ -537,11 +512,9 @@ def embedding_bytes(
     return _FIXED + cache + _FLOAT * min(n_tokens, at_once) * row
 
 
-def embedding_needs(
-    header: Header, options: ContextOptions, features: Mapping[str, str] | None = None
-) -> MemoryEstimate:
+def embedding_needs(header: Header, options: ContextOptions) -> MemoryEstimate:
     """Return the memory of an embedding model, with the context for its first texts."""
-    copies, idle = _copies(header, options, features)
+    copies, idle = _copies(header, options)
     weights, compute = header.file_bytes + copies, embedding_bytes(header, options, LEAST)
     return _estimate(
         weights=weights, caches=0, compute=compute, copies=copies, idle=idle, n_ctx=LEAST
@@ -551,11 +524,7 @@ def embedding_needs(
 def fit_layers(
     models: Models, devices: Callable[[Sequence[str]], list[Device]] = devices_in_use
 ) -> list[tuple[Header, ContextOptions]]:
-    """Return the models with numbers in place of `auto`.
-
-    Args:
-        devices: Returns the devices for the option `device`.
-    """
+    """Return the models with numbers in place of `auto`."""
     if not any(options.gpu_layers == "auto" for _, options in models):
         return [*models]
     header, options = models[0]
@@ -606,7 +575,7 @@ def _may_be_read(header: Header, options: ContextOptions) -> bool:
         return False
     if options.rpc or uses_gpu(options):
         return False
-    return header.file_bytes - _copies(header, options, None)[1] >= _LEAST_READ
+    return header.file_bytes - _copies(header, options)[1] >= _LEAST_READ
 
 
 def _has_large_pages() -> bool:
@@ -702,7 +671,6 @@ def _kv_heads(header: Header) -> list[int]:
 
 
 def head_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
-    """Return the size of the cache of prediction heads for `n_ctx` positions, in bytes."""
     if shares_cache(header):
         return 0
     kv_heads = _kv_heads(header)[header.whole("block_count") - n_heads(header) :]
@@ -711,7 +679,6 @@ def head_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
 
 
 def state_bytes(header: Header) -> int:
-    """Return the size of the states of all recurrent layers, in bytes."""
     heads = header.by_layer("attention.head_count", 0)
     n_trunk = header.whole("block_count") - header.whole("nextn_predict_layers")
     n_recurrent = sum(_is_recurrent(header, i) for i in range(n_trunk))
@@ -780,7 +747,7 @@ def offloaded(header: Header, options: ContextOptions) -> Offloaded:
     n_there = n if isinstance(n, int) and 0 <= n <= n_layers else n_layers + 1
     first = n_layers + 1 - n_there
     places = options.placement.places(tensor.name for tensor in header.tensors)
-    tied = _is_tied(header)
+    tied = header.tensor("output.weight") is None
     n_bytes = 0
     for tensor in header.tensors:
         kind, _, rest = tensor.name.partition(".")

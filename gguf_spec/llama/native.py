@@ -312,19 +312,3 @@ class TokenBatch:
                 ids[0] = part.sequence
             row = end
         self._batch.n_tokens = row
-
-    def packed(self) -> Any:
-        """Return the tokens of the pass as plain data, for `unpack` in another process."""
-        n = self._batch.n_tokens
-        arrays = (self._tokens, self._positions, self._outputs)
-        return [array[:n].tobytes() for array in arrays], [ids[0] for ids in self._sequences[:n]]
-
-    def unpack(self, packed: Any) -> None:
-        """Write the tokens of a pass from the result of `packed`."""
-        texts, sequences = packed
-        self._batch.n_tokens = n = len(sequences)
-        arrays = (self._tokens, self._positions, self._outputs)
-        for array, text in zip(arrays, texts, strict=True):
-            array[:n] = np.frombuffer(text, array.dtype)
-        for ids, sequence in zip(self._sequences, sequences, strict=False):
-            ids[0] = sequence

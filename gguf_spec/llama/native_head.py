@@ -39,17 +39,13 @@ def extensions() -> Any:
 class NativeHead:
     """The context of a head on the weights of a target, or on those of a file of its own.
 
-    `Native` owns the memory, and this object keeps it alive.
-
-    Attributes:
-        width: Length of a row.
-        shares_cache: It reads the target's cache and has none of its own.
+    `Native` owns the memory, and this object keeps it alive. `model`, `context` and `cache` call
+    functions of llama.cpp, as its methods do.
     """
 
     def __init__(self, native: Native, opened: tuple[Any, Any, Any], width: int) -> None:
         self._native, (self._model, self._context, batch) = native, opened
         self.width = width
-        self.shares_cache = bool(extensions().llama_get_ctx_other(self._context))
         self._memory = C.llama_get_memory(self._context)
         self._rows = np.zeros((N_BATCH, width), np.float32)
         # llama.cpp frees the original, which has no rows
@@ -58,20 +54,13 @@ class NativeHead:
         self._filled = TokenBatch(self._batch)
         self.context(extensions().llama_set_embeddings_nextn, True, True)
 
-    def vocab(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the target's vocabulary as the first argument."""
-        return self._native.vocab(function, *arguments)
-
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the head's weights as the first argument."""
         return function(self._model, *arguments)
 
     def context(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the context as the first argument."""
         return function(self._context, *arguments)
 
     def cache(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a llama.cpp function with the cache as the first argument."""
         return function(self._memory, *arguments)
 
     def fill(
@@ -166,9 +155,6 @@ class TargetRows:
     """Rows that a target returns for a head: inputs of some layers, joined to one for each token.
 
     The number of the layer after the last one means the state after the last layer.
-
-    Attributes:
-        width: Length of a row.
     """
 
     def __init__(self, native: Native, layers: Sequence[int]) -> None:
@@ -214,7 +200,6 @@ class HiddenRows:
     place; until then they belong to the text that the target decoded last.
 
     Attributes:
-        width: Length of a row.
         first: First position whose row is known.
         end: The position after the last one whose row is known.
     """

@@ -175,12 +175,7 @@ PARALLEL_MAX = 64
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: low-rank matrix products that are added to the products of a model.
-
-    Attributes:
-        path: Its GGUF file.
-        scale: Factor of the adapter's products; 0 adds nothing.
-    """
+    """A LoRA adapter: products, times `scale`, that are added to the products of a model."""
 
     path: Path
     scale: float = 1.0
@@ -204,9 +199,6 @@ def adapters(
     """Return the adapters from an argument of `load`.
 
     The argument is one file or several, each with or without a scale.
-
-    Args:
-        option: Its name, for error messages.
 
     Raises:
         InvalidOptionError: The argument has another form, or a scale is out of range.
@@ -249,7 +241,6 @@ class ContextOptions:
         pooling: How embeddings are pooled, one of `POOLING`; None as the file says.
         head: Prediction head that drafts for this model: `own` for one in its file, `file` for one
             in a file of its own, or empty. For that file itself it is `self`.
-        placement: Devices and memory of the weights.
         head_layers: Layers of this model whose inputs an EAGLE-3 head reads; empty for other heads.
     """
 

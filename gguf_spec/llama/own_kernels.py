@@ -282,8 +282,6 @@ def takes_attention(key_length: int, value_length: int, kv_kind: int) -> bool:
     """Return whether the own kernels compute flash attention with these heads.
 
     Args:
-        key_length: Length of a key of one head.
-        value_length: Length of a value of one head.
         kv_kind: ggml type of the cache.
     """
     return bool(in_use().name) and _library_takes(key_length, value_length, kv_kind)

@@ -29,8 +29,6 @@ def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
 
     Args:
         test: Name of the test in `llama.selftest`.
-        arguments: Its arguments, as texts.
-        timeout_s: Time limit in seconds; the process is killed after it.
 
     Returns:
         The JSON value in the last line of the process's output.

@@ -39,8 +39,6 @@ class CachedSequence:
     """A sequence of a context: its cached tokens, and passes over the tokens after them.
 
     Attributes:
-        context: The context, whose passes decode it.
-        weights: The model's weights and vocabulary.
         index: Id of the sequence in llama.cpp.
         run: Decodes a `Part`; the pass may have parts of other sequences.
         n_ctx: Capacity, in positions.
@@ -85,7 +83,6 @@ class CachedSequence:
 
     @property
     def label(self) -> str:
-        """Name for users."""
         return self.path.name
 
     @property
@@ -151,13 +148,7 @@ class CachedSequence:
         return n
 
     def adopt(self, cached: Sequence[int], n_read: int, least_cut: int) -> None:
-        """Take over the sequence, which other code has changed.
-
-        Args:
-            cached: Ids of its cached tokens.
-            n_read: Length of the prefix that prefill passes decoded, on the grid.
-            least_cut: Shortest prefix, above 0, to which the cache can be cut.
-        """
+        """Take over the sequence, which other code has changed."""
         self._cached, self.n_read, self.least_cut = [*cached], n_read, least_cut
 
     def take_cached(self) -> list[int]:

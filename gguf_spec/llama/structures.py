@@ -41,9 +41,6 @@ def misfit(binding: Any) -> str:
 
     On x86-64 every larger or smaller structure is found. Elsewhere its size cannot be seen: a
     member that is missing or was inserted is found, one that was appended is not.
-
-    Args:
-        binding: The module `llama_cpp`.
     """
     missing = [name for name in (*_NEEDED, *_DEFAULTS) if not hasattr(binding, name)]
     if missing:

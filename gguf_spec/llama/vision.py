@@ -36,21 +36,19 @@ from ..errors import (
     ImageError,
     InvalidOptionError,
     NotEnoughMemoryError,
-    Option,
-    OptionConflictError,
     UnsupportedModelError,
 )
+from ..gguf.adapters import OTHER_PROJECTOR
 from ..gguf.header import Header
 from ..options import IMAGE_IDS
 from ..system.files import content_id
-from ..system.machine import available_bytes
 from ..system.process import OfOneProcess
 from . import probe
-from .backend import in_own_thread, library_parts, uses_gpu
+from .backend import library_parts, uses_gpu, without_signals
 from .bindings import C
 from .context import Context
 from .image_file import Image
-from .log import callback_of, log
+from .log import callback_of, log, too_large
 from .native import Native, long_call
 from .sequence import CachedSequence
 
@@ -107,8 +105,6 @@ class Projector(OfOneProcess):
         Args:
             header: Its checked header.
             native: The model whose embeddings it computes.
-            threads: Number of threads.
-            gpu: Whether the GPU may be used.
 
         Raises:
             InvalidOptionError: This build of llama-cpp-python has no libmtmd.
@@ -126,7 +122,7 @@ class Projector(OfOneProcess):
         binding.mtmd_helper_log_set(callback_of(loading=True), None)
         try:
             made = partial(native.model, lambda model: kept.append(load(path, model, params)))
-            long_call(in_own_thread, made)
+            long_call(without_signals, made)
         finally:
             binding.mtmd_helper_log_set(callback_of(loading=False), None)
         if not kept[0]:
@@ -135,11 +131,8 @@ class Projector(OfOneProcess):
         free = weakref.finalize(self, binding.mtmd_free, self._context)
         free.atexit = False
         if not binding.mtmd_support_vision(self._context):
-            raise UnsupportedModelError(
-                self.path,
-                f"{self.path.name} is a projector that reads no images.",
-                "use the mmproj file that belongs to the model.",
-            )
+            what = f"{self.path.name} is a projector that reads no images."
+            raise UnsupportedModelError(self.path, what, OTHER_PROJECTOR)
 
     def _give_up(self) -> object:
         return self  # never freed
@@ -268,18 +261,15 @@ def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
     lines = [line for line in log if "error: " in line or "failed to load" in line] or [*log]
     # the first line, without the names of functions
     reason = lines[0].split("error: ", 1)[-1].split("\n", 1)[0].rstrip(".") if lines else ""
-    name = header.path.name
     if "alloc" in reason:
-        return NotEnoughMemoryError(
-            f"the projector {name} does not fit into memory ({reason}).",
-            header.file_bytes,
-            available_bytes(),
-        )
-    return UnsupportedModelError(
-        header.path,
-        f"llama.cpp cannot use the projector {name}: {reason or 'it gave no reason'}.",
-        "use the mmproj file that belongs to the model.",
-    )
+        what = f"the projector {header.path.name} does not fit into memory ({reason})."
+        return too_large(what, header.file_bytes)
+    return _unusable(header.path, reason or "it gave no reason")
+
+
+def _unusable(path: Path, reason: str) -> UnsupportedModelError:
+    what = f"llama.cpp cannot use the projector {path.name}: {reason}."
+    return UnsupportedModelError(path, what, OTHER_PROJECTOR)
 
 
 def check_projector(projector: Path, model: Path) -> None:
@@ -303,11 +293,7 @@ def check_projector(projector: Path, model: Path) -> None:
     ids = [content_id(path) for path in (projector, model)]
     file = probe.result_file("projector", *library_parts(), *ids)
     if problem := probe.remembered(file, find, keep=False, alone=""):
-        raise UnsupportedModelError(
-            projector,
-            f"llama.cpp cannot use the projector {projector.name}: {problem}.",
-            "use the mmproj file that belongs to the model.",
-        )
+        raise _unusable(projector, problem)
 
 
 def mtmd(path: Path) -> Any:
@@ -340,8 +326,6 @@ class Span(NamedTuple):
     """Ids of the embeddings of one chunk, which follow one another.
 
     Attributes:
-        first: The first id.
-        n_tokens: Number of embeddings.
         n_positions: Number of positions that they take.
     """
 
@@ -540,7 +524,6 @@ class VisionSequence(CachedSequence):
         return super().why_plain
 
     def close(self) -> None:
-        """Release the native memory, that of the projector included."""
         super().close()
         self._image_tokens = None
 
@@ -554,7 +537,6 @@ class VisionSequence(CachedSequence):
         }
 
     def position(self, n: int) -> int:
-        """Return llama.cpp's position of the token after the first `n` cached ones."""
         before = [span for start, span in self._images().items() if start < n]
         return n - sum(one.n_tokens - (one.n_positions if self.sees else 0) for one in before)
 
@@ -642,13 +624,3 @@ class VisionSequence(CachedSequence):
     def _placed_in(self, tokens: Sequence[int]) -> dict[int, Span]:
         spans = self.image_tokens.spans
         return {at: spans[token] for at, token in enumerate(tokens) if token in spans}
-
-
-def check_images_possible(rpc: Sequence[str]) -> None:
-    """Reject options that cannot be combined with a projector.
-
-    Raises:
-        OptionConflictError: There are workers.
-    """
-    if rpc:
-        raise OptionConflictError(Option("mmproj"), Option("rpc"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from itertools import groupby, pairwise
@@ -20,9 +19,10 @@ from ..errors import (
 )
 from ..gguf.validation import Header, ModelFile, check_version
 from ..options import IMAGE_IDS, well_formed
+from ..plugins import plugin
 from ..system.files import version
 from ..system.process import OfOneProcess
-from .backend import in_own_thread, run_with_large_stack, start_backend
+from .backend import run_with_large_stack, start_backend, without_signals
 from .bindings import C
 from .log import adapter_error, load_error, log, not_locked
 from .native import Native, end_with_program, long_call
@@ -59,9 +59,7 @@ class Weights(OfOneProcess):
         self.file, self.path, self.options = file, file.path, options
         self._native: Native | None = None
         if options.rpc:
-            from .remote import Child, RemoteNative
-
-            self._native = RemoteNative(Child(options.rpc, options.verbose))
+            self._native = plugin("workers").connect(options.rpc, options.verbose)
         else:
             self._native = Native()
         self._pieces: dict[int, bytes] = {}
@@ -90,8 +88,8 @@ class Weights(OfOneProcess):
         """
         last, self._native = [self._native], None
         try:
-            if last[0] and threading.current_thread() is threading.main_thread():
-                in_own_thread(last.clear)
+            if last[0]:
+                without_signals(last.clear)
         finally:
             last.clear()
 

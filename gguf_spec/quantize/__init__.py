@@ -106,8 +106,8 @@ def quantize(
         QuantizeError: llama.cpp cannot quantise the model, or the disk is full.
         FrozenAppError: This process cannot start a child.
     """
-    from ..gguf.rewriting import check_place
-    from ..gguf.validation import check_generates_text, read_header
+    from ..gguf.validation import check_model, read_header
+    from ..gguf.writing import check_place
     from ..llama.options import physical_cores
     from ..system.files import atomic_write
 
@@ -118,7 +118,7 @@ def quantize(
     if threads is not None and not (isinstance(threads, int) and 0 < threads <= 512):
         raise InvalidOptionError("threads", threads, "a whole number from 1 to 512")
     header = read_header(source)
-    check_generates_text(header)
+    check_model(header)
     alignment = header.metadata.get("general.alignment", _ALIGNMENT)
     if alignment != _ALIGNMENT:
         message = (
@@ -130,7 +130,8 @@ def quantize(
     try:
         check_place(header, target, force)
         with atomic_write(target, private=False) as part:
-            command = _command(source, part, TYPES[name], threads or physical_cores())
+            given = (source, part, TYPES[name], threads or physical_cores())
+            command = subprogram.command("gguf_spec.quantize.worker", *map(str, given))
             n_fallback = _run(header, target, part, command, progress)
             made = _check_made(header, target, part)
     except OSError as error:
@@ -181,11 +182,6 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
     if tokenizer(made) != tokenizer(header):
         raise wrong("has another tokenizer than the model")
     return made
-
-
-def _command(source: Path, part: Path, number: int, threads: int) -> list[str]:
-    given = (os.fspath(source), os.fspath(part), str(number), str(threads))
-    return subprogram.command("gguf_spec.quantize.worker", *given)
 
 
 def _run(

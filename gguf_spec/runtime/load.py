@@ -14,6 +14,8 @@ from ..errors import (
     InvalidOptionError,
     NoGenerationError,
     NotEnoughMemoryError,
+    Option,
+    OptionConflictError,
     Text,
 )
 from ..gguf.adapters import read_projector
@@ -33,7 +35,6 @@ from ..llama.memory import (
 )
 from ..llama.options import AdapterFile, ContextOptions, context_options
 from ..llama.own_kernels import extra_bufts_work
-from ..llama.remote import check_workers, parse_workers
 from ..llama.sequence import CachedSequence
 from ..options import (
     ARGUMENTS,
@@ -49,6 +50,7 @@ from ..options import (
     no_such_option,
     wrong_type,
 )
+from ..plugins import plugin
 from ..registry.download import path as local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
@@ -196,6 +198,7 @@ def load(
         NotEnoughMemoryError: The models do not fit; raised before anything is loaded.
         InvalidOptionError: An option has a value that is not allowed.
         WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
+        NotInstalledError: `rpc` needs the package `gguf-spec-workers`, which is not installed.
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
     given = locals()
@@ -224,7 +227,8 @@ def _read(given: dict[str, Any]) -> LoadOptions:
         raise InvalidOptionError("chat_template", chat_template[:60], "a template in Jinja")
     file = ModelFile(local(entry), may_embed=True)
     text = None if reference is None else _read_reference(Path(reference))
-    parse_workers(given["rpc"])
+    if (rpc := given["rpc"]) not in ((), []):
+        plugin("workers").parse_workers(rpc)
     options, of_draft = context_options(**given)
     for adapter in (*options.lora, *of_draft.lora):
         read_header(adapter.path)
@@ -272,11 +276,12 @@ def choose_projector(
     """
     if mmproj is None:
         return None
-    from ..llama.vision import check_images_possible, check_projector
+    from ..llama.vision import check_projector
 
     if file.embeds_only:
         raise NoGenerationError(file.path, file.header.architecture)
-    check_images_possible(options.rpc)
+    if options.rpc:
+        raise OptionConflictError(Option("mmproj"), Option("rpc"))
     header = read_projector(Path(mmproj))
     free = available_bytes()
     if free is not None and header.file_bytes > free:
@@ -298,7 +303,6 @@ def open_plan(plan: Plan) -> LLM:
     check_room(plan.headers)
     n_kept_bytes = _prefix_memory(given.prefix_memory, plan.headers)
     n_ctx_max = longest_ctx(plan.headers)
-    check_workers(given.target.rpc)
     start_backend()
     costs = depth_costs(given.file.header, plan.target)
     shares = _shares(given.progress, [file.header.file_bytes for file, _ in plan.files])

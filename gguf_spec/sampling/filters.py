@@ -9,7 +9,7 @@ from ..grammar.token_grammar import Grammar
 from ..llama.samplers import Dry
 from ..llama.weights import Weights
 from ..options import Sampling
-from .chain import NO_FILTERS, CompatSampling, Filters, InfillSampling
+from .chain import CompatSampling, Filters, InfillSampling
 from .infill import Infill
 
 
@@ -27,8 +27,6 @@ def make_filters(model: Weights, s: Sampling, n_prompt: int, prefill: str = "") 
     gbnf = s.grammar if s.json_schema is None else to_gbnf(s.json_schema)
     penalise_from = n_prompt if isinstance(s, CompatSampling) else 0
     infill = Infill(model).kept if isinstance(s, InfillSampling) else None
-    if gbnf is None and not s.dry_multiplier and not s.ignore_eos:
-        return NO_FILTERS._replace(penalise_from=penalise_from, infill=infill)
     dry = None
     if s.dry_multiplier and s.dry_penalty_last_n:
         dry = Dry(

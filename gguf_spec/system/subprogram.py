@@ -15,10 +15,10 @@ from ..errors import FrozenAppError
 
 # modules with a function `main`, which takes the arguments and returns the exit code
 PROGRAMS = (
-    "gguf_spec.llama.remote",
     "gguf_spec.llama.selftest",
     "gguf_spec.quantize.worker",
     "gguf_spec.text.jinja_child",
+    "gguf_spec_workers.child",
 )
 _ARGUMENT = "--gguf-spec-child"
 _recognised: list[bool] = []

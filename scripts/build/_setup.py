@@ -27,6 +27,7 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
     KERNELS_SWITCH,
     NATIVE,
+    RPC,
     SWITCH,
     Problem,
     build_settings,
@@ -56,7 +57,9 @@ KERNELS, PLACE, OUR_VERSION, PACKAGES = (
     "the list of packages",
 )
 # The distributions that the tests need beside gguf-spec; that for llm is tested where llm is installed.
-PLUGINS = [ROOT / "plugins" / name for name in ("gguf-spec-compat", "gguf-spec-ray")]
+WORKERS = ROOT / "plugins" / "gguf-spec-workers"  # what a build with RPC is for
+OTHERS = ("gguf-spec-compat", "gguf-spec-ray", "gguf-spec-trim")
+PLUGINS = [*(ROOT / "plugins" / name for name in OTHERS), WORKERS]
 COMMON = (KERNELS, PLACE, OUR_VERSION, PACKAGES)  # all but the settings of the wheel
 # how pip starts a program: see first_lines()
 PYTHON_SCRIPT = re.compile(
@@ -197,6 +200,8 @@ def make(kind: str, want: dict, missing: list) -> None:
                     keep_packages("test", want)
                 if kind == "test":
                     install_here(log, *PLUGINS)
+                elif RPC[0] in (want.get("CMAKE_ARGS") or ()):
+                    install_here(log, WORKERS)
                 if remake:
                     if have:
                         install_here(log, ROOT)

@@ -25,13 +25,13 @@ MODULES = [
             "tune",
             "bench",
             "quantize",
-            "trim",
             "doctor",
             "server",
-            "worker",
         ]
     ),
     "gguf_spec_ray",
+    "gguf_spec_trim",
+    "gguf_spec_workers",
     "gguf_spec_compat",
 ]
 # Classes whose objects come from a function of the package -> that function.

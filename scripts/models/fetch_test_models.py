@@ -13,9 +13,10 @@ from math import prod
 from pathlib import Path
 
 from gguf_spec import errors, models
-from gguf_spec.gguf import rewriting
+from gguf_spec.gguf import writing
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.system.files import atomic_write, cache_folder
+from gguf_spec_trim.rows import read_values
 
 TEST_MODELS = Path(__file__).with_name("test_models.yaml")
 NAMES = ("smollm2-135m-instruct", "gemma3-270m-base")
@@ -44,7 +45,7 @@ def stories():
         return goal
     tokenizer = [
         one
-        for one in rewriting.read_values(read_header(models.pull("tinyllama-1.1b").paths[0]))
+        for one in read_values(read_header(models.pull("tinyllama-1.1b").paths[0]))
         if one.key.startswith("tokenizer.ggml.")
     ]
     data = models.pull(STORIES).paths[0].read_bytes()
@@ -54,9 +55,9 @@ def stories():
         "rope.dimension_count": dim // n_heads, "attention.head_count": n_heads, "attention.head_count_kv": n_kv,
     }  # fmt: skip
     values = [
-        rewriting.Value("general.architecture", rewriting.encoded("llama")),
-        *(rewriting.Value(f"llama.{key}", rewriting.encoded(n)) for key, n in numbers.items()),
-        rewriting.Value("llama.attention.layer_norm_rms_epsilon", rewriting.encoded(1e-5)),
+        writing.Value("general.architecture", writing.encoded("llama")),
+        *(writing.Value(f"llama.{key}", writing.encoded(n)) for key, n in numbers.items()),
+        writing.Value("llama.attention.layer_norm_rms_epsilon", writing.encoded(1e-5)),
         *tokenizer,
     ]
     kv = dim // n_heads * n_kv
@@ -67,15 +68,15 @@ def stories():
         ("ffn_down", (hidden, dim), True), ("ffn_up", (dim, hidden), True), ("output_norm", (dim,), False),
     ]  # fmt: skip
     tensors = [
-        rewriting.TensorInfo(f"blk.{i}.{name}.weight" if in_layers else f"{name}.weight", shape, 0, 4 * prod(shape))
+        writing.TensorInfo(f"blk.{i}.{name}.weight" if in_layers else f"{name}.weight", shape, 0, 4 * prod(shape))
         for name, shape, in_layers in matrices
         for i in range(n_layers if in_layers else 1)
     ]  # fmt: skip
     at = 28
     with atomic_write(goal) as part, part.open("wb") as out:
-        rewriting.write_head(out, values, tensors)
+        writing.write_head(out, values, tensors)
         for tensor in tensors:
-            padded = rewriting.padded(tensor.n_bytes)
+            padded = writing.padded(tensor.n_bytes)
             out.write(data[at : at + tensor.n_bytes].ljust(padded, b"\0"))
             at += tensor.n_bytes
     return goal

@@ -156,7 +156,7 @@ def test_a_quantised_file_is_complete_or_unchanged(tmp_path):
 
 TRIM = """
 import sys
-from gguf_spec.trim import trim
+from gguf_spec_trim import trim
 print("ready", flush=True)
 while True:
     trim(*sys.argv[1:3], keep=1024, force=True)
@@ -164,7 +164,7 @@ while True:
 
 
 def test_a_trimmed_file_is_complete_or_unchanged(tmp_path):
-    from gguf_spec.trim import trim
+    from gguf_spec_trim import trim
 
     made, right = tmp_path / "small.gguf", tmp_path / "right.gguf"
     began = time.monotonic()

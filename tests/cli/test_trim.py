@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gguf_spec.cli.models import trim as command
-from gguf_spec.trim import KEEP
+from gguf_spec_trim import KEEP
 
 
 @pytest.mark.full

@@ -22,11 +22,11 @@ def refused(call, *arguments):
 
 def tried(out):
     from gguf_spec.llama import own_kernels
-    from gguf_spec.llama.remote import Child
     from gguf_spec.quantize import quantize
     from gguf_spec.registry import package
     from gguf_spec.registry.models_file import BUNDLED
     from gguf_spec.text import jinja_sandbox
+    from gguf_spec_workers.remote import Child
 
     seen = {"frozen": bool(getattr(sys, "frozen", False))}
     with gguf_spec.load("tales", n_ctx=256, threads=1) as llm:

@@ -275,8 +275,8 @@ def test_memory_of_a_head_is_estimated(tmp_path):
         header(tmp_path, families.family("llama"), "llama"),
         header(tmp_path, eagle.head()),
     )
-    none = needs([(target, ContextOptions(256))], {})
-    with_head = needs([(target, options()), (head, ContextOptions(256, head="self"))], {})
+    none = needs([(target, ContextOptions(256))])
+    with_head = needs([(target, options()), (head, ContextOptions(256, head="self"))])
     rows, cache = 3 * 256 * tiny.N_EMBD * 4, 256 * 64 * 2
     assert with_head.caches - none.caches == rows + cache
     assert with_head.weights - none.weights == head.file_bytes

@@ -97,7 +97,7 @@ def test_memory_of_a_head_is_estimated(folder):
             (header(folder, "one"), options),
             *((header(folder, one), draft) for one in others),
         ]
-        return needs(models, {})
+        return needs(models)
 
     none, own, apart = estimate(""), estimate("own"), estimate("file", "alone")
     rows, cache = 256 * tiny.N_EMBD * 4, 256 * 64 * 2

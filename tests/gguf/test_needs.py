@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec.doctor.installation import build_features
-from gguf_spec.gguf.validation import ModelFile, read_header
+from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.memory import cache_bytes, needs
 from gguf_spec.llama.options import ContextOptions
@@ -30,7 +29,7 @@ GROWN_HALF_BILLION = GROWN / "grown-0.5B-draft-151936-Q4_0.gguf"
 @pytest.fixture(autouse=True)
 def written(monkeypatch):
     """Files of zeros are taken: only sizes are looked at here."""
-    monkeypatch.setattr(ModelFile, "check_written", lambda _: None)
+    monkeypatch.setattr("gguf_spec.llama.context.check_written", lambda _: None)
 
 
 def said(capfd, path, **options):
@@ -117,7 +116,7 @@ def test_weights_are_mapped_and_copied_as_llama_does(capfd):
     for name in ("tales", "tales-draft"):
         path = local(resolve(name))
         found = said(capfd, path, n_ctx=256)["model"]
-        wanted = needs([(read_header(path), ContextOptions(n_ctx=256))], build_features())
+        wanted = needs([(read_header(path), ContextOptions(n_ctx=256))])
         copies = sum(n for name, n in found.items() if not name.startswith("CPU_Mapped"))
         assert wanted.copies / MIB == pytest.approx(copies, abs=0.05)
 
@@ -141,7 +140,7 @@ files = [local(resolve(name)) for name in (model, draft) if name]
 own_kernels.start()
 # not the longer one that load takes where the memory is large
 options["n_ctx"] = how.positions(read_header(files[0]).whole("context_length"))
-wanted = needs(read_files([(read_header(file), how) for file in files]), build_features())
+wanted = needs(read_files([(read_header(file), how) for file in files]))
 with gguf_spec.load(model, draft, threads=2, **options) as llm:
     words = "There was once a king who had three daughters, and all of them were fair, but the youngest was so fair that the sun itself. "
     tokens = (llm.tokenize(words) * 400)[: min(4000, llm.n_ctx - 40)]

@@ -21,6 +21,7 @@ from gguf_spec.errors import (
 )
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
+from gguf_spec.system import subprogram
 from tests.support import children, tiny
 
 # How far the written numbers may be from those before, as a share of the largest in a block: half a step of each type, and a bit for its scale.
@@ -307,7 +308,7 @@ def test_an_error_of_llama_cpp_is_quoted(tmp_path):
 def test_a_quantiser_that_is_killed(model, tmp_path, monkeypatch):
     code = "import os, sys\nopen(sys.argv[1], 'wb').write(b'GGUF')\nos.write(2, b'ggml.c:1: GGML_ASSERT(x) failed\\n')\nos.abort()"
     monkeypatch.setattr(
-        quantize, "_command", lambda source, part, *_: [sys.executable, "-c", code, str(part)]
+        subprogram, "command", lambda _, source, part, *__: [sys.executable, "-c", code, str(part)]
     )
     with pytest.raises(QuantizeError, match=r"GGML_ASSERT\(x\) failed \(ended by signal 6\)"):
         quantize.quantize(model, tmp_path / "small.gguf", "Q4_0")
@@ -327,9 +328,9 @@ def test_an_invalid_result_is_not_kept(model, tmp_path, monkeypatch, wrong):
         tiny.write(other, tiny.llama(n_layer=1))
     code = "import shutil, sys; shutil.copy(*sys.argv[1:])"
     monkeypatch.setattr(
-        quantize,
-        "_command",
-        lambda source, part, *_: [sys.executable, "-c", code, str(other), str(part)],
+        subprogram,
+        "command",
+        lambda _, source, part, *__: [sys.executable, "-c", code, str(other), str(part)],
     )
     said = {
         "half": "is incomplete",
@@ -381,7 +382,7 @@ SLOW = "import sys, time\nopen(sys.argv[1], 'wb').write(b'GGUF')\nprint('at 1 2'
 
 def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        quantize, "_command", lambda source, part, *_: [sys.executable, "-c", SLOW, str(part)]
+        subprogram, "command", lambda _, source, part, *__: [sys.executable, "-c", SLOW, str(part)]
     )
 
     def interrupt(now):

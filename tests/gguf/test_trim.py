@@ -19,7 +19,7 @@ from gguf_spec.gguf.validation import ModelFile, read_header, trimmed
 from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.models import find, find_drafts
 from gguf_spec.speculative.vocabularies import check_vocabulary
-from gguf_spec.trim import trim
+from gguf_spec_trim import trim
 from tests.gguf.conftest import check_translated_draft
 from tests.support import tiny
 
@@ -180,7 +180,7 @@ def test_places_that_are_refused_keep_their_files(model, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gguf_spec.trim.write_with_rows", full)
+    monkeypatch.setattr("gguf_spec_trim.trimming.write_with_rows", full)
     with pytest.raises(OutputFileError, match="No space left"):
         trim(model, tmp_path / "a.gguf", keep=400, force=True)
     assert list(tmp_path.iterdir()) == [tmp_path / "a.gguf"]

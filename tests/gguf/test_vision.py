@@ -22,8 +22,10 @@ from gguf_spec.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from gguf_spec.llama.vision import check_images_possible
+from gguf_spec.gguf.validation import ModelFile
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import IMAGE_IDS
+from gguf_spec.runtime.load import choose_projector
 from tests.support import projector_file, tiny
 
 pytestmark = pytest.mark.skipif(
@@ -389,7 +391,9 @@ def test_a_failing_pass_leaves_an_empty_cache(fresh, monkeypatch):
 @pytest.mark.full
 def test_what_excludes_images(files):
     with pytest.raises(OptionConflictError, match="mmproj cannot be combined with rpc"):
-        check_images_possible(["127.0.0.1:1"])  # this build may have no workers
+        # this build may have no workers
+        on_workers = ContextOptions(rpc=("127.0.0.1:1",))
+        choose_projector(files / "mmproj.gguf", ModelFile(files / "model.gguf"), on_workers)
     for parallel in ("auto", 2):  # one at a time in any case
         with load(files, parallel=parallel) as llm:
             assert llm.parallel == 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import ModelError
-from gguf_spec.gguf.validation import check_generates_text, read_header
+from gguf_spec.gguf.validation import check_model, read_header
 from gguf_spec.registry.resolve import resolve
 from tests.support import tiny
 
@@ -97,7 +97,7 @@ def check(path: Path, data: bytes, size: int = 0) -> None:
         file.truncate(max(size, len(data)))
     try:
         header = read_header(path)
-        check_generates_text(header)
+        check_model(header)
     except ModelError as error:
         assert error.hint.endswith(".")
         assert "\n" not in str(error)

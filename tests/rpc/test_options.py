@@ -1,6 +1,7 @@
 """Workers without a build with the RPC backend: addresses, refusals, and local memory."""
 
 import socket
+import sys
 
 import pytest
 
@@ -8,10 +9,10 @@ import gguf_spec
 from gguf_spec import errors
 from gguf_spec.doctor import doctor
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama import memory, remote
+from gguf_spec.llama import memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.models import path
-from gguf_spec.worker import run_worker
+from gguf_spec_workers import remote, run_worker
 
 
 @pytest.fixture
@@ -39,6 +40,19 @@ def test_a_build_without_rpc_is_named_with_what_builds_one(monkeypatch):
         assert caught.value.hint == (
             "build one in a clone: GGUF_SPEC_BUILD_RPC=1 scripts/run --version."
         )
+
+
+def test_without_the_package_its_name_is_the_hint(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf_spec_workers", None)
+    with pytest.raises(
+        errors.NotInstalledError, match="a target on workers needs gguf-spec-workers"
+    ) as caught:
+        gguf_spec.load("tales", rpc="127.0.0.1:5")
+    assert caught.value.package == "gguf-spec-workers"
+    assert caught.value.hint.startswith("run pip install . plugins/gguf-spec-workers in a clone")
+    options = ContextOptions(threads=1, rpc=("127.0.0.1:5",), extra_bufts=False)
+    (check,) = [one for one in doctor(options=options).checks if one.name == "workers"]
+    assert (check.status, check.todo) == ("fail", caught.value.hint)
 
 
 def test_the_doctor_loads_nothing_without_its_workers(monkeypatch):
@@ -83,7 +97,7 @@ def test_only_what_stays_here_counts():
     n_layers = header.whole("block_count")
 
     def needs(**options):
-        return memory.needs([(header, ContextOptions(n_ctx=512, **options))], {})
+        return memory.needs([(header, ContextOptions(n_ctx=512, **options))])
 
     local, away = needs(), needs(rpc=("host:1",))
     blocks = sum(one.n_bytes for one in header.tensors if one.name.startswith("blk."))

@@ -15,9 +15,10 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
-from gguf_spec.llama import devices, remote
+from gguf_spec.llama import devices
 from gguf_spec.llama.backend import offloads
 from gguf_spec.server import serve_in_thread
+from gguf_spec_workers import remote
 from tests.server.conftest import ask, ask_text, until
 from tests.support import children, encoders
 
@@ -79,7 +80,7 @@ def held():
     found = []
     for one in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it ends just now
-            if "gguf_spec.llama.remote" in one.cmdline():
+            if "gguf_spec_workers.child" in one.cmdline():
                 found.append(one)
     return found
 
@@ -201,7 +202,7 @@ def test_workers_that_do_not_answer(workers):
     with load(workers[:1]) as llm:
         assert llm.generate(PROMPT, Sampling(max_tokens=3)).text
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gguf_spec.llama.remote._ANSWER_S", 2.0)
+            patch.setattr("gguf_spec_workers.remote._ANSWER_S", 2.0)
             with pytest.raises(errors.WorkerError, match="one program at a time"):
                 load(workers[:1])
         assert llm.generate(PROMPT, Sampling(max_tokens=3)).text

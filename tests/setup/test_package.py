@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import gguf_spec
+from gguf_spec import plugins
 from tests.support import children
 
 ROOT = Path(__file__).parents[2]
@@ -241,12 +242,30 @@ def test_plugins_have_this_version_and_need_it(folder):
     assert wanted.specifier == SpecifierSet(f"=={gguf_spec.__version__}")
 
 
-@pytest.mark.parametrize("name", ["compat", "ray"])
-def test_the_old_place_of_a_plugin_names_the_new_one(name):
+@pytest.mark.parametrize(
+    ("old", "name"), [("compat", "compat"), ("ray", "ray"), ("trim", "trim"), ("worker", "workers")]
+)
+def test_the_old_place_of_a_plugin_names_the_new_one(old, name):
     with pytest.raises(gguf_spec.errors.MovedError) as caught:
-        importlib.import_module(f"gguf_spec.{name}")
-    assert str(caught.value) == f"gguf_spec.{name} is now the package gguf_spec_{name}."
+        importlib.import_module(f"gguf_spec.{old}")
+    assert str(caught.value) == f"gguf_spec.{old} is now the package gguf_spec_{name}."
     assert caught.value.hint == (
         f"run pip install . plugins/gguf-spec-{name} in a clone of gguf-spec, and import gguf_spec_{name}."
     )
     assert (ROOT / f"plugins/gguf-spec-{name}/gguf_spec_{name}/__init__.py").exists()
+
+
+@pytest.mark.parametrize("name", sorted(plugins._USERS))
+def test_a_plugin_that_is_missing_is_named_with_what_installs_it(name, monkeypatch):
+    assert plugins.plugin(name).__name__ == f"gguf_spec_{name}"
+    monkeypatch.setitem(sys.modules, f"gguf_spec_{name}", None)
+    with pytest.raises(
+        gguf_spec.errors.NotInstalledError, match="which is not installed"
+    ) as caught:
+        plugins.plugin(name)
+    assert (caught.value.package, caught.value.extra) == (f"gguf-spec-{name}", "")
+    assert caught.value.hint == (
+        f"run pip install . plugins/gguf-spec-{name} in a clone of gguf-spec, or where it came as a wheel, "
+        f"install gguf-spec-{name} in the same way."
+    )
+    assert (ROOT / "plugins" / f"gguf-spec-{name}" / "pyproject.toml").exists()

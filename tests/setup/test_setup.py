@@ -313,7 +313,7 @@ def test_checks_are_added_to_what_is_there(machine):
     before = len(machine.calls())
     machine.check()
     added, plugins = machine.calls()[before:]
-    assert "--no-deps" in plugins and plugins.count("--editable") == 2
+    assert "--no-deps" in plugins and plugins.count("--editable") == 4
     assert added.endswith(f"{machine.clone}[dev]")
     machine.check("--all")
     assert "fetch_test_models.py" in machine.calls()[-1]
@@ -700,6 +700,14 @@ def test_the_arguments_reach_the_build(machine):
     assert all(part in line for part in ("-DGGML_CUDA=on", "'-DX=a b'", *ours))
     (wheel,) = machine.calls(" wheel ")
     assert "--no-cache-dir" in wheel  # pip's own cache knows nothing of flags
+
+
+@pytest.mark.full
+def test_a_build_with_the_rpc_backend_has_the_package_of_workers(machine):
+    machine.run()
+    assert not machine.calls("gguf-spec-workers")
+    machine.run(GGUF_SPEC_BUILD_RPC="1")
+    assert len(machine.calls("gguf-spec-workers")) == 1
 
 
 def test_variables_of_an_outer_build_do_not_reach_the_compiling():

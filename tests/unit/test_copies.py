@@ -13,6 +13,8 @@ import pytest
 import gguf_spec
 import gguf_spec_compat
 import gguf_spec_ray
+import gguf_spec_trim
+import gguf_spec_workers
 from gguf_spec import AsyncLLM, Sampling, Speculation, errors
 from gguf_spec.cli.command import UnknownNameError
 from gguf_spec.cli.config import ConfigFileError
@@ -26,7 +28,8 @@ COPIES = [
     copy.deepcopy,
     *(lambda one, n=n: pickle.loads(pickle.dumps(one, n)) for n in range(pickle.HIGHEST_PROTOCOL)),
 ]
-PACKAGES = (gguf_spec, gguf_spec_compat, gguf_spec_ray)
+PACKAGES = (gguf_spec, gguf_spec_compat, gguf_spec_ray, gguf_spec_trim, gguf_spec_workers)
+MOVED = {f"gguf_spec.{name}" for name in ("compat", "ray", "trim", "worker")}
 SPECIAL = {
     ToolSchemaError: lambda: ToolSchemaError("f", errors.InvalidGrammarError("a", "b", "c")),
     ApiError: lambda: ApiError("no", "model", "not_found", 404, {"Retry-After": "3"}),
@@ -49,7 +52,7 @@ def all_errors():
             try:
                 import_module(module.name)
             except ImportError:
-                assert module.name in ("gguf_spec.compat", "gguf_spec.ray")
+                assert module.name in MOVED
     found, rest = [], [Exception]
     while rest:
         rest += (below := rest.pop().__subclasses__())

@@ -716,7 +716,7 @@ def test_how_long_the_context_of_a_server_may_grow(monkeypatch, tmp_path):
     )
     options = ContextOptions(threads=1)
     models = [(read_header(path), ContextOptions(n_ctx=32768, threads=1))]
-    free = needs(models, {"AVX2": "1"}).own + 1000
+    free = needs(models).own + 1000
     for given, said in ((free, "serve lets it grow to 32,768"), (None, "trained for 32,768")):
         monkeypatch.setattr(memory, "available_bytes", lambda given=given: given)
         room = found("room", doctor(path, "none", options))
@@ -729,7 +729,7 @@ def bundled(options=OPTIONS):
     headers = [
         read_header(folder / name) for name in ("tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf")
     ]
-    return needs([(header, options) for header in headers], {"AVX2": "1", "REPACK": "1"})
+    return needs([(header, options) for header in headers])
 
 
 def test_a_model_that_was_not_downloaded(tmp_path):

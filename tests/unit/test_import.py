@@ -115,6 +115,10 @@ NOT_PUBLIC = {
         "speculative.drafters", "speculative.drafters.model", "speculative.pair_statistics", "speculative.vocabularies", "system.process",
     },
     "gguf-spec-ray": {"server.errors", "server.replies", "server.requests"},
+    "gguf-spec-trim": {"gguf.header", "gguf.validation", "gguf.vocabulary", "gguf.writing", "llama.weights", "results", "system.files"},
+    "gguf-spec-workers": {
+        "errors", "llama.backend", "llama.bindings", "llama.devices", "llama.log", "llama.native", "llama.options", "system",
+    },
 }  # fmt: skip
 
 

@@ -33,6 +33,17 @@ SMOLLM2 = {
 }
 
 
+@pytest.fixture(autouse=True)
+def build(monkeypatch):
+    """Return a function that gives the build of llama.cpp features; it has none before."""
+
+    def give(features):
+        monkeypatch.setattr(memory, "build_features", lambda: features)
+
+    give({})
+    return give
+
+
 def header(architecture="llama", file_bytes=GIB, tensors=(), n_tokens=0, **said):
     metadata = {f"{architecture}.{key.replace('__', '.')}": value for key, value in said.items()}
     tokens = {"tokenizer.ggml.tokens": ArrayLength(n_tokens)}
@@ -139,9 +150,10 @@ def test_without_flash_attention_all_layers_are_as_wide_as_the_widest():
 )
 @pytest.mark.parametrize("key", ["block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length",
                                  "feed_forward_length", "expert_used_count", "nextn_predict_layers", "attention.shared_kv_layers"])  # fmt: skip
-def test_a_nonsensical_header_causes_no_crash(key, value):
+def test_a_nonsensical_header_causes_no_crash(key, value, build):
+    build(AVX2)
     for architecture in ("llama", "mamba", "jamba", "nemotron_h", "deepseek2"):
-        wanted = needs([(header(architecture, **{**SMOLLM2, key: value}), F16)], AVX2)
+        wanted = needs([(header(architecture, **{**SMOLLM2, key: value}), F16)])
         assert wanted.total >= 0
 
 
@@ -154,7 +166,9 @@ def tensor(name, kind=2, rows=64, columns=256, dims=2):
 
 
 def copied(*tensors, features=AVX2, extra_bufts=True, **changes):
-    wanted = needs([(header(tensors=tensors), ContextOptions(extra_bufts=extra_bufts))], features)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "build_features", lambda: features)
+        wanted = needs([(header(tensors=tensors), ContextOptions(extra_bufts=extra_bufts))])
     assert wanted.weights == GIB + wanted.copies
     return wanted.copies, wanted.idle
 
@@ -252,7 +266,7 @@ def test_both_models_have_the_context_of_the_target(machine):
         header(**SMOLLM2, context_length=512),
         header(**{**SMOLLM2, "block_count": 12}, context_length=131072),
     )
-    wanted = needs([(target, ContextOptions()), (draft, ContextOptions())], {})
+    wanted = needs([(target, ContextOptions()), (draft, ContextOptions())])
     assert wanted.n_ctx == 512
     assert wanted.caches == 36 * 2 * 2 * 2048 * 512
     assert wanted.weights == 2 * GIB
@@ -263,21 +277,21 @@ def test_a_draft_with_a_cache_of_its_own_type():
         (header(**SMOLLM2), ContextOptions(n_ctx=4096)),
         (header(**SMOLLM2), ContextOptions(n_ctx=4096, kv_type="q8_0")),
     ]
-    assert needs(pair, {}).caches == (768 + 408) * MIB
+    assert needs(pair).caches == (768 + 408) * MIB
 
 
 def test_what_is_refused_names_the_context_that_fits(machine):
     machine(3 * GIB)
     with pytest.raises(NotEnoughMemoryError) as caught:
-        check_room(models(), {})
+        check_room(models())
     said = str(caught.value)
     assert said.startswith("llama.gguf needs 8.")
     assert "6.0 GiB of it for a context of 32,768; 3.0 GiB are free: a context of " in said
     n_ctx = int(said.rpartition("context of ")[2].split()[0].replace(",", ""))
     assert said.endswith(" would fit.")
-    check_room(models(n_ctx), {})
+    check_room(models(n_ctx))
     with pytest.raises(NotEnoughMemoryError):
-        check_room(models(n_ctx + 256), {})
+        check_room(models(n_ctx + 256))
     assert caught.value.available_bytes == 3 * GIB
     assert caught.value.needed_bytes > 8 * GIB
 
@@ -287,11 +301,12 @@ def test_weights_that_do_not_fit_even_without_a_cache(machine):
     with pytest.raises(
         NotEnoughMemoryError, match=r"this machine has 4\.0 GiB: the weights alone do not fit\.$"
     ) as caught:
-        check_room(models(4096, file_bytes=5 * GIB), {})
+        check_room(models(4096, file_bytes=5 * GIB))
     assert caught.value.hint == "use a smaller model or close other programs."
 
 
-def test_weights_that_fit_without_their_copies(machine):
+def test_weights_that_fit_without_their_copies(machine, build):
+    build(AVX2)
     machine(GIB, total=64 * GIB)
     q4 = Tensor("blk.0.attn_q.weight", (256, 64), 2, 0, 2 * GIB)
     large = header(file_bytes=2 * GIB, tensors=[q4, tensor("output.weight", 0)], **SMOLLM2)
@@ -299,45 +314,45 @@ def test_weights_that_fit_without_their_copies(machine):
         NotEnoughMemoryError,
         match=r"weights alone do not fit; with extra_bufts=False, .* a context of 4,096 would fit\.",
     ):
-        check_room([(large, ContextOptions(n_ctx=4096))], AVX2)
-    check_room([(large, ContextOptions(n_ctx=4096, extra_bufts=False))], AVX2)
+        check_room([(large, ContextOptions(n_ctx=4096))])
+    check_room([(large, ContextOptions(n_ctx=4096, extra_bufts=False))])
 
 
 def test_weights_may_push_others_out_but_caches_may_not(machine):
     machine(2 * GIB, total=8 * GIB)
-    check_room(models(4096, file_bytes=6 * GIB), {})
+    check_room(models(4096, file_bytes=6 * GIB))
     with pytest.raises(NotEnoughMemoryError):
-        check_room(models(16384, file_bytes=GIB), {})
+        check_room(models(16384, file_bytes=GIB))
     with pytest.raises(NotEnoughMemoryError):
-        check_room(models(4096, file_bytes=8 * GIB), {})
+        check_room(models(4096, file_bytes=8 * GIB))
 
 
 def test_without_figures_nothing_is_refused(machine):
     machine(None, None)
-    check_room(models(file_bytes=1 << 60), {})
+    check_room(models(file_bytes=1 << 60))
 
 
 def test_a_pair_is_refused_by_both_names(machine):
     machine(GIB)
     with pytest.raises(NotEnoughMemoryError, match=r"^llama\.gguf and llama\.gguf need "):
-        check_room(models() * 2, {})
+        check_room(models() * 2)
 
 
 @pytest.mark.parametrize("free", [0, 200 * MIB, GIB, 3 * GIB, 100 * GIB])
 def test_the_longest_context_fits_and_no_longer_one_does(machine, free):
     machine(free)
-    longest = largest_ctx(models(), {})
+    longest = largest_ctx(models())
     assert 0 <= longest <= 32768
     if longest:
-        assert needs(models(longest), {}).fits
+        assert needs(models(longest)).fits
     if longest < 32768:
-        assert not needs(models(longest + 256), {}).fits
+        assert not needs(models(longest + 256)).fits
 
 
 def test_no_longer_context_than_that_of_the_training_is_proposed(machine):
     machine(100 * GIB)
     trained = header(file_bytes=2 * GIB, context_length=32768, **SMOLLM2)
-    assert largest_ctx([(trained, ContextOptions(n_ctx=99_999_999))], {}) == 32768
+    assert largest_ctx([(trained, ContextOptions(n_ctx=99_999_999))]) == 32768
 
 
 LONG = Tensor("rope_factors_long.weight", (32,), 0, 0, 128)
@@ -365,11 +380,11 @@ def test_how_long_a_context_may_grow(machine, monkeypatch, free, n_ctx, said, lo
     one = header(file_bytes=2 * GIB, tensors=tensors, **SMOLLM2, **said)
     asked = [(one, ContextOptions(n_ctx=n_ctx))]
     if longest is None:
-        longest = largest_ctx([(one, ContextOptions(n_ctx=32768))], {})
+        longest = largest_ctx([(one, ContextOptions(n_ctx=32768))])
         assert 4096 < longest < 32768
-    assert longest_ctx(asked, {}) == longest
+    assert longest_ctx(asked) == longest
     monkeypatch.setattr(memory, "uses_gpu", lambda options: True)
-    assert longest_ctx(asked, {}) == 4096  # its memory is not known here
+    assert longest_ctx(asked) == 4096  # its memory is not known here
 
 
 # ---- parallel requests
@@ -378,19 +393,19 @@ def test_how_long_a_context_may_grow(machine, monkeypatch, free, n_ctx, said, lo
 def test_what_is_refused_names_the_requests_that_fit(machine):
     machine(GIB)
     with pytest.raises(NotEnoughMemoryError) as caught:
-        check_room(models(1024, parallel=8), {})
+        check_room(models(1024, parallel=8))
     said = str(caught.value)
     assert (
         "1.5 GiB of it for a context of 1,024 for each of 8 parallel requests; 1.0 GiB are" in said
     )
     assert said.endswith(" would fit, or 4 parallel requests with the whole context.")
     assert caught.value.suggested["parallel"] == 4
-    check_room(models(1024, parallel=4), {})
+    check_room(models(1024, parallel=4))
     with pytest.raises(NotEnoughMemoryError):
-        check_room(models(1024, parallel=5), {})
+        check_room(models(1024, parallel=5))
     machine(GIB // 2)
     with pytest.raises(NotEnoughMemoryError) as caught:
-        check_room(models(4096, parallel=8), {})
+        check_room(models(4096, parallel=8))
     assert "with the whole context" not in str(caught.value)
     assert "parallel" not in caught.value.suggested
 
@@ -410,7 +425,7 @@ def test_what_is_refused_names_the_requests_that_fit(machine):
 def test_ample_requests_take_a_quarter_of_the_free_memory(machine, free, n):
     """The cache of one of them has 192 MiB."""
     machine(free)
-    assert parallel_in_room(models(1024, file_bytes=MIB), 16, {}) == n
+    assert parallel_in_room(models(1024, file_bytes=MIB), 16) == n
 
 
 @pytest.mark.parametrize(
@@ -419,7 +434,7 @@ def test_ample_requests_take_a_quarter_of_the_free_memory(machine, free, n):
 def test_kept_prefixes_take_an_eighth_of_what_stays_free(machine, free, kept):
     """The cache has 192 MiB."""
     machine(free)
-    found = prefix_memory_in_room(models(1024, file_bytes=MIB), {}) / GIB
+    found = prefix_memory_in_room(models(1024, file_bytes=MIB)) / GIB
     assert found == pytest.approx(kept, abs=0.02)
 
 
@@ -440,5 +455,5 @@ def test_a_long_context_where_it_takes_a_tenth_of_the_free_memory(machine, free,
     machine(free, 64 * GIB)
     known = {"context_length": trained} if trained else {}
     target = header(file_bytes=MIB, **SMOLLM2, **known)
-    assert ctx_in_room([(target, ContextOptions())], {}) == n_ctx
-    assert ctx_in_room([(target, ContextOptions(n_ctx=300))], {}) == 300
+    assert ctx_in_room([(target, ContextOptions())]) == n_ctx
+    assert ctx_in_room([(target, ContextOptions(n_ctx=300))]) == 300

@@ -276,7 +276,7 @@ def test_files_that_are_read_or_locked_are_memory_of_their_own(tmp_path):
 
     def estimate(**options):
         how = ContextOptions(n_ctx=256, extra_bufts=False, placement=Placement(**options))
-        return needs([(header, how)], {})
+        return needs([(header, how)])
 
     mapped, read, locked = estimate(), estimate(mmap=False), estimate(mlock=True)
     assert read.own == locked.own == mapped.own + header.file_bytes

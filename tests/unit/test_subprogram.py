@@ -9,8 +9,9 @@ import pytest
 
 from gguf_spec import errors
 from gguf_spec.llama import own_kernels, probe
-from gguf_spec.quantize import _command
+from gguf_spec.quantize import quantize
 from gguf_spec.registry import package
+from gguf_spec.registry.models_file import BUNDLED
 from gguf_spec.system import subprogram
 from gguf_spec.text import jinja_child, jinja_sandbox
 
@@ -51,7 +52,7 @@ def test_an_app_without_freeze_support_starts_no_child(
     assert subprogram.refusal() == REFUSED
     assert own_kernels.library_problem("auto") == REFUSED
     with pytest.raises(errors.FrozenAppError, match="freeze_support") as caught:
-        _command(tmp_path, tmp_path, 2, 1)
+        quantize(BUNDLED / "tales" / "tales-target-Q8_0.gguf", tmp_path / "small.gguf", "Q4_0")
     assert "freeze_support" in caught.value.hint
     with pytest.raises(errors.FrozenAppError):
         probe.run("kernels", "auto")

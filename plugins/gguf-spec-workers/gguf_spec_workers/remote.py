@@ -1,10 +1,8 @@
-"""Workers: a target whose layers are on devices of other processes or machines (llama.cpp's RPC).
+"""A target whose layers are on devices of other processes or machines (llama.cpp's RPC).
 
-llama.cpp's protocol has neither authentication nor encryption, and llama.cpp aborts the process
-when a worker is lost. So it runs in a child process, and this process gets a `WorkerError`. The
-vocabulary is loaded in this process too, so only calls about the weights and the context go to the
-child. It runs `python -m gguf_spec.llama.remote FD VERBOSE WORKER...`, answers the calls that come
-through the pipe FD one by one, and ends when the pipe is closed.
+llama.cpp aborts the process when a worker is lost. So it runs in a child process (`child.py`), and
+this process gets a `WorkerError`. The vocabulary is loaded in this process too, so only calls about
+the weights and the context go to the child, through a pipe.
 """
 
 from __future__ import annotations
@@ -16,21 +14,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partialmethod
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from ..errors import InvalidOptionError, WorkerError
-from ..system import subprogram
-from .backend import in_own_thread
-from .bindings import C, call
-from .devices import CPU_KIND, GPU_KIND, first_device, has_rpc
-from .log import add_lines, keep_lines, log, verbose
-from .native import N_BATCH, Names, Native, TokenBatch, _keep
-from .options import Placement
+import numpy as np
+
+from gguf_spec.errors import InvalidOptionError, WorkerError
+from gguf_spec.llama.backend import without_signals
+from gguf_spec.llama.bindings import C, call
+from gguf_spec.llama.devices import CPU_KIND, GPU_KIND, first_device, has_rpc
+from gguf_spec.llama.log import add_lines
+from gguf_spec.llama.native import N_BATCH, Names, Native, TokenBatch, _keep
+from gguf_spec.llama.options import Placement
+from gguf_spec.system import subprogram
 
 BUILD = "GGUF_SPEC_BUILD_RPC=1 scripts/run --version"
 # seconds to wait for a connection
@@ -39,8 +38,6 @@ _CONNECT_S = 5.0
 _ANSWER_S = 20.0
 # seconds for the child to end by itself
 _END_S = 5.0
-# seconds between two looks at the parent, whose end a pass would not notice
-_LOOK_S = 1.0
 
 
 def parse_workers(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -99,29 +96,55 @@ def unreachable(workers: Iterable[str]) -> list[str]:
     return lost
 
 
-def check_workers(workers: Sequence[str]) -> None:
-    """Check that all workers accept a connection; llama.cpp would abort the process.
+def connect(workers: Sequence[str], shows_log: bool) -> RemoteNative:
+    """Return the object for the weights and the first context of a model on workers.
+
+    Args:
+        workers: Their addresses.
+        shows_log: Whether llama.cpp's log goes to stderr.
 
     Raises:
-        WorkerError: Some do not.
+        WorkerError: A worker does not answer.
+        FrozenAppError: This process cannot start a child.
     """
-    if lost := unreachable(workers):
+    if lost := unreachable(workers):  # llama.cpp would abort the child
         raise WorkerError(lost, f"no worker answers at {' and '.join(lost)}.")
+    return RemoteNative(Child(workers, shows_log))
 
 
 def serve(endpoint: str, threads: int) -> None:
     """Lend the GPU of this machine, or its CPU, until the process ends."""
     device = first_device(GPU_KIND) or first_device(CPU_KIND)
     text, size, pointer = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
-    start = _rpc_function("start_server", None, (text, text, size, size, pointer))
+    start = rpc_function("start_server", None, (text, text, size, size, pointer))
     start(endpoint.encode(), None, threads, 1, (pointer * 1)(device))
 
 
-def _rpc_function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
+def rpc_function(name: str, result: Any, arguments: Sequence[Any]) -> Any:
     registry = call("ggml_backend_reg_by_name", b"RPC")
     symbol = f"ggml_backend_rpc_{name}".encode()
     address = call("ggml_backend_reg_get_proc_address", registry, symbol)
     return ctypes.CFUNCTYPE(result, *arguments)(address)
+
+
+class PackedBatch(TokenBatch):
+    """The tokens of one pass, which another process can get."""
+
+    def packed(self) -> Any:
+        """Return the tokens of the pass as plain data, for `unpack` in another process."""
+        n = self._batch.n_tokens
+        arrays = (self._tokens, self._positions, self._outputs)
+        return [array[:n].tobytes() for array in arrays], [ids[0] for ids in self._sequences[:n]]
+
+    def unpack(self, packed: Any) -> None:
+        """Write the tokens of a pass from the result of `packed`."""
+        texts, sequences = packed
+        self._batch.n_tokens = n = len(sequences)
+        arrays = (self._tokens, self._positions, self._outputs)
+        for array, text in zip(arrays, texts, strict=True):
+            array[:n] = np.frombuffer(text, array.dtype)
+        for ids, sequence in zip(self._sequences, sequences, strict=False):
+            ids[0] = sequence
 
 
 class RemoteNative(Native):
@@ -178,7 +201,7 @@ class RemoteNative(Native):
         if not self._call("open", bytes(params), n_batch):
             return False
         _keep(self._batches, C.llama_batch_init, n_batch, 0, 1)
-        self.batch = TokenBatch(self._batches[0], n_batch)
+        self.batch: PackedBatch = PackedBatch(self._batches[0], n_batch)
         return True
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -231,7 +254,7 @@ class Child:
         with theirs:
             self._process = subprocess.Popen(
                 subprogram.command(
-                    "gguf_spec.llama.remote", str(theirs.fileno()), str(int(shows_log)), *workers
+                    "gguf_spec_workers.child", str(theirs.fileno()), str(int(shows_log)), *workers
                 ),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -284,8 +307,7 @@ class Child:
                 results.append(error)
 
         # An interrupt in the middle would leave half of a message in the pipe.
-        on_main = threading.current_thread() is threading.main_thread()
-        in_own_thread(exchange) if on_main else exchange()
+        without_signals(exchange)
         if isinstance(results[0], BaseException):
             raise results[0]
         return results[0]
@@ -329,109 +351,3 @@ class Child:
         # without the source file at the start of the line
         texts = [line.rpartition(": ")[2].strip() for line in lines if line.strip()]
         self._last_line = texts[-1][:200].rstrip(".") if texts else ""
-
-
-class _Served:
-    """Contexts of the child, and methods that the parent calls by name, each about one of them."""
-
-    def __init__(self, pipe: Connection, workers: Iterable[str]) -> None:
-        """Connect to the workers; this aborts the process if one cannot be reached."""
-        add, found = _rpc_function("add_server", ctypes.c_void_p, [ctypes.c_char_p]), []
-        for worker in workers:
-            server = add(worker.encode())
-            call("ggml_backend_register", server, result=None)
-            count = call("ggml_backend_reg_dev_count", server, result=ctypes.c_size_t)
-            found += [call("ggml_backend_reg_dev_get", server, i) for i in range(count)]
-        # an array for `llama_model_params.devices`
-        self._pipe, self._devices = pipe, (ctypes.c_void_p * (len(found) + 1))(*found, None)
-        self._natives, self._n_made, self._place = {0: Native()}, 1, 0
-
-    @property
-    def _native(self) -> Native:
-        return self._natives[self._place]
-
-    def answer(self, place: int, name: str, arguments: Sequence[Any], unused: Iterable[int]) -> Any:
-        """Return the result of a method of this class, or else of `Native`.
-
-        Args:
-            place: Number of the context.
-            name: Name of the method. For `model`, `context` and `cache` the first argument is the
-                name of a function of llama.cpp.
-            arguments: Its arguments.
-            unused: Further contexts to free first.
-        """
-        for one in unused:
-            del self._natives[one]
-        self._place = place
-        if name in ("model", "context", "cache"):
-            arguments = (getattr(C, arguments[0]), *arguments[1:])
-        return getattr(self if hasattr(type(self), name) else self._native, name)(*arguments)
-
-    def share(self) -> int:
-        """Return the number of a further context on the same weights."""
-        self._natives[self._n_made] = self._native.share()
-        self._n_made += 1
-        return self._n_made - 1
-
-    def load(
-        self, path: bytes, n_layers: int, placement: Placement | None, names: list[str]
-    ) -> bool:
-        params = C.llama_model_default_params()
-        params.n_gpu_layers, params.use_extra_bufts = n_layers, False
-        params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
-
-        def tell(share: float, _data: object) -> bool:
-            self._pipe.send(("progress", share, []))
-            return bool(self._pipe.recv())
-
-        params.progress_callback = callback = C.llama_progress_callback(tell)
-        loaded = self._native.load(path, params, placement, names)
-        del callback
-        return loaded
-
-    def open(self, params: bytes, n_batch: int) -> bool:
-        kind = type(C.llama_context_default_params())
-        return self._native.open(kind.from_buffer_copy(params), n_batch)
-
-    def state(self, size: int, sequence: int) -> bytes:
-        buffer = (ctypes.c_uint8 * size)()
-        n = self._native.context(C.llama_state_seq_get_data, buffer, size, sequence)
-        return bytes(buffer[:n])
-
-    def restore(self, state: bytes, sequence: int) -> int:
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        return int(self._native.context(C.llama_state_seq_set_data, buffer, len(state), sequence))
-
-    def decode(self, packed: Any) -> int:
-        self._native.batch.unpack(packed)
-        return self._native.decode()
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_S)
-    os._exit(1)
-
-
-def main(fd: str, is_verbose: str, *workers: str) -> None:
-    """Answer calls until the pipe is closed."""
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    pipe = Connection(int(fd))
-    if int(is_verbose):
-        verbose.set()
-    keep_lines()
-    C.llama_backend_init()
-    model = _Served(pipe, workers)
-    pipe.send("ready")
-    while True:
-        try:
-            call = pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        log.clear()
-        value = model.answer(*call)
-        pipe.send(("result", value, list(log)))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
