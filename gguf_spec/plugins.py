@@ -17,8 +17,10 @@ def plugin(name: str) -> Any:
     Raises:
         NotInstalledError: It is not installed.
     """
-    distribution = f"gguf-spec-{name}"
+    package = f"gguf_spec_{name}"
     try:
-        return import_module(distribution.replace("-", "_"))
+        return import_module(package)
     except ModuleNotFoundError as error:
-        raise NotInstalledError(_USERS[name], distribution) from error
+        if error.name != package:  # a package that it needs
+            raise
+        raise NotInstalledError(_USERS[name], package.replace("_", "-")) from error
