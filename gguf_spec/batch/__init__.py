@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ..errors import BatchFileError
 from ..options import check_types
+from ..results import Chunk
 from ..runtime.many import Cancellation, checked_threads, run_all
 from ..server import ServedLLM
 from ..system.files import remedy, try_lock
@@ -38,6 +39,7 @@ class BatchProgress:
         n_before: Number of lines that had a result before this run.
         n_tokens: Number of tokens that this run has generated.
         seconds: Time since the start of this run.
+        n_cut: Number of answers of this run that ended at `max_tokens` or with a full context.
     """
 
     n_lines: int | None
@@ -46,6 +48,7 @@ class BatchProgress:
     n_before: int
     n_tokens: int
     seconds: float
+    n_cut: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -105,7 +108,7 @@ class Batch(OfOneProcess):
             self._output.match(self._lines)
             self._opened = opened.pop_all()
         self._n_before = self._output.n_done
-        self._n_tokens, self._begun = 0, clock()
+        self._n_tokens, self._n_cut, self._begun = 0, 0, clock()
         self._counting = threading.Lock()  # only threads of requests take it
 
     def __repr__(self) -> str:
@@ -134,7 +137,7 @@ class Batch(OfOneProcess):
     def progress(self) -> BatchProgress:
         """The state of the batch."""
         counts = self._output.n_done, self._output.n_failed, self._n_before, self._n_tokens
-        return BatchProgress(self._n_lines, *counts, self._clock() - self._begun)
+        return BatchProgress(self._n_lines, *counts, self._clock() - self._begun, self._n_cut)
 
     @property
     def is_done(self) -> bool:
@@ -204,9 +207,10 @@ class Batch(OfOneProcess):
         self.close()
         return self.progress
 
-    def _count(self, n_tokens: int) -> None:
+    def _count(self, chunk: Chunk) -> None:
         with self._counting:
-            self._n_tokens += n_tokens
+            self._n_tokens += len(chunk.tokens)
+            self._n_cut += chunk.finish_reason == "length"
 
     def __enter__(self) -> Batch:
         return self

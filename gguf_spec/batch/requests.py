@@ -293,14 +293,14 @@ class Answerer:
     Attributes:
         created: Time of the answers in OpenAI's format, in seconds since 1970.
         cancellation: Has the running streams.
-        on_tokens: Called with the number of tokens of each round.
+        on_chunk: Called with each chunk.
     """
 
     llm: LLM
     defaults: LineDefaults
     created: int
     cancellation: Cancellation
-    on_tokens: Callable[[int], object]
+    on_chunk: Callable[[Chunk], object]
 
     def answer(self, line: Line, key: str) -> LineResult:
         """Return the result of a line with the id `key`; an error of the line is its result."""
@@ -345,7 +345,7 @@ class Answerer:
 
             def came(chunk: Chunk, index: int = choice.index) -> None:
                 chunks.append(ChunkEvent(chunk, named(self.llm, chunk), index))
-                self.on_tokens(len(chunk.tokens))
+                self.on_chunk(chunk)
 
             with self.cancellation.opened(choice.open) as stream:
                 stream.run_to_end(came)

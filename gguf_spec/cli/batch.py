@@ -139,7 +139,8 @@ def _summary(end: BatchProgress) -> str:
     if end.n_done == end.n_before:
         return f"{text}."
     in_time = f"{end.n_tokens:,} tokens in {_duration(end.seconds)}"
-    return f"{text}: {in_time}, {end.tokens_per_s:,.1f} tok/s."
+    cut = f" {end.n_cut:,} were cut at -n or a full context." if end.n_cut else ""
+    return f"{text}: {in_time}, {end.tokens_per_s:,.1f} tok/s.{cut}"
 
 
 def _duration(seconds: float) -> str:

@@ -74,6 +74,8 @@ def test_standard_input_and_output(cli, work, tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["bc", "cd"]
     assert [*tmp_path.iterdir()] == []
+    done = cli("batch", *args[:-1], "--threads", "1", stdin=stdin, cwd=tmp_path)
+    assert done.stderr.endswith(b" tok/s. 2 were cut at -n or a full context.\n")
 
 
 @pytest.mark.full
@@ -147,6 +149,11 @@ def test_texts():
     assert _summary(now) == (
         "300 of 1,200 lines have a result (100 of them before), 2 of them an error: 5,000 tokens in 2 min, "
         "50.0 tok/s."
+    )
+    cut = _summary(BatchProgress(3, 3, 0, 0, 60, 2.0, 3))
+    assert (
+        cut
+        == "3 lines have a result: 60 tokens in 2.0 s, 30.0 tok/s. 3 were cut at -n or a full context."
     )
     assert [_duration(s) for s in (0.04, 9.9, 99, 100, 5990, 12000)] == [
         "0.0 s", "9.9 s", "99 s", "2 min", "1 h 40 min", "3 h 20 min",
