@@ -256,10 +256,8 @@ def read_member(name: str, archive: Path, piece: Piece, most_bytes: int) -> Iter
                 n_bytes += len(chunk)
                 found = max(size, n_bytes)
                 if found > most_bytes:
-                    where = archive.name
-                    raise not_declared(
-                        name, piece.file, where, "size", most_bytes, found, check_index
-                    )
+                    what = name, piece.file, archive.name, "size", most_bytes, found
+                    raise not_declared(*what, hint=check_index)
                 yield chunk
     except KeyError:
         message = f"{archive.name} does not contain {piece.file}."
