@@ -108,7 +108,6 @@ class StatsRecorder:
     """
 
     def __init__(self, n_prompt: int) -> None:
-        """Create the stats of a stream over a prompt of `n_prompt` tokens."""
         self._counts = dict.fromkeys(_COUNTS, 0) | {"n_prompt": n_prompt}
         self._drafter: DraftController | NoDrafter | None = None
         self.since, self.n_reasoning = 0.0, 0
@@ -120,12 +119,6 @@ class StatsRecorder:
         self._logs = _LOG.isEnabledFor(logging.DEBUG)  # asked once per request
 
     def start(self, target: LanguageModel, draft: LanguageModel | None) -> None:
-        """Begin timing.
-
-        Args:
-            target: The model that decides.
-            draft: The draft model, or None.
-        """
         self._models = (draft, target)
         self._busy = self._busy_at_end = self._busy_now()
         self.since = time.perf_counter()
@@ -172,7 +165,6 @@ class StatsRecorder:
 
     @property
     def stats(self) -> Stats:
-        """Counts and times after the last round."""
         draft_s, verify_s = map(operator.sub, self._busy_at_end, self._busy)
         drafter = self._drafter
         controller = drafter if isinstance(drafter, DraftController) else None
@@ -277,12 +269,10 @@ class Generation:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer, or None."""
         return self._visible.answer.stop_string
 
     @property
     def stats(self) -> Stats:
-        """Token counts and times so far."""
         self._recorder.n_reasoning = self._visible.n_reasoning
         return self._recorder.stats
 

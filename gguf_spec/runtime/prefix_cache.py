@@ -64,7 +64,6 @@ class _State:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of the state."""
         return self.data.nbytes + sum(one.state.nbytes for one in self.checkpoints)
 
 
@@ -87,7 +86,6 @@ class Kept:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of the states."""
         return self.target.n_bytes + (self.draft.n_bytes if self.draft else 0)
 
     def reusable(self, tokens: Sequence[int]) -> int:
@@ -118,13 +116,11 @@ class _Rate:
         self._value: float | None = None
 
     def learn(self, n: int, seconds: float) -> None:
-        """Add a measurement over `n` units."""
         if n > 0 and seconds > 0:
             old = seconds / n if self._value is None else self._value
             self._value = old + _STEP * (seconds / n - old)
 
     def seconds(self, n: int) -> float | None:
-        """Return the seconds for `n` units."""
         return None if self._value is None else n * self._value
 
 
@@ -163,7 +159,6 @@ class PrefixStore:
         self.reading, self._save, self._restore = _Rate(), _Rate(), _Rate()
 
     def memory(self) -> PrefixMemory:
-        """Return what is kept and how much it was used."""
         return PrefixMemory(
             self._all,
             self._n_bytes + sum(one.n_bytes for one in self._states),
@@ -174,7 +169,6 @@ class PrefixStore:
         )
 
     def forget(self) -> None:
-        """Drop all texts."""
         self._keys.clear()
         self._kept.clear()
         self._n_bytes = 0

@@ -67,7 +67,6 @@ class Ticket:
     """
 
     def __init__(self) -> None:
-        """Create a ticket of the current thread."""
         self.number = next(_NUMBERS)
         self.thread = threading.get_ident()
         self.stream: ref[Any] | None = None
@@ -75,7 +74,6 @@ class Ticket:
         self._called.acquire()
 
     def call(self) -> None:
-        """Wake the thread."""
         with suppress(RuntimeError):  # already woken
             self._called.release()
 
@@ -98,7 +96,6 @@ class Turns:
         return first
 
     def has_others(self, ticket: Ticket) -> bool:
-        """Whether other tickets wait behind this one."""
         return any(one is not ticket for one in [*self._tickets])
 
     def join(self, ticket: Ticket, meanwhile: Callable[[], object] | None = None) -> None:
@@ -152,7 +149,6 @@ class QueuedRequest:
 
     @property
     def is_open(self) -> bool:
-        """Whether its stream exists and the request has not ended."""
         return not (self.has_ended or self.stream is None or self.stream() is None)
 
     def check_reader(self) -> None:
@@ -384,16 +380,13 @@ class ParallelQueue(RequestQueue):
 
     @property
     def n_running(self) -> int:
-        """Number of requests that have slots."""
         return len(self._running)
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that wait for slots."""
         return len(self._queue) + self._inbox.qsize()
 
     def slots(self) -> tuple[SlotState, ...]:
-        """Return the state of each slot."""
         pairs = sorted(self.pair.slots, key=lambda one: one.target.index)
         tasks = [pair.task for pair in pairs]
         return tuple(
@@ -453,7 +446,6 @@ class ParallelQueue(RequestQueue):
             raise BusyError
 
     def cancel(self) -> None:
-        """Cancel all requests."""
         self._cancel_jobs()
         super().cancel()
 
@@ -477,7 +469,6 @@ class ParallelQueue(RequestQueue):
     # ---- the thread of the scheduler
 
     def work(self, first: object) -> None:
-        """Run all requests, also those that arrive during the run."""
         self._receive(first)
         ticket = Ticket()
         while self._queue:
@@ -575,7 +566,6 @@ class ParallelQueue(RequestQueue):
 
 
 def _serve(inbox: SimpleQueue[object], queue: ref[ParallelQueue]) -> None:
-    """Run requests as long as the queue exists."""
     while True:
         one = inbox.get()
         alive = queue()

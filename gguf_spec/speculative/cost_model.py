@@ -286,7 +286,6 @@ class CostModel:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the next rounds check the table."""
         return bool(self._to_check)
 
     def check(self) -> None:
@@ -427,7 +426,6 @@ class CostModel:
             entries[width] *= math.exp(size * (1 - distance))
 
     def undo(self, n: int, size: float) -> None:
-        """Revert a correction of the base."""
         self._shift(self.base, n, -size)
         self.set_caps()
 

@@ -77,7 +77,6 @@ class SlotPair:
 
     @property
     def slots(self) -> list[CachedSequence]:
-        """Both slots, the target's first."""
         return [self.target, *([self.draft] if self.draft else [])]
 
 
@@ -108,17 +107,14 @@ class Task:
 
     @property
     def is_done(self) -> bool:
-        """Whether the request has ended."""
         return bool(self.body.dead)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether it can be resumed."""
         return self.waits_for is None and not self.is_parked and not self.is_done
 
     @property
     def part(self) -> PassPart:
-        """The part of a pass that it waits for."""
         assert isinstance(self.waits_for, PassPart)
         return self.waits_for
 
@@ -156,7 +152,6 @@ class Task:
 
 
 def mean_depth(tasks: Sequence[Task]) -> int:
-    """Return the mean number of tokens that the target has cached for each task."""
     return sum(task.pair.target.n_past for task in tasks) // max(1, len(tasks))
 
 
@@ -180,7 +175,6 @@ class Side:
         return self.costs.best_n(self.base, len(tasks), width, mean_depth(tasks))
 
     def seconds(self, n: int, rows: int, n_past: int) -> float:
-        """Return the seconds to decode `rows` tokens of each of `n` sequences."""
         return self.costs.seconds(self.base, n, rows, n_past)
 
     def move_s(self) -> float:
@@ -193,7 +187,6 @@ class Side:
         return share * self.base.seconds(1, 0)
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Run the passes that tasks wait for, as common ones, and answer the tasks."""
         groups = self._groups(tasks)
         for group in groups:
             self.run_one(group, holds=group is not groups[-1])
@@ -280,7 +273,6 @@ class _SharedBatch(SharedPasses):
         """Learn nothing: the times are also those of the others."""
 
     def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
-        """Return the seconds of a pass over `n` tokens of each sequence."""
         return self._costs.seconds(costs, self.n, n, n_past)
 
     def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
@@ -338,7 +330,6 @@ class Scheduler:
 
     @property
     def free(self) -> list[SlotPair]:
-        """The slots that no task uses."""
         return [pair for pair in self.pairs if pair.task is None]
 
     def is_of(self, costs: CostModel) -> bool:
