@@ -297,7 +297,7 @@ def steps(monkeypatch):
 
         monkeypatch.setattr(module, name, call)
 
-    listed(validation, "parse", lambda file, path, n_bytes: f"header of {path.name}")
+    listed(validation, "_read", lambda path: f"header of {path.name}")
     listed(memory, "available_bytes", lambda: "memory")
     listed(Native, "load", lambda self, path, *_: f"load {Path(os.fsdecode(path)).name}")
     return seen
