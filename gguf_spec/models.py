@@ -59,7 +59,7 @@ RECOMMENDED = {
 }  # fmt: skip
 # Tokens a second below which a model that thinks is slow: its answer begins after hundreds of them.
 _THINKING = 20.0
-_THINKERS = ("qwen3", "qwen3.5", "smollm3", "harmony")  # families of chat templates
+_THINKERS = ("qwen3-8b", "qwen3-4b")  # of those above
 # Tokens a second below and above which no number is worth it; memory in bytes beside the weights.
 _SLOW, _FAST, _BESIDE = 5.0, 100.0, 600 << 20
 
@@ -107,7 +107,7 @@ def recommended(use: str = "chat", models_file: str | Path | None = None) -> Ent
 
 
 def _suits(entry: Entry, size: int) -> bool:
-    thinks = entry.chat in _THINKERS and tokens_per_s(size) < _THINKING
+    thinks = entry.name in _THINKERS and tokens_per_s(size) < _THINKING
     return fits_here(entry, size)[0] in "~f" and not thinks
 
 

@@ -75,3 +75,10 @@ def test_a_small_model_says_nothing_about_large_ones(monkeypatch, tmp_path, n_by
 
 def test_every_recommended_model_is_known():
     assert {name for names in models.RECOMMENDED.values() for name in names} <= KNOWN.keys()
+
+
+def test_models_that_think_are_known():
+    """By their notes in models.yaml, where the user reads it."""
+    named = {name for names in models.RECOMMENDED.values() for name in names}
+    thinkers = {one.name for one in models.list_models() if "hinks before" in one.note}
+    assert named & thinkers == {*models._THINKERS}
