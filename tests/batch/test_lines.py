@@ -18,6 +18,7 @@ from gguf_spec.grammar import automaton as gbnf
 from gguf_spec.options import Speculation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
+from gguf_spec.server.fields import BUDGETS
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
 from tests.server.conftest import ask
 from tests.server.test_tool_choice import CHATML
@@ -158,6 +159,14 @@ def test_whether_to_think():
         own = request_of(of_openai("a", CHAT, messages=HI, thinking_budget=7), defaults)
         assert (own.reasoning.think, own.reasoning.budget) == (think, 7)
     assert request_of({"messages": HI}).reasoning.options(Thinker)["think"] is None
+
+
+def test_a_line_without_a_limit_of_thinking_has_none():
+    limited = LineDefaults(Sampling(think_budget=100), frozenset({"think_budget"}))
+    assert request_of(of_openai("a", CHAT, messages=HI), limited).sampling.think_budget == 100
+    for name in BUDGETS:
+        own = request_of(of_openai("a", CHAT, messages=HI, **{name: -1}), limited)
+        assert (own.sampling.think_budget, own.reasoning.budget) == (None, None), name
 
 
 # ---- faults
