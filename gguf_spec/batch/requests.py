@@ -15,7 +15,7 @@ from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.errors import ApiError, as_refusal, invalid_value, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
-from ..server.fields import BUDGETS, OTHER_NAMES
+from ..server.fields import OTHER_NAMES
 from ..server.jobs import requests_of
 from ..server.replies import ResponseBuilder, usage
 from ..server.requests import (
@@ -85,8 +85,7 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
 
 _ALL = frozenset(one.name for one in fields(Sampling))
 # Field of a body -> option that it sets, if they have different names.
-_SETS = OTHER_NAMES | dict.fromkeys(BUDGETS, "think_budget")
-_SETS |= {"response_format": "json_schema", "top_logprobs": "logprobs"}
+_SETS = OTHER_NAMES | {"response_format": "json_schema", "top_logprobs": "logprobs"}
 _SEED_BYTES = 6  # every JSON reader keeps such a number exactly
 
 

@@ -273,7 +273,7 @@ def budget(value: Any, at: str) -> dict[str, Any]:
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= 10**9:
         fact = f"{at} must be a whole number of tokens, or -1 for no limit, as think_budget."
         raise ApiError(fact, at, "invalid_value")
-    return {} if value < 0 else {"budget": value}
+    return {"budget": value}
 
 
 def _thinking(value: Any, at: str) -> dict[str, Any]:

@@ -208,8 +208,9 @@ def _sampling_of(request: CompletionRequest, llm: LLM) -> Sampling:
     """Return the sampling options of a request, with those of the model that it does not have."""
     sampling, names = request.sampling, llm.sampling_sources.keys() - request.given
     held = {name: getattr(llm.sampling, name) for name in names}
-    if request.reasoning.budget is not None and llm.can_think:
-        held["think_budget"] = request.reasoning.budget
+    budget = request.reasoning.budget
+    if budget is not None and llm.can_think:
+        held["think_budget"] = None if budget < 0 else budget
     if request.biases:
         held["logit_bias"] = biases = dict(sampling.logit_bias)
         for text, bias in request.biases:

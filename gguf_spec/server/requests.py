@@ -89,7 +89,7 @@ class ReasoningFields:
         effort: `reasoning_effort`.
         values: `chat_template_kwargs`: variables of the chat template.
         think: Whether the model reasons; None leaves it to the effort.
-        budget: Maximum number of reasoning tokens of a model that reasons.
+        budget: Maximum number of reasoning tokens of a model that reasons; -1 for no limit.
     """
 
     effort: str | None = None

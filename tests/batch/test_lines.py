@@ -19,6 +19,7 @@ from gguf_spec.options import Speculation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.fields import BUDGETS
+from gguf_spec.server.jobs import _sampling_of
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
 from tests.server.conftest import ask
 from tests.server.test_tool_choice import CHATML
@@ -161,12 +162,26 @@ def test_whether_to_think():
     assert request_of({"messages": HI}).reasoning.options(Thinker)["think"] is None
 
 
-def test_a_line_without_a_limit_of_thinking_has_none():
+@pytest.mark.parametrize("name", [*BUDGETS, "thinking", "reasoning"])
+def test_a_body_without_a_limit_of_thinking_has_none(name):
+    """Neither that of the batch nor that of the model."""
+
+    class Limited(Thinker):
+        sampling, sampling_sources = Sampling(think_budget=50), {"think_budget": "option"}
+
+    class Unlimited(Thinker):
+        sampling, sampling_sources = Sampling(), {}
+
     limited = LineDefaults(Sampling(think_budget=100), frozenset({"think_budget"}))
-    assert request_of(of_openai("a", CHAT, messages=HI), limited).sampling.think_budget == 100
-    for name in BUDGETS:
-        own = request_of(of_openai("a", CHAT, messages=HI, **{name: -1}), limited)
-        assert (own.sampling.think_budget, own.reasoning.budget) == (None, None), name
+    nested = {"thinking": {"type": "enabled", "budget_tokens": -1}, "reasoning": {"max_tokens": -1}}
+    own = {name: nested.get(name, -1)}
+    for body, expected in (({}, (50, 100)), (own, (None, None))):
+        line = of_openai("a", CHAT, messages=HI, **body)
+        found = (
+            _sampling_of(request_of(line), Limited),
+            _sampling_of(request_of(line, limited), Unlimited),
+        )
+        assert tuple(one.think_budget for one in found) == expected, body
 
 
 # ---- faults

@@ -132,7 +132,7 @@ def test_names_of_fields_are_bounded(noted, caplog):
     ("fields", "think", "budget"),
     [
         *(({name: 100}, None, 100) for name in BUDGETS),
-        *(({name: -1}, None, None) for name in BUDGETS),
+        *(({name: -1}, None, -1) for name in BUDGETS),  # no limit, in place of a default
         ({"thinking_budget": 100.0}, None, 100),
         ({"enable_thinking": False}, False, None),
         ({"enable_thinking": True, "thinking_budget": 5}, True, 5),
