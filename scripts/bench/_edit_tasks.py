@@ -13,6 +13,7 @@ import json
 import re
 import signal
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ except ImportError:  # Python 3.10
     import tomli as tomllib
 
 FOLDER = Path(__file__).parents[2] / "tests" / "data" / "edits"
-HALVES = ("tune", "report")
+HALVES = ("tune", "report", "fresh")
 RIGHT, DAMAGED, WRONG, UNCHANGED, REFUSED = "right", "damaged", "wrong", "unchanged", "refused"
 _MOST_S = 20  # for the code of a new text, which may not end
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -36,7 +37,7 @@ class Task:
     """One edit.
 
     Attributes:
-        half: "tune" or "report".
+        half: "tune", "report" or "fresh".
         name: A short name.
         file: Name of the file, as the model sees it.
         raw: The file as it is stored, with its line ends and byte order mark.
@@ -377,11 +378,17 @@ def names_of(task: Task, new: str) -> dict:
         """Return a text with single spaces."""
         return " ".join(text.split())
 
+    def by_line():
+        """Each line is the one of a right text: they have the same number of lines."""
+        texts = [text.split("\n") for text in (task.solution, *task.also)]
+        for n, (line, *right) in enumerate(zip_longest(new.split("\n"), *texts), 1):
+            assert line in right, f"line {n}: {line!r}"
+
     def data(text=new):
         return data_of(task.file, text)
 
     return {
         "new": new, "old": task.old, "solution": task.solution, "flat": flat, "has": has, "lacks": lacks, "count": count, "part": part,
-        "run": run, "node": node, "code": code, "keep": keep, "raises": raises, "data": data,
+        "by_line": by_line, "run": run, "node": node, "code": code, "keep": keep, "raises": raises, "data": data,
         "ast": ast, "re": re, "Harm": Harm,
     }  # fmt: skip

@@ -88,7 +88,16 @@ def test_the_halves_have_the_same_mix():
         assert sum(bool(task.trap) for task in tasks) * 2 >= len(tasks)
     assert not {task.raw for task in half["tune"]} & {task.raw for task in half["report"]}
     assert len({bench_edits.key_of(task) for task in TASKS}) == len(TASKS)
-    assert all(25 <= task.old.count("\n") <= 180 for task in TASKS)
+    assert all(25 <= task.old.count("\n") <= 180 for one in half.values() for task in one)
+
+
+def test_the_fresh_tasks():
+    tasks = [task for task in TASKS if task.half == "fresh"]
+    assert len(tasks) == 62
+    assert all(10 <= task.old.count("\n") <= 120 for task in tasks)
+    assert sum(bool(task.trap) for task in tasks) * 2 >= len(tasks)
+    assert len({task.kind for task in tasks if "rename" in task.name}) == 20
+    assert not {task.raw for task in tasks} & {task.raw for task in TASKS if task.half != "fresh"}
 
 
 def test_files_as_they_are_stored():
