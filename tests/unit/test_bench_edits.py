@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 import bench_edits
 from _edit_tasks import (
     DAMAGED,
+    FOLDER,
     REFUSED,
     RIGHT,
     UNCHANGED,
@@ -98,6 +100,21 @@ def test_the_fresh_tasks():
     assert sum(bool(task.trap) for task in tasks) * 2 >= len(tasks)
     assert len({task.kind for task in tasks if "rename" in task.name}) == 20
     assert not {task.raw for task in tasks} & {task.raw for task in TASKS if task.half != "fresh"}
+
+
+def test_the_small_renames():
+    cases = yaml.safe_load((FOLDER.parent / "renames.yaml").read_text("utf-8"))
+    keys = {"name", "file", "ask", "may_ask", "simple", "text", "right"}
+    assert len({case["name"] for case in cases}) == len(cases) == 44
+    assert len({Path(case["file"]).suffix or case["file"] for case in cases}) >= 17
+    assert 20 <= sum(case.get("simple", False) for case in cases) <= 24
+    for case in cases:
+        n_lines = case["text"].count("\n")
+        assert keys - {"simple"} <= set(case) <= keys and case["may_ask"] is True
+        assert 2 <= n_lines <= 9 and case["text"].endswith("\n")
+        assert len(case["right"]) == 1 or "simple" not in case
+        assert case["text"] not in case["right"]
+        assert all(text.count("\n") == n_lines for text in case["right"])
 
 
 def test_files_as_they_are_stored():
