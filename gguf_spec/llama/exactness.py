@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ..gguf.validation import Header, Tensor
 from ..options import K_MAX
+from ..vocabulary import common
 from .backend import build_features, uses_gpu
 from .options import ContextOptions
 from .own_kernels import TYPES, has_own_attention, in_use, is_x86
@@ -74,15 +75,6 @@ class Exactness:
             return same
         same = min(same, n_read)
         return same - self.beyond(same)
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # comparing slices is faster than comparing items
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
 
 
 def predicted(header: Header, options: ContextOptions, flash_attention: str) -> Exactness:

@@ -9,9 +9,11 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
+from ..llama.samplers import dry_penalties
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
 from ..options import Sampling, Speculation
@@ -258,7 +260,11 @@ class Generation:
         noise = pair.logit_noise(speculation) if speculation.accept == "coupled" else 0.0
         self._rule = engine.RoundRule(RULES[speculation.accept], noise, speculation.strict)
         self._filters = make_filters(
-            weights, request.sampling, len(request.prompt), request.prefill
+            weights,
+            request.sampling,
+            len(request.prompt),
+            request.prefill,
+            partial(dry_penalties, weights),
         )
         self._thinking = _thinking(request, weights, self._filters, state)
         self._n_kept = (

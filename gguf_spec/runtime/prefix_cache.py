@@ -23,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RollbackError
-from ..llama.exactness import Exactness, common
+from ..llama.exactness import Exactness
 from ..llama.recurrent_state import Checkpoint, RecurrentState
 from ..llama.sequence import CachedSequence
 from ..results import PrefixMemory
 from ..speculative.prefix import reusable
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
+from ..vocabulary import common
 
 # Tokens; a copy must save reading at least as many.
 LEAST_COPIED = 64

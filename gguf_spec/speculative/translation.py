@@ -17,8 +17,8 @@ import numpy as np
 
 from ..arrays import Ids, Logits
 from ..errors import RollbackError
-from ..llama.exactness import common
 from ..options import K_MAX
+from ..vocabulary import common
 from .interfaces import LanguageModel
 
 # Length from which a stretch of text without spaces is closed at the next token, in bytes.

@@ -20,9 +20,9 @@ from ...errors import (
     OffGrammarError,
     RollbackError,
 )
-from ...llama.exactness import common
 from ...options import IMAGE_IDS, K_MAX
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
+from ...vocabulary import common
 from ..interfaces import LanguageModel
 from ..prefix import read_on, retain_prefix
 from ..translation import TranslatedModel
