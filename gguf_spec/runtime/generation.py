@@ -17,6 +17,7 @@ from ..llama.samplers import dry_penalties
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
 from ..options import Sampling, Speculation
+from ..passes import LanguageModel
 from ..results import Chunk, FinishReason, OnProgress, Part, Progress, Stats, TokenLogprob
 from ..sampling.chain import CompatSampling, Filters, Sampler, WholeGrammarSampling
 from ..sampling.filters import make_filters
@@ -26,7 +27,6 @@ from ..speculative.acceptance import RULES
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
-from ..speculative.interfaces import LanguageModel
 from ..speculative.pair import ModelPair
 from ..speculative.prefix import retain_prefix
 from ..speculative.scheduler import SlotPair
@@ -218,7 +218,9 @@ class Generation:
     alive.
     """
 
-    def __init__(self, request: Request, pair: ModelPair, kept: PrefixStore) -> None:
+    def __init__(
+        self, request: Request, pair: ModelPair[CachedSequence], kept: PrefixStore
+    ) -> None:
         """Prepare the generation.
 
         Args:
@@ -289,7 +291,7 @@ class Generation:
             grammar.rest_by(rest)
         return grammar is not None
 
-    def run(self, slots: SlotPair) -> Generator[Chunk, None, None]:
+    def run(self, slots: SlotPair[CachedSequence]) -> Generator[Chunk, None, None]:
         """Yield one chunk per round.
 
         Args:
@@ -340,7 +342,7 @@ class Generation:
 
     def _read_prompt(
         self,
-        slots: SlotPair,
+        slots: SlotPair[CachedSequence],
         drafter: DraftController | NoDrafter,
         begin: Sequence[int],
         k: int,

@@ -18,8 +18,8 @@ import numpy as np
 from ..arrays import Ids, Logits
 from ..errors import RollbackError
 from ..options import K_MAX
+from ..passes import LanguageModel
 from ..vocabulary import common
-from .interfaces import LanguageModel
 
 # Length from which a stretch of text without spaces is closed at the next token, in bytes.
 _LONGEST = 48

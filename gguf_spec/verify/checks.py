@@ -33,13 +33,13 @@ from ..llama.options import FLASH_ATTENTION, KV_TYPES
 from ..llama.samplers import distribution, dry_penalties
 from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Sampling, Speculation
+from ..passes import LanguageModel
 from ..results import Completion, Stats
 from ..runtime.llm import LLM
 from ..sampling.chain import Sampler, largest
 from ..sampling.filters import make_filters
 from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
-from ..speculative.interfaces import LanguageModel
 from ..speculative.pair import Snapshot
 from ..speculative.prefix import decode_last, read_on, return_to
 from ..speculative.profile import Profile

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_spec.errors import RollbackError
-from gguf_spec.llama.exactness import Exactness
 from gguf_spec.llama.recurrent_state import Checkpoint
+from gguf_spec.passes import Exactness
 from gguf_spec.runtime import prefix_cache
 from gguf_spec.runtime.prefix_cache import LEAST_COPIED, PrefixStore
 from gguf_spec.speculative.drafters import FirstRead
