@@ -70,7 +70,7 @@ def tokens_per_s(size: int) -> float:
     Args:
         size: Size of its file, in bytes. Each token reads all of it.
     """
-    from .speculative.profile import measured_speed
+    from .runtime.profile_files import measured_speed
 
     return (measured_speed() or read_speed()) / size
 

@@ -17,8 +17,9 @@ from typing import Any
 from .errors import UnsupportedModelError
 from .results import OnProgress, Progress
 from .runtime.llm import LLM
+from .runtime.profile_files import of_this_build, write_profile
 from .speculative.cost_model import interpolate, interpolate_depth
-from .speculative.profile import WORTH_SAYING, Profile, write_profile
+from .speculative.profile import WORTH_SAYING, Profile
 from .speculative.profiler import measure
 from .speculative.translation import in_target_ids
 
@@ -137,13 +138,13 @@ def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
         if target.why_plain:
             message = f"{target.why_plain}, so there is nothing to tune."
             raise UnsupportedModelError(target.path, message, "use another model.")
-        measured = measure(
+        found = measure(
             target,
             draft and in_target_ids(draft, target, llm.translation),
             thorough=True,
             on_step=lambda done, total: progress(Progress("tune", done, total, "passes")),
         )
-        profile = replace(measured, measured_at=time.time(), final=True)
+        profile = replace(of_this_build(found), measured_at=time.time(), final=True)
         kept = write_profile(target, draft, profile)
     llm.use_profile(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)

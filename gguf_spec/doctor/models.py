@@ -363,7 +363,7 @@ class PairChecks:
     def _inside(self, plan: Plan) -> Iterator[Check]:
         from ..llama.context import Context
         from ..llama.head import open_head
-        from ..speculative.profile import read_profile
+        from ..runtime.profile_files import read_profile
         from ..speculative.vocabularies import translation_of
         from ..tune import Tuning
 
@@ -382,7 +382,8 @@ class PairChecks:
         yield Check("loading", "ok", f"llama.cpp loads {'both' if draft else 'it'}")
         if draft and not plan.head.kind:
             try:
-                translation = translation_of(target.weights, draft.weights)
+                headers = (one.file.header for one in (target, draft))
+                translation = translation_of(target.weights, draft.weights, *headers)
                 same = f"the draft has that of the target, {target.n_vocab:,} tokens"
                 yield Check("vocabulary", "ok", translation.note if translation else same)
             except GgufSpecError as error:

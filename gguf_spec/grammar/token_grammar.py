@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidOptionError, OffGrammarError
-from ..llama.exactness import common
-from ..llama.weights import Weights
 from ..options import K_MAX
+from ..vocabulary import Vocabulary, common
 from .automaton import Automaton, State
 
 # recent positions whose states are cached
@@ -32,12 +31,13 @@ class _Pieces(NamedTuple):
 
 
 # pieces of the loaded models
-_pieces: WeakKeyDictionary[Weights, _Pieces] = WeakKeyDictionary()
+_pieces: WeakKeyDictionary[Vocabulary, _Pieces] = WeakKeyDictionary()
 
 
-def _pieces_of(model: Weights) -> _Pieces:
+def _pieces_of(model: Vocabulary) -> _Pieces:
     """Return the pieces of a model; the first call takes some time."""
-    pieces, _ = _pieces.get(model), model.native
+    model.is_end(0)  # raises ClosedError
+    pieces = _pieces.get(model)
     if pieces is None:
         texts = [model.piece(token) for token in range(model.n_vocab)]
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
@@ -50,7 +50,7 @@ def _pieces_of(model: Weights) -> _Pieces:
     return pieces
 
 
-def _read_token(model: Weights, word: str) -> int:
+def _read_token(model: Vocabulary, word: str) -> int:
     """Return the id of a token in GBNF notation, such as `<[17]>` or `<|im_end|>`."""
     number = re.fullmatch(r"<\[(\d{1,9})\]>", word, re.ASCII)
     ids = [int(number[1])] if number else model.tokenize(word, special=True, start=False)
@@ -65,7 +65,7 @@ class Grammar:
     A state depends only on the history, so drafted tokens can be checked and rolled back.
     """
 
-    def __init__(self, model: Weights, gbnf: str, n_prompt: int, prefill: str = "") -> None:
+    def __init__(self, model: Vocabulary, gbnf: str, n_prompt: int, prefill: str = "") -> None:
         """Parse a grammar.
 
         Args:

@@ -22,13 +22,14 @@ from ..gguf.adapters import check_adapter
 from ..gguf.heads import is_head_alone
 from ..gguf.validation import Header, ModelFile, check_written
 from ..options import K_MAX
+from ..passes import Exactness, ModelSequence, PassPart
 from ..results import PassCounts
 from ..system.files import read_json, write_json
 from . import own_kernels, probe
 from .backend import library_parts, offloads, start_backend, uses_gpu
 from .bindings import C
 from .devices import start_numa
-from .exactness import Exactness, predicted
+from .exactness import predicted
 from .log import context_error, keep_last, keep_lines, log, verbose
 from .memory import bytes_of_position, cpu_batch, fit_layers, padded
 from .native import N_BATCH, SequenceTokens
@@ -36,7 +37,7 @@ from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import flash_on_cpu, has_own_attention
 from .recurrent_state import RecurrentState
-from .sequence import CachedSequence, PassPart
+from .sequence import CachedSequence
 from .threads import PassKind, shared_governor
 from .weights import Weights
 
@@ -266,6 +267,11 @@ class Context:
             self._rows.send(self.weights.native, False)
             self.sequences[0].hidden = self._rows = None
 
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether a sequence can drop its last tokens; not with recurrent layers."""
+        return self.weights.can_roll_back
+
     def close(self) -> None:
         """Release the native memory, and reset the pass times; further calls have no effect."""
         self.weights.close()
@@ -421,14 +427,16 @@ class Context:
             else:
                 recurrent.prepare(part.n_rows + part.n_more - 1)
 
-    def move(self, sequence: CachedSequence, free: CachedSequence) -> None:
+    def move(self, sequence: ModelSequence, free: ModelSequence) -> None:
         """Move a sequence to the place of a free one, whose cache is lost."""
-        free.copy_from(sequence)
-        sequence.index, free.index = free.index, sequence.index
-        self.sequences[sequence.index], self.sequences[free.index] = sequence, free
-        free.forget()
+        i, j = sequence.index, free.index
+        moved, lost = self.sequences[i], self.sequences[j]
+        lost.copy_from(moved)
+        moved.index, lost.index = j, i
+        self.sequences[j], self.sequences[i] = moved, lost
+        lost.forget()
 
-    def refill(self, sequence: CachedSequence, tokens: Sequence[int], n_read: int) -> None:
+    def refill(self, sequence: ModelSequence, tokens: Sequence[int], n_read: int) -> None:
         """Decode the tokens of a lost cache again, in passes that give them the same bits.
 
         Args:
@@ -444,7 +452,7 @@ class Context:
         for start, end, at_once in ((0, n_read, reads_at_once), (n_read, len(tokens), wide)):
             for i in range(start, end, at_once):
                 self.decode([PassPart(sequence, tokens[i : min(i + at_once, end)], 0)])
-        sequence.n_read = n_read
+        self.sequences[sequence.index].n_read = n_read
 
     def _filled(
         self, parts: Sequence[PassPart], n_sequences: int, least: int
@@ -519,7 +527,7 @@ class Context:
 
     def _tokens(self, part: PassPart, width: int) -> SequenceTokens:
         """Return the tokens of a part, filled up to `width` where the context has room."""
-        sequence, tokens, n_rows = part
+        sequence, tokens, n_rows = self.sequences[part.sequence.index], part.tokens, part.n_rows
         n_past, n_more = sequence.n_past, 0
         if width > len(tokens):
             n_more = max(0, min(width, self.n_ctx - n_past) - len(tokens))

@@ -1,4 +1,4 @@
-"""Which passes of a model give a row the same bits: one record, and the function that decides it.
+"""Which passes of a model give a row the same bits, by its header and its kernels.
 
 A kernel is exact if it gives a row the same bits in passes of every width. The own kernels are, at
 any depth and with any number of threads. Among those of llama.cpp on x86, products with K-quants
@@ -11,11 +11,11 @@ not. `predicted` knows this from a file's header; the behaviour of a loaded mode
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from ..gguf.validation import Header, Tensor
 from ..options import K_MAX
+from ..passes import Exactness
 from .backend import build_features, uses_gpu
 from .options import ContextOptions
 from .own_kernels import TYPES, has_own_attention, in_use, is_x86
@@ -31,58 +31,6 @@ _REPACKED = {10, 12}
 _ROWS_OF_A_BLOCK, _ROWS_OF_A_TILE = 4, 8
 # matrices that are multiplied only for rows of logits; their products are not cached
 _ONLY_FOR_LOGITS = re.compile(r"^(output|token_embd)\.weight$")
-
-
-@dataclass(frozen=True)
-class Exactness:
-    """Which passes give a row the same bits.
-
-    Attributes:
-        attention: Attention does, in passes of all widths and at all depths.
-        most_rows: The largest number of tokens of a pass that can have the bits of single-token
-            passes. Wider passes do not have them, even if a few measured rows agree.
-        least_rows: The smallest number of tokens of a pass; above 1 on a GPU where passes from this
-            number of tokens to `most_rows` give a row the same bits. Further tokens fill the
-            narrower ones, and are dropped.
-        grid: Prefill passes end at multiples of this number of tokens; 0 if the ends do not matter,
-            because rows have the same bits in passes of any width.
-    """
-
-    attention: bool = False
-    most_rows: int = K_MAX + 1
-    least_rows: int = 1
-    grid: int = 0
-
-    @property
-    def in_any_width(self) -> bool:
-        """Whether it does not matter where prefill passes end."""
-        return not self.grid
-
-    def beyond(self, n: int) -> int:
-        """Return how many of the first `n` tokens lie behind the last end of a prefill pass."""
-        return n % self.grid if self.grid else 0
-
-    def same_bits(self, cached: Sequence[int], n_read: int, tokens: Sequence[int]) -> int:
-        """Return the length of the longest prefix of `tokens` whose cache is that of a new prefill.
-
-        Where the ends of passes matter, tokens cached by decode passes do not count. The last part
-        of a prompt with another continuation does not either, because it was read in a pass of
-        another width.
-        """
-        same = common(cached, tokens)
-        if self.in_any_width or same == len(tokens) == n_read:
-            return same
-        same = min(same, n_read)
-        return same - self.beyond(same)
-
-
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:  # comparing slices is faster than comparing items
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
 
 
 def predicted(header: Header, options: ContextOptions, flash_attention: str) -> Exactness:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,11 @@ from ..errors import ClosedError, DecodeError, InvalidOptionError, NotAModelErro
 from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
 from ..gguf.validation import ModelFile, check_written
 from ..options import K_MAX
+from ..passes import Exactness, TextPosition
 from ..system import subprogram
 from . import probe
 from .backend import library_parts
 from .bindings import C
-from .exactness import Exactness
 from .log import context_error, load_error, log
 from .memory import head_bytes as cache_bytes_of_head
 from .native import N_BATCH
@@ -47,12 +47,6 @@ from .sequence import CachedSequence
 # Tokens of a draft that are decoded one by one, each with the row of the one before it, if the head
 # did not propose them. More are decoded together, without rows.
 _MOST_GUESSED = 8
-
-
-class TextPosition(Protocol):
-    """Where the cache of a draft model begins in a text."""
-
-    offset: int
 
 
 class Head(CachedSequence):

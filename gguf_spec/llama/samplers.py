@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -233,3 +233,17 @@ class Dry:
         """
         self._behind.free()
         self._ahead.free()
+
+
+def dry_penalties(
+    model: Weights, s: Sampling
+) -> Callable[[Sequence[int]], tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Return the penalties of DRY with the options of a request: `Dry.penalties`."""
+    return Dry(
+        model,
+        s.dry_multiplier,
+        s.dry_base,
+        s.dry_allowed_length,
+        s.dry_penalty_last_n,
+        s.dry_sequence_breakers,
+    ).penalties

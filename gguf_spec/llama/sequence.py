@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, RollbackError
 from ..options import K_MAX, require
+from ..passes import Exactness, PassPart
 from .bindings import C
-from .exactness import Exactness
 from .native import Native
 from .native_head import HiddenRows
 from .recurrent_state import RecurrentState, bytes_of
@@ -40,7 +40,7 @@ class CachedSequence:
 
     Attributes:
         index: Id of the sequence in llama.cpp.
-        run: Decodes a `Part`; the pass may have parts of other sequences.
+        run: Decodes a part; the pass may have parts of other sequences.
         n_ctx: Capacity, in positions.
         most_read: Most prompt tokens that one prefill pass may decode, because other sequences are
             decoded at the same time; 0 without a limit.
@@ -369,15 +369,3 @@ class CachedSequence:
 
     def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
         return self.run(PassPart(self, tokens, n_rows))
-
-
-class PassPart(NamedTuple):
-    """Part of a pass: what one sequence decodes.
-
-    Attributes:
-        n_rows: Number of last tokens whose logits are returned; 0 only reads.
-    """
-
-    sequence: CachedSequence
-    tokens: Sequence[int]
-    n_rows: int

@@ -48,6 +48,7 @@ class Weights(OfOneProcess):
         special_tokens: What must agree between target and draft: `type`, `add_bos`, `bos`,
             `add_eos`, `eos`, `size`.
         chat_template: The Jinja template in the file, or None.
+        end_of_turn: The token that ends a turn of a chat; negative if missing.
         can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
             models.
     """
@@ -164,6 +165,7 @@ class Weights(OfOneProcess):
             "size": self.n_vocab,
         }
         self.start = max(0, self.special_tokens["bos"])
+        self.end_of_turn: int = of_vocab(C.llama_vocab_eot)
         marks = C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid
         infill = tuple(of_vocab(mark) for mark in marks)
         self.infill_marks: tuple[int, ...] | None = infill if min(infill) >= 0 else None

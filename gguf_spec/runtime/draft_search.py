@@ -30,11 +30,11 @@ from ..options import DRAFT_WORDS, K_MAX
 from ..registry import download
 from ..registry.models_file import BUNDLED
 from ..registry.resolve import Entry, entries, local_models
-from ..speculative.profile import ModelKey, read_profile
 from ..speculative.vocabularies import check_vocabulary, common_share
 from ..system.files import cache_file, read_json, write_json
 from ..system.machine import format_bytes
 from .load_options import LoadOptions
+from .profile_files import ModelKey, read_profile
 
 _VERSION = 2  # format version of cached vocabulary comparisons
 # Model of the acceptance rate: its upper limit, and the size of the draft relative to the target

@@ -9,12 +9,15 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
+from ..llama.samplers import dry_penalties
 from ..llama.sequence import CachedSequence
 from ..llama.weights import Weights
 from ..options import Sampling, Speculation
+from ..passes import LanguageModel
 from ..results import Chunk, FinishReason, OnProgress, Part, Progress, Stats, TokenLogprob
 from ..sampling.chain import CompatSampling, Filters, Sampler, WholeGrammarSampling
 from ..sampling.filters import make_filters
@@ -24,7 +27,6 @@ from ..speculative.acceptance import RULES
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
-from ..speculative.interfaces import LanguageModel
 from ..speculative.pair import ModelPair
 from ..speculative.prefix import retain_prefix
 from ..speculative.scheduler import SlotPair
@@ -216,7 +218,9 @@ class Generation:
     alive.
     """
 
-    def __init__(self, request: Request, pair: ModelPair, kept: PrefixStore) -> None:
+    def __init__(
+        self, request: Request, pair: ModelPair[CachedSequence], kept: PrefixStore
+    ) -> None:
         """Prepare the generation.
 
         Args:
@@ -258,7 +262,11 @@ class Generation:
         noise = pair.logit_noise(speculation) if speculation.accept == "coupled" else 0.0
         self._rule = engine.RoundRule(RULES[speculation.accept], noise, speculation.strict)
         self._filters = make_filters(
-            weights, request.sampling, len(request.prompt), request.prefill
+            weights,
+            request.sampling,
+            len(request.prompt),
+            request.prefill,
+            partial(dry_penalties, weights),
         )
         self._thinking = _thinking(request, weights, self._filters, state)
         self._n_kept = (
@@ -283,7 +291,7 @@ class Generation:
             grammar.rest_by(rest)
         return grammar is not None
 
-    def run(self, slots: SlotPair) -> Generator[Chunk, None, None]:
+    def run(self, slots: SlotPair[CachedSequence]) -> Generator[Chunk, None, None]:
         """Yield one chunk per round.
 
         Args:
@@ -334,7 +342,7 @@ class Generation:
 
     def _read_prompt(
         self,
-        slots: SlotPair,
+        slots: SlotPair[CachedSequence],
         drafter: DraftController | NoDrafter,
         begin: Sequence[int],
         k: int,

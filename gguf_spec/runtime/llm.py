@@ -112,7 +112,7 @@ class LLM(OfOneProcess):
     def __init__(
         self,
         name: str,
-        pair: ModelPair,
+        pair: ModelPair[CachedSequence],
         *,
         prompt: str,
         speculation: Speculation,

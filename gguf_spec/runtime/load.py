@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -56,7 +55,6 @@ from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
-from ..speculative.profiler import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.files import read_text
@@ -65,6 +63,7 @@ from .default_model import DefaultModel, chosen_model
 from .llm import LLM
 from .load_options import LoadOptions, Plan
 from .plan import plan
+from .profile_files import PairFiles, profile_of
 
 OnShare: TypeAlias = "Callable[[float], object] | None"
 """Called with the loaded share of a model, 0 to 1; returning False cancels."""
@@ -331,10 +330,13 @@ def open_plan(plan: Plan) -> LLM:
         pair = ModelPair(
             target,
             drafter,
-            partial(profile_of, on_measure=given.on_measure, translation=translation),
+            lambda _, draft: profile_of(
+                target, drafter if draft else None, given.on_measure, translation
+            ),
             None if given.text is None else _suffixes(target, given.text),
             SharedTexts() if given.shared_drafts else None,
             translation,
+            PairFiles(target, drafter),
         )
         llm = LLM(
             given.entry.name,
@@ -360,7 +362,7 @@ def _sampling(given: LoadOptions) -> dict[str, Any]:
     return {"sampling": Sampling(**values), "sampling_sources": sources}
 
 
-def _measure(llm: LLM, pair: ModelPair) -> None:
+def _measure(llm: LLM, pair: ModelPair[CachedSequence]) -> None:
     """Measure a pair that drafts or has common passes, which must not be wider than exact.
 
     It is done now, so that the first answer is not delayed.
@@ -442,7 +444,8 @@ def _load_drafter(
     with ExitStack() as opened:
         opened.callback(draft.close)
         draft.depth_costs = costs
-        translation = translation_of(target.weights, draft.weights)
+        headers = (one.file.header for one in (target, draft))
+        translation = translation_of(target.weights, draft.weights, *headers)
         if not (draft.why_plain or (translation and not draft.can_roll_back)):
             opened.pop_all()
             return draft, translation, [f"{translation.note}."] if translation else []

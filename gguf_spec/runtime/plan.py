@@ -31,9 +31,10 @@ from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
 from ..registry.download import path as local
 from ..registry.resolve import resolve
 from ..speculative.cost_model import BatchCosts, CostModel, Pace
-from ..speculative.profile import ModelKey, Profile, read_profile
+from ..speculative.profile import Profile
 from .draft_search import choose, head_candidate
 from .load_options import NO_HEAD, NOT_WITH_PARALLEL, Files, HeadChoice, LoadOptions, Plan
+from .profile_files import ModelKey, read_profile
 
 # Requests at once where no costs are measured.
 _USUAL = 4

@@ -23,13 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RollbackError
-from ..llama.exactness import Exactness, common
 from ..llama.recurrent_state import Checkpoint, RecurrentState
 from ..llama.sequence import CachedSequence
+from ..passes import Exactness
 from ..results import PrefixMemory
 from ..speculative.prefix import reusable
 from ..speculative.scheduler import SlotPair
 from ..system.machine import available_bytes
+from ..vocabulary import common
 
 # Tokens; a copy must save reading at least as many.
 LEAST_COPIED = 64
@@ -185,7 +186,7 @@ class PrefixStore:
         return best
 
     def save_and_restore(
-        self, caches: SlotPair, tokens: Sequence[int], found: Found | None = None
+        self, caches: SlotPair[CachedSequence], tokens: Sequence[int], found: Found | None = None
     ) -> None:
         """Prepare the caches for a text: save what they lose, and restore a kept text that helps.
 
@@ -207,7 +208,7 @@ class PrefixStore:
 
     # ---- saving
 
-    def all_of(self, pairs: Sequence[SlotPair]) -> list[Kept]:
+    def all_of(self, pairs: Sequence[SlotPair[CachedSequence]]) -> list[Kept]:
         """Save all caches, and return all texts, least recently used first."""
         for caches in pairs if self._limit else ():
             self._save_before(caches, 0)
@@ -219,7 +220,7 @@ class PrefixStore:
             if self._make_room(kept.n_bytes):
                 self._add(_key(kept.target.tokens), kept)
 
-    def _save_before(self, caches: SlotPair, n_same: int) -> None:
+    def _save_before(self, caches: SlotPair[CachedSequence], n_same: int) -> None:
         """Save caches of which only the first `n_same` tokens stay."""
         target = caches.target
         n_useful = len(target.cached) if target.exactness.in_any_width else target.n_read
@@ -235,7 +236,7 @@ class PrefixStore:
             target.rollback(n_useful)  # the rest cannot be used again
             self._save_all(caches, n_useful - n_same)
 
-    def _save_all(self, caches: SlotPair, n_lost: int) -> None:
+    def _save_all(self, caches: SlotPair[CachedSequence], n_lost: int) -> None:
         target, draft = caches.target, caches.draft
         if draft:  # it may still have another text
             offset = 0 if caches.first.failed else caches.first.offset
@@ -317,7 +318,9 @@ class PrefixStore:
 
     # ---- restoring
 
-    def _restore_into(self, caches: SlotPair, kept: Kept, n: int, n_same: int) -> None:
+    def _restore_into(
+        self, caches: SlotPair[CachedSequence], kept: Kept, n: int, n_same: int
+    ) -> None:
         """Restore a kept text with `n` useful tokens, `n_same` of which the caches have."""
         n_bytes = kept.target.data.nbytes + (kept.draft.data.nbytes if kept.draft else 0)
         if not self._pays(n - n_same, n_bytes, saved=True):
@@ -357,7 +360,9 @@ def _put(cache: CachedSequence, state: _State) -> bool:
     return is_there
 
 
-def prepare_slot(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixStore) -> SlotPair:
+def prepare_slot(
+    pairs: Sequence[SlotPair[CachedSequence]], prompt: Sequence[int], kept: PrefixStore
+) -> SlotPair[CachedSequence]:
     """Return free slots for a prompt, with as much of it in their caches as possible.
 
     A prefix that only another slot holds, such as a common system prompt, is copied; one that only
@@ -392,7 +397,7 @@ def prepare_slot(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixS
 
 
 def reads_prefix(
-    pairs: Sequence[SlotPair],
+    pairs: Sequence[SlotPair[CachedSequence]],
     others: Iterable[Sequence[int]],
     prompt: Sequence[int],
     kept: PrefixStore,

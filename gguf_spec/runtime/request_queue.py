@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
 from ..errors import BusyError, ClosedError, ForkedError
+from ..llama.sequence import CachedSequence
 from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
@@ -138,7 +139,7 @@ class QueuedRequest:
         self.prompt = [*request.prompt]
         self.thread = threading.get_ident()
         self.stream: ref[Stream] | None = None
-        self.task: Task | None = None
+        self.task: Task[CachedSequence] | None = None
         self.has_ended = False
         self._out: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
 
@@ -156,7 +157,7 @@ class QueuedRequest:
         if self.stream is None or self.stream() is None:
             self.generation.cancelled = True
 
-    def body(self, scheduler: Scheduler, slots: SlotPair) -> None:
+    def body(self, scheduler: Scheduler[CachedSequence], slots: SlotPair[CachedSequence]) -> None:
         """Run the request inside the scheduler; an exception goes to the reader."""
         try:
             for chunk in self.generation.run(slots):
@@ -214,7 +215,7 @@ class RequestQueue(Turns, OfOneProcess):
 
     error: type[ClosedError] = ClosedError
 
-    def __init__(self, pair: ModelPair, kept: PrefixStore) -> None:
+    def __init__(self, pair: ModelPair[CachedSequence], kept: PrefixStore) -> None:
         """Create an empty queue.
 
         Args:
@@ -357,13 +358,13 @@ class RequestQueue(Turns, OfOneProcess):
 class ParallelQueue(RequestQueue):
     """Requests of an LLM with several slots: a thread of its own runs them."""
 
-    def __init__(self, pair: ModelPair, kept: PrefixStore) -> None:
+    def __init__(self, pair: ModelPair[CachedSequence], kept: PrefixStore) -> None:
         """Start the thread."""
         super().__init__(pair, kept)
         self._inbox: SimpleQueue[QueuedRequest | object] = SimpleQueue()
         self._queue: deque[QueuedRequest] = deque()
         self._running: list[QueuedRequest] = []
-        self._scheduler: Scheduler | None = None
+        self._scheduler: Scheduler[CachedSequence] | None = None
         self._collect_at = 0.0
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -524,7 +525,7 @@ class ParallelQueue(RequestQueue):
                 self._wait(ticket)
             self._running = [job for job in self._running if not job.has_ended]
 
-    def _admit(self, scheduler: Scheduler) -> None:
+    def _admit(self, scheduler: Scheduler[CachedSequence]) -> None:
         """Start waiting requests on free slots.
 
         A request whose prompt begins as one that is being read waits until it can copy that part.

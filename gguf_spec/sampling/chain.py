@@ -57,7 +57,7 @@ class Reasoning(Protocol):
     def answer(self, history: Sequence[int]) -> list[int]:
         """Return the history without the reasoning."""
 
-    def forbidden(self, history: Sequence[int]) -> Ids:
+    def forbidden(self, history: Sequence[int]) -> Sequence[int]:
         """Return the tokens that may not end the reasoning if a grammar follows."""
 
 
@@ -129,11 +129,15 @@ class Candidates(NamedTuple):
     logits: NDArray[np.floating]
 
 
+Penalties = Callable[[Sequence[int]], tuple[Ids, NDArray[np.float64]]]
+"""History -> ids, and what is subtracted from their logits."""
+
+
 class Filters(NamedTuple):
     """Parts of a chain that need the model's vocabulary, made for one request.
 
     Attributes:
-        dry: History -> ids, and the DRY penalties that are subtracted from their logits.
+        dry: The penalties of DRY.
         grammar: Grammar of the answer, or None.
         ends: Ids that end a generation, for `ignore_eos` and grammars.
         penalise_from: First position of the history that penalties consider.
@@ -141,7 +145,7 @@ class Filters(NamedTuple):
         infill: Ids and their logits -> the ids that llama.cpp's sampler `infill` keeps.
     """
 
-    dry: Callable[[Sequence[int]], tuple[Ids, NDArray[np.float64]]] | None = None
+    dry: Penalties | None = None
     grammar: Grammar | None = None
     ends: Ids = np.zeros(0, dtype=np.int64)
     penalise_from: int = 0

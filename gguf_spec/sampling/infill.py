@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Ids
-from ..llama.bindings import C
-from ..llama.weights import Weights
+from ..vocabulary import Vocabulary
 
 MOST = 100  # candidates: each is compared with each
 _LEAST = 0.2  # probability of a text token that is kept at all
@@ -16,9 +15,9 @@ _LEAST = 0.2  # probability of a text token that is kept at all
 class Infill:
     """The sampler as a function of the candidates, without a limit for the length of a token."""
 
-    def __init__(self, model: Weights) -> None:
+    def __init__(self, model: Vocabulary) -> None:
         self._model = model
-        turn = int(model.native.vocab(C.llama_vocab_eot))
+        turn = model.end_of_turn
         self._end = turn if turn >= 0 else int(model.special_tokens["eos"])
 
     def kept(self, ids: Ids, logits: NDArray[np.float64]) -> Ids:

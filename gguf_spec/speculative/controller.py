@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..options import K_MAX
+from ..passes import LanguageModel
 from ..sampling.chain import Distribution
 from .acceptance import Draft
 from .cost_model import Batches, CostModel
@@ -53,7 +54,6 @@ from .drafters import (
     Proposal,
     TokenDrafter,
 )
-from .interfaces import LanguageModel
 from .pair_statistics import Forecast, PairStatistics, RequestAcceptance
 
 # Smallest number of rounds between two that use optimistic costs.

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..passes import LanguageModel
 from ..results import TokenLogprob
 from ..sampling.chain import Sampler
 from .acceptance import Accept, Rows, coupled
 from .drafters import Drafter
-from .interfaces import LanguageModel
 from .prefix import read_on, retain_prefix
 
 

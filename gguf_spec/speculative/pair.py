@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, cast
 
 from ..drafters import kind_of
 from ..errors import ClosedError, InvalidOptionError, NoSpeculationError, Text
-from ..llama.head import Head
-from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Speculation
+from ..passes import S
 from ..sampling.chain import Sampler
 from .controller import DraftController
 from .drafters import (
@@ -25,21 +25,21 @@ from .drafters import (
     drafter_of,
     failure,
     name_of,
+    needs_rows,
 )  # fmt: skip
 from .pair_statistics import PairStatistics
-from .profile import (
-    DEFAULT_PROFILE,
-    Profile,
-    read_statistics,
-    write_profile,
-    write_statistics,
-)
+from .profile import DEFAULT_PROFILE, Profile
 from .scheduler import Scheduler, Side, SlotPair
 from .translation import Translation, in_target_ids
 
 # Why a request with a grammar drafts nothing beside others if its target has recurrent layers:
 # others have passes while it computes, after which its own pass cannot be rolled back.
 _RESTS = "a recurrent or hybrid model drafts nothing for a grammar with parallel requests"
+
+
+def _sequences(model: S) -> Sequence[S]:
+    # all sequences of a context have one type
+    return cast("Sequence[S]", model.context.sequences)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,20 @@ class Snapshot:
     calibration: DraftCorrection | None = None
 
 
-class ModelPair:
+class PairFiles(Protocol):
+    """Where the profile and the statistics of a pair are stored: `runtime.profile_files`."""
+
+    def read_statistics(self, experiences: Mapping[str, PairStatistics]) -> None:
+        """Restore the statistics of earlier runs; without a file they stay."""
+
+    def write_statistics(self, experiences: Mapping[str, PairStatistics]) -> None:
+        """Store the statistics."""
+
+    def write_profile(self, profile: Profile) -> None:
+        """Store a profile in place of an earlier one."""
+
+
+class ModelPair(Generic[S]):
     """Target and optional draft model on this machine.
 
     Attributes:
@@ -72,25 +85,27 @@ class ModelPair:
 
     def __init__(
         self,
-        target: CachedSequence,
-        draft: CachedSequence | None,
-        measure: Callable[[CachedSequence, CachedSequence | None], Profile] | None = None,
+        target: S,
+        draft: S | None,
+        measure: Callable[[S, S | None], Profile] | None = None,
         reference: SuffixAutomaton | None = None,
         shared: SharedTexts | None = None,
         translation: Translation | None = None,
+        files: PairFiles | None = None,
     ) -> None:
         """Join two models.
 
         `measure` returns the profile of the pair, and is called when that is first needed; without
-        it default costs are used.
+        it default costs are used. Without `files` nothing is stored.
         """
         self.target, self.draft, self.reference = target, draft, reference
+        self._files = files
         self.shared, self.translation = shared, translation
         self.calibration = DraftCorrection(target.n_vocab)
-        drafts: Iterable[CachedSequence | None] = itertools.repeat(None)
+        drafts: Iterable[S | None] = itertools.repeat(None)
         if draft:
-            drafts = [draft] if isinstance(draft, Head) else draft.context.sequences
-        pairs = zip(target.context.sequences, drafts, strict=False)
+            drafts = [draft] if needs_rows(draft) else _sequences(draft)
+        pairs = zip(_sequences(target), drafts, strict=False)
         self.slots = [SlotPair(*one) for one in pairs]
         self._measure = measure
         self.use_profile(DEFAULT_PROFILE)
@@ -99,15 +114,10 @@ class ModelPair:
         """Measure the profile, unless that is done already."""
         if self._measure and not self.target.why_plain:
             self.use_profile(self._measured(self._measure))
-            read_statistics(self.target, self.draft, self.experiences)
+            if self._files:
+                self._files.read_statistics(self.experiences)
 
-    @property
-    def head(self) -> Head | None:
-        return self.draft if isinstance(self.draft, Head) else None
-
-    def _measured(
-        self, measure: Callable[[CachedSequence, CachedSequence | None], Profile]
-    ) -> Profile:
+    def _measured(self, measure: Callable[[S, S | None], Profile]) -> Profile:
         """Return the profile of the pair; if the draft model fails, that of the target.
 
         The costs of a failed draft model are estimated by its size. Each request tries the draft
@@ -132,11 +142,12 @@ class ModelPair:
     def close(self) -> None:
         """Save the statistics and free both models. Further calls have no effect."""
         try:
-            if self.profile is not DEFAULT_PROFILE:
-                write_statistics(self.target, self.draft, self.experiences)
+            if self._files and self.profile is not DEFAULT_PROFILE:
+                self._files.write_statistics(self.experiences)
                 known = self.experiences["greedy"]
                 if known.target.n_checks and not self.slots[0].first.failed:
-                    write_profile(self.target, self.draft, self.profile.checked_by(known))
+                    self._files.write_profile(self.profile.checked_by(known))
+            if self.profile is not DEFAULT_PROFILE:
                 self.use_profile(DEFAULT_PROFILE)
         finally:
             try:
@@ -175,11 +186,11 @@ class ModelPair:
         The noise is the shift of logits against those of single-row passes.
         """
         # A common pass may have the largest width, for any draft of one request.
-        shares = self.target.options.parallel > 1
+        shares = len(self.slots) > 1
         widest = self.profile.widest(speculation.exact) - 1
         return self.profile.logit_noise(widest if shares else self.most_drafted(speculation))
 
-    def scheduler(self, before: Scheduler | None = None) -> Scheduler:
+    def scheduler(self, before: Scheduler[S] | None = None) -> Scheduler[S]:
         """Return the scheduler over the slots of the contexts.
 
         The one in use stays unless the costs were replaced. Another one learns the costs of common
@@ -214,7 +225,7 @@ class ModelPair:
                 requests share passes.
         """
         allowed = ""
-        if self.target.options.parallel > 1:
+        if len(self.slots) > 1:
             allowed = "False with parallel requests: on this machine their passes are not exact"
         elif not (self.target.can_roll_back or self.target.why_plain):
             allowed = (
@@ -244,7 +255,7 @@ class ModelPair:
         speculation: Speculation,
         sampler: Sampler,
         n_left: int,
-        slots: SlotPair,
+        slots: SlotPair[S],
         before: DraftController | NoDrafter | None = None,
     ) -> DraftController | NoDrafter:
         """Return the drafter of one request.
@@ -279,7 +290,7 @@ class ModelPair:
             failures[name] = failure(name, error)
         known.chances.add({one.name: one.priors for one in texts})
         widest = self.profile.widest(speculation.exact)
-        if self.target.options.parallel > 1:
+        if len(self.slots) > 1:
             widest = min(widest, slots.target.free_rollback + 1)
         controller = DraftController(
             slots.target,

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..arrays import Logits
 from ..errors import RollbackError
-from .interfaces import LanguageModel
-
-if TYPE_CHECKING:
-    from ..llama.sequence import CachedSequence
+from ..passes import LanguageModel, ModelSequence
 
 
 def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
@@ -71,7 +67,7 @@ def decode_last(model: LanguageModel, tokens: Sequence[int], n_prompt: int | Non
     return np.array(model.logits(tokens[-1:], 1)[0])
 
 
-def reusable(cache: CachedSequence, tokens: Sequence[int]) -> int:
+def reusable(cache: ModelSequence, tokens: Sequence[int]) -> int:
     """Return how many tokens of a text need not be read with this cache."""
     same = cache.exactness.same_bits(cache.cached, cache.n_read, tokens)
     if cache.recurrent:

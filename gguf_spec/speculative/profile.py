@@ -1,20 +1,13 @@
-"""Profile of a pair: measured costs, noise and acceptance, and the files that store them."""
+"""Profile of a pair: measured costs, noise and acceptance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import Text
-from ..gguf.validation import ModelFile
-from ..llama.backend import has_llamafile, library_parts, uses_gpu
-from ..llama.options import ContextOptions, physical_cores
-from ..llama.sequence import CachedSequence
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
-from ..system.files import CacheFolder, cache_file, read_json, this_machine, write_json
 from .cost_model import CostModel, Overhead, Pace, interpolate
 from .drafters import (
     MODELS,
@@ -26,8 +19,6 @@ from .drafters import (
 )
 from .pair_statistics import AcceptanceRates, PairStatistics, fitted, shifted
 
-# Version of the stored files; files of another version are ignored.
-VERSION = 11
 # Smallest speed-up that counts as one.
 WORTH_SAYING = 1.05
 # Shift of the acceptance rate of text proposals if the target is sampled, in log odds. Sampled
@@ -71,6 +62,8 @@ class Profile:
         checked: The costs are sure: their timings agree, or rounds of requests confirmed them.
         final: It is not measured again for a while, although other programs disturbed it: it is the
             better one of two, or the user asked for it.
+        llamafile: llama.cpp was built with the products of llamafile, whose bits depend on the
+            width; it can be built without them.
     """
 
     target: dict[int, float]
@@ -89,6 +82,7 @@ class Profile:
     guesses_depth: tuple[bool, bool] = (False, False)
     checked: bool = True
     final: bool = False
+    llamafile: bool = False
 
     def widest(self, exact: bool) -> int:
         """Return the largest number of rows of a verify pass.
@@ -99,7 +93,7 @@ class Profile:
         """
         if not exact:
             return K_MAX + 1
-        return self.exact_width if self.exact_width > 1 or has_llamafile() else K_MAX + 1
+        return self.exact_width if self.exact_width > 1 or self.llamafile else K_MAX + 1
 
     @property
     def exact_passes(self) -> str:
@@ -111,7 +105,7 @@ class Profile:
                 "up to {} tokens[; wider ones are used only with {exact=False}]",
                 str(self.exact_width),
             )
-        if has_llamafile():
+        if self.llamafile:
             return "none over several tokens: build llama.cpp with -DGGML_LLAMAFILE=OFF"
         return "none over several tokens; near ties are counted"
 
@@ -249,7 +243,8 @@ class Profile:
         is_valid &= isinstance(width, int) and 1 <= width <= K_MAX + 1
         guess, draft_guess = fields["guesses_depth"] = tuple(data["guesses_depth"])
         flags = {name: data[name] for name in ("steady", "restores", "checked")}
-        flags["final"] = data.get("final", False)  # earlier versions did not write it
+        for name in ("final", "llamafile"):  # earlier versions did not write them
+            flags[name] = data.get(name, False)
         fields |= flags
         if not (
             is_valid and all(isinstance(one, bool) for one in (*flags.values(), guess, draft_guess))
@@ -283,99 +278,3 @@ DEFAULT_PROFILE = Profile(
     exact_width=K_MAX + 1,
 )
 """What to go by where nothing was measured."""
-
-
-class ModelKey(NamedTuple):
-    """Model file and its load options: together they identify a stored profile."""
-
-    file: ModelFile
-    options: ContextOptions
-
-
-Keyed = CachedSequence | ModelKey
-
-
-def read_profile(target: Keyed, draft: Keyed | None) -> Profile | None:
-    """Return the stored profile of these models, or None."""
-    data = read_json(_file(target, draft))
-    try:
-        return Profile.from_dict(data) if data["version"] == VERSION else None
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def write_profile(target: Keyed, draft: Keyed | None, profile: Profile) -> bool:
-    """Store a profile in place of an earlier one; return whether it could be written."""
-    match read_json(_speed_file()):
-        case [int(known), _]:
-            pass
-        case _:
-            known = 0
-    n_bytes = target.file.header.file_bytes
-    if n_bytes >= known and not profile.disturbed:
-        write_json(_speed_file(), [n_bytes, profile.target[1]])
-    return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
-
-
-_LARGE = 512 << 20  # bytes of a model
-
-
-def _speed_file() -> Path:
-    return cache_file("probe", ["speed", *this_machine(timed=True)])
-
-
-def measured_speed() -> float | None:
-    """Return the bytes of weights that a pass over one token reads in a second on this machine.
-
-    It is that of the largest model that was measured, if that is large: in a small one other work
-    takes more than half of the time. None before.
-    """
-    try:
-        n_bytes, seconds = read_json(_speed_file())
-        return float(n_bytes / seconds) if n_bytes >= _LARGE else None
-    except (TypeError, ValueError, ZeroDivisionError):
-        return None
-
-
-def read_statistics(
-    target: CachedSequence, draft: CachedSequence | None, experiences: Mapping[str, PairStatistics]
-) -> None:
-    """Restore acceptance statistics of earlier runs.
-
-    A damaged file is ignored, and replaced when the models are closed.
-    """
-    data = read_json(_file(target, draft, "experience"))
-    try:
-        if data["version"] == VERSION:
-            for way, one in experiences.items():
-                answer = float(data[way]["answer"])
-                # This also fails for a number that is not finite.
-                if not 1 <= answer < 1e9:
-                    raise ValueError(answer)
-                one.chances.recall(data[way]["seen"])
-                one.answer = min(answer, 1e6)
-    except (KeyError, TypeError, ValueError):
-        pass
-
-
-def write_statistics(
-    target: CachedSequence, draft: CachedSequence | None, experiences: Mapping[str, PairStatistics]
-) -> None:
-    """Store the acceptance statistics if any token was emitted."""
-    if any(one.n_emitted for one in experiences.values()):
-        learned = {
-            way: {"answer": one.answer, "seen": one.chances.to_list()}
-            for way, one in experiences.items()
-        }
-        write_json(_file(target, draft, "experience"), {"version": VERSION, **learned})
-
-
-def _file(target: Keyed, draft: Keyed | None, kind: CacheFolder = "profiles") -> Path:
-    parts: list[object] = [VERSION, *this_machine(timed=True), *library_parts()]
-    for model in [target, draft] if draft else [target]:
-        o = model.options
-        parts += [model.file.content_id, o.threads or physical_cores(), o.flash_attention]
-        parts += [o.kv_type, o.gpu_layers, o.extra_bufts, *o.rpc, *filter(None, [o.head])]
-        parts += [*o.placement.parts, *(["shared"] if o.parallel > 1 and uses_gpu(o) else [])]
-        parts += [(adapter.content_id, adapter.scale) for adapter in o.lora]
-    return cache_file(kind, parts)

@@ -11,18 +11,16 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import Logits
-from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Sampling
+from ..passes import LanguageModel
 from ..sampling.chain import Filters, Sampler
 from ..sampling.near_ties import NOISE_MARGIN, SingleTokenReference
 from ..sampling.rng import SeededRng
-from ..system.machine import cores_are_shared
 from .drafters import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
@@ -30,10 +28,8 @@ from .drafters import (
     drafter_of,
     needs_rows,
 )
-from .interfaces import LanguageModel
 from .prefix import read_on, return_to
-from .profile import Profile, read_profile, write_profile
-from .translation import Translation, in_target_ids
+from .profile import Profile
 
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
 # end the measurement.
@@ -492,66 +488,3 @@ def restores_states(
 def repeated(tokens: Sequence[int], n: int) -> list[int]:
     """Return the first `n` tokens of an endless repetition of `tokens`."""
     return (list(tokens) * (n // len(tokens) + 1))[:n]
-
-
-# Budget in seconds while other programs run; such a profile is measured again later.
-_BUSY_BUDGET_S = 0.3
-# Age from which a profile is measured again, in seconds; and that of one which other programs
-# disturbed.
-_OLD_S, _DISTURBED_OLD_S = 30 * 24 * 3600.0, 24 * 3600.0
-
-
-def profile_of(
-    target: CachedSequence,
-    draft: CachedSequence | None,
-    on_measure: Callable[[], object] | None = None,
-    translation: Translation | None = None,
-) -> Profile:
-    """Return the stored profile of these models, or measure and store it.
-
-    A profile is measured again if it is a month old. One that other programs disturbed is measured
-    again at the next load, and the better one of the two is used for a day. One "from the future"
-    stays: the clock of a machine without a battery starts in 1970. While another program runs, only
-    the fewest passes are made. `on_measure` is called before a measurement. `translation` is that
-    of a draft with other token ids.
-    """
-    kept, now = read_profile(target, draft), time.time()
-    old_s = _OLD_S if kept and kept.steady else _DISTURBED_OLD_S
-    is_usable = kept and (kept.steady or kept.final) and now - kept.measured_at < old_s
-    if kept and is_usable:
-        known = _with_depth(kept, target, draft)
-        if known != kept:
-            write_profile(target, draft, known)
-        return known
-    if on_measure:
-        on_measure()
-    view = draft and in_target_ids(draft, target, translation)
-    if cores_are_shared(target.context.threads):
-        profile = replace(measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False)
-    else:
-        profile = measure(target, view)
-    profile = replace(profile, measured_at=now)
-    if kept and kept.steady and not profile.steady:
-        # The machine is busy now: the profile of the idle machine is more accurate.
-        profile = replace(kept, measured_at=now)
-    elif kept and not profile.steady:
-        profile = replace(_less_disturbed(kept, profile), measured_at=now, final=True)
-    write_profile(target, draft, profile)
-    return profile
-
-
-def _less_disturbed(first: Profile, second: Profile) -> Profile:
-    """Return the profile with the lower costs, because another program only makes a pass longer."""
-    tables = ((first.target, second.target), (first.draft, second.draft))
-    common = [(a[n], b[n]) for a, b in tables for n in a.keys() & b.keys()]
-    return first if sum(a for a, _ in common) <= sum(b for _, b in common) else second
-
-
-def _with_depth(kept: Profile, target: CachedSequence, draft: CachedSequence | None) -> Profile:
-    """Return a profile with the known depth costs in place of estimates."""
-    guess, draft_guess = kept.guesses_depth
-    if guess and target.depth_costs:
-        kept, guess = replace(kept, target_depth=dict(target.depth_costs)), False
-    if draft_guess and draft and draft.depth_costs:
-        kept, draft_guess = replace(kept, draft_depth=dict(draft.depth_costs)), False
-    return replace(kept, guesses_depth=(guess, draft_guess))

@@ -26,14 +26,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from ..arrays import Logits
 from ..errors import DecodeError
-from ..llama.context import Context
-from ..llama.sequence import CachedSequence, PassPart
+from ..passes import ModelContext, PassPart, S
 from .cost_model import (
     ALONE,
     BatchCosts,
@@ -56,7 +55,7 @@ _PASSES = 16
 
 
 @dataclass
-class SlotPair:
+class SlotPair(Generic[S]):
     """The slots of one request.
 
     Attributes:
@@ -68,19 +67,19 @@ class SlotPair:
         used_at: Number of the last task that used them.
     """
 
-    target: CachedSequence
-    draft: CachedSequence | None
+    target: S
+    draft: S | None
     batches: Batches = field(default_factory=Batches)
     first: FirstRead = field(default_factory=FirstRead)
-    task: Task | None = None
+    task: Task[S] | None = None
     used_at: int = 0
 
     @property
-    def slots(self) -> list[CachedSequence]:
+    def slots(self) -> list[S]:
         return [self.target, *([self.draft] if self.draft else [])]
 
 
-class Task:
+class Task(Generic[S]):
     """One request in the scheduler.
 
     Attributes:
@@ -97,7 +96,7 @@ class Task:
         error: Raised in it when it is resumed; None for an answer.
     """
 
-    def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
+    def __init__(self, number: int, pair: SlotPair[S], body: greenlet) -> None:
         self.number, self.pair, self.body = number, pair, body
         self.waits_for: PassPart | DraftRequest | None = None
         self.is_parked = self.rests = self.is_resting = False
@@ -151,7 +150,7 @@ class Task:
         self.waits_for, self.answer, self.error = None, answer, error
 
 
-def mean_depth(tasks: Sequence[Task]) -> int:
+def mean_depth(tasks: Sequence[Task[S]]) -> int:
     return sum(task.pair.target.n_past for task in tasks) // max(1, len(tasks))
 
 
@@ -164,12 +163,12 @@ class Side:
         costs: Costs of common passes.
     """
 
-    def __init__(self, context: Context, base: CostModel) -> None:
+    def __init__(self, context: ModelContext, base: CostModel) -> None:
         self.context, self.base = context, base
-        most = len(context.sequences) if context.weights.can_roll_back else 0
+        most = len(context.sequences) if context.can_roll_back else 0
         self.costs = BatchCosts(context.widest, most)
 
-    def n_sequences(self, tasks: Sequence[Task]) -> int:
+    def n_sequences(self, tasks: Sequence[Task[S]]) -> int:
         """Return the number of sequences with which a pass of these tasks is fastest."""
         width = max(len(task.part.tokens) for task in tasks)
         return self.costs.best_n(self.base, len(tasks), width, mean_depth(tasks))
@@ -186,7 +185,7 @@ class Side:
         share: float = 2 * model.cached_bytes * model.n_ctx / model.weight_bytes
         return share * self.base.seconds(1, 0)
 
-    def run(self, tasks: Sequence[Task]) -> None:
+    def run(self, tasks: Sequence[Task[S]]) -> None:
         groups = self._groups(tasks)
         for group in groups:
             self.run_one(group, holds=group is not groups[-1])
@@ -194,9 +193,9 @@ class Side:
             for task in group if group is not groups[-1] else ():
                 task.answer = None if task.answer is None else np.array(task.answer)
 
-    def _groups(self, tasks: Sequence[Task]) -> list[list[Task]]:
+    def _groups(self, tasks: Sequence[Task[S]]) -> list[list[Task[S]]]:
         """Divide tasks into common passes: all together, or each number of tokens by itself."""
-        depth, by_width = mean_depth(tasks), dict[int, list[Task]]()
+        depth, by_width = mean_depth(tasks), dict[int, list[Task[S]]]()
         for task in tasks:
             by_width.setdefault(len(task.part.tokens), []).append(task)
         apart = sum(self.seconds(len(one), width, depth) for width, one in by_width.items())
@@ -209,7 +208,7 @@ class Side:
             groups += [some[i : i + at_once] for i in range(0, len(some), at_once)]
         return groups
 
-    def run_one(self, tasks: Sequence[Task], holds: bool = False) -> None:
+    def run_one(self, tasks: Sequence[Task[S]], holds: bool = False) -> None:
         """Run one pass and answer its tasks; if it fails, run each of them alone.
 
         Args:
@@ -236,7 +235,7 @@ class Side:
             task.set_answer(rows)
 
     def _retry(
-        self, task: Task, lost: list[int], n_read: int, error: DecodeError | None, holds: bool
+        self, task: Task[S], lost: list[int], n_read: int, error: DecodeError | None, holds: bool
     ) -> None:
         """Read the tokens of a lost cache again and run a pass of one task alone."""
         part = task.part
@@ -266,7 +265,7 @@ class _SharedBatch(SharedPasses):
 
     is_alone = False
 
-    def __init__(self, scheduler: Scheduler, side: Side, n: int) -> None:
+    def __init__(self, scheduler: Scheduler[S], side: Side, n: int) -> None:
         self._scheduler, self._costs, self.n = scheduler, side.costs, max(1, n)
 
     def learn(self, *_args: object, **_kwargs: object) -> None:
@@ -294,7 +293,7 @@ class _SharedBatch(SharedPasses):
         return self._scheduler.agree(DraftRequest(reaches))
 
 
-class Scheduler:
+class Scheduler(Generic[S]):
     """Tasks and the slots that they use.
 
     Attributes:
@@ -303,7 +302,7 @@ class Scheduler:
         on_lost: Called with free slots before their caches are overwritten.
     """
 
-    def __init__(self, pairs: Sequence[SlotPair], target: Side, draft: Side | None) -> None:
+    def __init__(self, pairs: Sequence[SlotPair[S]], target: Side, draft: Side | None) -> None:
         """Prepare the slots.
 
         Args:
@@ -317,10 +316,10 @@ class Scheduler:
             pair.task, pair.used_at = None, 0
             for slot in pair.slots if draft else [pair.target]:
                 slot.run = self._wait_for
-        self.tasks: list[Task] = []
-        self.on_lost: Callable[[SlotPair], None] = lambda _: None
+        self.tasks: list[Task[S]] = []
+        self.on_lost: Callable[[SlotPair[S]], None] = lambda _: None
         self._n_started = self._n_turns = 0
-        self._running: Task | None = None
+        self._running: Task[S] | None = None
         self._computing_s = _COMPUTING_S  # that are left; below 0 after a turn that took longer
         # Expected tokens of recent common passes, and those of plain decoding in the same time;
         # and seconds of drafting since the last such pass.
@@ -329,7 +328,7 @@ class Scheduler:
     # ---- tasks
 
     @property
-    def free(self) -> list[SlotPair]:
+    def free(self) -> list[SlotPair[S]]:
         return [pair for pair in self.pairs if pair.task is None]
 
     def is_of(self, costs: CostModel) -> bool:
@@ -345,7 +344,7 @@ class Scheduler:
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             slot.forget()
 
-    def start(self, pair: SlotPair, body: Callable[[], object]) -> Task:
+    def start(self, pair: SlotPair[S], body: Callable[[], object]) -> Task[S]:
         """Start a task on free slots; it runs with the next step.
 
         `body` must not raise an exception.
@@ -398,7 +397,7 @@ class Scheduler:
         return rows
 
     @property
-    def _the_running(self) -> Task:
+    def _the_running(self) -> Task[S]:
         assert self._running
         return self._running
 
@@ -418,7 +417,7 @@ class Scheduler:
             for slot in pair.slots:
                 slot.most_read = piece if together else 0
 
-    def _piece(self, n_read: int, decoding: Sequence[Task]) -> int:
+    def _piece(self, n_read: int, decoding: Sequence[Task[S]]) -> int:
         """Return the most tokens that are read between two passes of the tasks that decode.
 
         While more requests read than decode, reading is what most of them wait for. The passes
@@ -480,7 +479,7 @@ class Scheduler:
         self._close_gaps()
         self._set_sharing()
 
-    def _switch(self, task: Task) -> None:
+    def _switch(self, task: Task[S]) -> None:
         self._running = task
         try:
             task.body.switch()
@@ -491,7 +490,7 @@ class Scheduler:
         """Make the slots of the active tasks neighbours, if that pays."""
         active = [task for task in self.tasks if not task.is_parked]
         used = [task.pair.target.index for task in active]
-        if len(runs(used)) < 2 or not self._target.context.weights.can_roll_back:
+        if len(runs(used)) < 2 or not self._target.context.can_roll_back:
             return
         moved = moves(used, [pair.target.index for pair in self.free])
         depth = mean_depth(active)
@@ -501,14 +500,14 @@ class Scheduler:
             for at, to in moved:
                 self._move(self.pairs[at], self.pairs[to])
 
-    def _move(self, pair: SlotPair, free: SlotPair) -> None:
+    def _move(self, pair: SlotPair[S], free: SlotPair[S]) -> None:
         self.on_lost(free)
         self._target.context.move(pair.target, free.target)
         if self._draft and pair.draft and free.draft:
             self._draft.context.move(pair.draft, free.draft)
         self.pairs = sorted(self.pairs, key=lambda one: one.target.index)
 
-    def _waiting(self, side: Side | None, rows: bool) -> list[Task]:
+    def _waiting(self, side: Side | None, rows: bool) -> list[Task[S]]:
         """Return the tasks that wait for a pass of one model, with or without rows."""
         return [
             task
@@ -519,7 +518,7 @@ class Scheduler:
             and bool(task.waits_for.n_rows) == rows
         ]
 
-    def _reader(self) -> tuple[Side, Task] | None:
+    def _reader(self) -> tuple[Side, Task[S]] | None:
         """Return the task that reads next, the first one that came, and the model.
 
         It reads its whole prompt before the next one begins, which gives the earliest first tokens.
@@ -532,7 +531,7 @@ class Scheduler:
         ]
         return min(found, key=lambda one: one[0])[1:] if found else None
 
-    def _choose_lengths(self, offering: Sequence[Task]) -> None:
+    def _choose_lengths(self, offering: Sequence[Task[S]]) -> None:
         """Resume tasks that draft: those whose draft model goes on, or all with their lengths."""
         tasks = [*offering, *self._waiting(self._target, rows=True)]
         n, depth, requests = len(tasks), mean_depth(tasks), [task.draft_request for task in tasks]

@@ -17,9 +17,9 @@ import numpy as np
 
 from ..arrays import Ids, Logits
 from ..errors import RollbackError
-from ..llama.exactness import common
 from ..options import K_MAX
-from .interfaces import LanguageModel
+from ..passes import LanguageModel
+from ..vocabulary import common
 
 # Length from which a stretch of text without spaces is closed at the next token, in bytes.
 _LONGEST = 48

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import VocabularyMismatchError
+from ..gguf.header import Header
 from ..gguf.vocabulary import FileVocabulary
-from ..llama.weights import Weights
+from ..vocabulary import Vocabulary
 from .translation import Translation, by_words, longest_pieces
 
 # Largest difference of the vocabulary sizes, in tokens; llama.cpp's limit.
@@ -23,18 +24,26 @@ _WITH_TEXTS = (1, 2)
 _MARK = b","
 
 
-def translation_of(target: Weights, draft: Weights) -> Translation | None:
+def translation_of(
+    target: Vocabulary, draft: Vocabulary, header: Header, draft_header: Header
+) -> Translation | None:
     """Return how to translate between two models; None if their ids are the same.
+
+    Args:
+        target: The target.
+        draft: The draft model.
+        header: The header of the target's file.
+        draft_header: The header of the draft model's file.
 
     Raises:
         VocabularyMismatchError: They have too few tokens in common.
     """
-    of_draft = FileVocabulary(draft.file.header)
+    of_draft = FileVocabulary(draft_header)
     kept = of_draft.kept
     try:
         check_vocabulary(target, draft if kept is None else of_draft)
     except VocabularyMismatchError as error:
-        of_target = FileVocabulary(target.file.header)
+        of_target = FileVocabulary(header)
         share = common_share(of_target, of_draft, error)
         return _by_texts(target, draft, of_target, of_draft, share)
     return None if kept is None else _by_ids(target, draft, of_draft)
@@ -59,7 +68,7 @@ def common_share(
     return n / min(sizes)
 
 
-def _by_ids(target: Weights, draft: Weights, vocabulary: FileVocabulary) -> Translation:
+def _by_ids(target: Vocabulary, draft: Vocabulary, vocabulary: FileVocabulary) -> Translation:
     """Return the translation for a draft with a part of the target's vocabulary.
 
     A token without a row stands in the draft's context as the longest kept pieces of its text.
@@ -77,7 +86,7 @@ def _by_ids(target: Weights, draft: Weights, vocabulary: FileVocabulary) -> Tran
 
 
 def _by_texts(
-    target: Weights, draft: Weights, a: FileVocabulary, b: FileVocabulary, share: float
+    target: Vocabulary, draft: Vocabulary, a: FileVocabulary, b: FileVocabulary, share: float
 ) -> Translation:
     """Return the translation for a draft with another tokenizer."""
     rows = _rows_of(b)
@@ -119,7 +128,7 @@ def _spelled_with_rows(vocabulary: FileVocabulary) -> Callable[[bytes], tuple[in
     return longest_pieces({text: rows[token] for text, token in vocabulary.by_bytes.items()})
 
 
-def _tokenizer(draft: Weights) -> Callable[[bytes], list[int]]:
+def _tokenizer(draft: Vocabulary) -> Callable[[bytes], list[int]]:
     """Return a function that tokenises a word of a text, without a space in front of it."""
 
     def tokenize(text: bytes) -> list[int]:
@@ -144,8 +153,8 @@ def check_vocabulary(target: Any, draft: Any) -> None:
     128, and the text of every token from id 5 on. Of a trimmed vocabulary the kept tokens count.
 
     Args:
-        target: A `Weights` or a `FileVocabulary`.
-        draft: A `Weights` or a `FileVocabulary`; of a trimmed draft the `FileVocabulary`.
+        target: A `Vocabulary` or a `FileVocabulary`.
+        draft: A `Vocabulary` or a `FileVocabulary`; of a trimmed draft the `FileVocabulary`.
 
     Raises:
         VocabularyMismatchError: They differ; the error names the difference, with both values.

@@ -30,9 +30,9 @@ from ..errors import (
     TemplateError,
     Text,
 )
-from ..llama.weights import Weights
 from ..options import check_types, well_formed
 from ..tools.families import TOOL_VARIABLES, Family, family_of, marked_family, reads_tools
+from ..vocabulary import Vocabulary
 from . import turns
 from .jinja_child import make_environment
 from .jinja_sandbox import MAX_SOURCE, TemplateFailure, render
@@ -175,7 +175,7 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
     return InvalidOptionError(option, value, "", hint, message=message)
 
 
-def check_values(model: Weights, options: PromptOptions) -> dict[str, Any]:
+def check_values(model: Vocabulary, options: PromptOptions) -> dict[str, Any]:
     """Return the variables of a template, the switches for reasoning included.
 
     Raises:
@@ -203,7 +203,7 @@ def check_values(model: Weights, options: PromptOptions) -> dict[str, Any]:
 
 
 def no_reasoning(
-    model: Weights, option: str, value: object, is_chat: bool = True
+    model: Vocabulary, option: str, value: object, is_chat: bool = True
 ) -> InvalidOptionError:
     if not is_chat:
         return _needs_messages(option, value)
@@ -212,7 +212,9 @@ def no_reasoning(
     return InvalidOptionError(option, value, "", hint, message=message)
 
 
-def ending(model: Weights, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
+def ending(
+    model: Vocabulary, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions
+) -> str:
     """Return the text after a rendered prompt with which an answer without reasoning begins.
 
     It is empty unless the request forbids reasoning or has a prefill. Reasoning that the template
@@ -245,7 +247,7 @@ def with_reasoning(
 # ---- calls and results of earlier messages
 
 
-def call_tokens(model: Weights) -> dict[int, str]:
+def call_tokens(model: Vocabulary) -> dict[int, str]:
     """Return the special tokens of the model's tool calls that have no text, with their names."""
     family = family_of(model.chat_template or "")
     ids = {name: model.tokenize(name, special=True, start=False) for name in family.tokens}
@@ -414,7 +416,7 @@ def unused(taken: str, n: int, first: int = 0xF0000) -> list[str]:
 
 
 def encode_chat(
-    model: Weights,
+    model: Vocabulary,
     messages: Messages,
     options: PromptOptions | None = None,
     most: int | None = None,
@@ -493,7 +495,7 @@ class _Encoder:
     written as JSON or compared: in them a word of digits stands for the name of a special token.
     """
 
-    def __init__(self, model: Weights, options: PromptOptions, most: int | None = None) -> None:
+    def __init__(self, model: Vocabulary, options: PromptOptions, most: int | None = None) -> None:
         """A prompt with many more than `most` tokens is refused; None takes each."""
         self._most, self.rewrites = most, False
         self._model, self._options, self.reasoning = model, options, reasoning_format(model)
@@ -790,7 +792,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _render(
-    model: Weights,
+    model: Vocabulary,
     template: str,
     messages: Messages,
     tools: Tools | None,

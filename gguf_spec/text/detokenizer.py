@@ -6,9 +6,8 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ..llama.weights import Weights
 from ..results import Part
-from ..tools.source import n_open
+from ..vocabulary import Vocabulary, n_open
 from .reasoning import ReasoningFormat, State
 
 
@@ -70,7 +69,7 @@ class PartStream:
 
     def __init__(
         self,
-        model: Weights,
+        model: Vocabulary,
         stop: Sequence[str],
         errors: Literal["replace", "ignore"],
         reasoning: ReasoningFormat | None,

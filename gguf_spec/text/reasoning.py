@@ -16,13 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..llama.exactness import common
-from ..llama.weights import Weights
 from ..results import Part
-from ..tools.source import n_open
+from ..vocabulary import Vocabulary, common, n_open
 
 MARK = "\ufdd0"  # a noncharacter, before the name of a special token
 _CHANNEL, _MESSAGE = f"{MARK}<|channel|>", f"{MARK}<|message|>"
@@ -254,7 +249,7 @@ class ReasoningFormat:
     shown: Mapping[int, str]
     field: str | None
 
-    def begin(self, model: Weights, prompt: Sequence[int], prefill: str = "") -> State:
+    def begin(self, model: Vocabulary, prompt: Sequence[int], prefill: str = "") -> State:
         """Return the state of the parser after a prompt that ends with `prefill`."""
         tail, n_most = b"", len(prefill.encode("utf-8", "replace")) + _TAIL
         for token in reversed(prompt):
@@ -264,13 +259,13 @@ class ReasoningFormat:
                 break
         return self.syntax.begin(tail.decode("utf-8", "replace"), prefill)
 
-    def end(self, model: Weights) -> list[int]:
+    def end(self, model: Vocabulary) -> list[int]:
         """Return the tokens that end an open reasoning part."""
         text = self.syntax.end.replace(MARK, "")
         return model.tokenize(text, special=True, start=False)
 
 
-def reasoning_format(model: Weights) -> ReasoningFormat | None:
+def reasoning_format(model: Vocabulary) -> ReasoningFormat | None:
     """Return the reasoning parts of a model; None if its template has none.
 
     The template must contain a tag of a known syntax. For the channels of gpt-oss the vocabulary
@@ -297,7 +292,7 @@ def reasoning_format(model: Weights) -> ReasoningFormat | None:
     return None
 
 
-def spells_special(model: Weights, reasoning: ReasoningFormat | None, text: str) -> bool:
+def spells_special(model: Vocabulary, reasoning: ReasoningFormat | None, text: str) -> bool:
     """Return whether a text contains the name of a special token.
 
     llama.cpp reads the names of the channel tokens of gpt-oss in every text.
@@ -309,7 +304,7 @@ def spells_special(model: Weights, reasoning: ReasoningFormat | None, text: str)
 
 
 def plain_tokens(
-    model: Weights, reasoning: ReasoningFormat | None, text: str, start: bool
+    model: Vocabulary, reasoning: ReasoningFormat | None, text: str, start: bool
 ) -> list[int]:
     """Return the tokens of a text in which no name is a special token."""
     names = [name.removeprefix(MARK) for name in reasoning.shown.values()] if reasoning else []
@@ -322,7 +317,7 @@ def plain_tokens(
     return ids
 
 
-def _special(model: Weights, names: Iterable[str]) -> dict[int, str]:
+def _special(model: Vocabulary, names: Iterable[str]) -> dict[int, str]:
     """Return the names that are one token of the vocabulary, marked, by their token."""
     ids = {name: model.tokenize(name, special=True, start=False) for name in names}
     return {found[0]: MARK + name for name, found in ids.items() if len(found) == 1}
@@ -350,7 +345,7 @@ class Thinking:
 
     def __init__(
         self,
-        model: Weights,
+        model: Vocabulary,
         reasoning: ReasoningFormat,
         n_prompt: int,
         state: State,
@@ -383,18 +378,17 @@ class Thinking:
         begin = self._place(history).begin
         return [*history[: self._n_prompt], *history[self._n_prompt + begin :]]
 
-    def forbidden(self, history: Sequence[int]) -> NDArray[np.int64]:
+    def forbidden(self, history: Sequence[int]) -> list[int]:
         """Return the tokens that end the reasoning and contain the beginning of the answer.
 
         A grammar could not check that beginning.
         """
         state, syntax = self._place(history).state, self._format.syntax
-        found = [
+        return [
             token
             for token, text in self._ending
             if any(part.kind == "text" for part in syntax.read(state, text)[1])
         ]
-        return np.array(found, dtype=np.int64)
 
     def _forced(self, place: _AfterToken) -> int | None:
         if place.n_forced:

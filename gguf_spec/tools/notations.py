@@ -17,7 +17,8 @@ from typing import Any
 from ..errors import InvalidGrammarError
 from ..grammar.automaton import quoted, spend
 from ..grammar.json_schema import drop, members, to_rules
-from .source import NAME, NotACallError, Source, Steps, n_open, parse, read_nested, read_value
+from ..vocabulary import n_open
+from .source import NAME, NotACallError, Source, Steps, parse, read_nested, read_value
 
 Schema = Mapping[str, Any]
 # Names of the tools of a request -> JSON schema of their arguments.

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..grammar.json_schema import faults_of
+from ..vocabulary import n_open
 from .families import Family, ToolUse
 from .notations import Schemas
-from .source import Event, NotACallError, Source, Steps, n_open
+from .source import Event, NotACallError, Source, Steps
 
 Delta = dict[str, Any]
 

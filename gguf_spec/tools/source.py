@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
+
+from ..vocabulary import n_open
 
 T = TypeVar("T")
 # A step of a parser: yields to wait for more text, and returns a result.
@@ -48,15 +50,6 @@ class Event(NamedTuple):
 def words_of(text: str) -> list[str]:
     """Return the words and markers of a text, between which an answer may have white space."""
     return [word for word in _GAP.split(text) if word]
-
-
-def n_open(text: str, words: Iterable[str]) -> int:
-    """Return the length of the longest end of a text that begins one of some words."""
-    longest = 0
-    for word in words:
-        lengths = range(min(len(word) - 1, len(text)), longest, -1)
-        longest = next((n for n in lengths if text.endswith(word[:n])), longest)
-    return longest
 
 
 class NotACallError(Exception):

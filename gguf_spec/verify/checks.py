@@ -26,25 +26,25 @@ from ..errors import DecodeError, NoTokenLeftError, OffGrammarError, SessionErro
 from ..llama import own_kernels
 from ..llama.backend import uses_gpu
 from ..llama.bindings import C
-from ..llama.exactness import common
 from ..llama.log import context_error, log
 from ..llama.memory import padded
 from ..llama.native import N_BATCH, SequenceTokens
 from ..llama.options import FLASH_ATTENTION, KV_TYPES
-from ..llama.samplers import distribution
+from ..llama.samplers import distribution, dry_penalties
 from ..llama.sequence import CachedSequence
 from ..options import K_MAX, Sampling, Speculation
+from ..passes import LanguageModel
 from ..results import Completion, Stats
 from ..runtime.llm import LLM
 from ..sampling.chain import Sampler, largest
 from ..sampling.filters import make_filters
 from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
-from ..speculative.interfaces import LanguageModel
 from ..speculative.pair import Snapshot
 from ..speculative.prefix import decode_last, read_on, return_to
 from ..speculative.profile import Profile
 from ..speculative.translation import TranslatedModel
+from ..vocabulary import common
 
 # Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.
 MOST_NOISE = 0.15
@@ -545,7 +545,9 @@ class TextChecks:
             sampler = Sampler(
                 sampling,
                 SeededRng(sampling.seed or 0),
-                make_filters(target.weights, sampling, len(ids)),
+                make_filters(
+                    target.weights, sampling, len(ids), "", partial(dry_penalties, target.weights)
+                ),
             )
             row = decode_last(target, history, len(ids) - 1)
             # The cache of the texts had other passes, so a near tie may be decided either way.

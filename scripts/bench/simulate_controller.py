@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from gguf_spec import Sampling
-from gguf_spec.llama.exactness import Exactness
 from gguf_spec.options import K_MAX
+from gguf_spec.passes import Exactness
 from gguf_spec.sampling.chain import Sampler
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller

@@ -140,7 +140,7 @@ BUGS = (
     Bug("a rollback forgets how much was read as a prompt", "llama/sequence.py",
         "self.n_read = min(self.n_read, n)", "self.n_read = self.n_read",
         ("gguf/test_model.py", "unit/test_profiler.py")),
-    Bug("a profile does not depend on the type of the cache", "speculative/profile.py",
+    Bug("a profile does not depend on the type of the cache", "runtime/profile_files.py",
         "o.kv_type", '"any"',
         ("unit/test_profile_keys.py", "gguf/test_profile.py")),
     # slots

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from _reference import commands, reference
+from _rooms import table as rooms
 
 from gguf_spec.gguf.architectures import NAMES, architecture
 from gguf_spec.registry.resolve import entries
@@ -118,6 +119,7 @@ def speculation():
 
 
 PARTS = {
+    "docs/architecture.md": {"rooms": rooms},
     "docs/models.md": {"models": models, "speculation": speculation},
     "docs/server-fields.md": {"other fields": other_fields},
     "docs/tools-and-json.md": {"tool families": tool_families},

@@ -17,7 +17,7 @@ from gguf_spec import Sampling
 from gguf_spec.cli.text_file import TextFile
 from gguf_spec.registry.download import find
 from gguf_spec.registry.resolve import entries
-from gguf_spec.speculative import profile as profile_module
+from gguf_spec.runtime import profile_files as profile_module
 from tests.support import children
 from tests.support.hub import Hub
 
@@ -77,7 +77,7 @@ def test_a_session_is_complete_or_unchanged(tmp_path, tales):
 KEEP = """
 import gguf_spec
 from dataclasses import replace
-from gguf_spec.speculative.profile import read_profile, write_profile
+from gguf_spec.runtime.profile_files import read_profile, write_profile
 from gguf_spec.tune import tune
 with gguf_spec.load("tales", threads=1) as llm:
     with llm.models() as pair:

@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as C
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.errors import ClosedError, SessionError
-from gguf_spec.llama.sequence import PassPart
+from gguf_spec.passes import PassPart
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec_compat import DraftModel, Llama
 from gguf_spec_compat.llama import NOT_HERE, UnsupportedError

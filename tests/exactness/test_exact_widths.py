@@ -15,6 +15,7 @@ from gguf_spec.llama.backend import build_features
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
+from gguf_spec.runtime import profile_files
 from gguf_spec.sampling.near_ties import SingleTokenReference
 from gguf_spec.speculative import profiler
 from tests.gguf.test_near_ties import TALES
@@ -130,7 +131,7 @@ def test_the_passes_that_verify_are_exact(files, name, kernels, capsys, monkeypa
     # On a busy machine the time ends before all widths are compared, and fewer are known as exact.
     measure = profiler.measure
     monkeypatch.setattr(
-        profiler, "measure", lambda target, draft, **_: measure(target, draft, budget_s=np.inf)
+        profile_files, "measure", lambda target, draft, **_: measure(target, draft, budget_s=np.inf)
     )
     with gguf_spec.load(
         files[name], TALES / "tales-draft-Q4_0.gguf", threads=THREADS, n_ctx=512

@@ -10,6 +10,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.sequence import CachedSequence
+from gguf_spec.runtime import profile_files
 from gguf_spec.speculative import profiler
 from tests.support import families
 
@@ -269,8 +270,8 @@ def test_strict_is_refused_where_passes_are_not_exact(folder, name, monkeypatch)
 @pytest.mark.parametrize("name", FEW)
 def test_a_state_that_is_not_restored_is_noticed(folder, name, monkeypatch):
     """As if llama.cpp's code for this architecture did not save a part of the state."""
-    monkeypatch.setattr(profiler, "read_profile", lambda *_: None)
-    monkeypatch.setattr(profiler, "write_profile", lambda *_: True)
+    monkeypatch.setattr(profile_files, "read_profile", lambda *_: None)
+    monkeypatch.setattr(profile_files, "write_profile", lambda *_: True)
 
     def wrong(model, text, n):
         model.rollback(0)

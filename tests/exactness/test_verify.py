@@ -170,7 +170,7 @@ def test_it_stops_when_the_time_is_up(tales, prompts):
 @pytest.mark.parametrize("flash_attention", ["off", "on"])
 def test_a_broken_batch_path_is_not_taken_for_rounding_noise(monkeypatch, prompts, flash_attention):
     """The bug is also present when the profile is measured: no pass is exact, and nearly all tokens are near ties."""
-    monkeypatch.setattr("gguf_spec.speculative.profiler.write_profile", lambda *_: True)
+    monkeypatch.setattr("gguf_spec.runtime.profile_files.write_profile", lambda *_: True)
     rows_scaled(monkeypatch)
     with gguf_spec.load("tales", threads=1, n_ctx=1024, flash_attention=flash_attention) as llm:
         assert llm.profile.exact_width == 1

@@ -22,8 +22,9 @@ from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import draft_search
 from gguf_spec.runtime.draft_search import candidates, choose
 from gguf_spec.runtime.load_options import LoadOptions
+from gguf_spec.runtime.profile_files import ModelKey, write_profile
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
-from gguf_spec.speculative.profile import ModelKey, Profile, write_profile
+from gguf_spec.speculative.profile import Profile
 from gguf_spec.system.files import cache_file
 from tests.support import tiny
 

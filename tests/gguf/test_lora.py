@@ -18,7 +18,7 @@ from gguf_spec.errors import (
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import Adapter, ContextOptions, adapters
-from gguf_spec.speculative.profile import ModelKey, read_profile, write_profile
+from gguf_spec.runtime.profile_files import ModelKey, read_profile, write_profile
 from tests.support import children, tiny
 
 ALPHA, RANK = 8.0, 4

@@ -13,8 +13,8 @@ from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import backend, memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.runtime import request_queue
+from gguf_spec.runtime.profile_files import write_profile
 from gguf_spec.runtime.request_queue import _MOST_UNREAD
-from gguf_spec.speculative.profile import write_profile
 
 PROMPTS = ["abc ab " * (3 + i) for i in range(6)]
 SAMPLINGS = [Sampling(seed=i, max_tokens=20 + i, ignore_eos=True) for i in range(6)]

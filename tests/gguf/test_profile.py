@@ -8,6 +8,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.runtime import load as load_module
+from gguf_spec.runtime import profile_files
 from gguf_spec.speculative import profiler
 from gguf_spec.speculative.profile import Profile
 
@@ -22,9 +23,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     """Count the measurements."""
-    real, calls = profiler.measure, []
+    real, calls = profile_files.measure, []
     monkeypatch.setattr(
-        profiler, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
+        profile_files, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
     )
     return calls
 
@@ -35,7 +36,7 @@ def load(**options):
 
 @pytest.mark.full
 def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured, monkeypatch):
-    monkeypatch.setattr(profiler, "cores_are_shared", lambda _: False)
+    monkeypatch.setattr(profile_files, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
     with load() as llm:
         first = llm.profile
@@ -51,10 +52,10 @@ def test_a_second_load_measures_nothing_and_has_the_same_profile(cache, measured
 
 @pytest.mark.full
 def test_doubtful_costs_are_checked_by_the_first_request_and_kept(cache, measured, monkeypatch):
-    count = profiler.measure
-    monkeypatch.setattr(profiler, "cores_are_shared", lambda _: False)
+    count = profile_files.measure
+    monkeypatch.setattr(profile_files, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(
-        profiler, "measure", lambda *args: replace(count(*args), steady=True, checked=False)
+        profile_files, "measure", lambda *args: replace(count(*args), steady=True, checked=False)
     )
     with load() as llm:
         assert not llm.profile.checked

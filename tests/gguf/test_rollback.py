@@ -12,7 +12,7 @@ from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import RecurrentState
-from gguf_spec.llama.sequence import PassPart
+from gguf_spec.passes import PassPart
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.support import families

@@ -11,7 +11,7 @@ from gguf_spec.errors import RollbackError
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.head import SharedHead
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.sequence import PassPart
+from gguf_spec.passes import PassPart
 from tests.support import tiny
 
 N_CTX, WINDOW = 256, 32

@@ -12,8 +12,8 @@ from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.llama.context import Context
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.recurrent_state import SPACING
-from gguf_spec.llama.sequence import PassPart
 from gguf_spec.options import K_MAX
+from gguf_spec.passes import PassPart
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.support import tiny

@@ -7,8 +7,8 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.cli.output import stats_lines
-from gguf_spec.llama.exactness import common
 from gguf_spec.server import serve_in_thread
+from gguf_spec.vocabulary import common
 from tests.server.conftest import ask, metrics
 
 QUESTION = [{"role": "user", "content": "Go on."}]

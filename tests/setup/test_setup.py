@@ -427,17 +427,6 @@ def test_a_changed_list_of_packages_is_noticed(machine, file):
 
 
 @pytest.mark.full
-def test_another_budget_for_lines_makes_nothing_again(machine):
-    machine.run()
-    file = machine.clone / "pyproject.toml"
-    text = file.read_text(encoding="utf-8")
-    changed = re.sub(r"(?m)^max-lines = \d+$", "max-lines = 1", text)
-    assert changed != text
-    file.write_text(changed, encoding="utf-8")
-    assert machine.run().stderr == ""
-
-
-@pytest.mark.full
 def test_another_version_is_installed_again(machine):
     """Else the installed package keeps the number of before, and doctor warns."""
     machine.run()

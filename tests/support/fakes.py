@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gguf_spec.llama.exactness import Exactness
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Sampling
+from gguf_spec.passes import Exactness
 from gguf_spec.results import PassCounts
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import NO_FILTERS, Sampler

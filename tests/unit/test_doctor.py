@@ -25,7 +25,7 @@ from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions, Placement
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.resolve import resolve
-from gguf_spec.speculative.profile import write_profile
+from gguf_spec.runtime.profile_files import write_profile
 from gguf_spec.system.files import write_json
 from gguf_spec.system.limits import ProcessorLimit
 from gguf_spec.system.machine import format_bytes
@@ -183,7 +183,8 @@ def test_a_build_with_llamafile_whose_passes_are_exact_is_well(monkeypatch):
     features = installation.build_features
     monkeypatch.setattr(installation, "build_features", lambda: features() | {"LLAMAFILE": "1"})
     monkeypatch.setattr(
-        "gguf_spec.speculative.profile.read_profile", lambda *_: profile({1: 0.01}, exact_width=65)
+        "gguf_spec.runtime.profile_files.read_profile",
+        lambda *_: profile({1: 0.01}, exact_width=65),
     )
     assert check("exact passes").status == "ok"
 
@@ -263,7 +264,7 @@ def test_the_generations():
 def test_the_costs_of_the_other_build(monkeypatch):
     costs = {1: 0.02, 8: 0.04}
     monkeypatch.setattr(
-        "gguf_spec.speculative.profile.read_profile", lambda *_: profile(dict(costs))
+        "gguf_spec.runtime.profile_files.read_profile", lambda *_: profile(dict(costs))
     )
     assert (
         "not measured here; in a clone, scripts/run --ready-made doctor"

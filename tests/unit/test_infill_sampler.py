@@ -45,7 +45,7 @@ def test_it_is_the_last_filter(model):
     def kept(kind, **options):
         s = kind(**options)
         return sorted(
-            Sampler(s, SeededRng(0), make_filters(model, s, 0)).candidates(logits, []).ids
+            Sampler(s, SeededRng(0), make_filters(model, s, 0, "", None)).candidates(logits, []).ids
         )
 
     assert kept(Sampling, top_k=3, top_p=1.0) == sorted([40, 41, tiny.END])

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_spec.errors import RollbackError
-from gguf_spec.llama.exactness import Exactness, common
 from gguf_spec.llama.recurrent_state import Checkpoint
+from gguf_spec.passes import Exactness
 from gguf_spec.runtime import prefix_cache
 from gguf_spec.runtime.prefix_cache import LEAST_COPIED, PrefixStore
 from gguf_spec.speculative.drafters import FirstRead
 from gguf_spec.speculative.scheduler import SlotPair
 from gguf_spec.system.machine import parse_bytes
+from gguf_spec.vocabulary import common
 
 A, B, C = ([*range(start, start + 300)] for start in (1000, 2000, 3000))
 

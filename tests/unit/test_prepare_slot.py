@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.llama.exactness import Exactness, common
+from gguf_spec.passes import Exactness
 from gguf_spec.runtime import prefix_cache
 from gguf_spec.runtime.prefix_cache import PrefixStore
 from gguf_spec.speculative.scheduler import SlotPair
+from gguf_spec.vocabulary import common
 
 TEXT = list(range(100, 400))
 

@@ -9,9 +9,9 @@ import pytest
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import own_kernels
 from gguf_spec.llama.options import Adapter, ContextOptions, Placement
+from gguf_spec.runtime import profile_files as profile
 from gguf_spec.runtime import session_file
-from gguf_spec.speculative import profile
-from gguf_spec.speculative.profile import ModelKey
+from gguf_spec.runtime.profile_files import ModelKey
 from gguf_spec.system import files as files_module
 from gguf_spec.system.limits import ProcessorLimit
 

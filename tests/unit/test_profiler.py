@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec.llama.exactness import Exactness
+from gguf_spec.passes import Exactness
+from gguf_spec.runtime import profile_files
+from gguf_spec.runtime.profile_files import profile_of
 from gguf_spec.speculative import profiler
 from gguf_spec.speculative.prefix import read_on, retain_prefix
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from gguf_spec.speculative.profiler import plausible, profile_of
+from gguf_spec.speculative.profiler import plausible
 from tests.support.fakes import FakeModel, random_table
 
 NOW = 1.8e9
@@ -29,14 +31,14 @@ def store(monkeypatch):
         store.budgets.append(budget_s)
         return store.found
 
-    monkeypatch.setattr(profiler, "read_profile", lambda *_: store.kept)
+    monkeypatch.setattr(profile_files, "read_profile", lambda *_: store.kept)
     monkeypatch.setattr(
-        profiler,
+        profile_files,
         "write_profile",
         lambda _target, _draft, profile: setattr(store, "kept", profile),
     )
-    monkeypatch.setattr(profiler, "measure", measure)
-    monkeypatch.setattr(profiler, "time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr(profile_files, "measure", measure)
+    monkeypatch.setattr(profile_files, "time", SimpleNamespace(time=lambda: NOW))
     return store
 
 
@@ -92,7 +94,7 @@ def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):
 def test_the_better_one_of_two_disturbed_measurements_is_used_for_a_day(store, monkeypatch, better):
     """A busy machine would measure again at each start, for seconds."""
     clock, hour = SimpleNamespace(now=NOW), 3600
-    monkeypatch.setattr(profiler, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(profile_files, "time", SimpleNamespace(time=lambda: clock.now))
     slow, fast = ({n: s * GOOD.target[n] for n in GOOD.target} for s in (1.5, 1.2))
     first, second = (replace(FRESH, steady=False, target=one) for one in (slow, fast))
     first, second = (second, first) if better == 0 else (first, second)
@@ -123,10 +125,10 @@ def test_what_the_user_measured_beside_other_programs_stays_for_a_day(store):
 def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):
     store.kept = None
     monkeypatch.setattr(
-        profiler, "cores_are_shared", lambda threads: threads == TARGET.context.threads
+        profile_files, "cores_are_shared", lambda threads: threads == TARGET.context.threads
     )
     assert not profile_of(TARGET, None).steady
-    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: False)
+    monkeypatch.setattr(profile_files, "cores_are_shared", lambda threads: False)
     assert profile_of(TARGET, None).steady
     assert profile_of(TARGET, None).steady
     assert store.n == 2

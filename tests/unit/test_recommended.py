@@ -4,7 +4,7 @@ import pytest
 
 from gguf_spec import models
 from gguf_spec.errors import InvalidOptionError
-from gguf_spec.speculative import profile
+from gguf_spec.runtime import profile_files as profile
 from gguf_spec.system import machine
 
 GIB = 1 << 30

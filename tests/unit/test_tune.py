@@ -9,10 +9,11 @@ import pytest
 from gguf_spec import Sampling, Speculation
 from gguf_spec import tune as module
 from gguf_spec.errors import BusyError, ClosedError, UnsupportedModelError
-from gguf_spec.speculative import pair as pair_module
+from gguf_spec.runtime import profile_files
+from gguf_spec.runtime.profile_files import read_profile
 from gguf_spec.speculative import profiler
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
-from gguf_spec.speculative.profile import DEFAULT_PROFILE, Profile, read_profile
+from gguf_spec.speculative.profile import DEFAULT_PROFILE, Profile
 from gguf_spec.speculative.profiler import measure
 from gguf_spec.tune import Tuning, tune
 from tests.support.fakes import Clock, FakeModel, fake_llm, random_table
@@ -206,7 +207,6 @@ def test_the_result_can_be_written_as_json(draft):
 def kept(monkeypatch):
     """The stored result, in place of a file."""
     seen = []
-    monkeypatch.setattr(pair_module, "write_statistics", lambda *args: None)
     monkeypatch.setattr(module, "write_profile", lambda *args: seen.append(args) or True)
     return seen
 
@@ -270,7 +270,7 @@ def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
     assert 0.2 < got.profile.agreement < 1
     assert got.profile.token_s > 0
     assert got.profile.proposal_s > 0
-    monkeypatch.setattr(profiler, "measure", None)
+    monkeypatch.setattr(profile_files, "measure", None)
     with gguf_spec.load("tales", **options) as llm:
         assert llm.profile == got.profile
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,13 @@ from ...errors import (
     OffGrammarError,
     RollbackError,
 )
-from ...llama.exactness import common
 from ...options import IMAGE_IDS, K_MAX
+from ...passes import LanguageModel, PredictionHead
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
-from ..interfaces import LanguageModel
+from ...vocabulary import common
 from ..prefix import read_on, retain_prefix
 from ..translation import TranslatedModel
 from .base import Kind, Proposal, TokenDrafter
-
-if TYPE_CHECKING:
-    from ...llama.head import Head
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -479,7 +476,11 @@ class HeadDrafter(ModelDrafter):
     can_reread = False  # the target sends the rows of a text once
 
     def __init__(
-        self, head: Head, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None
+        self,
+        head: PredictionHead,
+        guess: DraftSampler,
+        n_vocab: int,
+        first: FirstRead | None = None,
     ) -> None:
         super().__init__(head, guess, n_vocab, first)
         self._head, self.name = head, name_of(head)
@@ -515,7 +516,7 @@ def drafter_of(
 ) -> ModelDrafter:
     if not needs_rows(model):
         return ModelDrafter(model, guess, n_vocab, first)
-    return HeadDrafter(cast("Head", model), guess, n_vocab, first)
+    return HeadDrafter(cast("PredictionHead", model), guess, n_vocab, first)
 
 
 def needs_rows(draft: LanguageModel) -> bool:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...arrays import Logits
 from ...options import IMAGE_IDS
 from .base import Proposal, TextDrafter
-
-if TYPE_CHECKING:
-    from ..pair import ModelPair
 
 # Number of contexts, from the longest on, that count each new token.
 _CONTEXTS = 4
@@ -342,6 +339,18 @@ class RetryDrafter:
         self._start = start + len(tokens)
 
 
-def make(pair: ModelPair) -> list[TextDrafter]:
+class Sources(Protocol):
+    """Texts beside the request's own; a `ModelPair` has them."""
+
+    @property
+    def reference(self) -> SuffixAutomaton | None:
+        """A text from which drafts may come."""
+
+    @property
+    def shared(self) -> SharedTexts | None:
+        """Earlier answers from which the drafts of all requests may come."""
+
+
+def make(pair: Sources) -> list[TextDrafter]:
     """Return the drafters from the text, for a request of a model pair."""
     return [NgramDrafter(pair.reference, pair.shared), RetryDrafter()]

@@ -1,0 +1,198 @@
+"""Files of profiles and statistics: what was measured of a pair on this machine, and when again.
+
+A file belongs to the models, their load options, the libraries and the machine. What a profile
+says is `speculative.profile`, how it is measured `speculative.profiler`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from ..gguf.validation import ModelFile
+from ..llama.backend import has_llamafile, library_parts, uses_gpu
+from ..llama.options import ContextOptions, physical_cores
+from ..llama.sequence import CachedSequence
+from ..speculative.pair_statistics import PairStatistics
+from ..speculative.profile import Profile
+from ..speculative.profiler import measure
+from ..speculative.translation import Translation, in_target_ids
+from ..system.files import CacheFolder, cache_file, read_json, this_machine, write_json
+from ..system.machine import cores_are_shared
+
+# Version of the stored files; files of another version are ignored.
+VERSION = 11
+
+
+class ModelKey(NamedTuple):
+    """Model file and its load options: together they identify a stored profile."""
+
+    file: ModelFile
+    options: ContextOptions
+
+
+Keyed: TypeAlias = CachedSequence | ModelKey
+
+
+def read_profile(target: Keyed, draft: Keyed | None) -> Profile | None:
+    """Return the stored profile of these models, or None."""
+    data = read_json(_file(target, draft))
+    try:
+        if data["version"] != VERSION:
+            return None
+        return of_this_build(Profile.from_dict(data))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def write_profile(target: Keyed, draft: Keyed | None, profile: Profile) -> bool:
+    """Store a profile in place of an earlier one; return whether it could be written."""
+    match read_json(_speed_file()):
+        case [int(known), _]:
+            pass
+        case _:
+            known = 0
+    n_bytes = target.file.header.file_bytes
+    if n_bytes >= known and not profile.disturbed:
+        write_json(_speed_file(), [n_bytes, profile.target[1]])
+    return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
+
+
+_LARGE = 512 << 20  # bytes of a model
+
+
+def _speed_file() -> Path:
+    return cache_file("probe", ["speed", *this_machine(timed=True)])
+
+
+def measured_speed() -> float | None:
+    """Return the bytes of weights that a pass over one token reads in a second on this machine.
+
+    It is that of the largest model that was measured, if that is large: in a small one other work
+    takes more than half of the time. None before.
+    """
+    try:
+        n_bytes, seconds = read_json(_speed_file())
+        return float(n_bytes / seconds) if n_bytes >= _LARGE else None
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+class PairFiles:
+    """The files of a loaded pair; implements `speculative.pair.PairFiles`."""
+
+    def __init__(self, target: CachedSequence, draft: CachedSequence | None) -> None:
+        self._target, self._draft = target, draft
+
+    def read_statistics(self, experiences: Mapping[str, PairStatistics]) -> None:
+        """Restore acceptance statistics of earlier runs.
+
+        A damaged file is ignored, and replaced when the models are closed.
+        """
+        data = read_json(_file(self._target, self._draft, "experience"))
+        try:
+            if data["version"] == VERSION:
+                for way, one in experiences.items():
+                    answer = float(data[way]["answer"])
+                    # This also fails for a number that is not finite.
+                    if not 1 <= answer < 1e9:
+                        raise ValueError(answer)
+                    one.chances.recall(data[way]["seen"])
+                    one.answer = min(answer, 1e6)
+        except (KeyError, TypeError, ValueError):
+            pass
+
+    def write_statistics(self, experiences: Mapping[str, PairStatistics]) -> None:
+        """Store the acceptance statistics if any token was emitted."""
+        if any(one.n_emitted for one in experiences.values()):
+            learned = {
+                way: {"answer": one.answer, "seen": one.chances.to_list()}
+                for way, one in experiences.items()
+            }
+            path = _file(self._target, self._draft, "experience")
+            write_json(path, {"version": VERSION, **learned})
+
+    def write_profile(self, profile: Profile) -> None:
+        write_profile(self._target, self._draft, profile)
+
+
+def _file(target: Keyed, draft: Keyed | None, kind: CacheFolder = "profiles") -> Path:
+    parts: list[object] = [VERSION, *this_machine(timed=True), *library_parts()]
+    for model in [target, draft] if draft else [target]:
+        o = model.options
+        parts += [model.file.content_id, o.threads or physical_cores(), o.flash_attention]
+        parts += [o.kv_type, o.gpu_layers, o.extra_bufts, *o.rpc, *filter(None, [o.head])]
+        parts += [*o.placement.parts, *(["shared"] if o.parallel > 1 and uses_gpu(o) else [])]
+        parts += [(adapter.content_id, adapter.scale) for adapter in o.lora]
+    return cache_file(kind, parts)
+
+
+# Budget in seconds while other programs run; such a profile is measured again later.
+_BUSY_BUDGET_S = 0.3
+# Age from which a profile is measured again, in seconds; and that of one which other programs
+# disturbed.
+_OLD_S, _DISTURBED_OLD_S = 30 * 24 * 3600.0, 24 * 3600.0
+
+
+def profile_of(
+    target: CachedSequence,
+    draft: CachedSequence | None,
+    on_measure: Callable[[], object] | None = None,
+    translation: Translation | None = None,
+) -> Profile:
+    """Return the stored profile of these models, or measure and store it.
+
+    A profile is measured again if it is a month old. One that other programs disturbed is measured
+    again at the next load, and the better one of the two is used for a day. One "from the future"
+    stays: the clock of a machine without a battery starts in 1970. While another program runs, only
+    the fewest passes are made. `on_measure` is called before a measurement. `translation` is that
+    of a draft with other token ids.
+    """
+    kept, now = read_profile(target, draft), time.time()
+    old_s = _OLD_S if kept and kept.steady else _DISTURBED_OLD_S
+    is_usable = kept and (kept.steady or kept.final) and now - kept.measured_at < old_s
+    if kept and is_usable:
+        known = _with_depth(kept, target, draft)
+        if known != kept:
+            write_profile(target, draft, known)
+        return known
+    if on_measure:
+        on_measure()
+    view = draft and in_target_ids(draft, target, translation)
+    if cores_are_shared(target.context.threads):
+        profile = replace(measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False)
+    else:
+        profile = measure(target, view)
+    profile = replace(of_this_build(profile), measured_at=now)
+    if kept and kept.steady and not profile.steady:
+        # The machine is busy now: the profile of the idle machine is more accurate.
+        profile = replace(kept, measured_at=now)
+    elif kept and not profile.steady:
+        profile = replace(_less_disturbed(kept, profile), measured_at=now, final=True)
+    write_profile(target, draft, profile)
+    return profile
+
+
+def of_this_build(profile: Profile) -> Profile:
+    """Return a profile that says what the loaded llama.cpp was built with."""
+    return replace(profile, llamafile=has_llamafile())
+
+
+def _less_disturbed(first: Profile, second: Profile) -> Profile:
+    """Return the profile with the lower costs, because another program only makes a pass longer."""
+    tables = ((first.target, second.target), (first.draft, second.draft))
+    common = [(a[n], b[n]) for a, b in tables for n in a.keys() & b.keys()]
+    return first if sum(a for a, _ in common) <= sum(b for _, b in common) else second
+
+
+def _with_depth(kept: Profile, target: CachedSequence, draft: CachedSequence | None) -> Profile:
+    """Return a profile with the known depth costs in place of estimates."""
+    guess, draft_guess = kept.guesses_depth
+    if guess and target.depth_costs:
+        kept, guess = replace(kept, target_depth=dict(target.depth_costs)), False
+    if draft_guess and draft and draft.depth_costs:
+        kept, draft_guess = replace(kept, draft_depth=dict(draft.depth_costs)), False
+    return replace(kept, guesses_depth=(guess, draft_guess))
