@@ -129,7 +129,7 @@ def quantize(
     started = time.monotonic()
     try:
         check_place(header, target, force)
-        with atomic_write(target, private=False) as part:
+        with atomic_write(target, private=False, in_place=False) as part:
             given = (source, part, TYPES[name], threads or physical_cores())
             command = subprogram.command("gguf_spec.quantize.worker", *map(str, given))
             n_fallback = _run(header, target, part, command, progress)
