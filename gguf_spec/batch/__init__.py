@@ -374,6 +374,7 @@ class Output:
         if result.number != self._begun[0]:
             if self._beside:
                 if self._beside_file is None:
+                    self._beside.touch(os.fstat(self._file.fileno()).st_mode & 0o777)
                     self._beside_file = self._beside.open("ab", buffering=0)
                     self._write(self._beside_file, b"\n")  # the last record may be cut
                 self._write(self._beside_file, b"%d\t" % result.number + result.data)

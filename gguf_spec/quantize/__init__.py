@@ -85,8 +85,8 @@ def quantize(
 
     The tokenizer does not change.
 
-    The file appears under its name when it is complete and checked. Until then its name is that of
-    `target` with some letters and `.part` appended; this file is removed after any failure.
+    The file appears under its name when it is complete and checked. Until then it has a name beside
+    `target` that begins with `.gguf-spec-`; this file is removed after any failure.
 
     Args:
         source: A GGUF file. For a split model, the first file; all files become one.
