@@ -20,7 +20,6 @@ from ..system.files import (
     read_text,
     remedy,
     state_folder,
-    sync,
     version,
     with_end,
 )
@@ -162,16 +161,8 @@ class TextFile:
 
 
 def _replace(target: Path, data: bytes, check: Callable[[], object] | None = None) -> None:
-    """Replace a file.
-
-    Args:
-        check: Called when all is ready; an error leaves the file as it is.
-    """
-    with atomic_write(target, private=False) as part:
+    with atomic_write(target, private=False, check=check) as part:
         part.write_bytes(data)
-        if check:
-            sync(part)
-            check()
 
 
 class Undo:

@@ -178,6 +178,7 @@ def atomic_write(
     lasting: bool = True,
     is_ours: bool = False,
     in_place: bool = True,
+    check: Callable[[], object] | None = None,
 ) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`; rename it to `path` when the block succeeds.
 
@@ -199,6 +200,7 @@ def atomic_write(
             again: leftovers of any of them are removed, and nothing of the old file is kept.
         in_place: Whether data may be copied into a file. If not, as processes may have mapped it,
             a rename keeps what it can.
+        check: Called when only the rename is left to do; an error leaves the file as it is.
 
     Yields:
         The temporary file.
@@ -226,6 +228,8 @@ def atomic_write(
         is_alike = not (is_there and path.exists()) or _make_alike(part, path) or not in_place
         if lasting:
             sync(handle)
+        if check:
+            check()
         if not _HAS_LOCKS:  # Windows renames no open file
             os.close(handle)
             handle = -1
