@@ -18,7 +18,7 @@ from ..options import check_types
 from ..results import Chunk
 from ..runtime.many import Cancellation, checked_threads, run_all
 from ..server import ServedLLM
-from ..system.files import remedy, try_lock
+from ..system.files import remedy, try_lock, with_end
 from ..system.process import OfOneProcess
 from .requests import Answerer, Line, LineDefaults, LineResult, read_lines
 
@@ -268,7 +268,7 @@ class Output:
         except OSError as error:
             raise _cannot("written", self._path, error) from None
         if self._path.is_file():
-            self._beside = self._path.with_name(f"{self._path.name}.ahead")
+            self._beside = with_end(self._path, ".ahead")
             if not try_lock(self._file.fileno()):
                 self._file.close()
                 fact = f"another process writes to {self._path}."
@@ -374,6 +374,7 @@ class Output:
         if result.number != self._begun[0]:
             if self._beside:
                 if self._beside_file is None:
+                    self._beside.touch(os.fstat(self._file.fileno()).st_mode & 0o777)
                     self._beside_file = self._beside.open("ab", buffering=0)
                     self._write(self._beside_file, b"\n")  # the last record may be cut
                 self._write(self._beside_file, b"%d\t" % result.number + result.data)

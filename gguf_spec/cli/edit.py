@@ -17,11 +17,12 @@ import click
 from ..edit import EditPlan, Hunk, apply, no_longer_valid, patch
 from ..errors import GgufSpecError, InvalidOptionError, NoEditError
 from ..options import DEFAULT_CTX, Sampling, Speculation
+from . import signals
 from .command import CONTROL, Command, as_called, flag, json_option, option
 from .download import at_terminal
 from .options import load_models, model_options, offline_option, server_option, table_option
 from .output import LateBar, answer_json, ctrl_c_cancels, print_json, speed, stats_lines, styled
-from .text_file import TextFile, Undo
+from .text_file import TextFile, Undo, version
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,7 +159,7 @@ def _check_usage(files: list[str], instruction: str, options: dict[str, Any]) ->
         raise click.UsageError("INSTRUCTION is missing; say what to change, in quotes.")
     if len(files) > 1 and options["output"]:
         raise click.UsageError("--output takes one file.")
-    if "\n" not in instruction and len(instruction) < 256 and Path(instruction).is_file():
+    if version(Path(instruction)) and Path(instruction).is_file():
         raise click.UsageError(
             f"INSTRUCTION is missing: {instruction} is a file. Say what to change, in quotes."
         )
@@ -246,9 +247,9 @@ def _by_model(
 def _place_of(file: str, words: tuple[str, ...]) -> tuple[Path, list[str]]:
     """Return the file of an argument such as `app.py:10-40`, and its lines."""
     path, lines = Path(file), list[str]()
-    if not path.exists() and (found := re.fullmatch(r"(.+?):(\d+(?:-\d+)?)", file)):
+    if not version(path) and (found := re.fullmatch(r"(.+?):(\d+(?:-\d+)?)", file)):
         path, lines = Path(found[1]), [found[2]]
-    if not path.exists():
+    if not version(path):
         quotes = " Put the instruction in quotes." if file != words[0] else ""
         if file == "-":
             quotes = " A pipe cannot be edited: write its text into a file first."
@@ -306,7 +307,8 @@ def _decided(
         again: Asks the model again with a seed; None for a change without a model.
     """
     new = result.text if options["yes"] or options["output"] else None
-    changes = patch(source.data, source.encoded(result.text), _name_in_folder(source.path))
+    name, folder = _in_patch(source.path)
+    changes = patch(source.data, source.encoded(result.text), name)
     if str(options["output"]) == "-":
         _say_doubts(result)
     elif _may_ask(options) and result.hunks:
@@ -314,6 +316,8 @@ def _decided(
     elif not options["as_json"]:
         _show_patch(changes)
         _say_how_much(result)
+        if options["diff_only"] and folder and changes:
+            click.echo(f"Apply the patch in the folder {folder}.", err=True)
         if n := sum(one.is_outside for one in result.hunks):
             places = "1 more place stays" if n == 1 else f"{n} more places stay"
             they_were = "it was" if n == 1 else "they were"
@@ -334,7 +338,7 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
         click.echo(done[0].source.encoded(done[0].result.text), nl=False)
         return 0
     if options["yes"] and not output and not options["force"] and any(o.is_refused for o in done):
-        names = "-".join(one.source.path.name for one in done)[:100]
+        names = "-".join(one.source.path.name for one in done)
         kept = Undo().keep_patch(names, b"".join(one.changes for one in done))
         where = f" The patch is {kept};" if kept else ""
         fact = f"Nothing was written.{where} the same command with --force writes it."
@@ -362,19 +366,31 @@ def _write_all(done: list[_Change], options: dict[str, Any]) -> int:
 
 
 def _written(done: list[_Change], output: Path | None) -> list[_Change]:
-    """Write what is wanted, and return it; if a file cannot be written, all have their old text."""
-    written = list[_Change]()
-    for one in done:
-        if one.new is None or not (output or one.new != one.source.text):
-            continue
-        try:
-            one.source.write(one.new, output)
-        except GgufSpecError:
-            for before in written:
-                before.source.take_back()
-            raise
-        written.append(one)
-    return written
+    """Write what is wanted, and return it; after an error or Ctrl-C, all have their old text."""
+    begun = list[_Change]()
+    try:
+        for one in done:
+            if one.new is not None and (output or one.new != one.source.text):
+                begun.append(one)
+                one.source.write(one.new, output)
+    except BaseException as error:
+        if output is None and _take_back(begun) and not isinstance(error, GgufSpecError):
+            click.echo("Nothing was written.", err=True)
+        raise
+    return begun
+
+
+def _take_back(begun: list[_Change]) -> bool:
+    """Give files their old texts, name those for which this fails, and return whether none did."""
+    n_left = 0
+    with signals.handlers(lambda number, _: signals.handled(number)):  # it takes milliseconds
+        for one in begun:
+            try:
+                one.source.take_back()
+            except GgufSpecError as error:
+                n_left += 1
+                click.echo(f"{one.source.path} stays changed: {error}", err=True)
+    return not n_left
 
 
 def _say_written(source: TextFile, output: Path | None) -> None:
@@ -407,12 +423,28 @@ def _short(path: Path) -> Path:
     return path
 
 
-def _name_in_folder(path: Path) -> str:
-    """Return the name of a file from the folder of its work tree; without one, its own."""
-    for folder in path.parents:
-        if (folder / ".git").exists():
-            return path.relative_to(folder).as_posix()
-    return path.name
+def _in_patch(path: Path) -> tuple[str, Path | None]:
+    """Return the name of a file in a patch, and the folder to apply it in, if it is another one.
+
+    It is the name from the current folder, for `patch` and git. No patch may leave its folder, so
+    for a file elsewhere it is the name from its work tree, or without one its own.
+    """
+    tree = next((one for one in path.parents if (one / ".git").exists()), None)
+    try:
+        here = Path.cwd()
+        name = path.relative_to(here)
+    except (OSError, ValueError):
+        tree = tree or path.parent
+        return path.relative_to(tree).as_posix(), tree
+    # git takes a name that begins as the one of the current folder does for one from the work tree
+    if (
+        tree
+        and here.is_relative_to(tree)
+        and here != tree
+        and name.is_relative_to(here.relative_to(tree))
+    ):
+        name = path.relative_to(tree)
+    return name.as_posix(), None
 
 
 def _show_patch(changes: bytes) -> None:

@@ -457,7 +457,7 @@ def quantize(model: str, target: Path, **options: Any) -> None:
     with counted("quantising", "tensors", quiet=options["quiet"]) as progress:
         made = run(
             path(model, options["models_file"]),
-            _target(target),
+            _target(target, options),
             options["kind"],
             threads=options["threads"],
             force=options["force"],
@@ -494,7 +494,14 @@ def _written(made: Any, line: str, options: dict[str, Any]) -> None:
         click.echo(line)
 
 
-def _target(path: Path) -> Path:
+def _target(path: Path, options: dict[str, Any]) -> Path:
+    from .text_file import version
+
+    if options["force"] and version(path) and path.is_file() and path.stat().st_nlink > 1:
+        fact = (
+            f"Note: {path} is replaced; its other names, which are hard links, keep the old file."
+        )
+        click.echo(fact, err=True)
     return Path("/dev/stdout") if str(path) == "-" else path
 
 
@@ -540,7 +547,7 @@ def trim(draft: str, texts: tuple[Path, ...], **options: Any) -> None:
     out = options["output"] or Path(f"{source.stem}-{options['keep']}.gguf")
     trim_file = plugin("trim").trim
     made = trim_file(
-        source, _target(out), keep=options["keep"], texts=texts, force=options["force"]
+        source, _target(out, options), keep=options["keep"], texts=texts, force=options["force"]
     )
     text = ""
     if made.coverage is not None:

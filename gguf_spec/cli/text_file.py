@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..edit import hunks_between
 from ..errors import GgufSpecError
-from ..system.files import atomic_write, encoding_of, is_device, read_text, remedy, state_folder
+from ..system.files import (
+    atomic_write,
+    encoding_of,
+    is_device,
+    is_writable,
+    read_text,
+    remedy,
+    state_folder,
+    version,
+    with_end,
+)
 
-__all__ = ["TextFile", "encoding_of", "is_device", "read_text"]
+__all__ = ["TextFile", "encoding_of", "is_device", "read_text", "version"]
 
 # No context holds a longer text; a byte is rarely more than one token.
 MOST_BYTES = 4_000_000
@@ -41,6 +50,7 @@ class TextFile:
         """
         self.path = path
         self.is_undoable = False
+        self._written: bytes | None = None
         try:
             self.path = path.resolve(strict=True)
             with self.path.open("rb") as file:  # a device has no size, nor an end
@@ -55,9 +65,7 @@ class TextFile:
         text = self._decoded(path)
         self._bom = _BOM if text.startswith(_BOM) else ""
         text = text[len(self._bom) :]
-        n_crlf = text.count("\r\n")
-        self._newline = "\r\n" if 2 * n_crlf > text.count("\n") else "\n"
-        self.text = text.replace("\r\n", "\n") if n_crlf else text
+        self.text = text.replace("\r\n", "\n")
         if not self.text.strip():
             raise GgufSpecError(f"{path} is empty.", "name a file with text.")
         if "\n" not in self.text and self.text.count("\r") > 1:
@@ -73,15 +81,27 @@ class TextFile:
         raise GgufSpecError(f"{path} is {what} UTF-8.", "name a text file, or convert it to UTF-8.")
 
     def encoded(self, text: str) -> bytes:
-        """Return the bytes of a new text; lines that did not change keep theirs, and their ends."""
+        """Return the bytes of a new text; lines that did not change keep theirs, and their ends.
+
+        A new line ends as the one that it replaces, or as the one above it.
+        """
         text = text.encode("utf-8", errors="replace").decode("utf-8")
         stored = self.data.removeprefix(self._bom.encode()).split(b"\n")
-        new = text.split("\n")
-        end = b"\r" if self._newline == "\r\n" else b""
-        for hunk in reversed(hunks_between(self.text.split("\n"), new)):
-            stored[hunk.start : hunk.end] = [line.encode() + end for line in hunk.new]
-        stored[-1] = new[-1].encode()  # no line feed ends it
-        return self._bom.encode() + b"\n".join(stored)
+        old = self.text.split("\n")
+        lines = [
+            (data[:n], data[n:] + b"\n")
+            for data, n in zip(stored, (len(one.encode()) for one in old), strict=True)
+        ]
+        # nothing ends the last line; if it is no longer the last, it ends as the others
+        lines[-1] = (lines[-1][0], lines[-2:][0][1])
+        for hunk in reversed(hunks_between(old, text.split("\n"))):
+            ends = [end for _, end in lines[hunk.start : hunk.end]]
+            ends = ends or [lines[max(0, hunk.start - 1)][1]]
+            ends += ends[-1:] * (len(hunk.new) - len(ends))
+            lines[hunk.start : hunk.end] = [
+                (line.encode(), end) for line, end in zip(hunk.new, ends, strict=False)
+            ]
+        return self._bom.encode() + b"".join(one + end for one, end in lines)[: -len(lines[-1][1])]
 
     def check_place(self, path: Path | None = None) -> None:
         """Raise a GgufSpecError if the file, or another one, cannot be written."""
@@ -89,6 +109,7 @@ class TextFile:
 
         with self._place(path) as target:
             if not is_device(target):
+                is_writable(target)
                 TemporaryFile(dir=target.parent).close()
 
     def write(self, text: str, path: Path | None = None) -> None:
@@ -102,18 +123,28 @@ class TextFile:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
         with self._place(path) as target:
-            if path is None and self.path.read_bytes() != self.data:
-                fact = f"another program has changed {self.path}; nothing was written."
-                raise GgufSpecError(fact, "run the command again.")
             data = self.encoded(text)
             if path is None:
+                self._check_unchanged(self.data)
+                self._written = data
                 self.is_undoable = Undo().keep(self.path, self.data, data)
-            _replace(target, data)
+            _replace(target, data, None if path else lambda: self._check_unchanged(self.data))
 
     def take_back(self) -> None:
-        """Write the bytes that the file had when it was read; raise a GgufSpecError on failure."""
+        """Give the file the bytes that it had when it was read, unless it still has them.
+
+        Raises:
+            GgufSpecError: It cannot be written, or another program has changed it since `write`.
+        """
         with self._place(None) as target:
-            _replace(target, self.data)
+            if (written := self._written) is not None and target.read_bytes() != self.data:
+                self._check_unchanged(written)
+                _replace(target, self.data, lambda: self._check_unchanged(written))
+
+    def _check_unchanged(self, data: bytes) -> None:
+        if self.path.read_bytes() != data:
+            fact = f"another program has changed {self.path}; nothing was written."
+            raise GgufSpecError(fact, "run the command again.")
 
     @contextlib.contextmanager
     def _place(self, path: Path | None) -> Iterator[Path]:
@@ -129,11 +160,9 @@ class TextFile:
             raise GgufSpecError(fact, hint) from None
 
 
-def _replace(target: Path, data: bytes) -> None:
-    with atomic_write(target, private=target.exists()) as part:
+def _replace(target: Path, data: bytes, check: Callable[[], object] | None = None) -> None:
+    with atomic_write(target, private=False, check=check) as part:
         part.write_bytes(data)
-        if target.exists() and not is_device(target):
-            shutil.copymode(target, part)
 
 
 class Undo:
@@ -167,7 +196,7 @@ class Undo:
 
     def keep_patch(self, name: str, changes: bytes) -> Path | None:
         """Keep a patch that was not written; return its place, or None if that is not possible."""
-        path = self.folder / f"{name}.patch"
+        path = with_end(self.folder / name, ".patch")
         try:
             self._put(path.name, changes)
             others = [one for one in self.folder.glob("*.patch") if one != path]
@@ -210,20 +239,27 @@ class Undo:
             fact = f"no change of {path} by this command is kept."
             raise GgufSpecError(fact, "use the history of your editor or of git.")
         entry = entries[-1]
+
+        def check() -> None:
+            if _hash(path.read_bytes()) != entry["after"]:
+                raise GgufSpecError(f"{path} was changed since; nothing was written.", hint)
+
         try:
             now = path.read_bytes()
             # the last change that led to this text; later ones may not have been written
             entry = next((one for one in reversed(entries) if one["after"] == _hash(now)), entry)
+            hint = f"the old text is {entry['text']}."
             before = entry["text"].read_bytes()
+            check()
         except OSError as error:
-            fact, hint = f"{path} cannot be restored", f"the old text is {entry['text']}."
-            raise GgufSpecError(f"{fact}: {error.strerror}.", hint) from None
-        if _hash(now) != entry["after"] or _hash(before) != entry["before"]:
-            fact, hint = f"{path} was changed since", f"the old text is {entry['text']}."
-            raise GgufSpecError(f"{fact}; nothing was written.", hint)
+            fact = f"{path} cannot be restored: {error.strerror}."
+            raise GgufSpecError(fact, f"the old text is {entry['text']}.") from None
+        if _hash(before) != entry["before"]:
+            fact = f"the text of {path} that was kept is damaged; nothing was written."
+            raise GgufSpecError(fact, f"use the history of your editor or of git; {hint}")
         is_kept = self.keep(path, now, before)
         try:
-            _replace(path, before)
+            _replace(path, before, check)
         except OSError as error:
             fact = f"{path} cannot be written: {error.strerror}."
             raise GgufSpecError(fact, f"{remedy(error)}.") from None

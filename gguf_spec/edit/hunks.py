@@ -443,9 +443,9 @@ def patch(old: bytes, new: bytes, name: str) -> bytes:
 
 
 def _quoted_name(name: str) -> str:
-    """Return a name as git writes it, in quotes where it has a control character or a quote."""
-    if not re.search(r"[\x00-\x1f\x7f\"\\]", name):
-        return name
+    """Return a name as git and `patch` read it, in quotes where a part of it has a meaning."""
+    if not re.search(r"[\x00-\x1f\x7f\"\\]| $", name):
+        return name + "\t" * (" " in name)  # or `patch` ends the name at a blank
     escaped = re.sub(r"[\"\\]", lambda found: f"\\{found[0]}", name)
     escaped = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\{ord(found[0]):03o}", escaped)
     return f'"{escaped}"'

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import OutputFileError, Text
-from ..system.files import is_device
+from ..system.files import is_device, version
 from .header import Header
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -33,11 +33,12 @@ def check_place(header: Header, target: Path, force: bool) -> None:
         return
     if not target.parent.is_dir():
         raise refuse("is in a folder that does not exist", f"create the folder {target.parent}.")
-    if any(target.exists() and target.samefile(file) for file in header.parts):
+    is_there = bool(version(target))
+    if any(is_there and target.samefile(file) for file in header.parts):
         raise refuse("is the model itself", "choose another name.")
-    if target.exists() and not target.is_file():
+    if is_there and not target.is_file():
         raise refuse("is not a file", "name the file to write, such as small.gguf.")
-    if target.exists() and not force:
+    if is_there and not force:
         hint = Text("choose another name, or set {force=True} to replace the file.")
         raise refuse("exists", hint)
 

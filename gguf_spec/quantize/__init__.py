@@ -85,8 +85,8 @@ def quantize(
 
     The tokenizer does not change.
 
-    The file appears under its name when it is complete and checked. Until then its name is that of
-    `target` with some letters and `.part` appended; this file is removed after any failure.
+    The file appears under its name when it is complete and checked. Until then it has a name beside
+    `target` that begins with `.gguf-spec-`; this file is removed after any failure.
 
     Args:
         source: A GGUF file. For a split model, the first file; all files become one.
@@ -129,7 +129,7 @@ def quantize(
     started = time.monotonic()
     try:
         check_place(header, target, force)
-        with atomic_write(target, private=False) as part:
+        with atomic_write(target, private=False, in_place=False) as part:
             given = (source, part, TYPES[name], threads or physical_cores())
             command = subprogram.command("gguf_spec.quantize.worker", *map(str, given))
             n_fallback = _run(header, target, part, command, progress)

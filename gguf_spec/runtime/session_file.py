@@ -26,7 +26,7 @@ from ..errors import RollbackError, SessionError
 from ..llama.backend import library_parts
 from ..llama.sequence import CachedSequence
 from ..options import IMAGE_IDS
-from ..system.files import atomic_write, cache_folder, remedy, this_machine
+from ..system.files import atomic_write, cache_folder, remedy, this_machine, version
 from ..system.machine import format_bytes
 
 _LOG = logging.getLogger("gguf_spec.runtime.session_file")
@@ -44,8 +44,8 @@ def save(
     Raises:
         SessionError: The file cannot be written.
     """
-    head = b"" if path.exists() else _FORMAT
-    if path.exists():
+    head = b"" if version(path) else _FORMAT
+    if not head and path.is_file():  # a pipe would wait for its writer
         with contextlib.suppress(OSError), path.open("rb") as file:
             head = file.read(len(_FORMAT))
     if head != _FORMAT:

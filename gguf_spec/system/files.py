@@ -8,12 +8,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
-import glob
 import hashlib
 import json
 import os
 import platform
+import re
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -83,14 +84,21 @@ def try_lock(handle: int) -> bool:
     Args:
         handle: Its file descriptor. Where the system has no locks, True is returned.
     """
+    return _locked(handle) is not False
+
+
+def _locked(handle: int) -> bool | None:
+    """Lock a file without waiting; return None where its disk or the system has no locks."""
     if sys.platform == "win32" or not _HAS_LOCKS:
-        return True
+        return None
     import fcntl
 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True
 
 
@@ -158,10 +166,19 @@ def encoding_of(data: bytes) -> tuple[str, int]:
 
 # ---- atomic writes
 
+# Names of what this process has open: what is written there goes into the stream.
+_OPEN_FILES = re.compile(r"/dev/(std(in|out|err)|fd/\d+)|/proc/[\w-]+/(task/\d+/)?fd/\d+")
+
 
 @contextmanager
 def atomic_write(
-    path: Path, *, private: bool = True, lasting: bool = True, is_ours: bool = False
+    path: Path,
+    *,
+    private: bool = True,
+    lasting: bool = True,
+    is_ours: bool = False,
+    in_place: bool = True,
+    check: Callable[[], object] | None = None,
 ) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`; rename it to `path` when the block succeeds.
 
@@ -169,14 +186,21 @@ def atomic_write(
     removed when the block fails. Leftovers of killed processes beside `path` are removed, too.
     Files that other processes are writing are locked and stay.
 
+    Of a link the file that it names is written. A file that is there keeps its owner, mode, access
+    lists and extended attributes. Where a rename loses one of them or a further hard link, the
+    complete data are copied into the file. Only then a killed process can leave a part of them.
+
     A device such as `/dev/stdout` or a pipe is never replaced: what was written is copied to it.
 
     Args:
-        private: Whether only the user may read it. If not, the umask decides.
+        private: Whether only the user may read a file that is created. If not, the umask decides.
         lasting: Whether it must survive a loss of power, too. If not, it may be empty then, or have
             zeros in it.
         is_ours: Whether all files of the folder are this program's, with names that may never come
-            again: leftovers of any of them are removed.
+            again: leftovers of any of them are removed, and nothing of the old file is kept.
+        in_place: Whether data may be copied into a file. If not, as processes may have mapped it,
+            a rename keeps what it can.
+        check: Called when only the rename is left to do; an error leaves the file as it is.
 
     Yields:
         The temporary file.
@@ -185,7 +209,6 @@ def atomic_write(
         OSError: The file cannot be written.
     """
     if is_device(path):
-        import shutil
         import tempfile
 
         with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
@@ -193,18 +216,32 @@ def atomic_write(
             part.touch()
             yield part
             with part.open("rb") as made, path.open("wb") as out:
-                shutil.copyfileobj(made, out)
+                _copy(made, out)
         return
-    _remove_leftovers(path.parent, "*" if is_ours else glob.escape(path.name[:100]))
-    part, handle = _begin(path, 0o600 if private else 0o666)
+    is_there = not is_ours and is_writable(path)
+    if not is_ours:
+        path = path.resolve()
+    _remove_leftovers(path, of_all=is_ours)
+    part, handle = _begin(path, 0o600 if private or is_there else 0o666)
     try:
         yield part
+        is_alike = not (is_there and path.exists()) or _make_alike(part, path) or not in_place
         if lasting:
             sync(handle)
+        if check:
+            check()
         if not _HAS_LOCKS:  # Windows renames no open file
             os.close(handle)
             handle = -1
-        move(part, path, lasting=lasting)
+        try:
+            if is_alike:
+                move(part, path, lasting=lasting)
+        except OSError as error:
+            if error.errno != errno.EBUSY or not in_place:  # a file that is mounted
+                raise
+            is_alike = False
+        if not is_alike:
+            _fill(path, part)
     finally:
         if handle >= 0:
             os.close(handle)
@@ -214,9 +251,92 @@ def atomic_write(
 
 def is_device(path: Path) -> bool:
     """Return whether a path is a device, a pipe or a socket; `/dev/stdout` is one in any case."""
-    return path.parts[:2] == ("/", "dev") or (
-        path.exists() and not (path.is_file() or path.is_dir())
-    )
+    if _OPEN_FILES.fullmatch(os.path.normpath(absolute(path))):
+        return True
+    if not version(path):
+        return False
+    if path.is_symlink():
+        return is_device(path.parent / path.readlink())
+    return not (path.is_file() or path.is_dir())
+
+
+def is_writable(path: Path) -> bool:
+    """Return whether a file is there.
+
+    Raises:
+        OSError: It must not be written: a rename would replace it all the same.
+    """
+    try:  # by the path itself: the system may refuse to follow the link of another user
+        os.close(os.open(path, os.O_WRONLY))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _make_alike(part: Path, path: Path) -> bool:
+    """Give a file what another one has beside its data; return whether it has all of it."""
+    kept, names = path.stat(), _attributes(path)
+    with contextlib.suppress(OSError):
+        if hasattr(os, "chown"):
+            os.chown(part, kept.st_uid, kept.st_gid)
+    with contextlib.suppress(OSError):
+        for name in _attributes(part).keys() - names.keys():  # by rules of the folder
+            os.removexattr(part, name)
+        for name, value in names.items():
+            os.setxattr(part, name, value)
+    with contextlib.suppress(OSError):
+        part.chmod(stat.S_IMODE(kept.st_mode))  # last, as a change of the owner clears bits
+    made = part.stat()
+    is_alike = all(getattr(made, one) == getattr(kept, one) for one in _KEPT)
+    return is_alike and kept.st_nlink == 1 and _attributes(part) == names
+
+
+_KEPT = ("st_mode", "st_uid", "st_gid")
+
+
+def _attributes(path: Path) -> dict[str, bytes]:
+    """Return the extended attributes of a file, access lists among them, where there are any."""
+    if sys.platform != "linux":
+        return {}
+    try:
+        return {name: os.getxattr(path, name) for name in os.listxattr(path)}
+    except OSError:
+        return {}
+
+
+def _copy(made: BinaryIO, out: BinaryIO) -> None:
+    while data := made.read(1 << 20):
+        out.write(data)
+
+
+def _fill(path: Path, part: Path) -> None:
+    """Copy the data of a file into another one; what is full is noticed before anything changes."""
+    kept, n_bytes = path.stat(), part.stat().st_size
+    with part.open("rb") as made, path.open("rb+") as out:
+        if n_bytes > kept.st_size and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(out.fileno(), 0, n_bytes)
+            except OSError as error:
+                out.truncate(kept.st_size)
+                if error.errno in DISK_FULL:
+                    raise
+
+        def copy() -> None:
+            made.seek(0)
+            out.seek(0)
+            _copy(made, out)
+            out.flush()
+            out.truncate(n_bytes)
+
+        try:
+            copy()
+        except BaseException:  # such as Ctrl-C: no file of two halves
+            copy()
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # writing clears bits, too
+                path.chmod(stat.S_IMODE(kept.st_mode))
+            sync(out.fileno())
 
 
 def sync(file: int | Path) -> None:
@@ -248,7 +368,7 @@ def move(part: Path, path: Path, *, lasting: bool = True) -> None:
 def _begin(path: Path, mode: int) -> tuple[Path, int]:
     """Create an empty locked file and return it with the file descriptor that holds the lock."""
     while True:
-        part = path.with_name(f"{path.name[:100]}.{secrets.token_hex(4)}.part")
+        part = path.with_name(f"{_PART}{_tag(path)}-{secrets.token_hex(4)}.part")
         handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
         if try_lock(handle) and part.exists():
             return part, handle
@@ -256,15 +376,43 @@ def _begin(path: Path, mode: int) -> tuple[Path, int]:
         os.close(handle)
 
 
-def _remove_leftovers(folder: Path, names: str) -> None:
+# The name of a temporary file: no other program's, and short whatever the name of the file is.
+_PART = f".{_NAME}-"
+
+
+def _tag(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path.name)).hexdigest()[:12]
+
+
+def _remove_leftovers(path: Path, *, of_all: bool) -> None:
+    """Remove what killed processes left of a file, or of all files of its folder."""
+    tag = "[0-9a-f]" * 12 if of_all else _tag(path)
+    owners = {getattr(os, "geteuid", int)()}
     with contextlib.suppress(OSError):
-        for leftover in folder.glob(f"{names}.{'[0-9a-f]' * 8}.part"):
+        owners.add(path.stat().st_uid)  # it may have been given away already
+    for leftover in path.parent.glob(f"{_PART}{tag}-{'[0-9a-f]' * 8}.part"):
+        with contextlib.suppress(OSError):
+            found = leftover.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+                continue
             handle = os.open(leftover, os.O_WRONLY)
             try:
-                if _HAS_LOCKS and try_lock(handle):
+                if _locked(handle):
                     leftover.unlink()
             finally:
                 os.close(handle)
+
+
+def with_end(path: Path, end: str) -> Path:
+    """Return a path whose name has something appended; a name that is too long is cut before."""
+    name = os.fsencode(path.name)
+    if len(name) + len(end) <= _MOST_NAME:
+        return path.with_name(path.name + end)
+    end = f"-{_tag(path)}{end}"
+    return path.with_name(name[: _MOST_NAME - len(end)].decode("utf-8", "ignore") + end)
+
+
+_MOST_NAME = 255  # bytes of a name, by most file systems
 
 
 # ---- the cache
@@ -320,11 +468,20 @@ def absolute(path: Path) -> Path:
 
 def remedy(error: OSError) -> str:
     """Return the advice for a file that cannot be written."""
-    return "free disk space" if error.errno in DISK_FULL else "check its folder and its permissions"
+    if error.errno in DISK_FULL:
+        return "free disk space"
+    if error.errno == errno.ENAMETOOLONG:
+        return "choose a shorter name"
+    if error.errno == errno.EPERM and sys.platform == "linux":  # permissions alone are EACCES
+        return "see with lsattr whether it is immutable"
+    return "check its folder and its permissions"
 
 
 def version(path: Path) -> tuple[int, ...]:
-    """Return the file's number, size, and times of its last changes; empty if it is missing."""
+    """Return the file's number, size, and times of its last changes; empty if it is missing.
+
+    It may have a name that no file can have.
+    """
     try:
         stat = path.stat()
     except (OSError, ValueError):  # a name with a zero byte raises ValueError

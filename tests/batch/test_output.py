@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import stat
 import threading
 from dataclasses import replace
 
@@ -369,3 +370,19 @@ def test_memory_stays_flat(llm, tmp_path, monkeypatch):
     state = go_on(llm, tmp_path, LineDefaults(Sampling(seed=1)), max_parallel=2)
     assert (state.n_done, state.n_failed) == (n_lines, n_lines)
     assert most[0] <= 16 * 2 + 4
+
+
+@pytest.mark.parametrize("name", ["长" * 85, "a" * 249, "a" * 255])
+def test_results_that_wait_beside_a_file_with_a_long_name(tmp_path, name):
+    path = tmp_path / name
+    path.touch(0o600)
+    output = run.Output(path)
+    output.match(iter(()))
+    assert len(list(output.numbered(run.Line(i, b"x", "") for i in (1, 2)))) == 2
+    output.put(run.LineResult(2, b"second\n", None))
+    modes = [stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()]
+    assert modes == [0o600, 0o600], "it has results of a file that others may not read"
+    output.put(run.LineResult(1, b"first\n", None))
+    output.close(is_whole=True)
+    assert path.read_bytes() == b"first\nsecond\n"
+    assert [one.name for one in tmp_path.iterdir()] == [name]

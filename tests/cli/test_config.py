@@ -184,6 +184,17 @@ def test_edit(here, tmp_path):
     check(result, 2, "[genrate] is not the name of a command")
 
 
+def test_a_new_file_where_a_link_says(here, tmp_path):
+    """Settings under version control, whose file is not there yet: the link was replaced."""
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true", "VISUAL": ""}
+    file = tmp_path / "gguf-spec" / "config.toml"
+    file.parent.mkdir()
+    file.symlink_to("../settings.toml")
+    assert here("config", "edit", env=env).returncode == 0
+    assert file.is_symlink()
+    assert (tmp_path / "settings.toml").read_text() == file.read_text() != ""
+
+
 def test_a_home_folder_in_a_path(here, config, environment):
     home = Path(environment["HOME"])
     (home / "names.yaml").write_text("models:\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
+from gguf_spec.system import files
 from tests.support import children
 
 pytestmark = pytest.mark.full
@@ -203,3 +204,77 @@ def test_a_cache_that_is_not_a_folder(command, tale, tmp_path):
     told = command(*TALE, XDG_CACHE_HOME=str(tmp_path / "file"))
     assert (told.returncode, told.stdout, told.stderr) == (0, tale, "")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("n_names", [1, 2])
+def test_an_edit_and_its_undo_on_a_full_disk(command, disk, tmp_path, n_names):
+    """A file with two names is written in place: also there, nothing is lost."""
+    file, other = disk / "notes.ini", disk / "other.ini"
+    text = "[a]\nport = 1\n" + "# a comment\n" * 4000
+    file.write_text(text)
+    if n_names == 2:
+        other.hardlink_to(file)
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    words = ["edit", file, "set port to 22222", "--yes"]
+
+    def refused(*words):
+        before = file.read_text()
+        full(disk)
+        done = command(*words, **env)
+        assert done.returncode == 1
+        error, hint = done.stderr.splitlines()[-2:]
+        assert error == f"Error: {file} cannot be written: No space left on device."
+        assert hint.startswith("Hint: free disk space")
+        assert file.read_text() == before
+        (disk / "filler").unlink()
+        assert len(list(disk.iterdir())) == n_names
+
+    refused(*words)
+    assert command(*words, **env).returncode == 0
+    assert file.read_text() == text.replace("1", "22222", 1)
+    refused("edit", "--undo", file)
+    assert command("edit", "--undo", file, **env).returncode == 0
+    assert file.read_text() == text
+    assert n_names == 1 or file.samefile(other)
+
+
+def test_a_full_disk_while_data_are_copied_into_a_file(disk):
+    """The complete copy is on another disk here, so that only the file itself can be too long."""
+    file = disk / "notes"
+    file.write_bytes(b"old" * 1000)
+    full(disk)
+    (disk.parent / "part").write_bytes(b"new" * 9000)
+    with pytest.raises(OSError, match="No space left"):
+        files._fill(file, disk.parent / "part")
+    assert file.read_bytes() == b"old" * 1000
+
+
+def test_a_mounted_and_an_immutable_file(command, tmp_path):
+    file, source = tmp_path / "notes.ini", tmp_path / "source.ini"
+    file.touch()
+    source.write_text("[a]\nport = 1\n")
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    mount = ["mount", "--bind", str(source), str(file)]
+    if (
+        not shutil.which("mount")
+        or children.run(mount, check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no file can be mounted here")
+    try:
+        done = command("edit", file, "set port to 2", "--yes", **env)
+    finally:
+        children.run(["umount", str(file)], check=True)
+    assert (done.returncode, source.read_text()) == (0, "[a]\nport = 2\n"), done.stderr
+    fixed = ["chattr", "+i", str(source)]
+    if (
+        not shutil.which("chattr")
+        or children.run(fixed, check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no file can be made immutable here")
+    try:
+        done = command("edit", source, "set port to 3", "--yes", **env)
+    finally:
+        children.run(["chattr", "-i", str(source)], check=True)
+    assert f"Error: {source} cannot be written: Operation not permitted." in done.stderr
+    assert "Hint: see with lsattr whether it is immutable" in done.stderr
+    assert (done.returncode, source.read_text()) == (1, "[a]\nport = 2\n")

@@ -592,3 +592,93 @@ def test_the_patch_of_a_clock_that_was_set_back_is_kept(tmp_path, monkeypatch):
         assert path.exists()
         os.utime(path, ns=(2**62, 2**62))  # all others are of the future
     assert len([*undo.folder.glob("*.patch")]) == 3
+
+
+# ---- patches that real programs take
+
+NAMES = [
+    "w.ini", "sub/w.ini", "sub/sub/w.ini", "in here/b  c.ini", 'a"\\b.ini', "tab\there.ini",
+    "line\nfeed.ini", "ü/文件.ini", "-w.ini", "w.ini 2026-01-01 10:00:00", "sub/ends with blank ",
+]  # fmt: skip
+
+
+def applied(command, patch, folder):
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = children.run(command, input=patch, cwd=folder, capture_output=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr, patch)
+
+
+@pytest.mark.parametrize("is_tree", [False, True], ids=["plain", "tree"])
+@pytest.mark.parametrize(
+    "by", [["git", "apply"], ["patch", "-p1", "--binary"]], ids=["git", "patch"]
+)
+@pytest.mark.parametrize("start", [".", "sub"])
+def test_patches_are_applied_where_they_were_made(here, tmp_path, by, start, is_tree):
+    """Also where the current folder is below the work tree, or in none."""
+    old, new = b"[a]\r\ntea = 1\r\nx = 1", b"[a]\r\nchai = 1\r\nx = 1"
+    folder = tmp_path / "work" / start
+    folder.mkdir(parents=True)
+    if is_tree:
+        children.run(["git", "init", "-q"], cwd=tmp_path / "work", check=True)
+    for name in NAMES:
+        if (by[0], start, is_tree, name[:4]) == ("patch", "sub", True, "sub/"):
+            continue  # git would take sub/w.ini for w.ini, so it has its name from the work tree
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for given in (name, str(path)):
+            path.write_bytes(old)
+            words = ("edit", "--diff", "--", given, "replace tea with chai")
+            result = here(*words, cwd=folder)
+            assert result.returncode == 0, result.stderr
+            applied(by, result.stdout, folder)
+            assert path.read_bytes() == new, name
+
+
+def test_a_patch_for_another_folder_says_where_to_apply_it(here, tmp_path):
+    (tmp_path / "sub").mkdir()
+    path = tmp_path / "w.ini"
+    path.write_bytes(b"[a]\nport = 1\n")
+    result = here("edit", "../w.ini", "set port to 2", "--diff", cwd=tmp_path / "sub")
+    assert result.stdout.startswith(b"--- a/w.ini\n+++ b/w.ini\n@@")
+    assert f"Apply the patch in the folder {tmp_path}.\n" in result.stderr.decode()
+    applied(["git", "apply"], result.stdout, tmp_path)
+    assert path.read_bytes() == b"[a]\nport = 2\n"
+
+
+OPEN = b"\\ No newline at end of file\n"
+
+
+@pytest.mark.parametrize(("old", "new", "body"), [
+    (b"a", b"b", b"-a\n" + OPEN + b"+b\n" + OPEN),
+    (b"a\n", b"a", b"-a\n+a\n" + OPEN),
+    (b"a", b"a\n", b"-a\n" + OPEN + b"+a\n"),
+    (b"a\r\nb", b"c\r\nb", b"-a\r\n+c\r\n b\n" + OPEN),
+    (b"a\nb\n", b"c\nb\n", b"-a\n+c\n b\n"),
+])  # fmt: skip
+def test_a_patch_marks_an_open_end(tmp_path, old, new, body):
+    from gguf_spec.edit import patch
+
+    made = patch(old, new, "w")
+    assert made.partition(b"@@\n")[2] == body
+    (tmp_path / "w").write_bytes(old)
+    applied(["git", "apply"], made, tmp_path)
+    assert (tmp_path / "w").read_bytes() == new
+
+
+def test_an_instruction_that_no_file_can_be_called(here, menu):
+    """86 to 255 Chinese characters were looked for as a file, whose name is too long."""
+    result = here("edit", menu, "把第一个设置改成别的东西" * 20, "--diff", "-m", "gone.gguf")
+    check(result, 1, "gone.gguf")
+    check(here("edit", "长" * 90, "x y"), 2, "does not exist")
+
+
+def test_the_patch_of_long_names_is_kept(here, tmp_path):
+    path = tmp_path / f"{'长' * 80}.ini"
+    path.write_text(MENU, encoding="utf-8")
+    result = here("edit", path, "rename the key tea to chai", "--yes")
+    kept = re.search(r"The patch is (.*\.patch); the same", result.stderr.decode())
+    assert b"+chai = 2" in Path(kept[1]).read_bytes()
+    assert here("edit", path, "rename the key tea to chai", "--yes", "--force").returncode == 0
+    assert here("edit", "--undo", path).returncode == 0
+    assert path.read_text() == MENU

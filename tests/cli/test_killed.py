@@ -190,13 +190,23 @@ while True:
 """
 
 
+def what(file):
+    found = file.stat()
+    return found.st_mode, found.st_uid, found.st_gid
+
+
 def test_an_edited_file_is_the_old_or_the_new_one(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("a" * 2_000_000, encoding="utf-8")
+    file.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(file, 1234, 2345)
+    before = what(file)
     found = set()
     for _ in range(KILLS):
         assert killed(EDIT, file, most_s=0.2) == -signal.SIGKILL
         found.add(file.read_text(encoding="utf-8"))
+        assert what(file) == before
     assert found == {"a" * 2_000_000, "b" * 2_000_000}
     TextFile(file).write("c")
     assert file.read_text(encoding="utf-8") == "c"

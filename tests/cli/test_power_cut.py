@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -157,7 +158,7 @@ os.environ["XDG_STATE_HOME"] = disk + "/state"
 from pathlib import Path
 from gguf_spec.cli.text_file import TextFile
 path = Path(disk, "notes.txt")
-path.write_text("0 " * 9000); os.sync(); done()
+path.write_text("0 " * 9000); path.chmod(0o640); os.sync(); done()
 for i in range(1, 10**6):
     TextFile(path).write(f"{i} " * 9000)
     done()
@@ -173,6 +174,7 @@ def test_an_edited_file_and_its_undo(disk, monkeypatch):
         if not n:
             continue
         words = (folder / "notes.txt").read_text().split()
+        assert stat.S_IMODE((folder / "notes.txt").stat().st_mode) == 0o640
         number = int(words[0])
         assert words == [words[0]] * 9000
         assert number in (n - 1, n), (number, n)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -102,8 +103,15 @@ def test_files_are_kept(quantise, here, tmp_path):
     result = quantise("--type", "Q8_0")
     assert (result.returncode, (tmp_path / "small.gguf").read_bytes()) == (2, b"mine")
     assert b"--force to replace the file." in result.stderr
-    assert quantise("--type", "Q8_0", "--force").returncode == 0
     small = tmp_path / "small.gguf"
+    small.chmod(0o640)
+    (tmp_path / "other.gguf").hardlink_to(small)
+    result = quantise("--type", "Q8_0", "--force")
+    assert result.returncode == 0
+    said = f"Note: {small} is replaced; its other names, which are hard links, keep the old file."
+    assert said in result.stderr.decode()
+    assert (tmp_path / "other.gguf").read_bytes() == b"mine"
+    assert stat.S_IMODE(small.stat().st_mode) == 0o640
     same = here("models", "quantize", small, small, "--type", "Q4_0", "--force")
     assert (same.returncode, b"is the model itself" in same.stderr) == (2, True)
     gone = quantise("--type", "Q8_0", model="gone.gguf", out="x.gguf")
@@ -127,7 +135,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
     )
     deadline = time.monotonic() + 180
     while (
-        not any(part.stat().st_size for part in tmp_path.glob("small.gguf.*.part"))
+        not any(part.stat().st_size for part in tmp_path.glob(".gguf-spec-*.part"))
         and time.monotonic() < deadline
     ):
         time.sleep(0.01)

@@ -1,6 +1,7 @@
 """Conversations on the bundled pair: tokens read again, cached prefixes, and saved sessions."""
 
 import json
+import os
 
 import pytest
 
@@ -340,3 +341,8 @@ def test_a_file_that_is_not_a_session_is_not_overwritten(fresh, tmp_path):
     with pytest.raises(SessionError):
         fresh.chat("A.").save(tmp_path)
     assert letter.read_text() == "Dear fox"
+    with pytest.raises(SessionError, match="cannot be written: File name too long"):
+        fresh.chat("A.").save(tmp_path / ("a" * 256))
+    os.mkfifo(tmp_path / "pipe")  # it was opened, and nothing writes to it
+    with pytest.raises(SessionError, match="is not a session file"):
+        fresh.chat("A.").save(tmp_path / "pipe")

@@ -283,7 +283,7 @@ def test_files_that_cannot_be_quantised(model, tmp_path, monkeypatch):
 
 
 def unfinished(folder):
-    return list(folder.glob("small.gguf.*.part"))
+    return list(folder.glob(".gguf-spec-*.part"))
 
 
 def only(folder):

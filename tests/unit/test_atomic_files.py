@@ -128,14 +128,6 @@ def test_files_of_the_user_stay(tmp_path):
     assert only(tmp_path) == sorted([*before, "kept.json"])
 
 
-def test_names_with_signs_of_patterns(tmp_path):
-    (tmp_path / "a1.json.01234567.part").write_text("another's")
-    (tmp_path / "a[1].json.01234567.part").write_text("a leftover")
-    with atomic_write(tmp_path / "a[1].json"):
-        pass
-    assert only(tmp_path) == ["a1.json.01234567.part", "a[1].json"]
-
-
 def test_no_place(tmp_path):
     with pytest.raises(OSError, match="No such file"), atomic_write(tmp_path / "no" / "file"):
         pass

@@ -128,7 +128,7 @@ def trim(
             progress(Progress("trim", n, n_tensors, "tensors"))
 
     try:
-        with atomic_write(target, private=False) as part:
+        with atomic_write(target, private=False, in_place=False) as part:
             with part.open("wb") as out:
                 trimmed_values = _metadata(header, values, ids, n_vocab)
                 write_with_rows(header, out, trimmed_values, dict.fromkeys(rows, ids), on_tensor)
