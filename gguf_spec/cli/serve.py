@@ -47,6 +47,11 @@ _PATIENCE_S = 4.0  # after the grace period; then the process ends in any state
 _DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 
 
+def _limit(text: str) -> float:
+    """Parse a time limit; 0 for none."""
+    return 0.0 if text.strip().lower() in ("none", "never") else duration(text)
+
+
 @click.command(
     cls=Command, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
 )
@@ -96,7 +101,12 @@ _DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 @option(
     "--max-tokens-limit", "Maximum length of an answer in tokens.  [default: the context]", type=int
 )
-@option("--timeout", "Time limit of an answer in seconds, from its start.", default=600.0)
+@option(
+    "--timeout",
+    "Time limit of an answer in seconds, from its start; 0 or none for no limit.",
+    type=Parsed("DURATION", _limit),
+    default=600.0,
+)
 @option(
     "--body-limit",
     "Maximum size of a request in megabytes.  [default: 4; 32 with --mmproj]",

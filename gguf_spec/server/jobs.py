@@ -20,7 +20,7 @@ from ..results import Completion, Stats
 from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
-from .errors import as_refusal, client_closed, invalid_value, shutting_down
+from .errors import LOG, as_refusal, client_closed, invalid_value, shutting_down, too_slow
 from .events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
 from .model_pool import ServedModel
 from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
@@ -286,6 +286,7 @@ class Job:
         n_ctx: Length of the context that it waits for, in tokens.
         tried: The longest for which it has waited.
         begins_again: Whether it waits for that context.
+        limit_s: Its time limit, for the error where nothing was generated within it.
     """
 
     def __init__(
@@ -315,6 +316,8 @@ class Job:
         self._n_chosen = 0
         self.failed = self.has_started = self.begins_again = False
         self.n_ctx = self.tried = 0
+        self.limit_s = 0.0
+        self._n_ended, self._empty = 0, list[ChoiceEnded]()
 
     def post(self, event: Event) -> None:
         """Send an event to the event loop. May be called from any thread."""
@@ -347,12 +350,34 @@ class Job:
             self._n_chosen += chosen is not None
             return chosen
 
+    def choice_ended(self, ended: ChoiceEnded) -> None:
+        """Send the end of a choice; one without a token at the time limit waits for the others."""
+        result = ended.result
+        is_cut = self.why == "timeout" and result.finish_reason == "cancelled"
+        with self._lock:
+            if is_cut and not result.stats.n_generated:
+                self._empty.append(ended)
+                return
+            self._n_ended += 1
+        self.post(ended)
+
     def finish(self) -> None:
-        """Send the last event; choices of a cancelled job that have not begun are empty."""
+        """Send the last event; choices of a cancelled job that have not begun are empty.
+
+        At the time limit it is an error if no choice has a token.
+        """
         if self.has_started and self._choices and not self.failed:
+            left = self._empty
             for choice in self._choices:
                 nothing = Completion("", (), "cancelled", choice.seed, Stats())
-                self.post(ChoiceEnded(choice.index, nothing, self.why))
+                left.append(ChoiceEnded(choice.index, nothing, self.why))
+            if self.why == "timeout" and left and not self._n_ended:
+                self.last, self.failed = ErrorEvent(too_slow(self.limit_s)), True
+            else:
+                for ended in left:
+                    self.post(ended)
+        if self.why == "timeout" and not self.failed:
+            LOG.warning("An answer ended at the time limit of %g s (--timeout).", self.limit_s)
         self.post(self.last)
 
     @contextmanager

@@ -54,7 +54,7 @@ class Worker:
         self._ends = False
         self._refuses = False  # from `cancel_all` on
         self._unloads = False  # no job for another model begins then
-        self._n_steps = 0
+        self.n_steps = 0
         self._seconds = 1.0  # moving average of the time of an answer, in seconds
         self._have_threads(1)
 
@@ -80,10 +80,10 @@ class Worker:
         """
         with self._changed:
             is_idle = self.is_alive and not (self._running or self._waiting)
-            return None if is_idle else self._n_steps
+            return None if is_idle else self.n_steps
 
     def _step(self, _: object = None) -> None:
-        self._n_steps += 1  # a lost update of two threads is still a change
+        self.n_steps += 1  # a lost update of two threads is still a change
 
     def submit(self, job: Job) -> None:
         """Add a job to the queue, unless that is full or the server is shutting down."""
@@ -297,7 +297,7 @@ class Worker:
                 LOG.warning("An answer does not fulfil its schema: %s.", "; ".join(faults))
                 job.faults += faults
             why = job.why or ("timeout" if report.is_over else None)
-            job.post(ChoiceEnded(choice.index, stream.result, why))
+            job.choice_ended(ChoiceEnded(choice.index, stream.result, why))
 
 
 def _leaves_out(job: Job) -> bool:
