@@ -97,7 +97,7 @@ def _limit(text: str) -> float:
 @table_option("pooling")
 @table_options(_DEFAULTS, default=None)
 @option("--alias", "Name of the model in answers and lists; several with commas between.")
-@option("--queue", "Maximum number of waiting requests; others get status 429.", default=16)
+@option("--queue", "Maximum number of waiting requests; others get status 429.", default=1000)
 @option(
     "--max-tokens-limit", "Maximum length of an answer in tokens.  [default: the context]", type=int
 )

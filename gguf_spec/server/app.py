@@ -39,7 +39,7 @@ from .errors import ApiError, as_refusal, client_closed, failure, in_time, log
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Event, Sent, Started
 from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
-from .jobs import JOB, Job, with_grammar
+from .jobs import JOB, Job, with_biases, with_grammar
 from .messages_api import MessageReply, prompt_routes, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
@@ -67,7 +67,7 @@ from .replies import (
     refused,
     schema_headers,
 )
-from .requests import BodyReader, CompletionRequest, parse, read_chat, read_text
+from .requests import N_BYTES, BodyReader, CompletionRequest, parse, read_chat, read_text
 from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
 from .running import CALL, call, pack
 from .settings import Settings
@@ -385,6 +385,7 @@ class App:
                 self.worker.cancel(job, "client_closed")
 
         request.scope[JOB] = job
+        job.n_bytes = request.scope.get(N_BYTES, 0)
         self.worker.submit(job)
         end = ExitStack()
         end.callback(self.worker.cancel, job, "client_closed")
@@ -479,20 +480,23 @@ class App:
     async def _with_grammar(
         self, request: Request, model: ServedModel, parsed: CompletionRequest
     ) -> CompletionRequest:
-        """Return a request with the grammar that its schemas demand.
+        """Return a request with the grammar that its schemas demand, and with biases of tokens.
 
         The conversion takes up to a second. It runs in a thread, one at a time, and takes no slot.
         For a model that is not loaded the worker does it.
         """
 
+        def prepared(llm: LLM) -> CompletionRequest:
+            return with_biases(with_grammar(parsed, llm), llm)
+
         async def convert(llm: LLM) -> CompletionRequest:
             async with self._converting:
                 if await request.is_disconnected():
                     raise client_closed()
-                return await asyncio.to_thread(with_grammar, parsed, llm)
+                return await asyncio.to_thread(prepared, llm)
 
         loaded = self._pool.loaded(model)
-        if not (loaded and parsed.needs_grammar):
+        if not (loaded and (parsed.needs_grammar or parsed.biases)):
             return parsed
         try:
             return await in_time(convert(loaded.llm), self._settings.limit_s)

@@ -137,7 +137,7 @@ def requests_of(
         ApiError: The grammar for tool calls cannot be made.
         PromptTooLongError: `grows`, and the messages or one of several prompts are too long.
     """
-    request = with_grammar(request, llm)
+    request = with_biases(with_grammar(request, llm), llm)
     request = request.fit(request, llm) if request.fit else request
     sampling, tools = _sampling_of(request, llm), request.tools.tools or None
     options = request.reasoning.options(llm) | {"tools": tools}
@@ -211,11 +211,17 @@ def _sampling_of(request: CompletionRequest, llm: LLM) -> Sampling:
     budget = request.reasoning.budget
     if budget is not None and llm.can_think:
         held["think_budget"] = None if budget < 0 else budget
-    if request.biases:
-        held["logit_bias"] = biases = dict(sampling.logit_bias)
-        for text, bias in request.biases:
-            biases |= dict.fromkeys(llm.vocabulary.tokenize(text, special=True, start=False), bias)
     return replace(sampling, **held) if held else sampling
+
+
+def with_biases(request: CompletionRequest, llm: LLM) -> CompletionRequest:
+    """Return a request with the biases of texts as those of their tokens."""
+    if not request.biases:
+        return request
+    biases = dict(request.sampling.logit_bias)
+    for text, bias in request.biases:
+        biases |= dict.fromkeys(llm.vocabulary.tokenize(text, special=True, start=False), bias)
+    return replace(request, sampling=replace(request.sampling, logit_bias=biases), biases=())
 
 
 def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
@@ -286,6 +292,7 @@ class Job:
         n_ctx: Length of the context that it waits for, in tokens.
         tried: The longest for which it has waited.
         begins_again: Whether it waits for that context.
+        n_bytes: Bytes that its request takes in memory, about.
         limit_s: Its time limit, for the error where nothing was generated within it.
     """
 
@@ -316,7 +323,7 @@ class Job:
         self._n_chosen = 0
         self.failed = self.has_started = self.begins_again = False
         self.n_ctx = self.tried = 0
-        self.limit_s = 0.0
+        self.limit_s, self.n_bytes = 0.0, 0
         self._n_ended, self._empty = 0, list[ChoiceEnded]()
 
     def post(self, event: Event) -> None:

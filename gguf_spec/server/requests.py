@@ -321,6 +321,8 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
 _MOST_READ = 8
 # Bytes of a body above which it is converted in a thread.
 _LARGE = 1 << 16
+# Key in the ASGI scope of a request: bytes that it takes in memory, about; and bytes of a value.
+N_BYTES, _VALUE_BYTES = "gguf_spec.bytes", 16
 # Seconds for a body, and the bytes that must arrive in each further second.
 BODY_S, BODY_RATE = 20.0, 4_000
 # Bytes of all bodies that are being received or wait for their conversion; a body of any size may
@@ -362,6 +364,7 @@ class BodyReader:
             self._n_held -= sum(map(len, parts))
         if self._is_ending():
             raise shutting_down()
+        request.scope[N_BYTES] = len(body) + _VALUE_BYTES * _n_values(body)
         return body
 
     async def _read(self, request: Request, parts: list[bytes]) -> bytes:
@@ -410,6 +413,7 @@ class BodyReader:
 
 # Limits: number of stop strings, characters of one, alternatives per token (logprobs), choices.
 STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
+BIASES_MAX = 5_000  # texts with a bias, which have the length of stop strings
 STOP_FACT = (
     f"must be a string of at most {STOP_LENGTH_MAX} characters, "
     f"or an array of at most {STOPS_MAX} of them."
@@ -465,13 +469,22 @@ def _biases(value: Any, at: str) -> dict[int | str, Any]:
     if not isinstance(value, dict):
         raise invalid_value(at, _BIASES_FACT)
     found: dict[int | str, Any] = {}
+    n_texts = sum(not _is_id(key) for key in value)
+    if n_texts > BIASES_MAX:
+        fact = f"has {n_texts:,} texts, but may have at most {BIASES_MAX:,}; ids may be more."
+        raise invalid_value(at, fact)
     for key, bias in value.items():
-        is_id = key.isdecimal() and len(key) < 10
-        found[int(key) if is_id else key] = -math.inf if bias is False else bias
+        found[int(key) if _is_id(key) else key] = -math.inf if bias is False else bias
+    if any(isinstance(key, str) and len(key) > STOP_LENGTH_MAX for key in found):
+        raise invalid_value(at, f"has a text of more than {STOP_LENGTH_MAX} characters.")
     accepts = SAMPLING["logit_bias"].accepts_one  # of a token, `Sampling` checks it
     if any(isinstance(k, str) and not (accepts(x) or x == -math.inf) for k, x in found.items()):
         raise invalid_value(at, _BIASES_FACT)
     return found
+
+
+def _is_id(key: str) -> bool:
+    return key.isdecimal() and len(key) < 10
 
 
 BIASES = Shape(

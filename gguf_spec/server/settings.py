@@ -12,6 +12,8 @@ from ..errors import InvalidOptionError, Text
 
 # Seconds within which a client must take some data where answers have no time limit.
 PATIENCE_S = 600.0
+# Waiting requests; the connections of a server are as many.
+QUEUE = 1000
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Settings:
         cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`,
             `http://localhost:*`, `https://*.example.org` or `chrome-extension://*`; `*` for all.
         queue: Maximum number of waiting requests, in addition to the running ones.
-            Further requests get status 429.
+            Further requests get status 429, also where those that wait need 256 MiB.
         max_tokens: Maximum length of an answer in tokens; None limits it only by the context.
         timeout: Time limit in seconds for an answer, from its start, and for the arrival of a
             request body; 0 or None for no limit. An answer that reaches the limit is returned as
@@ -44,7 +46,7 @@ class Settings:
     port: int = 0
     api_key: str | None = None
     cors_origins: Sequence[str] = ()
-    queue: int = 16
+    queue: int = QUEUE
     max_tokens: int | None = None
     timeout: float | None = 600.0
     body_bytes: int = 4 << 20
