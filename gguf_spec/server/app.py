@@ -386,6 +386,7 @@ class App:
 
         request.scope[JOB] = job
         job.n_bytes = request.scope.get(N_BYTES, 0)
+        job.limit_s = self._settings.limit_s or 0.0
         self.worker.submit(job)
         end = ExitStack()
         end.callback(self.worker.cancel, job, "client_closed")
@@ -408,10 +409,9 @@ class App:
                     raise ApiError(fact, "model", "model_stuck", 503) from None
 
     def _limit(self, job: Job, end: ExitStack) -> None:
-        if job_s := self._settings.limit_s:
-            job.limit_s = job_s
+        if seconds := self._settings.limit_s:
             loop = asyncio.get_running_loop()
-            end.callback(loop.call_later(job_s, self.worker.cancel, job, "timeout").cancel)
+            end.callback(loop.call_later(seconds, self.worker.cancel, job, "timeout").cancel)
 
     async def _run(
         self, request: Request, model: ServedModel, task: Task, names: dict[str, str]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Option, OptionConflictError, PromptTooLongError
@@ -320,6 +321,7 @@ class Job:
         # Not the same lock: a choice of a long prompt takes long, and the event loop cancels.
         self._choosing = threading.Lock()
         self._choices: Iterator[Choice] | None = None
+        self._llm: LLM | None = None  # for which the choices were made
         self._n_chosen = 0
         self.failed = self.has_started = self.begins_again = False
         self.n_ctx = self.tried = 0
@@ -350,10 +352,15 @@ class Job:
         with self._choosing:
             if self.failed or (self.why and self.has_started):
                 return None
-            if self._choices is None:
+            if self._choices is None or llm is not self._llm:  # it may have been loaded again
                 grows = max(llm.n_ctx, self.tried) < n_ctx_max
-                self._choices = requests_of(self.request, llm, lambda: self.why, grows)
+                choices = requests_of(self.request, llm, lambda: self.why, grows)
+                self._choices, self._llm = islice(choices, self._n_chosen, None), llm
             chosen = next(self._choices, None)
+            if chosen and not self._n_chosen:  # a seed that was drawn holds for all
+                sampling = replace(self.request.sampling, seed=chosen.sampling.seed)
+                given = self.request.given | {"seed"}
+                self.request = replace(self.request, sampling=sampling, given=given)
             self._n_chosen += chosen is not None
             return chosen
 

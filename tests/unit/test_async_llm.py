@@ -356,7 +356,7 @@ def test_a_stream_that_its_task_does_not_read_is_not_awaited_for_ever(llm, quick
             "generate": lambda: a.generate("ba", FREE),
             "send": lambda: a.chat().send("ba"),
             "embed": lambda: a.embed("ba"),
-            "another stream": lambda: other.__anext__(),
+            "another stream": lambda: read(other),
         }
         with pytest.raises(BusyError):
             await ways[how]()
