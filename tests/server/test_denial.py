@@ -5,6 +5,7 @@ import http.client
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -342,12 +343,18 @@ def growing(tmp_path_factory):
     tiny.write(
         path, tiny.one_text("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 4096}
     )
-    return served_model(path, n_ctx=256, ctx_max=2048, parallel=2, **WORDS)
+    return partial(served_model, path, n_ctx=256, ctx_max=2048, **WORDS)
 
 
-def test_many_choices_give_way_to_a_request_that_needs_a_longer_context(growing, opened):  # noqa: F811
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_many_choices_give_way_to_a_request_that_needs_a_longer_context(
+    growing,
+    opened,  # noqa: F811
+    parallel,
+):
     """It waits only for those that have begun, not for all."""
-    with serve_in_thread(ModelPool([growing])) as server, ThreadPoolExecutor(2) as clients:
+    pool = ModelPool([growing(parallel=parallel)])
+    with serve_in_thread(pool) as server, ThreadPoolExecutor(2) as clients:
         fields = {"max_tokens": 150, "temperature": 0}
         many = clients.submit(ask_text, server, prompt="ab", n=60, **fields)
         until(lambda: len(opened) > 3)
