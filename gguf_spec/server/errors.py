@@ -101,10 +101,10 @@ def shutting_down() -> ApiError:
     return ApiError("The server is shutting down.", None, SHUTTING_DOWN, 503, {"Retry-After": "5"})
 
 
-def too_slow(seconds: float) -> ApiError:
+def too_slow(seconds: float, status: int = 503) -> ApiError:
     """Return the error for a request that has no partial answer and ran out of time."""
     fact = f"The request took longer than {seconds:g} s, the time limit of this server: "
-    return ApiError(f"{fact}gguf-spec serve --timeout sets it.", None, "timeout", 408)
+    return ApiError(f"{fact}gguf-spec serve --timeout sets it.", None, "timeout", status)
 
 
 async def in_time(work: Awaitable[T], seconds: float | None) -> T:

@@ -386,7 +386,7 @@ class Job:
                 nothing = Completion("", (), "cancelled", choice.seed, Stats())
                 left.append(ChoiceEnded(choice.index, nothing, self.why))
             if self.why == "timeout" and left and not self._n_ended:
-                self.last, self.failed = ErrorEvent(too_slow(self.limit_s)), True
+                self.last, self.failed = ErrorEvent(too_slow(self.limit_s, 408)), True
             else:
                 for ended in left:
                     self.post(ended)

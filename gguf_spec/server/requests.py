@@ -413,7 +413,7 @@ class BodyReader:
 
 # Limits: number of stop strings, characters of one, alternatives per token (logprobs), choices.
 STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
-BIASES_MAX = 5_000  # texts with a bias, which have the length of stop strings
+BIASES_MAX = 5_000  # texts with a bias; each is tokenised
 STOP_FACT = (
     f"must be a string of at most {STOP_LENGTH_MAX} characters, "
     f"or an array of at most {STOPS_MAX} of them."
@@ -475,8 +475,6 @@ def _biases(value: Any, at: str) -> dict[int | str, Any]:
         raise invalid_value(at, fact)
     for key, bias in value.items():
         found[int(key) if _is_id(key) else key] = -math.inf if bias is False else bias
-    if any(isinstance(key, str) and len(key) > STOP_LENGTH_MAX for key in found):
-        raise invalid_value(at, f"has a text of more than {STOP_LENGTH_MAX} characters.")
     accepts = SAMPLING["logit_bias"].accepts_one  # of a token, `Sampling` checks it
     if any(isinstance(k, str) and not (accepts(x) or x == -math.inf) for k, x in found.items()):
         raise invalid_value(at, _BIASES_FACT)

@@ -209,7 +209,7 @@ def stuck():
 def test_a_model_that_is_looked_at_has_the_time_limit(stuck, monkeypatch, path, body):
     with serve_in_thread(stuck, timeout=0.2, grace=0) as server:
         reply = ask(server, "GET" if body is None else "POST", path, body)
-        assert reply.status == 408 and b"longer than 0.2 s" in reply.body
+        assert reply.status == 503 and b"longer than 0.2 s" in reply.body
         stuck.models[0].load.__closure__[0].cell_contents.set()
 
 
@@ -413,10 +413,7 @@ def test_too_many_texts_with_a_bias(server, path):
         if "chat" not in path
         else {"messages": [{"role": "user", "content": "a"}]}
     )
-    for biases, fact in (
-        ({f"t{i}": 1 for i in range(5001)}, "5,001 texts"),
-        ({"a" * 257: 1}, "256 characters"),
-    ):
+    for biases, fact in (({f"t{i}": 1 for i in range(5001)}, "5,001 texts"),):
         reply = ask(server, "POST", path, body | {"logit_bias": biases})
         assert (reply.status, reply.param) == (400, "logit_bias")
         assert fact in reply.json()["error"]["message"]

@@ -423,7 +423,7 @@ def test_a_conversion_has_the_time_limit_of_an_answer(tales, monkeypatch):
     with serve_in_thread(tales, timeout=0.2) as server:
         reply = ask_chat(server, response_format={"type": "json_object"})
         goes_on.set()
-    assert (reply.status, reply.code) == (408, "timeout")
+    assert (reply.status, reply.code) == (503, "timeout")
     assert "0.2 s" in reply.json()["error"]["message"]
 
 
