@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import itertools
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,17 @@ ROUTES = {
 }
 
 
+NUMBERS = itertools.count()
+
+
+def unread(body):
+    """Return a body whose prompt begins as none before: nothing of it is in a cache."""
+    text = json.dumps(body)
+    for one in (TEXT, json.dumps(ROUTES["/v1/edit"]["text"])[1:-1]):
+        text = text.replace(one, f"{next(NUMBERS)} {one}")
+    return json.loads(text)
+
+
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     """A server of a model without an end, which takes messages and fills in the middle."""
@@ -80,7 +92,7 @@ def out_of_time(monkeypatch, server, at):
 def test_no_answer_within_the_time_limit_is_an_error(chats, monkeypatch, path, stream):
     """It names the limit, in the form of each API; an empty answer would look like one of the model."""
     out_of_time(monkeypatch, chats, "prompt_is_read")
-    reply = ask(chats, "POST", path, ROUTES[path] | {"stream": stream})
+    reply = ask(chats, "POST", path, unread(ROUTES[path]) | {"stream": stream})
     text = reply.body.decode()
     assert "The request took longer than 600 s" in text and "--timeout" in text
     if stream and path != "/v1/edit":
@@ -105,10 +117,10 @@ def test_the_official_client_gets_an_error_of_its_own(chats, monkeypatch):
     out_of_time(monkeypatch, chats, "prompt_is_read")
     with openai.OpenAI(base_url=f"{chats.url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.APIStatusError, match="longer than 600 s") as caught:
-            client.chat.completions.create(model="", messages=USER)
+            client.chat.completions.create(model="", messages=unread(USER))
         assert (caught.value.status_code, caught.value.code) == (408, "timeout")
         with pytest.raises(openai.APIError, match="longer than 600 s"):
-            list(client.chat.completions.create(model="", messages=USER, stream=True))
+            list(client.chat.completions.create(model="", messages=unread(USER), stream=True))
 
 
 @pytest.mark.parametrize("stream", [False, True])
