@@ -749,7 +749,7 @@ BUGS = (
         "-math.inf if bias is False else bias", "-math.inf if bias == False else bias",
         ("server/test_fields.py", "server/test_drop_in.py", "server/test_api.py", "server/test_tools.py")),
     Bug("a bias of a text of other digits ends in an internal error", "server/requests.py",
-        "is_id = key.isdecimal() and len(key) < 10", "is_id = key.isdigit() and len(key) < 10",
+        "return key.isdecimal() and len(key) < 10", "return key.isdigit() and len(key) < 10",
         ("server/test_fields.py", "server/test_drop_in.py", "server/test_api.py", "server/test_tools.py")),
     Bug("the older limit of tokens counts", "server/requests.py",
         "            if name != newer:\n                return\n", "            if name == newer:\n                return\n",
