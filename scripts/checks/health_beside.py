@@ -252,8 +252,16 @@ def bodies(n):
     ]
     yield CHAT, "a call with nested arguments", of_chat(messages=answered)
     probabilities = {"max_tokens": min(200, n // 1000), "ignore_eos": True, "n": 128}
-    yield "/v1/completions", "many choices with log-probabilities", {"prompt": "a", "logprobs": 20} | probabilities
-    yield CHAT, "many choices with log-probabilities", {"messages": USER, "logprobs": True, "top_logprobs": 20} | probabilities
+    yield (
+        "/v1/completions",
+        "many choices with log-probabilities",
+        {"prompt": "a", "logprobs": 20} | probabilities,
+    )
+    yield (
+        CHAT,
+        "many choices with log-probabilities",
+        {"messages": USER, "logprobs": True, "top_logprobs": 20} | probabilities,
+    )
     for path in ("/v1/models", "/metrics", "/openapi.json", "/", "/slots", "/props", "/api/tags"):
         yield path, "GET", None
 
