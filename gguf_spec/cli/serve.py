@@ -47,6 +47,11 @@ _PATIENCE_S = 4.0  # after the grace period; then the process ends in any state
 _DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 
 
+def _limit(text: str) -> float:
+    """Parse a time limit; 0 for none."""
+    return 0.0 if text.strip().lower() in ("none", "never") else duration(text)
+
+
 @click.command(
     cls=Command, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
 )
@@ -92,11 +97,16 @@ _DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
 @table_option("pooling")
 @table_options(_DEFAULTS, default=None)
 @option("--alias", "Name of the model in answers and lists; several with commas between.")
-@option("--queue", "Maximum number of waiting requests; others get status 429.", default=16)
+@option("--queue", "Maximum number of waiting requests; others get status 429.", default=1000)
 @option(
     "--max-tokens-limit", "Maximum length of an answer in tokens.  [default: the context]", type=int
 )
-@option("--timeout", "Time limit of an answer in seconds, from its start.", default=600.0)
+@option(
+    "--timeout",
+    "Time limit of an answer in seconds, from its start; 0 or none for no limit.",
+    type=Parsed("DURATION", _limit),
+    default=600.0,
+)
 @option(
     "--body-limit",
     "Maximum size of a request in megabytes.  [default: 4; 32 with --mmproj]",

@@ -288,6 +288,11 @@ class EditPlan:
         """Whether the instruction names a part of this text, or is done by code."""
         return bool(self.reading.scope) or self.by_code is not None
 
+    @property
+    def asked(self) -> tuple[str, str, str, Part | None, str]:
+        """What an `EditPrompt` is made of: text, instruction, name, part, and `beside`."""
+        return self._text, self._instruction, self._name, self.part, self._beside
+
     def prompt(self, llm: Model, others: Mapping[str, str] | None = None) -> EditPrompt:
         """Return the request to a model.
 
@@ -297,8 +302,8 @@ class EditPlan:
         Raises:
             ContextTooShortError: The text and the new part do not fit into the context.
         """
-        asked = (self._text, self._instruction, self._name)
-        return EditPrompt(llm, *asked, self.part, others or {}, beside=self._beside)
+        text, instruction, name, part, beside = self.asked
+        return EditPrompt(llm, text, instruction, name, part, others or {}, beside=beside)
 
 
 def _no_part(name: str, what: str) -> InvalidOptionError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -211,8 +213,11 @@ class AsyncLLM(OfOneProcess):
         """
         one = self._start(begin)
         try:
-            await asyncio.wait([one.ended])
-        except asyncio.CancelledError:
+            while not one.ended.done():
+                await asyncio.wait([one.ended], timeout=None if one.stream else _STUCK_S)
+                if one.stream is None and not one.ended.done():
+                    self._check_streams(self.llm.parallel)
+        except (asyncio.CancelledError, BusyError):
             await one.end()
             raise
         one.ended.result()
@@ -230,11 +235,26 @@ class AsyncLLM(OfOneProcess):
                 on_pass(progress)
 
         self._check(1)
+        result = asyncio.wrap_future(self._pool.submit(work, on_pass=passed))
         try:
-            return await asyncio.wrap_future(self._pool.submit(work, on_pass=passed))
-        except asyncio.CancelledError:
+            while not result.done():
+                await asyncio.wait([result], timeout=_STUCK_S)
+                self._check_streams(1)
+            return result.result()
+        except (asyncio.CancelledError, BusyError):
+            result.cancel()
             is_cancelled.set()
             raise
+
+    def _check_streams(self, n_most: int) -> None:
+        """Check that this task does not wait for streams which it would have to read itself.
+
+        Raises:
+            BusyError: That many generations wait for this task.
+        """
+        task = asyncio.current_task()
+        if sum(one.waits_for(task) for one in self._running) >= n_most:
+            raise BusyError
 
     def _start(
         self, begin: Callable[[], Stream | Turn], owner: AsyncStream | None = None
@@ -253,7 +273,8 @@ class AsyncLLM(OfOneProcess):
                 raise self._error
             return begin()
 
-        one = PooledGeneration(self._pool, begin_open, owner)
+        check = partial(self._check_streams, self.llm.parallel)
+        one = PooledGeneration(self._pool, begin_open, owner, check)
         self._running.add(one)
         one.ended.add_done_callback(lambda _: self._running.discard(one))
         return one
@@ -308,6 +329,9 @@ class AsyncChat(OfOneProcess):
 _CHUNKS = 4
 # Interval in seconds in which a waiting thread looks whether its reader is still there.
 _LOOK_S = 0.1
+# Interval in seconds in which a task that waits for its turn looks whether it waits for itself; and
+# seconds after which a stream that nobody has read yet waits for the task that made it.
+_STUCK_S, _TAKEN_OVER_S = 0.25, 2.0
 
 
 class PooledGeneration(OfOneProcess):
@@ -325,6 +349,7 @@ class PooledGeneration(OfOneProcess):
         pool: ThreadPoolExecutor,
         begin: Callable[[], Stream | Turn],
         owner: AsyncStream | None,
+        check: Callable[[], None],
     ) -> None:
         """Start a generation, or let it wait for a thread of the pool.
 
@@ -332,9 +357,13 @@ class PooledGeneration(OfOneProcess):
             pool: The threads.
             begin: Opens the stream, in the thread.
             owner: As for `AsyncLLM._start`.
+            check: Raises a `BusyError` where the current task would wait for itself.
         """
         self.stream: Stream | Turn | None = None
         self._reader: weakref.ref[asyncio.Task[Any]] | None = None
+        task, self._check = asyncio.current_task(), check
+        self._maker = weakref.ref(task) if task else None
+        self._full_s = math.inf  # since when it waits for its reader
         self._owner = weakref.ref(owner) if owner else None
         self._loop = asyncio.get_running_loop()
         self._is_cancelled = False
@@ -388,8 +417,10 @@ class PooledGeneration(OfOneProcess):
     def _wait_for_room(self) -> bool:
         """Wait until the reader has read; return whether there is a reader."""
         while not (self._is_cancelled or self._room.acquire(timeout=_LOOK_S)):
+            self._full_s = min(self._full_s, time.monotonic())
             if self._loop.is_closed() or (self._owner and self._owner() is None):
                 self.cancel()
+        self._full_s = math.inf
         return bool(self._owner and self._owner())
 
     async def next(self) -> Chunk | None:
@@ -402,7 +433,7 @@ class PooledGeneration(OfOneProcess):
             raise ForkedError
         task = asyncio.current_task()
         self._reader = weakref.ref(task) if task else None
-        chunk = await self._chunks.get()
+        chunk = await self._next()
         if chunk is not None:
             self._room.release()
             return chunk
@@ -410,6 +441,23 @@ class PooledGeneration(OfOneProcess):
         await asyncio.wait([self.ended])
         self.ended.result()
         return None
+
+    async def _next(self) -> Chunk | None:
+        while self.stream is None:
+            try:
+                return await asyncio.wait_for(self._chunks.get(), _STUCK_S)
+            except asyncio.TimeoutError:
+                self._check()
+        return await self._chunks.get()
+
+    def waits_for(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether the generation waits until a task reads a further chunk."""
+        if self._full_s == math.inf or not (task and self._owner and self._owner()):
+            return False
+        if self._reader:
+            return self._reader() is task
+        is_left = time.monotonic() - self._full_s >= _TAKEN_OVER_S
+        return is_left and self._maker is not None and self._maker() is task
 
     def is_read_by(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a task has read chunks, and may read further ones."""

@@ -31,14 +31,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..errors import ClosedError, GgufSpecError, PromptTooLongError
 from ..options import Speculation
+from ..system.helper import Helper
 from .connections import REFUSAL
-from .edit import EditReply, answer_at_once, read_edit
+from .edit import EditForm, EditReply, read_edit
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import ApiError, as_refusal, client_closed, failure, log, too_slow
-from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Sent, Started
+from .errors import ApiError, as_refusal, client_closed, failure, in_time, log
+from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Event, Sent, Started
 from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
-from .jobs import JOB, Job, with_grammar
+from .jobs import JOB, Job, with_biases, with_grammar
 from .messages_api import MessageReply, prompt_routes, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
@@ -66,7 +67,7 @@ from .replies import (
     refused,
     schema_headers,
 )
-from .requests import BodyReader, CompletionRequest, parse, read_chat, read_text
+from .requests import N_BYTES, BodyReader, CompletionRequest, parse, read_chat, read_text
 from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
 from .running import CALL, call, pack
 from .settings import Settings
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
 
 # A task gets the model, and a function that it calls often: it raises if the task is cancelled.
 Task = Callable[["LLM", Callable[..., None]], Any]
+# Seconds without a step, at least, after which a request no longer waits for its first event.
+STILL_S = 60.0
 _CODE = "gguf_spec.code"  # key of a request's scope: why it was refused, for the log
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
 _HEALTH_PATHS = ("/health", "/v1/health")
@@ -125,7 +128,6 @@ class ApiFormat(NamedTuple):
         reply: Makes the reply of a request and the first event of its job.
         task: Returns a function of the loaded model for a body that asks for no text, and None for
             all others. Its result is the response.
-        at_once: Returns the answer to a request that needs no model; None for all others.
     """
 
     path: str
@@ -133,7 +135,6 @@ class ApiFormat(NamedTuple):
     reply: Callable[[CompletionRequest, Started], Reply]
     stream: StreamFormat
     task: Callable[[dict[str, Any]], Callable[[LLM], dict[str, Any]] | None] | None = None
-    at_once: Callable[[CompletionRequest], dict[str, Any] | None] | None = None
 
 
 def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
@@ -145,7 +146,7 @@ def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
         ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
         ApiFormat("/completion", read_completion, InfillReply, INFILL_EVENTS),
         ApiFormat("/infill", read_infill, InfillReply, INFILL_EVENTS),
-        ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS, at_once=answer_at_once),
+        ApiFormat("/v1/edit", read_edit, EditReply, DATA_EVENTS),
         ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
         ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
         ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),
@@ -180,7 +181,7 @@ class App:
         self._ends = False
         self._bodies = BodyReader(settings, lambda: self._ends)
         self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
-        self._converting = asyncio.Lock()
+        self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -333,6 +334,7 @@ class App:
 
     def close(self) -> None:
         self._ends = True
+        self._helper.close()
         self.worker.close()
 
     # ---- completions
@@ -346,21 +348,27 @@ class App:
             return JSONResponse(await self._run(request, model, lambda llm, _: task(llm), {}))
         limits = self._pool.speculation, self._settings.max_tokens
         parsed = await self._bodies.convert(body, api.read, data, *limits)
-        if api.at_once and (answer := api.at_once(parsed)) is not None:
-            return JSONResponse(answer)
+        if isinstance(parsed.more, EditForm):
+            apart = partial(self._apart, request)
+            if (found := await parsed.more.answer_at_once(apart, parsed.names)) is not None:
+                return Response(found, media_type="application/json")
         parsed = await self._with_grammar(request, model, parsed)
         job = Job(model, parsed)
         with self._begin(request, job) as end:
-            first = await job.events.get()
+            first = await self._first_event(job)
             if isinstance(first, ErrorEvent):
                 raise first.refusal
             assert isinstance(first, Started)
             reply = api.reply(parsed, first)
             self._limit(job, end)
             if not parsed.stream:
-                answer = await _collect(job, reply)
+                if isinstance(reply, EditReply):
+                    _, ended = await _collect(job)
+                    body = await reply.answer(partial(self._apart, request), ended)
+                    return Response(body, media_type="application/json")
+                answer = reply.complete(*await _collect(job))
                 return JSONResponse(answer, headers=schema_headers(job))
-            seconds = self._settings.timeout, self._settings.ping
+            seconds = self._settings.patience_s, self._settings.ping
             return AnswerStream(job, parsed, reply, api.stream, *seconds, end.pop_all().close)
 
     def _begin(self, request: Request, job: Job) -> ExitStack:
@@ -377,16 +385,33 @@ class App:
                 self.worker.cancel(job, "client_closed")
 
         request.scope[JOB] = job
+        job.n_bytes = request.scope.get(N_BYTES, 0)
+        job.limit_s = self._settings.limit_s or 0.0
         self.worker.submit(job)
         end = ExitStack()
         end.callback(self.worker.cancel, job, "client_closed")
         end.callback(asyncio.create_task(cancel_on_disconnect()).cancel)
         return end
 
+    async def _first_event(self, job: Job) -> Event:
+        """Return the first event of a job; give up where the worker stands still.
+
+        No step within a time limit means that a file or a device does not answer.
+        """
+        seconds = self._settings.limit_s and max(self._settings.limit_s, STILL_S)
+        while True:
+            n_steps = self.worker.n_steps
+            try:
+                return await asyncio.wait_for(job.events.get(), seconds)
+            except asyncio.TimeoutError:
+                if n_steps == self.worker.n_steps:
+                    fact = f"The model has not moved for {seconds:g} s: its disk may not answer."
+                    raise ApiError(fact, "model", "model_stuck", 503) from None
+
     def _limit(self, job: Job, end: ExitStack) -> None:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._settings.timeout, self.worker.cancel, job, "timeout")
-        end.callback(timer.cancel)
+        if seconds := self._settings.limit_s:
+            loop = asyncio.get_running_loop()
+            end.callback(loop.call_later(seconds, self.worker.cancel, job, "timeout").cancel)
 
     async def _run(
         self, request: Request, model: ServedModel, task: Task, names: dict[str, str]
@@ -398,12 +423,11 @@ class App:
                 raise client_closed()  # the error of another reason replaces it
 
         job = Job(model, lambda llm: task(llm, check), names)
-        with self._begin(request, job) as end:
-            self._limit(job, end)
-            event = await job.events.get()
+        with self._begin(request, job):
+            # Wherever the time ends: in the queue, while the model is loaded, or in the task.
+            event = await in_time(job.events.get(), self._settings.limit_s)
         if isinstance(event, ErrorEvent):
-            # Wherever the time ended: in the queue, while the model was loaded, or in the task.
-            raise too_slow(self._settings.timeout) if job.why == "timeout" else event.refusal
+            raise event.refusal
         assert isinstance(event, Done)
         return event.value
 
@@ -456,29 +480,46 @@ class App:
     async def _with_grammar(
         self, request: Request, model: ServedModel, parsed: CompletionRequest
     ) -> CompletionRequest:
-        """Return a request with the grammar that its schemas demand.
+        """Return a request with the grammar that its schemas demand, and with biases of tokens.
 
         The conversion takes up to a second. It runs in a thread, one at a time, and takes no slot.
         For a model that is not loaded the worker does it.
         """
 
+        def prepared(llm: LLM) -> CompletionRequest:
+            return with_biases(with_grammar(parsed, llm), llm)
+
         async def convert(llm: LLM) -> CompletionRequest:
             async with self._converting:
                 if await request.is_disconnected():
                     raise client_closed()
-                return await asyncio.to_thread(with_grammar, parsed, llm)
+                return await asyncio.to_thread(prepared, llm)
 
         loaded = self._pool.loaded(model)
-        if not (loaded and parsed.needs_grammar):
+        if not (loaded and (parsed.needs_grammar or parsed.biases)):
             return parsed
         try:
-            return await asyncio.wait_for(convert(loaded.llm), self._settings.timeout)
-        except asyncio.TimeoutError:
-            raise too_slow(self._settings.timeout) from None
+            return await in_time(convert(loaded.llm), self._settings.limit_s)
         except ClosedError:  # it was unloaded in between
             return parsed
         except Exception as error:
             raise as_refusal(error, parsed.names) from None
+
+    async def _apart(
+        self, request: Request, seconds: float, function: Callable[..., Any], *given: Any
+    ) -> Any:
+        """Call a function in a child process, which is ended after some seconds; calls take turns.
+
+        What expressions take to read a text keeps no other request waiting, and no conversion.
+        """
+
+        async def call() -> Any:
+            async with self._helping:
+                if await request.is_disconnected():
+                    raise client_closed()
+                return await asyncio.to_thread(self._helper.call, seconds, function, *given)
+
+        return await in_time(call(), self._settings.limit_s)
 
     # ---- other routes
 
@@ -508,8 +549,8 @@ class App:
         )
 
 
-async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
-    chunks, ended = [], []
+async def _collect(job: Job) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
+    chunks, ended = list[ChunkEvent](), list[ChoiceEnded]()
     while True:
         one = await job.events.get()
         if isinstance(one, ChunkEvent):
@@ -519,9 +560,7 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
         elif isinstance(one, ChoiceEnded):
             ended.append(one)
         elif isinstance(one, Done):
-            if isinstance(reply, EditReply):  # it compares texts
-                return await asyncio.to_thread(reply.complete, chunks, ended)
-            return reply.complete(chunks, ended)
+            return chunks, ended
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

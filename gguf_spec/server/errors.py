@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import traceback
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Mapping
+from typing import Any, Literal, TypeVar
 
 from ..errors import (
     ClosedError,
@@ -36,6 +37,7 @@ from ..errors import (
 )
 from ..options import SAMPLING, SPECULATION
 
+T = TypeVar("T")
 LOG = logging.getLogger("gguf_spec.server")
 SHUTTING_DOWN = "shutting_down"  # error code of answers that the shutdown ended
 _INDEX = re.compile(r"\[\d+\]")  # of an array, in the name of a field
@@ -99,9 +101,19 @@ def shutting_down() -> ApiError:
     return ApiError("The server is shutting down.", None, SHUTTING_DOWN, 503, {"Retry-After": "5"})
 
 
-def too_slow(seconds: float) -> ApiError:
+def too_slow(seconds: float, status: int = 503) -> ApiError:
     """Return the error for a request that has no partial answer and ran out of time."""
-    return ApiError(f"The request took longer than {seconds:g} s.", None, "timeout", 503)
+    fact = f"The request took longer than {seconds:g} s, the time limit of this server: "
+    return ApiError(f"{fact}gguf-spec serve --timeout sets it.", None, "timeout", status)
+
+
+async def in_time(work: Awaitable[T], seconds: float | None) -> T:
+    """Return the result of some work; `too_slow` where it takes longer than the time limit."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except asyncio.TimeoutError:
+        assert seconds is not None
+        raise too_slow(seconds) from None
 
 
 def not_loaded(model: str, error: Exception) -> ApiError:

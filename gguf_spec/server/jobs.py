@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Option, OptionConflictError, PromptTooLongError
@@ -20,7 +21,7 @@ from ..results import Completion, Stats
 from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
 from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
-from .errors import as_refusal, client_closed, invalid_value, shutting_down
+from .errors import LOG, as_refusal, client_closed, invalid_value, shutting_down, too_slow
 from .events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
 from .model_pool import ServedModel
 from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
@@ -137,7 +138,7 @@ def requests_of(
         ApiError: The grammar for tool calls cannot be made.
         PromptTooLongError: `grows`, and the messages or one of several prompts are too long.
     """
-    request = with_grammar(request, llm)
+    request = with_biases(with_grammar(request, llm), llm)
     request = request.fit(request, llm) if request.fit else request
     sampling, tools = _sampling_of(request, llm), request.tools.tools or None
     options = request.reasoning.options(llm) | {"tools": tools}
@@ -211,11 +212,17 @@ def _sampling_of(request: CompletionRequest, llm: LLM) -> Sampling:
     budget = request.reasoning.budget
     if budget is not None and llm.can_think:
         held["think_budget"] = None if budget < 0 else budget
-    if request.biases:
-        held["logit_bias"] = biases = dict(sampling.logit_bias)
-        for text, bias in request.biases:
-            biases |= dict.fromkeys(llm.vocabulary.tokenize(text, special=True, start=False), bias)
     return replace(sampling, **held) if held else sampling
+
+
+def with_biases(request: CompletionRequest, llm: LLM) -> CompletionRequest:
+    """Return a request with the biases of texts as those of their tokens."""
+    if not request.biases:
+        return request
+    biases = dict(request.sampling.logit_bias)
+    for text, bias in request.biases:
+        biases |= dict.fromkeys(llm.vocabulary.tokenize(text, special=True, start=False), bias)
+    return replace(request, sampling=replace(request.sampling, logit_bias=biases), biases=())
 
 
 def with_grammar(request: CompletionRequest, llm: LLM) -> CompletionRequest:
@@ -286,6 +293,8 @@ class Job:
         n_ctx: Length of the context that it waits for, in tokens.
         tried: The longest for which it has waited.
         begins_again: Whether it waits for that context.
+        n_bytes: Bytes that its request takes in memory, about.
+        limit_s: Its time limit, for the error where nothing was generated within it.
     """
 
     def __init__(
@@ -312,9 +321,12 @@ class Job:
         # Not the same lock: a choice of a long prompt takes long, and the event loop cancels.
         self._choosing = threading.Lock()
         self._choices: Iterator[Choice] | None = None
+        self._llm: LLM | None = None  # for which the choices were made
         self._n_chosen = 0
         self.failed = self.has_started = self.begins_again = False
         self.n_ctx = self.tried = 0
+        self.limit_s, self.n_bytes = 0.0, 0
+        self._n_ended, self._empty = 0, list[ChoiceEnded]()
 
     def post(self, event: Event) -> None:
         """Send an event to the event loop. May be called from any thread."""
@@ -340,19 +352,46 @@ class Job:
         with self._choosing:
             if self.failed or (self.why and self.has_started):
                 return None
-            if self._choices is None:
+            if self._choices is None or llm is not self._llm:  # it may have been loaded again
                 grows = max(llm.n_ctx, self.tried) < n_ctx_max
-                self._choices = requests_of(self.request, llm, lambda: self.why, grows)
+                choices = requests_of(self.request, llm, lambda: self.why, grows)
+                self._choices, self._llm = islice(choices, self._n_chosen, None), llm
             chosen = next(self._choices, None)
+            if chosen and not self._n_chosen:  # a seed that was drawn holds for all
+                sampling = replace(self.request.sampling, seed=chosen.sampling.seed)
+                given = self.request.given | {"seed"}
+                self.request = replace(self.request, sampling=sampling, given=given)
             self._n_chosen += chosen is not None
             return chosen
 
+    def choice_ended(self, ended: ChoiceEnded) -> None:
+        """Send the end of a choice; one without a token at the time limit waits for the others."""
+        result = ended.result
+        is_cut = self.why == "timeout" and result.finish_reason == "cancelled"
+        with self._lock:
+            if is_cut and not result.stats.n_generated:
+                self._empty.append(ended)
+                return
+            self._n_ended += 1
+        self.post(ended)
+
     def finish(self) -> None:
-        """Send the last event; choices of a cancelled job that have not begun are empty."""
+        """Send the last event; choices of a cancelled job that have not begun are empty.
+
+        At the time limit it is an error if no choice has a token.
+        """
         if self.has_started and self._choices and not self.failed:
+            left = self._empty
             for choice in self._choices:
                 nothing = Completion("", (), "cancelled", choice.seed, Stats())
-                self.post(ChoiceEnded(choice.index, nothing, self.why))
+                left.append(ChoiceEnded(choice.index, nothing, self.why))
+            if self.why == "timeout" and left and not self._n_ended:
+                self.last, self.failed = ErrorEvent(too_slow(self.limit_s, 408)), True
+            else:
+                for ended in left:
+                    self.post(ended)
+        if self.why == "timeout" and not self.failed:
+            LOG.warning("An answer ended at the time limit of %g s (--timeout).", self.limit_s)
         self.post(self.last)
 
     @contextmanager

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from .. import __version__
 from ..errors import ClosedError, PromptTooLongError
 from ..tools.families import family_of, reads_tools
-from .errors import ApiError, in_request, invalid_value, too_slow
+from .errors import ApiError, in_request, in_time, invalid_value
 from .events import Done, ErrorEvent
 from .infill import native_params
 from .jobs import Job
@@ -279,14 +279,15 @@ class ModelRoutes:
 
         if loaded := self._pool.loaded(model):
             try:
-                return await asyncio.wait_for(in_turn(loaded.llm), self._settings.timeout)
-            except asyncio.TimeoutError:
-                raise too_slow(self._settings.timeout) from None
+                return await in_time(in_turn(loaded.llm), self._settings.limit_s)
             except ClosedError:
                 pass  # it was unloaded in between
         job = Job(model, answer)
         self._worker.submit(job)
-        event = await job.events.get()
+        try:
+            event = await in_time(job.events.get(), self._settings.limit_s)
+        finally:
+            self._worker.cancel(job, "client_closed")  # no effect if it is done
         if isinstance(event, ErrorEvent):
             raise event.refusal
         assert isinstance(event, Done)

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 # answer does not fulfil.
 UNENFORCED, UNFULFILLED = "X-Schema-Unenforced", "X-Schema-Unfulfilled"
 _MOST_OF_HEADER = 2000
+# Events that are written before other requests have their turn: a slow client has many left.
+_MOST_AT_ONCE = 64
 # What OpenAI's answers name as the version of the server.
 FINGERPRINT = f"build-gguf-spec-{__version__}"
 # First part of a path -> format of its errors. All other paths have that of OpenAI.
@@ -546,7 +548,7 @@ class AnswerStream(StreamingResponse):
             self._close()
 
     async def _batches(self) -> AsyncIterator[bytes]:
-        """Yield the encoded events, as many as there are; an unexpected error is the last one."""
+        """Yield the encoded events, many at once; an unexpected error is the last one."""
         events, loop, batch = self._job.events, asyncio.get_running_loop(), list[Event]()
         try:
             if data := self._bytes(self._reply.first()):
@@ -557,7 +559,7 @@ class AnswerStream(StreamingResponse):
                 batch = [await events.get()]
                 if timer:
                     timer.cancel()
-                while not events.empty():
+                while not events.empty() and len(batch) < _MOST_AT_ONCE:
                     batch.append(events.get_nowait())
                 if data := b"".join(map(self._written, batch)):
                     yield data

@@ -11,11 +11,13 @@ maximum length of an answer in tokens; None for no limit.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,7 +70,12 @@ SEEDED = (
 )
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
-VALUES_MAX = 1 << 21  # most commas and brackets of a body
+# Most values of a body. The parser keeps all other threads waiting, and an array or an object takes
+# it as long as 4 numbers, a field of an object as long as 12.
+VALUES_MAX, _OF_VALUES = 1 << 20, ((b",", 1), (b"[", 4), (b"{", 4), (b":", 12))
+_TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# What may be half of a surrogate pair: an escape, or its bytes.
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 _REPEATS = 5  # turns with the same call after which the log names it
 # A probability that one token has in any case; lowest temperature that means 0, as in llama-server.
 _TINY, _MOST_COLD = 1e-9, 100
@@ -234,14 +241,24 @@ def seed_of(seed: int, i: int) -> int:
 
 def parse(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a body in UTF-8; unpaired surrogates become U+FFFD."""
-    # Python's parser keeps all other threads waiting.
-    if sum(map(body.count, (b",", b"[", b"{"))) > VALUES_MAX:
-        raise ApiError(f"The body has more than {VALUES_MAX:,} values.", None, "invalid_json")
+    n_in_texts = (_n_values(text[0]) for text in _TEXTS.finditer(body))
+    if (n := _n_values(body)) > VALUES_MAX and n - sum(n_in_texts) > VALUES_MAX:
+        fact = "The body has more than {:,} values; each array counts as 4, each field as 12."
+        raise ApiError(fact.format(VALUES_MAX), None, "invalid_json")
+    infinite: list[float] = []
+
+    def number(text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            infinite.append(value)
+        return value
+
     try:
-        data = json.loads(body, parse_constant=_no_number)
-        text = json.dumps(data, ensure_ascii=False)
-        if not text.isascii() and (whole := well_formed(text)) != text:
-            data, text = json.loads(whole), whole
+        with _without_collections():
+            data = json.loads(body, parse_constant=_no_number, parse_float=number)
+        if _HALF.search(body):
+            text = json.dumps(data, ensure_ascii=False)
+            data = json.loads(mended) if (mended := well_formed(text)) != text else data
     except (ValueError, RecursionError) as error:
         at = ""
         if isinstance(error, json.JSONDecodeError):
@@ -249,9 +266,25 @@ def parse(body: bytes) -> dict[str, Any]:
         raise ApiError(f"The body is not JSON in UTF-8{at}.", None, "invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError("The body must be a JSON object.", None, "invalid_json")
-    if "Infinity" in text:
+    if infinite:
         _check_finite(data)
     return data
+
+
+def _n_values(body: bytes) -> int:
+    return sum(weight * body.count(mark) for mark, weight in _OF_VALUES)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep the garbage collector from looking through new values again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _check_finite(data: dict[str, Any]) -> None:
@@ -288,6 +321,8 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
 _MOST_READ = 8
 # Bytes of a body above which it is converted in a thread.
 _LARGE = 1 << 16
+# Key in the ASGI scope of a request: bytes that it takes in memory, about; and bytes of a value.
+N_BYTES, _VALUE_BYTES = "gguf_spec.bytes", 16
 # Seconds for a body, and the bytes that must arrive in each further second.
 BODY_S, BODY_RATE = 20.0, 4_000
 # Bytes of all bodies that are being received or wait for their conversion; a body of any size may
@@ -329,13 +364,14 @@ class BodyReader:
             self._n_held -= sum(map(len, parts))
         if self._is_ending():
             raise shutting_down()
+        request.scope[N_BYTES] = len(body) + _VALUE_BYTES * _n_values(body)
         return body
 
     async def _read(self, request: Request, parts: list[bytes]) -> bytes:
         n, most, began_s = 0, self._settings.body_bytes, time.monotonic()
         is_whole = False
         while not is_whole:
-            allowed_s = min(BODY_S + n / BODY_RATE, self._settings.timeout)
+            allowed_s = min(BODY_S + n / BODY_RATE, self._settings.limit_s or math.inf)
             left_s = began_s + allowed_s - time.monotonic()
             message = await asyncio.wait_for(request.receive(), max(0.0, left_s))
             if message["type"] == "http.disconnect":
@@ -377,6 +413,7 @@ class BodyReader:
 
 # Limits: number of stop strings, characters of one, alternatives per token (logprobs), choices.
 STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
+BIASES_MAX = 5_000  # texts with a bias; each is tokenised
 STOP_FACT = (
     f"must be a string of at most {STOP_LENGTH_MAX} characters, "
     f"or an array of at most {STOPS_MAX} of them."
@@ -432,13 +469,20 @@ def _biases(value: Any, at: str) -> dict[int | str, Any]:
     if not isinstance(value, dict):
         raise invalid_value(at, _BIASES_FACT)
     found: dict[int | str, Any] = {}
+    n_texts = sum(not _is_id(key) for key in value)
+    if n_texts > BIASES_MAX:
+        fact = f"has {n_texts:,} texts, but may have at most {BIASES_MAX:,}; ids may be more."
+        raise invalid_value(at, fact)
     for key, bias in value.items():
-        is_id = key.isdecimal() and len(key) < 10
-        found[int(key) if is_id else key] = -math.inf if bias is False else bias
+        found[int(key) if _is_id(key) else key] = -math.inf if bias is False else bias
     accepts = SAMPLING["logit_bias"].accepts_one  # of a token, `Sampling` checks it
     if any(isinstance(k, str) and not (accepts(x) or x == -math.inf) for k, x in found.items()):
         raise invalid_value(at, _BIASES_FACT)
     return found
+
+
+def _is_id(key: str) -> bool:
+    return key.isdecimal() and len(key) < 10
 
 
 BIASES = Shape(

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 from ..errors import InvalidOptionError, Text
 
+# Seconds within which a client must take some data where answers have no time limit.
+PATIENCE_S = 600.0
+# Waiting requests; the connections of a server are as many.
+QUEUE = 1000
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -23,10 +28,11 @@ class Settings:
         cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`,
             `http://localhost:*`, `https://*.example.org` or `chrome-extension://*`; `*` for all.
         queue: Maximum number of waiting requests, in addition to the running ones.
-            Further requests get status 429.
+            Further requests get status 429, also where those that wait need 256 MiB.
         max_tokens: Maximum length of an answer in tokens; None limits it only by the context.
         timeout: Time limit in seconds for an answer, from its start, and for the arrival of a
-            request body. An answer that reaches the limit is returned as generated so far.
+            request body; 0 or None for no limit. An answer that reaches the limit is returned as
+            generated so far; where there is nothing yet, the request fails with status 408.
         body_bytes: Maximum size of a request body in bytes.
         grace: Seconds that running answers have to finish when the server shuts down.
         ping: Seconds without data after which a stream sends some, so that proxies do not close the
@@ -40,9 +46,9 @@ class Settings:
     port: int = 0
     api_key: str | None = None
     cors_origins: Sequence[str] = ()
-    queue: int = 16
+    queue: int = QUEUE
     max_tokens: int | None = None
-    timeout: float = 600.0
+    timeout: float | None = 600.0
     body_bytes: int = 4 << 20
     grace: float = 5.0
     ping: float = 15.0
@@ -59,7 +65,7 @@ class Settings:
                 "a whole number above 0",
                 self.max_tokens is None or self.max_tokens > 0,
             ),
-            ("timeout", "seconds above 0", 0 < self.timeout < math.inf),
+            ("timeout", "seconds, or 0 for no limit", self.timeout is None or self.timeout >= 0),
             ("body_bytes", "a whole number above 0", self.body_bytes > 0),
             ("grace", "seconds, 0 or more", 0 <= self.grace < math.inf),
             ("ping", "seconds, 0 or more", 0 <= self.ping < math.inf),
@@ -77,6 +83,16 @@ class Settings:
                 message=f"other machines can reach the server at {self.host}, so it needs an API "
                 "key.",
             )
+
+    @property
+    def limit_s(self) -> float | None:
+        """The time limit of an answer; None for no limit."""
+        return None if self.timeout in (None, 0, math.inf) else self.timeout
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds within which a client must take some data."""
+        return self.limit_s or PATIENCE_S
 
     @property
     def origins(self) -> re.Pattern[str] | None:

@@ -63,7 +63,7 @@ class Server(OfOneProcess):
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
-        limits = most_connections(), settings.timeout
+        limits = most_connections(), settings.patience_s
         config = uvicorn.Config(
             self._app,
             loop="asyncio",

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ..runtime.stream import Stream
 
 
+# Bytes of all requests that wait, about, as they are held in memory.
+WAITING_BYTES = 1 << 28
 # tokens of an answer for which the context grows, where the request names no number
 _ROOM = 1024
 
@@ -54,8 +56,9 @@ class Worker:
         self._ends = False
         self._refuses = False  # from `cancel_all` on
         self._unloads = False  # no job for another model begins then
-        self._n_steps = 0
-        self._seconds = 1.0  # moving average of the time of an answer, in seconds
+        self.n_steps = 0
+        # Moving average of the seconds from one end of a job to the next, and time of the last one.
+        self._pace_s, self._ended_s = 1.0, -math.inf
         self._have_threads(1)
 
     @property
@@ -80,20 +83,24 @@ class Worker:
         """
         with self._changed:
             is_idle = self.is_alive and not (self._running or self._waiting)
-            return None if is_idle else self._n_steps
+            return None if is_idle else self.n_steps
 
     def _step(self, _: object = None) -> None:
-        self._n_steps += 1  # a lost update of two threads is still a change
+        self.n_steps += 1  # a lost update of two threads is still a change
 
     def submit(self, job: Job) -> None:
-        """Add a job to the queue, unless that is full or the server is shutting down."""
+        """Add a job to the queue, unless that is full or the server is shutting down.
+
+        It is full when it has as many jobs as it may, or when these need too much memory; one job
+        of any size may wait.
+        """
         with self._changed:
             if self._refuses:
                 raise shutting_down()
-            if len(self._waiting) >= self._most + self._room(job.model):
-                seconds = math.ceil(self._seconds / max(1, self._n_busy))
-                seconds = min(60, max(1, seconds))
-                n = len(self._waiting)
+            n = len(self._waiting)
+            n_bytes = sum(one.n_bytes for one in self._waiting) + job.n_bytes
+            if n >= self._most + self._room(job.model) or (n and n_bytes > WAITING_BYTES):
+                seconds = self._seconds_until_empty()
                 wait = "1 request is" if n == 1 else f"{n} requests are"
                 raise ApiError(
                     f"{wait} already waiting. Try again in {seconds} s.",
@@ -104,6 +111,22 @@ class Worker:
                 )
             self._waiting.append(job)
             self._changed.notify()
+
+    def _seconds_until_empty(self) -> int:
+        """Return the seconds until all that wait are answered, if it goes on as it did.
+
+        Then there is room for all clients that were refused meanwhile, not only for the first one.
+        """
+        last_s = max(self._ended_s, min((one.began_s for one in self._running), default=math.inf))
+        pace_s = max(self._pace_s, time.perf_counter() - last_s)
+        return min(60, max(1, math.ceil(pace_s * max(1, len(self._waiting)))))
+
+    def _count_end(self, job: Job) -> None:
+        now_s = time.perf_counter()
+        if self._waiting:
+            seconds = now_s - max(self._ended_s, job.began_s)
+            self._pace_s += 0.2 * (seconds - self._pace_s)
+        self._ended_s = now_s
 
     def cancel(self, job: Job, why: Why) -> None:
         """Cancel a waiting or running job; a waiting job leaves the queue at once.
@@ -193,7 +216,15 @@ class Worker:
             job = self._waiting.popleft()
             self._running.append(job)
         else:
-            ready = (job for job in self._running if job.has_more and self._room(job.model))
+            # A request of this model may wait for a longer context, which grows when none runs.
+            first = next(iter(self._waiting), None)
+            ready = (
+                one
+                for one in self._running
+                if one.has_more
+                and self._room(one.model)
+                and not (first and first.model is one.model)
+            )
             job = next(ready, None)
         if job:
             job.n_threads += 1
@@ -256,6 +287,7 @@ class Worker:
                 n = sum(1 for _ in takewhile(lambda one: one.model is job.model, self._waiting))
                 self._waiting.insert(n, job)
             else:
+                self._count_end(job)
                 # Only now, when there is room: the client may send its next request at once.
                 job.finish()
         self._changed.notify_all()
@@ -290,14 +322,12 @@ class Worker:
                 times_s = [*report.times_s, time.perf_counter()]
                 operation, error_type = job.request.operation, failed or job.why
                 self.totals.ended(stream, llm.name, operation, times_s, error_type)
-        with self._changed:
-            self._seconds += 0.2 * (stats.total_s - self._seconds)
         if not job.failed:
             if faults := choice.faults(stream.result, llm):
                 LOG.warning("An answer does not fulfil its schema: %s.", "; ".join(faults))
                 job.faults += faults
             why = job.why or ("timeout" if report.is_over else None)
-            job.post(ChoiceEnded(choice.index, stream.result, why))
+            job.choice_ended(ChoiceEnded(choice.index, stream.result, why))
 
 
 def _leaves_out(job: Job) -> bool:

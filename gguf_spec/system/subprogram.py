@@ -17,6 +17,7 @@ from ..errors import FrozenAppError
 PROGRAMS = (
     "gguf_spec.llama.selftest",
     "gguf_spec.quantize.worker",
+    "gguf_spec.system.helper",
     "gguf_spec.text.jinja_child",
     "gguf_spec_workers.child",
 )

@@ -254,3 +254,15 @@ def test_the_network_of_an_address():
     assert connections._network(("::ffff:10.0.0.1", 1)) == connections._network(("10.0.0.1", 5))
     assert connections._network(("10.0.0.1", 1)) != connections._network(("10.0.0.2", 1))
     assert connections._network(None) is None
+
+
+def test_the_connection_that_has_waited_longest_gives_its_place(tales, few):
+    """The others stay, also those that came later."""
+    with serve_in_thread(tales) as server, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(server)) for _ in range(4)]
+        until(lambda: len(server._uvicorn.server_state.connections) == 4)
+        assert ask(server).status == 200  # it takes the place of the first one
+        assert silent[0].recv(1) == b""
+        for one in silent[2:]:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert one.recv(1000).startswith(b"HTTP/1.1 200")

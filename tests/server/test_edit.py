@@ -1,9 +1,13 @@
 """POST /v1/edit: by code and by a model, and its errors."""
 
+import threading
+
 import pytest
 
+from gguf_spec.server import edit as route
 from gguf_spec.server.edit import TEXT_MAX
-from tests.server.conftest import ask
+from tests.server.conftest import ask, ask_text
+from tests.support.hanging import for_ever
 
 TEXT = "[a]\nport = 80\n\n[b]\nport = 81\n"
 
@@ -52,3 +56,40 @@ def test_a_change_by_a_model_is_that_of_the_library(server, tales):
 def test_errors_name_the_field(server, fields, param, code):
     reply = edit(server, **fields)
     assert (reply.status, reply.param, reply.code) == (400, param, code)
+
+
+def no_plan(*_arguments, **_options):
+    raise AssertionError("a plan was made in this process")
+
+
+def test_a_text_is_read_in_a_child_process(server, monkeypatch):
+    """Its expressions would keep the event loop waiting, in any thread."""
+    monkeypatch.setattr(route, "EditPlan", no_plan)
+    answer = edit(server, instruction="set the port of the section [b] to 90").json()
+    assert answer["text"] == TEXT.replace("81", "90")
+    monkeypatch.setattr(route, "_answer", no_plan)
+    reply = edit(server, instruction="make it nicer", scope="2")
+    assert reply.status == 200 or reply.code == "no_edit"
+
+
+def test_a_text_that_takes_too_long_is_cut_off(server, monkeypatch):
+    """Others are answered meanwhile, and the next edit, too."""
+    begun, replies, real = threading.Event(), [], server._app._helper.call
+
+    def call(seconds, *given):
+        begun.set()
+        return real(seconds, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server._app._helper, "call", call)
+        patched.setattr(route, "_planned", for_ever)
+        patched.setattr(route, "PLAN_S", 1.0)
+        thread = threading.Thread(target=lambda: replies.append(edit(server, instruction="x")))
+        thread.start()
+        assert begun.wait(180)
+        assert ask(server).status == 200
+        assert ask_text(server, user="u" * 70_000).status == 200, "a conversion does not wait"
+        thread.join()
+    assert (replies[0].status, replies[0].code, replies[0].param) == (400, "too_complex", "text")
+    assert "takes more than 1 s" in replies[0].json()["error"]["message"]
+    assert edit(server, instruction="set the port of the section [b] to 90").status == 200

@@ -236,6 +236,20 @@ def test_the_store_is_bounded(limits):
     assert store.finder()("a" * 60) and not store.finder()("b" * 60)
 
 
+def test_a_removed_response_leaves_its_room():
+    """As many as wanted come and go while others stay."""
+    store = ResponseStore(most=3, most_bytes=400)
+    for name in "ab":
+        store.add({"id": name, "output": []}, [{"id": name * 60}])
+    for i in range(20):
+        store.add({"id": f"{i}", "output": []}, [{"id": "x" * 60}])
+        store.remove(f"{i}", "id")
+        with pytest.raises(ApiError, match="There is no response"):
+            store.get(f"{i}", "id")
+    assert [store.get(name, "id").response["id"] for name in "ab"] == ["a", "b"]
+    assert store._n_bytes == sum(store.get(name, "id").n_bytes for name in "ab")
+
+
 def test_a_response_larger_than_the_store_is_not_kept():
     store = ResponseStore(most_bytes=400)
     store.add({"id": "a", "output": []}, [{"id": "a" * 60}])

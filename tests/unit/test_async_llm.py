@@ -336,3 +336,58 @@ def test_a_real_pair():
 
 def test_they_are_public():
     assert {"AsyncLLM", "AsyncStream", "AsyncChat"} <= {*gguf_spec.__all__}
+
+
+@pytest.fixture
+def quick_looks(monkeypatch):
+    monkeypatch.setattr(async_llm, "_STUCK_S", 0.01)
+    monkeypatch.setattr(async_llm, "_TAKEN_OVER_S", 0.05)
+
+
+@pytest.mark.parametrize("how", ["generate", "send", "embed", "another stream"])
+def test_a_stream_that_its_task_does_not_read_is_not_awaited_for_ever(llm, quick_looks, how):
+    """It keeps the only slot, and the task that could read it waits for the slot."""
+
+    async def main():
+        a = AsyncLLM(llm)
+        unread = a.stream("ab", LONG)
+        other = a.stream("ba", FREE) if how == "another stream" else None
+        ways = {
+            "generate": lambda: a.generate("ba", FREE),
+            "send": lambda: a.chat().send("ba"),
+            "embed": lambda: a.embed("ba"),
+            "another stream": lambda: read(other),
+        }
+        with pytest.raises(BusyError):
+            await ways[how]()
+        chunks = [await unread.__anext__() for _ in range(9)]
+        await unread.aclose()
+        if other:
+            assert await read(other) == llm.generate("ba", FREE).text
+        assert (await a.generate("ba", FREE)).text == llm.generate("ba", FREE).text
+        return "".join(chunk.text for chunk in chunks)
+
+    assert llm.generate("ab", replace(LONG, max_tokens=40)).text.startswith(run(main()))
+
+
+def test_a_stream_that_another_task_reads_is_awaited(llm, quick_looks):
+    async def main():
+        a = AsyncLLM(llm)
+        stream = a.stream("ab", replace(FREE, max_tokens=60))
+        reader = asyncio.create_task(read(stream))
+        text = (await a.generate("ba", FREE)).text
+        return text, await reader
+
+    texts = llm.generate("ba", FREE).text, llm.generate("ab", replace(FREE, max_tokens=60)).text
+    assert run(main()) == texts
+
+
+def test_a_short_stream_that_nobody_reads_is_awaited(llm, quick_looks):
+    async def main():
+        a = AsyncLLM(llm)
+        unread = a.stream("ab", replace(FREE, max_tokens=2))
+        text = (await a.generate("ba", FREE)).text
+        return text, await read(unread)
+
+    texts = llm.generate("ba", FREE).text, llm.generate("ab", replace(FREE, max_tokens=2)).text
+    assert run(main()) == texts
