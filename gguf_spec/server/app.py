@@ -47,7 +47,7 @@ from .ollama import (
     OLLAMA_EMBEDDING_ROUTES,
     OllamaReply,
     kept_seconds,
-    load_task,
+    load_answer,
     ollama_routes,
     read_ollama_chat,
     read_ollama_generate,
@@ -107,6 +107,8 @@ _HEADERS = {
     "X-DNS-Prefetch-Control": "off",  # links in answers do not tell a name server of themselves
     "Cache-Control": "no-cache",  # ask each time; the answer is 304 while the file is the same
 }
+# Headers of answers that a page of another origin may read.
+_EXPOSED = (NOT_APPLIED, UNENFORCED, UNFULFILLED, "Retry-After", "Process-Start-Time-Unix")
 # Path in the server -> file. The page itself needs no API key: it contains no data.
 PATHS = {
     "/" if path.name == "page.html" else f"/page/{path.name}": path
@@ -123,8 +125,8 @@ class ApiFormat(NamedTuple):
     Attributes:
         read: Converts a body, with the speculation options and the token limit of the server.
         reply: Makes the reply of a request and the first event of its job.
-        task: Returns a function of the loaded model for a body that asks for no text, and None for
-            all others. Its result is the response.
+        load: Returns the answer, but for the name of the model, to a body that only loads or
+            unloads it; None for all others.
         at_once: Returns the answer to a request that needs no model; None for all others.
     """
 
@@ -132,13 +134,13 @@ class ApiFormat(NamedTuple):
     read: Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
     reply: Callable[[CompletionRequest, Started], Reply]
     stream: StreamFormat
-    task: Callable[[dict[str, Any]], Callable[[LLM], dict[str, Any]] | None] | None = None
+    load: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
     at_once: Callable[[CompletionRequest], dict[str, Any] | None] | None = None
 
 
 def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
     chat, generate = partial(OllamaReply, is_chat=True), partial(OllamaReply, is_chat=False)
-    of_chat, of_generate = partial(load_task, is_chat=True), partial(load_task, is_chat=False)
+    of_chat, of_generate = partial(load_answer, is_chat=True), partial(load_answer, is_chat=False)
     read_stored = partial(read_response, store=store)
     return (
         ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
@@ -220,7 +222,7 @@ class App:
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,
-            expose_headers=[UNENFORCED, UNFULFILLED],
+            expose_headers=_EXPOSED,
         )
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -341,9 +343,13 @@ class App:
         body = await self._bodies.receive(request)
         data = await self._bodies.convert(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        self._pool.keep(model, kept_seconds(data) if api.task else None)
-        if api.task and (task := api.task(data)):
-            return JSONResponse(await self._run(request, model, lambda llm, _: task(llm), {}))
+        loads = await self._bodies.convert(body, api.load, data) if api.load else None
+        self._pool.keep(model, kept_seconds(data) if api.load else None)
+        if loads:
+            name = model.id
+            if loads["done_reason"] != "unload" or self._pool.loaded(model):
+                name = await self._run(request, model, lambda llm, _: llm.name, {})
+            return JSONResponse({"model": name, **loads})
         limits = self._pool.speculation, self._settings.max_tokens
         parsed = await self._bodies.convert(body, api.read, data, *limits)
         if api.at_once and (answer := api.at_once(parsed)) is not None:
@@ -408,9 +414,13 @@ class App:
         return event.value
 
     async def _run_task(self, route: TaskRoute, request: Request) -> Response:
-        data = await self._bodies.read(request, lambda data: route.body.read(data, ""))
+        def read(data: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
+            return route.body.read(data, ""), kept_seconds(data) if route.keeps else None
+
+        data, kept_s = await self._bodies.read(request, read)
         began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
+        self._pool.keep(model, kept_s)
 
         def work(llm: LLM, check: Callable[..., None]) -> Response:
             # The answer is written here, in the thread of the task, because it may be long.

@@ -44,6 +44,7 @@ from .fields import (
     OtherField,
     Route,
     note,
+    note_taken,
     same,
     whole,
     without_effect,
@@ -75,6 +76,14 @@ _TINY, _MOST_COLD = 1e-9, 100
 # Field of messages and deltas with the reasoning.
 REASONING = "reasoning_content"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# Effort of other APIs -> the nearest one here; None is the default.
+_MEANT_EFFORTS: dict[str, str | None] = {
+    **dict.fromkeys(("max", "maximum", "highest", "ultra", "very_high", "extra_high"), "xhigh"),
+    **dict.fromkeys(("min", "minimum", "lowest", "very_low"), "minimal"),
+    **dict.fromkeys(("off", "disabled", "disable", "false", "no"), "none"),
+    **dict.fromkeys(("moderate", "normal", "standard"), "medium"),
+    **dict.fromkeys(("auto", "default", "adaptive", "dynamic"), None),
+}
 # Efforts that switch reasoning on or off; `minimal` leaves it to the chat template.
 _THINK = {"none": False, "low": True, "medium": True, "high": True, "xhigh": True}
 
@@ -847,7 +856,20 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
 # ---- reasoning and the form of the answer
 
 
-EFFORT = s.one_of(EFFORTS)
+def _effort(value: Any, at: str) -> str | None:
+    """Return an effort of another API as the nearest one here; None leaves it to the model."""
+    name = s.TEXT.read(value, at).strip().lower()
+    if name in EFFORTS or not name:
+        return name or None
+    if name not in _MEANT_EFFORTS:
+        note(at, "There is no effort of this name.")
+        return None
+    if meant := _MEANT_EFFORTS[name]:
+        note_taken(at, name, meant)
+    return meant
+
+
+EFFORT = Shape({"enum": [*EFFORTS]}, _effort)
 TEMPLATE_KWARGS = s.checked(
     {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
     lambda value: (
@@ -919,11 +941,16 @@ _CHOICES = FORMATS | {
 _CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
 
 
-_PROMPTS = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.")
-# An empty array is a prompt without tokens.
-PROMPTS = _PROMPTS._replace(
-    read=lambda value, at: ([],) if value == [] else tuple(_PROMPTS.read(value, at))
-)
+def _prompts(mixed: bool) -> Shape:
+    """Return the description of prompts; an empty array is one without tokens."""
+    some = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.", mixed=mixed)
+    return some._replace(
+        read=lambda value, at: ([],) if value == [] else tuple(some.read(value, at))
+    )
+
+
+# Prompts of llama-server's own route.
+MIXED_PROMPTS = _prompts(mixed=True)
 # llama-server and user interfaces send a boolean.
 _TEXT_LOGPROBS = Shape(
     LOGPROBS.schema,
@@ -936,7 +963,7 @@ TEXT_BODY = Body(
     SHARED
     | _CHOICES
     | {
-        "prompt": PROMPTS,
+        "prompt": _prompts(mixed=False),
         "suffix": s.given(s.TEXT.schema),
         "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,
