@@ -81,6 +81,13 @@ _DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     metavar="ORIGIN",
 )
 @option(
+    "--allow-host",
+    "Host name that requests may have beside those of this machine, such as that of a proxy or "
+    "tunnel: ai.example.org or *.example.org; * for all, with --api-key. Repeatable.",
+    multiple=True,
+    metavar="NAME",
+)
+@option(
     "--ctx-max",
     "Length to which the context grows when a request needs more, in tokens.  [default: without "
     "--ctx, what the model was trained for and the free memory holds]",
@@ -239,6 +246,7 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     return Server, Settings(
         **{name: options[name] for name in names},
         cors_origins=options["cors_origin"],
+        allowed_hosts=options["allow_host"],
         max_tokens=options["max_tokens_limit"],
         body_bytes=int(megabytes * 1_000_000),
         listed=True,

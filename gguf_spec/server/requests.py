@@ -15,6 +15,7 @@ import json
 import math
 import re
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -295,6 +296,9 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
 # How much of an oversized body is read, as a multiple of the size limit. A client that is still
 # sending does not read the response; after this amount it can receive the error.
 _MOST_READ = 8
+# Encodings of bodies, with the window of `zlib` for each; most of a body, and most parts of one.
+_CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_MOST_CODINGS, _MOST_PARTS = 3, 64
 # Bytes of a body above which it is converted in a thread.
 _LARGE = 1 << 16
 # Seconds for a body, and the bytes that must arrive in each further second.
@@ -302,6 +306,59 @@ BODY_S, BODY_RATE = 20.0, 4_000
 # Bytes of all bodies that are being received or wait for their conversion; a body of any size may
 # come alone.
 BODIES_MAX = 1 << 28
+
+
+def codings_of(headers: Iterable[str]) -> list[str]:
+    """Return the encodings of a body by its headers `content-encoding`, in their order.
+
+    Raises:
+        ApiError: One of them is not known.
+    """
+    words = (word.strip().lower() for one in headers for word in one.split(","))
+    found = [word.removeprefix("x-") for word in words if word not in ("", "identity")]
+    for word in found:
+        if word not in _CODINGS:
+            fact = f"The content-encoding {word[:60]!r} is not supported: send gzip, deflate or no"
+            known = {"Accept-Encoding": ", ".join(_CODINGS)}
+            raise ApiError(f"{fact} encoding.", None, "unsupported_encoding", 415, known)
+    if len(found) > _MOST_CODINGS:
+        fact = f"The body has more than {_MOST_CODINGS} encodings."
+        raise ApiError(fact, None, "unsupported_encoding", 415)
+    return found
+
+
+def unpacked(body: bytes, codings: Iterable[str], most: int) -> bytes:
+    """Return a body without its encodings; at no time it has more than `most` bytes.
+
+    Raises:
+        ApiError: It is damaged or too large.
+    """
+    for coding in reversed([*codings]):
+        try:
+            body = _unpacked(body, coding, most)
+        except (zlib.error, EOFError):
+            fact = f"The body is not {coding}, as its content-encoding says, or it is cut."
+            raise ApiError(fact, None, "invalid_encoding") from None
+    return body
+
+
+def _unpacked(body: bytes, coding: str, most: int) -> bytes:
+    # Some clients send deflate without the head of zlib: its first two bytes are a multiple of 31.
+    has_head = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    wbits = _CODINGS[coding] if coding == "gzip" or has_head else -zlib.MAX_WBITS
+    found = b""
+    for _ in range(_MOST_PARTS):  # files of gzip may follow each other
+        part = zlib.decompressobj(wbits)
+        found += part.decompress(body, most + 1 - len(found))
+        if len(found) > most:
+            fact = f"The body has more than {most:,} bytes when it is unpacked."
+            raise ApiError(fact, None, "request_too_large", 413)
+        body = part.unused_data
+        if not part.eof:
+            raise EOFError
+        if not body:
+            return found
+    raise EOFError
 
 
 class BodyReader:
@@ -325,12 +382,16 @@ class BodyReader:
         """Return the body of a request.
 
         Raises:
-            ApiError: The body is too large or arrives too slowly, the client disconnected, or the
-                server is shutting down.
+            ApiError: The body is too large, arrives too slowly or is compressed in an unknown way,
+                the client disconnected, or the server is shutting down.
         """
-        parts: list[bytes] = []
+        parts, codings = list[bytes](), codings_of(request.headers.getlist("content-encoding"))
         try:
             body = await self._read(request, parts)
+            if codings:  # one at a time: each needs the memory of a whole body
+                most = self._settings.body_bytes
+                async with self._converting:
+                    body = await asyncio.to_thread(unpacked, body, codings, most)
         except asyncio.TimeoutError:
             fact = "The body did not arrive in time."
             raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
