@@ -352,6 +352,7 @@ def test_no_flag_in_texts_of_the_library():
         "scripts/run --version",
         "scripts/run --native",
         "gguf-spec serve --cors-origin",
+        "gguf-spec serve --allow-host",
         "gguf-spec chat --forget",
     )
     tables = package / "options.py"
