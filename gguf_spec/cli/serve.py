@@ -98,12 +98,13 @@ def _foreign_options() -> list[click.Option]:
         words, _, values = row.partition(" [")
         taken = values.rstrip("]").split()
         has_value = bool(taken) or not words.split()[-1].startswith("-")
+        kind: dict[str, Any] = {} if has_value else {"is_flag": True, "flag_value": ""}
         for name in (word for word in words.split() if word.startswith("-")):
             found.append(
                 click.Option(
                     [name, f"foreign_{len(found)}"],
                     type=str,
-                    **({} if has_value else {"is_flag": True, "flag_value": ""}),
+                    **kind,
                     default=None,
                     hidden=True,
                     expose_value=False,
