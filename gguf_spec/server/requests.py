@@ -919,7 +919,9 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
 
 def _effort(value: Any, at: str) -> str | None:
     """Return an effort of another API as the nearest one here; None leaves it to the model."""
-    name = s.TEXT.read(value, at).strip().lower()
+    if not isinstance(value, str):
+        raise invalid_value(at, f"must be one of {', '.join(EFFORTS)}.")
+    name = value.strip().lower()
     if name in EFFORTS or not name:
         return name or None
     if name not in _MEANT_EFFORTS:

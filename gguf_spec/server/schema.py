@@ -293,11 +293,7 @@ def texts(most: int, fact: str, ids: bool = True, mixed: bool = False) -> Shape:
         if ids and isinstance(value, list):
             for i, one in enumerate(value):
                 if not is_piece(one):
-                    fact = (
-                        "must be a token id, as the others"
-                        if not mixed
-                        else "must be a token id or a text"
-                    )
+                    fact = "must be a token id" + (" or a text" if mixed else "")
                     raise invalid_value(f"{at}[{i}]", f"{fact}.")
         elif not (isinstance(value, str) or (ids and isinstance(value, dict))):
             raise invalid_value(at, f"must be {forms if at[-1] != ']' else form}.")

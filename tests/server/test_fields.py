@@ -200,7 +200,7 @@ def test_reasoning_objects_in_a_chat(fields, expected):
         ({"thinking_budget": "many"}, "thinking_budget", "think_budget"),
         ({"thinking": "yes"}, "thinking", "think_budget"),
         ({"reasoning": "low"}, "reasoning", "reasoning_effort"),
-        ({"reasoning": {"effort": 5}}, "reasoning", "string"),
+        ({"reasoning": {"effort": 5}}, "reasoning", "minimal"),
         ({"enable_thinking": "x"}, "enable_thinking", "reasoning_effort"),
     ],
 )
