@@ -346,14 +346,22 @@ class InvalidGrammarError(InvalidOptionError):
     """
 
     def __init__(self, option: str, value: str, reason: str) -> None:
-        """Create the error of `grammar` or `json_schema`; `value` is the beginning of its text."""
+        """Create the error of `grammar` or `json_schema`.
+
+        Args:
+            option: One of the two.
+            value: The beginning of its text; empty where the reason says which part is wrong.
+            reason: Why it cannot be used, without a full stop.
+        """
         in_shell = "[; put quotes around it for the shell, or use a file: {}]"
         hint = Text(
             "correct {}" + (in_shell if option == "json_schema" else "") + ".",
             Option(option),
             Option(option, "@schema.json", of_commands=True),
         )
-        message = Text("{} is {}, which cannot be used: {}.", Option(option), repr(value), reason)
+        shown = value if option == "json_schema" else repr(value)
+        is_ = f" is {shown}, which" if shown else ""
+        message = Text("{}{} cannot be used: {}.", Option(option), is_, reason)
         super().__init__(option, value, hint=hint, message=message)
         self.reason = reason
 

@@ -18,6 +18,7 @@ PARAMETERS = {
     **{name: (parameter,) for name, parameter in options.PARAMETERS.items()},
     "max_tokens": ("max_tokens", "max_tokens_limit"),
     "cors_origins": ("cors_origin",),
+    "allowed_hosts": ("allow_host",),
     "body_bytes": ("body_limit",),
     "type": ("kind",),
     "names": ("workload",),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from ..errors import GgufSpecError
+from ..errors import GgufSpecError, InvalidOptionError
 from ..options import (
     FLAGS,
     LOADING,
@@ -89,17 +89,20 @@ def adapter_file(text: str) -> tuple[str, float]:
     return text, 1.0
 
 
-def number_or_auto(text: str, wrong: str) -> int | str:
+def number_or_auto(text: str, wrong: str, meant: dict[str, str]) -> int | str:
+    """Parse a number or auto; `meant` has words of llama-server for one of these."""
     text, given = text.strip().lower(), text
+    text = meant.get(text, text)
     with contextlib.suppress(ValueError):
         return text if text == "auto" else int(text)
     raise ValueError(f"{given!r} is {wrong}.")
 
 
-LAYERS = Parsed("INTEGER|auto", partial(number_or_auto, wrong="neither a whole number nor auto"))
-REQUESTS_AT_ONCE = Parsed(
-    "N|auto", partial(number_or_auto, wrong="not a number of requests such as 4, or auto")
-)
+_ALL, _AUTO = {"all": "-1"}, {"-1": "auto"}
+_NO_LAYERS = "neither a whole number nor auto"
+LAYERS = Parsed("INTEGER|auto", partial(number_or_auto, wrong=_NO_LAYERS, meant=_ALL))
+_NO_NUMBER = "not a number of requests such as 4, or auto"
+REQUESTS_AT_ONCE = Parsed("N|auto", partial(number_or_auto, wrong=_NO_NUMBER, meant=_AUTO))
 ADAPTER = Parsed("FILE[:SCALE]", adapter_file)
 _MEASURED_MODEL = "the largest chat model on this disk, else tales"
 _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
@@ -107,6 +110,7 @@ _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 # Arguments of `click.option` for options whose text is not read as the type in the table.
 _CLICK: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("reference", "mmproj", "grammar"), _FILE),
+    "flash_attention": {"is_flag": False, "flag_value": "on"},  # a flag in older llama.cpp
     "gpu_layers": {"type": LAYERS},
     "draft_gpu_layers": {"type": LAYERS},
     "lora": {"type": ADAPTER},
@@ -235,8 +239,6 @@ def load_models(
     Raises:
         LoadCancelledError: `cancelled` returned True.
     """
-    from ..errors import InvalidOptionError
-
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
     if draft is None:
@@ -318,6 +320,9 @@ def load_arguments(
         given["draft_lora"] = ()
     if file := options.get("chat_template_file"):
         given["chat_template"] = read_text(file)
+    if (template := given["chat_template"]) and "{" not in template:
+        allowed = "the text of a template in Jinja; names such as chatml are not known"
+        raise InvalidOptionError("chat_template", template, allowed)
     verbose = options["verbose"] > 0
     given |= {"sampling": options.get("default_sampling"), "speculation": speculation}
     return given | {"draft": draft, "verbose": verbose}
@@ -361,8 +366,6 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
     if given["max_tokens"] == -1:
         given["max_tokens"] = None
     elif (given["max_tokens"] or 0) < 0:
-        from ..errors import InvalidOptionError
-
         allowed = "a whole number, 0 or more, or -1 for as many as the context holds"
         raise InvalidOptionError("max_tokens", given["max_tokens"], allowed)
     if not given["dry_sequence_breakers"]:
@@ -377,8 +380,6 @@ def to_sampling(options: dict[str, Any], *, overflow: bool = False) -> Sampling:
 
 def check_above_0(options: dict[str, Any], *names: str) -> None:
     """Raise an InvalidOptionError for the first option that is set and not above 0."""
-    from ..errors import InvalidOptionError
-
     for name in names:
         if options[name] is not None and not options[name] > 0:
             raise InvalidOptionError(name, options[name], "above 0")

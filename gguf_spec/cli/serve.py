@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
+import itertools
 import math
 import os
 import signal
@@ -22,8 +24,9 @@ import click
 from ..errors import InvalidOptionError, NotInstalledError, Option, OptionConflictError
 from ..options import DRAFT_WORDS, LONG_CTX, PARAMETERS, duration
 from . import signals
-from .command import CONTROL, Command, as_called, flag, option
+from .command import CONTROL, Command, UnknownNameError, as_called, flag, option
 from .download import default_model, offer_download
+from .habits import NO_EFFECT, NOT_HERE
 from .options import (
     Parsed,
     at_once,
@@ -44,7 +47,91 @@ if TYPE_CHECKING:
 _KEEP_ALIVE_S = 300.0  # default with several models
 _PATIENCE_S = 4.0  # after the grace period; then the process ends in any state
 # Sampling options of the start, for requests without them.
-_DEFAULTS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+_DEFAULTS = (
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",
+    "xtc_probability", "xtc_threshold", "repeat_penalty", "penalty_last_n", "frequency_penalty",
+    "presence_penalty", "seed",
+)  # fmt: skip
+# Key of the context: options of llama-server that were given and have no effect.
+_LEFT_OUT = "gguf_spec.left_out"
+
+
+class _Serve(Command):
+    """Command that knows the options of llama-server, so that none is read as another one."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *_foreign_options()]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, _as_meant(args))
+        if names := ctx.meta.get(_LEFT_OUT):
+            are = "have" if len(names) > 1 else "has"
+            click.echo(f"Note: {', '.join(names)} {are} no effect here.", err=True)
+        return rest
+
+
+def _as_meant(args: list[str]) -> list[str]:
+    """Return words in which `-t 8` is `--threads 8`, as in llama-server: no temperature is so high.
+
+    Raises:
+        UnknownNameError: Two number types of the cache differ.
+    """
+    args, kinds = [*args], dict[str, str]()
+    for i, (name, value) in enumerate(itertools.pairwise([*args, ""])):
+        n = value if name == "-t" else name[2:] if name.startswith("-t") else ""
+        if n.isdecimal() and int(n) > 1:
+            args[i] = "--threads" if name == "-t" else f"--threads={n}"
+            fact = f"Note: -t {n} is read as --threads {n}; --temperature {n} sets the other."
+            click.echo(fact, err=True)
+        if name in ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"):
+            kinds[name[-1]] = value
+    if len({*kinds.values()}) > 1:
+        hint = "give one: --kv-type TYPE."
+        raise UnknownNameError("keys and values of the cache have one number type.", hint, None)
+    return args
+
+
+@functools.cache
+def _foreign_options() -> list[click.Option]:
+    found: list[click.Option] = []
+    for row, hint in (*dict.fromkeys(NO_EFFECT, "").items(), *NOT_HERE.items()):
+        words, _, values = row.partition(" [")
+        taken = values.rstrip("]").split()
+        has_value = bool(taken) or not words.split()[-1].startswith("-")
+        kind: dict[str, Any] = {} if has_value else {"is_flag": True, "flag_value": ""}
+        for name in (word for word in words.split() if word.startswith("-")):
+            found.append(
+                click.Option(
+                    [name, f"foreign_{len(found)}"],
+                    type=str,
+                    **kind,
+                    default=None,
+                    hidden=True,
+                    expose_value=False,
+                    allow_from_autoenv=False,
+                    callback=functools.partial(_foreign, name=name, hint=hint, taken=taken),
+                )
+            )
+    return found
+
+
+def _foreign(
+    ctx: click.Context,
+    _: click.Parameter,
+    value: str | None,
+    name: str,
+    hint: str,
+    taken: list[str],
+) -> None:
+    if value is None:
+        return
+    typed = f"{name} {value}".rstrip()
+    if hint:  # without the value, which may be a secret
+        raise UnknownNameError(f"{ctx.command_path} has no option {name}.", hint, ctx)
+    if taken and value not in taken:
+        only = f"{name} takes {' or '.join(taken)} here."
+        raise UnknownNameError(f"{ctx.command_path} does not know {typed}.", only, ctx)
+    ctx.meta.setdefault(_LEFT_OUT, []).append(typed)
 
 
 def _limit(text: str) -> float:
@@ -53,7 +140,7 @@ def _limit(text: str) -> float:
 
 
 @click.command(
-    cls=Command, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
+    cls=_Serve, usual="model draft host port api_key cors_origin ctx parallel threads quiet"
 )
 @partial(model_options, several=True, chat=True)
 @flag("--store", "Serve all downloaded models, too; each is loaded on demand.")
@@ -84,6 +171,13 @@ def _limit(text: str) -> float:
     "chrome-extension://*; * for all. Repeatable.",
     multiple=True,
     metavar="ORIGIN",
+)
+@option(
+    "--allow-host",
+    "Host name that requests may have beside those of this machine, such as that of a proxy or "
+    "tunnel: ai.example.org or *.example.org; * for all, with --api-key. Repeatable.",
+    multiple=True,
+    metavar="NAME",
 )
 @option(
     "--ctx-max",
@@ -136,6 +230,7 @@ def serve(quiet: bool, **options: Any) -> int:
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
+    options["ctx"] = options["ctx"] or None  # 0 is the length of the training, to which it grows
     limit, ctx_max = options["max_tokens_limit"], options["ctx_max"]
     if ctx_max is not None and ctx_max < (options["ctx"] or LONG_CTX):
         why = ", the value of --ctx" if options["ctx"] else " without --ctx"
@@ -249,6 +344,7 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     return Server, Settings(
         **{name: options[name] for name in names},
         cors_origins=options["cors_origin"],
+        allowed_hosts=options["allow_host"],
         max_tokens=options["max_tokens_limit"],
         body_bytes=int(megabytes * 1_000_000),
         listed=True,

@@ -1175,10 +1175,13 @@ def _finite(text: str) -> float:
 
 
 def _bad_schema(schema: object, reason: Exception | str) -> InvalidGrammarError:
-    try:
-        shown = str(schema)[:77]
-    except RecursionError:
-        shown = "a deep schema"
+    shown = ""  # the reason has the place and the value of a keyword
+    if not isinstance(reason, UnsupportedKeywordError):
+        try:
+            shown = schema if isinstance(schema, str) else _ENCODER.encode(schema)
+        except (RecursionError, TypeError, ValueError):
+            shown = "a deep schema" if isinstance(schema, dict) else type(schema).__name__
+        shown = _on_a_line(shown if len(shown) <= 80 else f"{shown[:77]}...")
     if isinstance(reason, GrammarTooLargeError):
         return GrammarTooLargeError(shown)
     text = str(getattr(reason, "reason", reason))

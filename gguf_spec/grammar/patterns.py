@@ -7,6 +7,7 @@ which may take exponential time.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 import warnings
@@ -74,11 +75,17 @@ def _parsed(pattern: str) -> list[Part]:
     """
     spend(2 * len(pattern) + len(pattern) ** 2 // 20_000)  # equal branches take quadratic time
 
+    shorter: list[tuple[int, int]] = []  # places, and by how many characters Python's text is
+
     def word(match: re.Match[str]) -> str:
         escapes = re.findall(r"\\0\d|\\.", match[0]) if match[0][0] == "[" else []
         if match["python"] or any(re.fullmatch(r"\\([AZaNU]|0\d)", escape) for escape in escapes):
-            raise PatternError(f"{match[0]:.20} has no or another meaning in ECMA 262")
-        return r"\{," if match["brace"] else "(" if match["name"] else match[0]
+            fact = f"{match[0]:.20} at position {match.start()} has no or another meaning"
+            raise PatternError(f"{fact} in ECMA 262")
+        found = r"\{," if match["brace"] else "(" if match["name"] else match[0]
+        if found != match[0]:
+            shorter.append((match.start(), len(match[0]) - len(found)))
+        return found
 
     parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
     with warnings.catch_warnings():
@@ -87,10 +94,21 @@ def _parsed(pattern: str) -> list[Part]:
         try:
             parsed = parser.parse(_WORDS.sub(word, pattern))
         except (re.error, OverflowError) as error:
-            raise PatternError(f"it is invalid: {str(error)[:80]}") from None
+            at, what = getattr(error, "pos", None), str(getattr(error, "msg", error))[:80]
+            where = "" if at is None else _place(pattern, at, shorter)
+            raise PatternError(f"it is invalid{where}: {what}") from None
     if parsed.state.flags & ~re.UNICODE:
         raise PatternError("flags are not supported")
     return _plain(parsed)
+
+
+def _place(pattern: str, at: int, shorter: Iterable[tuple[int, int]]) -> str:
+    """Return in words where a pattern is wrong; `at` is the place in Python's text of it."""
+    for place, n in shorter:
+        at += n if at > place else 0
+    # The pattern itself is shown up to about this place.
+    text = f", {json.dumps(pattern[at : at + 20], ensure_ascii=False)}" if at > 60 else ""
+    return f" at position {at}{text}"
 
 
 def _plain(parsed: Iterable[tuple[Any, Any]]) -> list[Part]:

@@ -186,7 +186,8 @@ class Weights(OfOneProcess):
         Args:
             text: Any string, see `options.well_formed`; or bytes, which are passed on to llama.cpp.
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
-            start: Whether to add the model's tokens for the start of a text (BOS).
+            start: Whether to add the model's tokens for the start of a text (BOS), unless the text
+                begins with its name.
             most: Most tokens that are of use; None for any number.
 
         Raises:
@@ -241,7 +242,9 @@ class Weights(OfOneProcess):
         ids: list[int] = []
         for begin, end in pairwise(cuts):
             ids += self._tokenize_part(text[begin:end], special, start and begin == 0)
-        return ids
+        known = self.special_tokens
+        is_twice = known["add_bos"] and ids[:2] == [known["bos"]] * 2
+        return ids[1:] if special and start and is_twice else ids
 
     def _cuts(self, text: bytes, special: bool) -> Iterable[int]:
         known = self.special_tokens

@@ -59,6 +59,7 @@ from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.files import read_text
 from ..system.machine import available_bytes, format_bytes, parse_bytes
+from ..text.chat_template import template_fault
 from .default_model import DefaultModel, chosen_model
 from .llm import LLM
 from .load_options import LoadOptions, Plan
@@ -321,6 +322,9 @@ def open_plan(plan: Plan) -> LLM:
                 opened.callback(drafter.close)
             notes = [*plan.notes, *about]
             draft_notes = plan.draft_notes(notes)
+        if fault := template_fault(target.weights.chat_template or ""):
+            fact = "the chat template of {} is wrong ({}): chats may fail[; {chat_template} gives "
+            notes.append(Text(fact + "another one].", given.entry.name, fault.text))
         n_trained = target.weights.n_ctx_train
         if target.n_ctx > n_trained > 0:
             notes.append(

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -35,7 +34,7 @@ from ..system.helper import Helper
 from .connections import REFUSAL
 from .edit import EditForm, EditReply, read_edit
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
-from .errors import ApiError, as_refusal, client_closed, failure, in_time, log
+from .errors import LOG, ApiError, as_refusal, client_closed, failure, in_time, log
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Event, Sent, Started
 from .fields import NOT_APPLIED, NOTED
 from .infill import INFILL_EVENTS, InfillReply, read_completion, read_infill
@@ -48,7 +47,7 @@ from .ollama import (
     OLLAMA_EMBEDDING_ROUTES,
     OllamaReply,
     kept_seconds,
-    load_task,
+    load_answer,
     ollama_routes,
     read_ollama_chat,
     read_ollama_generate,
@@ -70,7 +69,7 @@ from .replies import (
 from .requests import N_BYTES, BodyReader, CompletionRequest, parse, read_chat, read_text
 from .responses_api import ResponseReply, ResponseStore, read_response, response_routes
 from .running import CALL, call, pack
-from .settings import Settings
+from .settings import Settings, host_name
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -83,11 +82,11 @@ Task = Callable[["LLM", Callable[..., None]], Any]
 STILL_S = 60.0
 _CODE = "gguf_spec.code"  # key of a request's scope: why it was refused, for the log
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
+# Beginnings of paths, which clients also send twice or before another one.
+_BEGINNINGS, _MOST_BEGINNINGS = ("v1", "api"), 3
 _HEALTH_PATHS = ("/health", "/v1/health")
 # Path that the token in the file of a listed server opens, too.
 _STATUS = "/api/ps"
-# Names and addresses of this machine that a Host header may contain.
-_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # One INFO line for each request, without any data of the client.
 _REQUESTS = logging.getLogger("gguf_spec.server.requests")
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
@@ -110,6 +109,8 @@ _HEADERS = {
     "X-DNS-Prefetch-Control": "off",  # links in answers do not tell a name server of themselves
     "Cache-Control": "no-cache",  # ask each time; the answer is 304 while the file is the same
 }
+# Headers of answers that a page of another origin may read.
+_EXPOSED = (NOT_APPLIED, UNENFORCED, UNFULFILLED, "Retry-After", "Process-Start-Time-Unix")
 # Path in the server -> file. The page itself needs no API key: it contains no data.
 PATHS = {
     "/" if path.name == "page.html" else f"/page/{path.name}": path
@@ -126,20 +127,20 @@ class ApiFormat(NamedTuple):
     Attributes:
         read: Converts a body, with the speculation options and the token limit of the server.
         reply: Makes the reply of a request and the first event of its job.
-        task: Returns a function of the loaded model for a body that asks for no text, and None for
-            all others. Its result is the response.
+        load: Returns the answer, but for the name of the model, to a body that only loads or
+            unloads it; None for all others.
     """
 
     path: str
     read: Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
     reply: Callable[[CompletionRequest, Started], Reply]
     stream: StreamFormat
-    task: Callable[[dict[str, Any]], Callable[[LLM], dict[str, Any]] | None] | None = None
+    load: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
 
 
 def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
     chat, generate = partial(OllamaReply, is_chat=True), partial(OllamaReply, is_chat=False)
-    of_chat, of_generate = partial(load_task, is_chat=True), partial(load_task, is_chat=False)
+    of_chat, of_generate = partial(load_answer, is_chat=True), partial(load_answer, is_chat=False)
     read_stored = partial(read_response, store=store)
     return (
         ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
@@ -182,6 +183,7 @@ class App:
         self._bodies = BodyReader(settings, lambda: self._ends)
         self._models = ModelRoutes(self._pool, self.worker, settings, self._bodies, self._since)
         self._converting, self._helping, self._helper = asyncio.Lock(), asyncio.Lock(), Helper()
+        self._misjoined: set[str] = set()  # paths of routes that clients have addressed wrongly
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -221,7 +223,7 @@ class App:
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_private_network=True,
-            expose_headers=[UNENFORCED, UNFULFILLED],
+            expose_headers=_EXPOSED,
         )
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -238,7 +240,7 @@ class App:
         """Check host, origin and API key, count the request, and hide the details of errors."""
         if scope["type"] != "http":
             return
-        scope["path"] = path = self._path(scope["path"].removesuffix("/") or "/")
+        scope["path"] = path = self._path(scope["path"])
         status = 499  # recorded if no response was sent
         noted: list[str] = []
         NOTED.set(noted)
@@ -265,27 +267,47 @@ class App:
             if status == 499:
                 await refused(failure(error), path)(scope, receive, counting)
         finally:
-            # Of the page, only its path is counted by name.
-            labels = (
-                one.path
-                for one in self._routes
-                if one.path_regex.match(path) and (one.path not in PATHS or one.path == "/")
-            )
-            label = next(labels, "other")
+            label = self._label(path) or "other"
+            if label in PATHS and label != "/":  # of the page, only its path is counted by name
+                label = "other"
             self._totals.count(label, status)
             _log_request(scope, label, status)
 
-    def _path(self, path: str) -> str:
-        """Return the path of the route for a path, which may lack the version."""
-        known = [one.path_regex.match for one in self._routes]
-        lacks = not (path.startswith("/v1/") or any(match(path) for match in known))
-        return f"/v1{path}" if lacks and any(match(f"/v1{path}") for match in known) else path
+    def _path(self, given: str) -> str:
+        """Return the path of the route that a path means.
+
+        It may lack the version. Clients that join addresses wrongly send two slashes, or the
+        beginning twice: `//v1/models`, `/v1/v1/models`, `/v1/api/chat`.
+        """
+        given = given.rstrip("/") or "/"
+        given = "/" if given == "*" else given  # OPTIONS *
+        parts = [part for part in given.split("/") if part]
+        n_begin = next((i for i, part in enumerate(parts) if part not in _BEGINNINGS), 0)
+        joined = (f"/{'/'.join(parts[i:])}" for i in range(min(n_begin, _MOST_BEGINNINGS) + 1))
+        for path in (given, *joined):
+            for meant in (path, f"/v1{path}"):
+                label = self._label(meant)
+                if not label or (path != given and label in PATHS):
+                    continue
+                if path != given and label not in self._misjoined:
+                    self._misjoined.add(label)
+                    fact = "Requests for %s come to another path, with // or a beginning twice."
+                    LOG.warning(f"{fact} They are answered; correct the client's address.", label)
+                return meant
+        return given
+
+    def _label(self, path: str) -> str:
+        """Return the path of the route for a path; empty if there is none."""
+        found = (one.path for one in self._routes if one.path_regex.match(path))
+        return next(found, "")
 
     def _check(self, path: str, headers: Headers) -> ApiError | None:
-        host, key = headers.get("host", ""), self._settings.api_key
-        # DNS rebinding: a web page whose host name resolves to this machine must not get access.
-        if self._settings.is_local and _name(host) not in _LOCAL | {self._settings.host}:
-            return ApiError("This server responds at localhost only.", None, "unknown_host", 403)
+        host, key = headers.get("host"), self._settings.api_key
+        if not self._settings.takes_host(host):
+            name = host_name(host or "")
+            fact = f"The host name {name or (host or '')[:100]!r} may not be used for this server: "
+            fact += f"gguf-spec serve --allow-host {name or 'NAME'} allows it."
+            return ApiError(fact, None, "unknown_host", 403)
         # CORS stops a page only from reading the response; it could still send any request.
         if self._is_foreign(headers):
             origin = headers["origin"][:100]
@@ -343,9 +365,13 @@ class App:
         body = await self._bodies.receive(request)
         data = await self._bodies.convert(body, parse, body)
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        self._pool.keep(model, kept_seconds(data) if api.task else None)
-        if api.task and (task := api.task(data)):
-            return JSONResponse(await self._run(request, model, lambda llm, _: task(llm), {}))
+        loads = await self._bodies.convert(body, api.load, data) if api.load else None
+        self._pool.keep(model, kept_seconds(data) if api.load else None)
+        if loads:
+            name = model.id
+            if loads["done_reason"] != "unload" or self._pool.loaded(model):
+                name = await self._run(request, model, lambda llm, _: llm.name, {})
+            return JSONResponse({"model": name, **loads})
         limits = self._pool.speculation, self._settings.max_tokens
         parsed = await self._bodies.convert(body, api.read, data, *limits)
         if isinstance(parsed.more, EditForm):
@@ -432,9 +458,13 @@ class App:
         return event.value
 
     async def _run_task(self, route: TaskRoute, request: Request) -> Response:
-        data = await self._bodies.read(request, lambda data: route.body.read(data, ""))
+        def read(data: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
+            return route.body.read(data, ""), kept_seconds(data) if route.keeps else None
+
+        data, kept_s = await self._bodies.read(request, read)
         began_s = time.perf_counter()
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
+        self._pool.keep(model, kept_s)
 
         def work(llm: LLM, check: Callable[..., None]) -> Response:
             # The answer is written here, in the thread of the task, because it may be long.
@@ -570,6 +600,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         if code == "not_found":
             message = "There is no such path here; GET /openapi.json lists them."
         elif code:
+            if (
+                request.method == "OPTIONS"
+            ):  # a probe of a proxy; a page has asked for access before
+                return Response(status_code=204, headers=headers)
             message = f"This path takes {headers.get('Allow', headers.get('allow', 'others'))}."
         error = ApiError(message, None, code, error.status_code, headers)
     refusal = error if isinstance(error, ApiError) else failure(error)
@@ -606,11 +640,3 @@ def _log_request(scope: Scope, path: str, status: int) -> None:
     code = f" {scope[_CODE]}" if scope.get(_CODE) else ""
     path = path.replace("{name:path}", "NAME")
     _REQUESTS.info("%s %s %d%s%s", method, path, status, code, tokens)
-
-
-def _name(host: str) -> str | None:
-    """Return the host name in a Host header, without the port; None if it is malformed."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None

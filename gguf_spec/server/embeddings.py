@@ -48,7 +48,7 @@ _NORMS = "must be 2 for vectors of the length 1, or -1 for vectors as they are."
 NATIVE_EMBEDDING = s.obj(
     {
         "model?": s.TEXT.schema,
-        **dict.fromkeys(("content?", "input?"), s.texts(TEXTS_MAX, _TEXTS_FACT)),
+        **dict.fromkeys(("content?", "input?"), s.texts(TEXTS_MAX, _TEXTS_FACT, mixed=True)),
         "embd_normalize?": s.one_of((-1, 2), _NORMS),
     }
 )
@@ -104,11 +104,13 @@ class TaskRoute(NamedTuple):
     Attributes:
         work: Returns the answer, from the read body, the model and the run.
         names: Option or argument of the engine -> field of the request, for errors.
+        keeps: Whether `keep_alive` of a body says for how long the model is kept.
     """
 
     body: Shape
     work: Callable[[dict[str, Any], LLM, TaskRun], Any]
     names: dict[str, str]
+    keeps: bool = False
 
 
 def rows_of(

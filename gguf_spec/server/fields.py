@@ -24,6 +24,7 @@ NOTED: ContextVar[list[str] | None] = ContextVar("noted", default=None)
 _NAME = re.compile(r"[A-Za-z_][\w.\-\[\]]{0,79}")
 _MOST_NAMES = 1000
 _named: set[str] = set()
+_taken: set[tuple[str, str]] = set()
 
 
 def note(at: str, reason: str = "") -> None:
@@ -42,6 +43,13 @@ def note(at: str, reason: str = "") -> None:
         _named.add(name)
         why = f": {reason}" if reason else "."
         LOG.warning("The field %s of a request has no effect%s", name, why)
+
+
+def note_taken(at: str, name: str, meant: str) -> None:
+    """Say once in the log that a known name of another API is taken as one that is here."""
+    if (at, name) not in _taken:
+        _taken.add((at, name))
+        LOG.warning("The value %s of the field %s is taken as %s.", name, at, meant)
 
 
 Route = Literal["chat", "text", "responses", "messages"]

@@ -17,7 +17,7 @@ from .replies import DATA_EVENTS, Reply, finish_reason, prompt_progress, timings
 from .requests import (
     CHOICES_MAX,
     FORMATS,
-    PROMPTS,
+    MIXED_PROMPTS,
     SHARED,
     Body,
     CompletionRequest,
@@ -58,7 +58,7 @@ _NATIVE |= {
     "response_fields": s.array(s.TEXT, "must be an array of names."),
     "return_tokens": s.FLAG,
 }
-COMPLETION = Body("text", _NATIVE | {"prompt": PROMPTS}, "prompt")
+COMPLETION = Body("text", _NATIVE | {"prompt": MIXED_PROMPTS}, "prompt")
 INFILL = Body(
     "text",
     _NATIVE

@@ -23,6 +23,7 @@ from ..tools.families import HARMONY, family_of
 from ..tools.grammar import DroppedBy, ToolSchemaError, Unenforced, tool_grammar
 from .errors import LOG, as_refusal, client_closed, invalid_value, shutting_down, too_slow
 from .events import ChoiceEnded, Done, ErrorEvent, Event, Why, scored
+from .fields import NOTED
 from .model_pool import ServedModel
 from .requests import CompletionRequest, StrictSchema, joined, seed_of, seen
 
@@ -292,6 +293,7 @@ class Job:
             choices.
         n_ctx: Length of the context that it waits for, in tokens.
         tried: The longest for which it has waited.
+        noted: The list of `fields.NOTED` of its request, for the threads that answer it.
         begins_again: Whether it waits for that context.
         n_bytes: Bytes that its request takes in memory, about.
         limit_s: Its time limit, for the error where nothing was generated within it.
@@ -308,7 +310,7 @@ class Job:
         self._names = request.names if isinstance(request, CompletionRequest) else names or {}
         # No explicit size limit: the length of the answer bounds the queue.
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.began_s = time.perf_counter()
+        self.began_s, self.noted = time.perf_counter(), NOTED.get()
         self.why: Why | None = None
         self.stats: list[Stats] = []
         self.unenforced: Unenforced | None = None

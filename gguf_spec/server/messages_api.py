@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 # Fields of blocks that change nothing: marks for the caches and clients of Anthropic.
 _IGNORED = ("cache_control", "caller", "citations", "signature", "toolset_name")
-# Effort of this API -> effort of the chat route.
-EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _THINK = {"enabled": True, "disabled": False, "adaptive": None}
 
@@ -185,7 +183,7 @@ _PROMPT_FIELDS: dict[str, Shape] = {
         "invalid_value",
         at_key=False,
     ),
-    "output_config": s.obj({"effort?": s.one_of(EFFORTS), "format?": _FORMAT}),
+    "output_config": s.obj({"effort?": chat.EFFORT, "format?": _FORMAT}),
     "chat_template_kwargs": chat.TEMPLATE_KWARGS,
 }
 PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
@@ -223,7 +221,7 @@ def read_request(
     ]
     messages = [*system, *(one for message in data["messages"] for one in _converted(message))]
     config, thinking = data.get("output_config", {}), data.get("thinking", {})
-    effort, kwargs = EFFORTS.get(config.get("effort")), data.get("chat_template_kwargs", {})
+    effort, kwargs = config.get("effort"), data.get("chat_template_kwargs", {})
     think, budget = _THINK.get(thinking.get("type")), thinking.get("budget_tokens")
     think, budget = (
         data.get("_reasoning", {}).get(name, one)

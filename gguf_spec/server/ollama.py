@@ -39,6 +39,8 @@ from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
 from .replies import PartsReply, finish_reason
 from .requests import (
+    EFFORT,
+    EFFORTS,
     LOGPROBS,
     REASONING,
     STOPS,
@@ -64,7 +66,6 @@ _HINTS = {
     "template": " The template of the model is used; raw=true uses none.",
     "context": " Send the conversation as messages to /api/chat.",
 }
-EFFORTS = ("low", "medium", "high")
 OLLAMA_VERSION = "0.6.4"  # some clients demand at least this one
 
 
@@ -127,9 +128,10 @@ def _read_think(value: Any, at: str) -> dict[str, Any]:
         return {"chat_template_kwargs": {"enable_thinking": True}}
     if value is False:
         return {"reasoning_effort": "none"}
-    if value not in EFFORTS:
+    if not isinstance(value, str):
         raise invalid_value(at, f"must be true, false, or one of {', '.join(EFFORTS)}.")
-    return {"reasoning_effort": value}
+    effort = EFFORT.read(value, at)
+    return {"reasoning_effort": effort} if effort else {}
 
 
 _UNSUPPORTED = ("template", "context", "width", "height", "steps")
@@ -309,19 +311,23 @@ def _named(read: Callable[..., CompletionRequest], *given: Any) -> CompletionReq
     return replace(request, names=request.names | _NAMES, more=began_s)
 
 
-# Fields of a request that only loads a model; all others are empty.
-_OF_LOADING = {"model", "keep_alive", "stream", "options"}
+def load_answer(data: dict[str, Any], is_chat: bool) -> dict[str, Any] | None:
+    """Return the answer, but for the name, to a body without a prompt, which loads or unloads.
 
-
-def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, Any]] | None:
-    """Return the task of a body without a prompt, which only loads the model."""
-    given = {name for name, value in data.items() if value not in (None, "", [], {})}
-    if not given <= _OF_LOADING:
+    The other fields are checked, and have no effect.
+    """
+    of_prompt = ("messages",) if is_chat else ("prompt", "suffix", "images")
+    if any(data.get(name) not in (None, "", [], {}) for name in of_prompt):
         return None
+    rest = {name: value for name, value in data.items() if name not in of_prompt}
+    if is_chat:
+        CHAT.read(rest | {"messages": []}, "")
+    else:
+        GENERATE.read(rest, "")
     unloads = kept_seconds(data) == 0
     answer = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     end = {"done": True, "done_reason": "unload" if unloads else "load"}
-    return lambda llm: {"model": llm.name, "created_at": now(), **answer, **end}
+    return {"created_at": now(), **answer, **end}
 
 
 def kept_seconds(data: dict[str, Any]) -> float | None:
@@ -428,8 +434,17 @@ class OllamaReply(PartsReply):
 # ---- routes about models and embeddings
 
 
-EMBED = s.obj(SHARED | {"input": ONLY_TEXTS, "truncate?": s.FLAG, "dimensions?": DIMENSIONS})
-EMBEDDINGS = s.obj(SHARED | {"prompt": s.TEXT})
+def _or_nothing(shape: Shape) -> Shape:
+    """Return the description of a text or texts; without one a request only loads the model."""
+    return Shape(
+        shape.schema, lambda value, at: None if value in ("", []) else shape.read(value, at)
+    )
+
+
+EMBED = s.obj(
+    SHARED | {"input?": _or_nothing(ONLY_TEXTS), "truncate?": s.FLAG, "dimensions?": DIMENSIONS},
+)
+EMBEDDINGS = s.obj(SHARED | {"prompt?": _or_nothing(s.TEXT)})
 SHOW = s.obj(
     {"model?": s.TEXT.schema, "name?": s.given({}).hidden, "verbose?": s.FLAG.schema},
     ignored=("system", "template", "options"),
@@ -469,11 +484,13 @@ def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     check_pooling(llm)
     load_s = time.perf_counter() - run.began_s
     cut = {"read": _first_tokens} if request.get("truncate", True) else {}
-    ids = ids_of(request["input"], llm, run, **cut)
-    rows, n_tokens = rows_of(request, ids, llm, run)
+    rows, n_tokens = list[Any](), 0
+    if texts := request.get("input"):
+        found, n_tokens = rows_of(request, ids_of(texts, llm, run, **cut), llm, run)
+        rows = found.tolist()
     return {
         "model": llm.name,
-        "embeddings": rows.tolist(),
+        "embeddings": rows,
         "total_duration": nanoseconds(time.perf_counter() - run.began_s),
         "load_duration": nanoseconds(load_s),
         "prompt_eval_count": n_tokens,
@@ -483,7 +500,7 @@ def _vectors(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
 def _vector(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
     """Return one embedding; in this older route they are not normalised."""
     check_pooling(llm)
-    if not request["prompt"]:
+    if "prompt" not in request:
         return {"embedding": []}
     rows, _ = rows_of(request, [_first_tokens(request["prompt"], llm)], llm, run, normalize=False)
     return {"embedding": rows[0].tolist()}
@@ -491,8 +508,8 @@ def _vector(request: dict[str, Any], llm: LLM, run: TaskRun) -> dict[str, Any]:
 
 # Path -> route.
 OLLAMA_EMBEDDING_ROUTES = {
-    "/api/embed": TaskRoute(EMBED, _vectors, {"texts": "input", "prompt": "input"}),
-    "/api/embeddings": TaskRoute(EMBEDDINGS, _vector, {"texts": "prompt"}),
+    "/api/embed": TaskRoute(EMBED, _vectors, {"texts": "input", "prompt": "input"}, keeps=True),
+    "/api/embeddings": TaskRoute(EMBEDDINGS, _vector, {"texts": "prompt"}, keeps=True),
 }
 # `general.file_type` of a GGUF file -> name.
 _FILE_TYPES = {

@@ -16,6 +16,7 @@ import json
 import math
 import re
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ from .fields import (
     OtherField,
     Route,
     note,
+    note_taken,
     same,
     whole,
     without_effect,
@@ -82,6 +84,14 @@ _TINY, _MOST_COLD = 1e-9, 100
 # Field of messages and deltas with the reasoning.
 REASONING = "reasoning_content"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# Effort of other APIs -> the nearest one here; None is the default.
+_MEANT_EFFORTS: dict[str, str | None] = {
+    **dict.fromkeys(("max", "maximum", "highest", "ultra", "very_high", "extra_high"), "xhigh"),
+    **dict.fromkeys(("min", "minimum", "lowest", "very_low"), "minimal"),
+    **dict.fromkeys(("off", "disabled", "disable", "false", "no"), "none"),
+    **dict.fromkeys(("moderate", "normal", "standard"), "medium"),
+    **dict.fromkeys(("auto", "default", "adaptive", "dynamic"), None),
+}
 # Efforts that switch reasoning on or off; `minimal` leaves it to the chat template.
 _THINK = {"none": False, "low": True, "medium": True, "high": True, "xhigh": True}
 
@@ -319,6 +329,9 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
 # How much of an oversized body is read, as a multiple of the size limit. A client that is still
 # sending does not read the response; after this amount it can receive the error.
 _MOST_READ = 8
+# Encodings of bodies, with the window of `zlib` for each; most of a body, and most parts of one.
+_CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_MOST_CODINGS, _MOST_PARTS = 3, 64
 # Bytes of a body above which it is converted in a thread.
 _LARGE = 1 << 16
 # Key in the ASGI scope of a request: bytes that it takes in memory, about; and bytes of a value.
@@ -328,6 +341,59 @@ BODY_S, BODY_RATE = 20.0, 4_000
 # Bytes of all bodies that are being received or wait for their conversion; a body of any size may
 # come alone.
 BODIES_MAX = 1 << 28
+
+
+def codings_of(headers: Iterable[str]) -> list[str]:
+    """Return the encodings of a body by its headers `content-encoding`, in their order.
+
+    Raises:
+        ApiError: One of them is not known.
+    """
+    words = (word.strip().lower() for one in headers for word in one.split(","))
+    found = [word.removeprefix("x-") for word in words if word not in ("", "identity")]
+    for word in found:
+        if word not in _CODINGS:
+            fact = f"The content-encoding {word[:60]!r} is not supported: send gzip, deflate or no"
+            known = {"Accept-Encoding": ", ".join(_CODINGS)}
+            raise ApiError(f"{fact} encoding.", None, "unsupported_encoding", 415, known)
+    if len(found) > _MOST_CODINGS:
+        fact = f"The body has more than {_MOST_CODINGS} encodings."
+        raise ApiError(fact, None, "unsupported_encoding", 415)
+    return found
+
+
+def unpacked(body: bytes, codings: Iterable[str], most: int) -> bytes:
+    """Return a body without its encodings; at no time it has more than `most` bytes.
+
+    Raises:
+        ApiError: It is damaged or too large.
+    """
+    for coding in reversed([*codings]):
+        try:
+            body = _unpacked(body, coding, most)
+        except (zlib.error, EOFError):
+            fact = f"The body is not {coding}, as its content-encoding says, or it is cut."
+            raise ApiError(fact, None, "invalid_encoding") from None
+    return body
+
+
+def _unpacked(body: bytes, coding: str, most: int) -> bytes:
+    # Some clients send deflate without the head of zlib: its first two bytes are a multiple of 31.
+    has_head = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+    wbits = _CODINGS[coding] if coding == "gzip" or has_head else -zlib.MAX_WBITS
+    found = b""
+    for _ in range(_MOST_PARTS):  # files of gzip may follow each other
+        part = zlib.decompressobj(wbits)
+        found += part.decompress(body, most + 1 - len(found))
+        if len(found) > most:
+            fact = f"The body has more than {most:,} bytes when it is unpacked."
+            raise ApiError(fact, None, "request_too_large", 413)
+        body = part.unused_data
+        if not part.eof:
+            raise EOFError
+        if not body:
+            return found
+    raise EOFError
 
 
 class BodyReader:
@@ -351,12 +417,16 @@ class BodyReader:
         """Return the body of a request.
 
         Raises:
-            ApiError: The body is too large or arrives too slowly, the client disconnected, or the
-                server is shutting down.
+            ApiError: The body is too large, arrives too slowly or is compressed in an unknown way,
+                the client disconnected, or the server is shutting down.
         """
-        parts: list[bytes] = []
+        parts, codings = list[bytes](), codings_of(request.headers.getlist("content-encoding"))
         try:
             body = await self._read(request, parts)
+            if codings:  # one at a time: each needs the memory of a whole body
+                most = self._settings.body_bytes
+                async with self._converting:
+                    body = await asyncio.to_thread(unpacked, body, codings, most)
         except asyncio.TimeoutError:
             fact = "The body did not arrive in time."
             raise ApiError(fact, None, "timeout", 408, {"Connection": "close"}) from None
@@ -891,7 +961,22 @@ def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> Too
 # ---- reasoning and the form of the answer
 
 
-EFFORT = s.one_of(EFFORTS)
+def _effort(value: Any, at: str) -> str | None:
+    """Return an effort of another API as the nearest one here; None leaves it to the model."""
+    if not isinstance(value, str):
+        raise invalid_value(at, f"must be one of {', '.join(EFFORTS)}.")
+    name = value.strip().lower()
+    if name in EFFORTS or not name:
+        return name or None
+    if name not in _MEANT_EFFORTS:
+        note(at, "There is no effort of this name.")
+        return None
+    if meant := _MEANT_EFFORTS[name]:
+        note_taken(at, name, meant)
+    return meant
+
+
+EFFORT = Shape({"enum": [*EFFORTS]}, _effort)
 TEMPLATE_KWARGS = s.checked(
     {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
     lambda value: (
@@ -963,11 +1048,16 @@ _CHOICES = FORMATS | {
 _CHOICE = s.object_of({"type": "function", "function": s.object_of({"name": FUNCTION_NAME})})
 
 
-_PROMPTS = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.")
-# An empty array is a prompt without tokens.
-PROMPTS = _PROMPTS._replace(
-    read=lambda value, at: ([],) if value == [] else tuple(_PROMPTS.read(value, at))
-)
+def _prompts(mixed: bool) -> Shape:
+    """Return the description of prompts; an empty array is one without tokens."""
+    some = s.texts(CHOICES_MAX, f"may contain at most {CHOICES_MAX} prompts.", mixed=mixed)
+    return some._replace(
+        read=lambda value, at: ([],) if value == [] else tuple(some.read(value, at))
+    )
+
+
+# Prompts of llama-server's own route.
+MIXED_PROMPTS = _prompts(mixed=True)
 # llama-server and user interfaces send a boolean.
 _TEXT_LOGPROBS = Shape(
     LOGPROBS.schema,
@@ -980,7 +1070,7 @@ TEXT_BODY = Body(
     SHARED
     | _CHOICES
     | {
-        "prompt": PROMPTS,
+        "prompt": _prompts(mixed=False),
         "suffix": s.given(s.TEXT.schema),
         "best_of": s.given({"type": "integer", "description": "No effect."}),
         "echo": s.FLAG,

@@ -266,36 +266,46 @@ def _text_of(value: dict[str, Any], at: str) -> str:
     return "".join(TEXT.read(one.get("text"), f"{at}[{i}].text") for i, one in enumerate(parts))
 
 
-def texts(most: int, fact: str, ids: bool = True) -> Shape:
+def texts(most: int, fact: str, ids: bool = True, mixed: bool = False) -> Shape:
     """Return the description of a text, or of an array of texts, which is read as a list.
 
     Args:
         fact: Error for another number, after their place.
-        ids: Whether arrays of token ids, among which may be texts, and llama-server's objects count
-            as texts.
+        ids: Whether arrays of token ids and llama-server's objects count as texts.
+        mixed: Whether texts may be among the token ids of one array, as in llama-server.
     """
-    piece = {"anyOf": [TEXT.schema, COUNT]}
+    piece = {"anyOf": [TEXT.schema, COUNT]} if mixed else COUNT
     part = object_of({"type": "text", "text": TEXT})
     objects = object_of({"prompt_string": TEXT}), object_of({"content": array_of(part)})
     shapes: list[Any] = [TEXT, array_of(piece, least=1), *objects] if ids else [TEXT]
     forms = "a text, token ids, an object, or an array of these"
     forms = forms if ids else "a string or an array of strings"
+    form = "a text, token ids or an object" if ids else "a string"
 
-    def is_text(value: Any) -> bool:
-        return isinstance(value, str) or (ids and isinstance(value, dict)) or is_mixed(value)
+    def is_piece(value: Any) -> bool:
+        return is_count(value) or (mixed and isinstance(value, str))
 
-    def is_mixed(value: Any) -> bool:
-        is_array = ids and isinstance(value, list)
-        return is_array and all(isinstance(x, str) or is_count(x) for x in value)
+    def is_one_of_ids(value: Any) -> bool:
+        """Return whether an array is one text: token ids, or a mixture with at least one."""
+        return ids and any(map(is_count, value)) and (mixed or is_count(value[0]))
+
+    def check(value: Any, at: str) -> None:
+        if ids and isinstance(value, list):
+            for i, one in enumerate(value):
+                if not is_piece(one):
+                    fact = "must be a token id" + (" or a text" if mixed else "")
+                    raise invalid_value(f"{at}[{i}]", f"{fact}.")
+        elif not (isinstance(value, str) or (ids and isinstance(value, dict))):
+            raise invalid_value(at, f"must be {forms if at[-1] != ']' else form}.")
 
     def read(value: Any, at: str) -> list[str | list[Any]]:
-        is_one = not isinstance(value, list) or (is_mixed(value) and any(map(is_count, value)))
+        is_one = not isinstance(value, list) or is_one_of_ids(value)
         values = [value] if is_one else value
-        if not all(map(is_text, values)):
-            raise invalid_value(at, f"must be {forms}.")
+        places = [at if is_one else f"{at}[{i}]" for i in range(len(values))]
         if not 0 < len(values) <= most:
             raise invalid_value(at, fact)
-        places = [at if is_one else f"{at}[{i}]" for i in range(len(values))]
+        for item, place in zip(values, places, strict=True):
+            check(item, place)
         both = zip(values, places, strict=True)
         return [_text_of(item, place) if isinstance(item, dict) else item for item, place in both]
 

@@ -27,6 +27,9 @@ class Settings:
         api_key: Key that clients must send as `Authorization: Bearer ...`; None requires no key.
         cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`,
             `http://localhost:*`, `https://*.example.org` or `chrome-extension://*`; `*` for all.
+        allowed_hosts: Host names that requests may have on a loopback address, beside those of this
+            machine: those of a proxy that keeps them, such as `ai.example.org` or `*.example.org`;
+            `*` for all, which requires `api_key`.
         queue: Maximum number of waiting requests, in addition to the running ones.
             Further requests get status 429, also where those that wait need 256 MiB.
         max_tokens: Maximum length of an answer in tokens; None limits it only by the context.
@@ -46,6 +49,7 @@ class Settings:
     port: int = 0
     api_key: str | None = None
     cors_origins: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
     queue: int = QUEUE
     max_tokens: int | None = None
     timeout: float | None = 600.0
@@ -72,9 +76,17 @@ class Settings:
         ):
             check(name, getattr(self, name), allowed, ok)
         _ = self.origins  # checks them
+        for name in self.allowed_hosts:
+            allowed = "a host name without a port, such as ai.example.org, *.example.org or *"
+            is_name = isinstance(name, str) and _HOST_NAME.fullmatch(name)
+            check("allowed_hosts", name, allowed, bool(is_name))
         if (key := self.api_key) is not None:  # the message omits the value: it is a secret
             is_valid = key.isascii() and "".join(key.split()) == key != ""
             check("api_key", "..." if key else "", "ASCII text without spaces", is_valid)
+        if "*" in self.allowed_hosts and not self.api_key:
+            hint = Text("name the hosts, or set {api_key}.")
+            fact = "with all host names any web page could use the server by DNS rebinding."
+            raise InvalidOptionError("allowed_hosts", "*", "", hint, message=fact)
         if not (self.is_local or self.api_key):
             raise InvalidOptionError(
                 "api_key",
@@ -104,6 +116,21 @@ class Settings:
         given = self.cors_origins
         return re.compile("|".join(map(_origin, given))) if given else None
 
+    def takes_host(self, host: str | None) -> bool:
+        """Return whether a request with this Host header may be answered.
+
+        DNS rebinding: a page whose host name resolves to this machine must not get access. Browsers
+        always send a host; probes of proxies in HTTP/1.0 have none.
+        """
+        if not self.is_local or host is None:
+            return True
+        name = host_name(host)
+        allowed = [one.lower().rstrip(".") for one in (self.host, *self.allowed_hosts)]
+        starred = (one.removeprefix("*") for one in allowed if one.startswith("*"))
+        return bool(name) and (
+            name in allowed or name.endswith(tuple(starred)) or _is_this_machine(name)
+        )
+
     @property
     def takes_any_model(self) -> bool:
         """Whether unknown model names mean the default model."""
@@ -116,6 +143,28 @@ class Settings:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+# A Host header, and a name of `allowed_hosts`.
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s/\\@:?#\[\]]+)(?::\d*)?", re.I)
+_HOST_NAME = re.compile(r"\*|(\*\.)?[\w-]+(\.[\w-]+)*\.?|\[[0-9a-f:.]+\]", re.I)
+
+
+def host_name(host: str) -> str:
+    """Return the name in a Host header, without port and final dot; empty if it has none."""
+    found = _HOST.fullmatch(host)
+    name = found[1].lower().rstrip(".") if found else ""
+    return name if len(name) < 254 and _HOST_NAME.fullmatch(name) and "*" not in name else ""
+
+
+def _is_this_machine(name: str) -> bool:
+    """Return whether a host name is this machine for every browser, in all networks."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 # An origin, or a pattern of origins: the scheme, the host, the port. A slash at its end is common.

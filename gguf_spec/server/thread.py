@@ -187,9 +187,8 @@ def serve_in_thread(llm: LLM | ModelPool, port: int = 0, **settings: Any) -> Ser
         llm: The LLM to serve, which stays open: close the server first, then the LLM. Or a pool of
             models.
         port: Port to listen on; 0 selects a free one, see `Server.url`.
-        settings: Fields of `Settings`: `host`, `api_key`, `cors_origins`, `queue`, `max_tokens`,
-            `timeout`, `body_bytes`, `grace`, `ping`, `any_model`,
-            `listed`.
+        settings: Fields of `Settings`: `host`, `api_key`, `cors_origins`, `allowed_hosts`, `queue`,
+            `max_tokens`, `timeout`, `body_bytes`, `grace`, `ping`, `any_model`, `listed`.
 
     Raises:
         InvalidOptionError: A setting has a value outside its range.

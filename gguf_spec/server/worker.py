@@ -22,6 +22,7 @@ from ..results import Stats
 from ..tools.families import family_of
 from .errors import LOG, ApiError, client_closed, shutting_down
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, PromptRead, Started, Why, named
+from .fields import NOTED
 from .jobs import Choice, Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
@@ -257,6 +258,7 @@ class Worker:
 
         try:
             job.begins_again = False
+            NOTED.set(job.noted)
             self._pool.unload_idle(but_for=job.model)
             with self._pool.use(job.model, is_cancelled, n_ctx) as llm:
                 job.n_ctx = 0  # also where the context could not grow

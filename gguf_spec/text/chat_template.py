@@ -122,6 +122,60 @@ def names_read(template: str) -> frozenset[str]:
     return frozenset(name for name, is_read in first.items() if is_read)
 
 
+class TemplateFault(NamedTuple):
+    """What is wrong with a template, whatever the messages are.
+
+    Attributes:
+        text: The fact, with its line.
+        name: The name that is not known; empty for other faults.
+    """
+
+    text: str
+    name: str = ""
+
+
+@lru_cache(maxsize=8)
+def template_fault(template: str) -> TemplateFault | None:
+    """Return the first fault of a template: its syntax, or a filter, test or function not known.
+
+    The source is only parsed. A function that the template looks for (`is defined`) is no fault.
+    """
+    environment = make_environment(ImmutableSandboxedEnvironment)
+    if len(template) > MAX_SOURCE:
+        return TemplateFault(f"it has {len(template):,} characters, more than {MAX_SOURCE:,}")
+    try:
+        tree = environment.parse(template)
+    except jinja2.TemplateSyntaxError as error:
+        text = " ".join(str(error.message)[:200].split())
+        text = "".join(one if one.isprintable() else "?" for one in text).rstrip(".")
+        return TemplateFault(f"line {error.lineno}: {text}")
+    except (jinja2.TemplateError, ValueError, RecursionError):
+        return TemplateFault("it cannot be parsed")
+    tested = {
+        one.node.name for one in tree.find_all(nodes.Test) if isinstance(one.node, nodes.Name)
+    }
+    made = {one.name for one in tree.find_all(nodes.Name) if one.ctx != "load"} | tested
+    made.update(one.name for one in tree.find_all(nodes.Macro))
+    known = (_RESERVED | environment.globals.keys() | made) - {"messages", "tools"}
+    filters, tests = environment.filters, environment.tests
+    named = [
+        *(
+            (one, "filter", one.name)
+            for one in tree.find_all(nodes.Filter)
+            if one.name not in filters
+        ),
+        *((one, "test", one.name) for one in tree.find_all(nodes.Test) if one.name not in tests),
+        *(
+            (one, "function", one.node.name)
+            for one in tree.find_all(nodes.Call)
+            if isinstance(one.node, nodes.Name) and one.node.name not in known
+        ),
+    ]
+    for one, kind, name in sorted(named, key=lambda found: found[0].lineno):
+        return TemplateFault(f"line {one.lineno}: there is no {kind} {name[:60]!r}", name)
+    return None
+
+
 @dataclass(frozen=True)
 class PromptOptions:
     """Options of a prompt that is made from messages.
@@ -808,6 +862,9 @@ def _render(
         return _rendered(template, messages, tools, {**values, **names}, typed)
     except TemplateFailure as error:
         hint = Text("check the roles and their order, or {}.", _AS_TEXT)
+        if (fault := template_fault(template)) and fault.name in str(error):
+            other = "load the model with another one[ ({chat_template})]"
+            hint = Text("the template is wrong ({}): " + other + ", or {}.", fault.text, _AS_TEXT)
         raise TemplateError(
             f"the chat template of {model.path.name} fails: {error}.", hint
         ) from error

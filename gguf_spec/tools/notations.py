@@ -188,7 +188,7 @@ def _json(value: Any) -> str:
 
 
 def _unsupported(schema: Any, reason: str) -> InvalidGrammarError:
-    return InvalidGrammarError("json_schema", str(schema)[:77], reason)
+    return InvalidGrammarError("json_schema", _json(schema)[:77], reason)
 
 
 def _check_keywords(schema: Mapping[str, Any], path: Sequence[str], *allowed: str) -> None:

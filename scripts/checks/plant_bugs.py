@@ -389,7 +389,7 @@ BUGS = (
         "read[chat.REASONING] = read.get(chat.REASONING, \"\") + block[\"thinking\"]", "read[\"content\"] += block[\"thinking\"]",
         ("server/test_messages_api.py",)),
     Bug("the effort of reasoning is lost", "server/messages_api.py",
-        "EFFORTS.get(config.get(\"effort\"))", "None",
+        "config.get(\"effort\")", "None",
         ("server/test_messages_api.py",)),
     Bug("the limit of reasoning is lost", "server/messages_api.py",
         "thinking.get(\"budget_tokens\")", "None",

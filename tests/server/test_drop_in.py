@@ -288,7 +288,14 @@ def test_forms_of_texts(server, tales, path):
     ids = tales.tokenize("Once upon")
     (wanted,) = answer("Once upon")
     parts = [{"type": "text", "text": "Once"}, {"type": "text", "text": " upon"}]
-    for form in ({"prompt_string": "Once upon"}, {"content": parts}, ids, ["Once", *ids[1:]]):
+    forms = [{"prompt_string": "Once upon"}, {"content": parts}, ids]
+    mixed = ["Once", *tales.vocabulary.tokenize(" upon", special=True, start=False)]
+    if path == "/completion":  # of llama-server
+        forms.append(mixed)
+    else:  # at OpenAI one of two prompts would be a number
+        reply = post(server, path, **{field: mixed})
+        assert (reply.status, reply.param) == (400, f"{field}[1]"), reply.body
+    for form in forms:
         assert answer(form) == [wanted], form
         assert answer(["a b", form])[1] == wanted, form
     for wrong, place in (
@@ -296,7 +303,8 @@ def test_forms_of_texts(server, tales, path):
         ({"content": [{"type": "image_url"}]}, f"{field}.content[0]"),
         (["a", {"content": [{"type": "text"}]}], f"{field}[1].content[0].text"),
         ({"prompt_string": "a", "multimodal_data": ["x"]}, f"{field}.multimodal_data"),
-        (["a", 1.5], field),
+        (["a", 1.5], f"{field}[1]"),
+        (["a", None], f"{field}[1]"),
         ({}, f"{field}.prompt_string"),
     ):
         reply = post(server, path, **{field: wrong})

@@ -7,9 +7,11 @@ import random
 import pytest
 
 from gguf_spec.options import Sampling, Speculation
+from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.fields import BUDGETS, IGNORED_FIELDS, NOTED, OTHER_FIELDS, OTHER_NAMES
 from gguf_spec.server.messages_api import read_request
+from gguf_spec.server.ollama import read_ollama_chat
 from gguf_spec.server.requests import MESSAGES, parse, read_arguments, read_chat, read_text
 from gguf_spec.server.responses_api import ResponseStore, read_response
 from tests.server import field_bodies
@@ -143,6 +145,37 @@ def test_reasoning_of_other_servers(route, fields, think, budget):
     assert (reasoning.think, reasoning.budget) == (think, budget)
 
 
+EFFORT_FIELDS = {
+    "chat": lambda effort: {"reasoning_effort": effort},
+    "chat, nested": lambda effort: {"reasoning": {"effort": effort}},
+    "responses": lambda effort: {"reasoning": {"effort": effort}},
+    "messages": lambda effort: {"output_config": {"effort": effort}},
+    "chat of Ollama": lambda effort: {"think": effort},
+}
+MEANT = {
+    "max": "xhigh", "MAX": "xhigh", " High ": "high", "ultra": "xhigh", "lowest": "minimal", "off": "none",
+    "none": "none", "auto": None, "": None, "turbo": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("route", EFFORT_FIELDS)
+@pytest.mark.parametrize("given", MEANT)
+def test_efforts_of_other_apis(route, given, noted, caplog, monkeypatch):
+    """A known name is taken as the nearest one, with a word in the log; an unknown one is named, without its text."""
+    monkeypatch.setattr("gguf_spec.server.fields._taken", set())
+    monkeypatch.setattr("gguf_spec.server.fields._named", set())
+    fields, at = EFFORT_FIELDS[route](given), route.partition(",")[0]
+    of = {"chat of Ollama": lambda: read_ollama_chat(CHAT | fields, Speculation(), None)}
+    for _ in range(2):
+        asked = of.get(route, lambda: read(at, **fields))()
+    assert asked.reasoning.effort == MEANT[given]
+    assert len(noted) == (given == "turbo")
+    taken = given in ("max", "MAX", "ultra", "lowest", "off")
+    assert len(caplog.records) == (taken or given == "turbo") and "turbo" not in caplog.text
+    if taken:
+        assert f"is taken as {MEANT[given]}." in caplog.text
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -167,7 +200,7 @@ def test_reasoning_objects_in_a_chat(fields, expected):
         ({"thinking_budget": "many"}, "thinking_budget", "think_budget"),
         ({"thinking": "yes"}, "thinking", "think_budget"),
         ({"reasoning": "low"}, "reasoning", "reasoning_effort"),
-        ({"reasoning": {"effort": "lots"}}, "reasoning", "minimal"),
+        ({"reasoning": {"effort": 5}}, "reasoning", "minimal"),
         ({"enable_thinking": "x"}, "enable_thinking", "reasoning_effort"),
     ],
 )
@@ -354,12 +387,36 @@ def test_the_text_is_the_same(server):
 
 
 def test_the_answer_names_what_is_not_applied(server):
-    """In a header, in streams, too; variables that the template does not read are named in the log."""
+    """In a header, in streams, too; also what a thread finds, such as variables that the template does not read."""
     more = {"verbosity": "low", "zap": 1, "chat_template_kwargs": {"mode": "x"}}
     for stream in (False, True):
         reply = ask_chat(server, **more, stream=stream)
-        assert (reply.status, reply.headers["x-not-applied"]) == (200, "verbosity, zap")
+        assert (reply.status, reply.headers["x-not-applied"]) == (
+            200,
+            "verbosity, zap, chat_template_kwargs.mode",
+        )
     assert "x-not-applied" not in ask_chat(server).headers
+
+
+def test_pages_of_other_origins_can_read_the_headers_of_answers(tales):
+    """Also those of errors, such as how long to wait."""
+    page = {"Origin": "http://app.example"}
+    with serve_in_thread(tales, cors_origins=[page["Origin"]]) as one:
+        more = {"chat_template_kwargs": {"mode": "x"}}
+        for stream in (False, True):
+            reply = ask_chat(one, page, **more, stream=stream)
+            headers = {name.lower(): value for name, value in reply.headers.items()}
+            assert headers["x-not-applied"] == "chat_template_kwargs.mode"
+            exposed = headers["access-control-expose-headers"].lower().split(", ")
+            assert {"x-not-applied", "x-schema-unenforced", "retry-after"} <= {*exposed}
+
+
+@pytest.mark.parametrize("path", ["/v1/choose", "/v1/chat/completions/input_tokens"])
+def test_what_threads_do_not_apply_is_in_the_header(server, path):
+    """Of tasks and of looks at a model, too."""
+    body = {"prompt": CHAT["messages"], "options": ["a"]} if path == "/v1/choose" else CHAT
+    reply = ask(server, "POST", path, body | {"temprature": 1})
+    assert reply.headers["x-not-applied"] == "temprature"
 
 
 def test_biases_of_tokens_and_of_texts():

@@ -585,9 +585,9 @@ USER = {"role": "user", "content": LONG}
 TOO_LONG = [
     ("/v1/completions", {"prompt": LONG}),
     ("/v1/completions", {"prompt": ["a", LONG]}),
-    ("/v1/completions", {"prompt": [1, LONG]}),
+    ("/completion", {"prompt": [1, 2, LONG]}),
     ("/completion", {"prompt": [1, LONG, LONG]}),
-    ("/v1/embeddings", {"input": ["a", [1, LONG]]}),
+    ("/embedding", {"content": ["a", [1, LONG]]}),
     ("/embedding", {"content": [1, LONG]}),
     (CHAT, {"messages": [USER]}),
     (CHAT, {"messages": [USER, *HI]}),

@@ -300,7 +300,7 @@ WRONG = [
     ({"thinking": {"type": "between_tools"}}, "thinking must"),
     ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens must"),
     ({"thinking": {"type": "enabled", "budget_tokens": "x"}}, "thinking.budget_tokens must"),
-    ({"output_config": {"effort": "much"}}, "output_config.effort must"),
+    ({"output_config": {"effort": 5}}, "output_config.effort must"),
     ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format must"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "grammar": 'root ::= "a"'}, "grammar cannot"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema must"),

@@ -338,6 +338,22 @@ def test_a_request_unloads_a_model(files):
             body = {"model": "one", "prompt": "a", "stream": False} | more
             assert ask(server, "POST", "/api/generate", body).status == 200
         assert loaded(server) == ["one.Q8_0.gguf"]
+        for given in ({"input": "a"}, {"input": []}, {}):
+            body = {"model": "one", "keep_alive": 0} | given
+            assert ask(server, "POST", "/api/embed", body).status == 200
+            until(lambda: loaded(server) == [])
+
+
+def test_a_model_that_is_not_loaded_is_not_loaded_to_unload_it(files):
+    def load(*_):
+        raise AssertionError
+
+    model = pool_of(files, "one").models[0]
+    with serve_in_thread(ModelPool([ServedModel(model.id, model.names, load)])) as server:
+        for path in ("/api/generate", "/api/chat"):
+            answer = ask(server, "POST", path, {"keep_alive": "0s"})
+            assert (answer.status, answer.json()["done_reason"]) == (200, "unload")
+            assert answer.json()["model"] == model.id
 
 
 def test_memory_of_idle_models_is_used(files):

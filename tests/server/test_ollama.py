@@ -106,7 +106,7 @@ def test_formats(server):
         ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].content[0].image_url.url is not a PNG"),
         ("chat", {"messages": [{"role": "user", "content": "x", "tool_name": "f"}]}, "only allowed in a message of the role tool"),
         ("chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]}, "must have a function"),
-        ("chat", {"think": "much"}, "think must be"),
+        ("chat", {"think": 5}, "think must be"),
         ("chat", {"format": "xml"}, "format must be json or a JSON schema"),
         ("chat", {"options": []}, "options must be an object"),
         ("chat", {"options": {"num_predict": -7}}, "options.num_predict is -7"),
@@ -141,10 +141,13 @@ def test_refused_fields(path, fields, words):
         ("chat", {"format": {"type": "thing"}}, "format"),
         ("generate", {"suffix": "x"}, "cannot fill in the middle"),
         ("generate", {"prompt": "a fox " * 5000}, "maximum context length is"),
-        ("embed", {"messages": None, "options": {"seed": 1}}, "input must be a string or an array of strings"),
-        ("embed", {"messages": None, "input": [[1]]}, "input must be"),
+        ("embed", {"input": 5}, "input must be a string or an array of strings"),
+        ("embed", {"input": [[1]]}, "input[0] must be a string."),
+        ("embed", {"input": ["a", 5]}, "input[1] must be a string."),
         ("embed", {"messages": None, "input": "x", "dimensions": 7}, "dimensions must be 256"),
-        ("embeddings", {"messages": None}, "prompt must be a string"),
+        ("embeddings", {"prompt": 5}, "prompt must be a string"),
+        ("chat", {"messages": [], "format": 5}, "format must be"),
+        ("generate", {"prompt": "", "options": 5}, "options must be"),
     ],
 )  # fmt: skip
 def test_the_server_refuses_fields(server, path, fields, words):
@@ -228,6 +231,37 @@ def test_models(server, tales):
         assert chat(server, model=name).status == 200
     for reply in (chat(server, messages=[]), generate(server, prompt="")):
         assert (reply.status, reply.json()["done_reason"]) == (200, "load")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"think": True},
+        {"system": "x", "format": "json"},
+        {"raw": True, "stream": True},
+        {"keep_alive": -1},
+    ],
+)
+def test_a_request_without_a_prompt_only_loads_the_model(server, fields):
+    """Whatever other fields it has, as at Ollama."""
+    for reply in (generate(server, prompt="", **fields), chat(server, messages=[], **fields)):
+        made = reply.json()
+        assert (reply.status, made["model"], made["done"], made["done_reason"]) == (
+            200,
+            "tales",
+            True,
+            "load",
+        )
+
+
+@pytest.mark.parametrize("given", [{}, {"input": ""}, {"input": []}, {"input": None}])
+def test_a_request_without_a_text_to_embed_only_loads_the_model(server, given):
+    made = ask(server, "POST", "/api/embed", {"model": "tales"} | given)
+    assert (made.status, made.json()["embeddings"], made.json()["model"]) == (200, [], "tales")
+    older = {"prompt" if name == "input" else name: value for name, value in given.items()}
+    made = ask(server, "POST", "/api/embeddings", {"model": "tales"} | older)
+    assert (made.status, made.json()) == (200, {"embedding": []})
 
 
 def test_the_fields_that_ps_reads(tales, monkeypatch, tmp_path):

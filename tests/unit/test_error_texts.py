@@ -264,7 +264,7 @@ def test_values_are_not_searched_for_places(value):
         written(Text("set {a} | {}[, set {b} to {}].", value, value), lambda _: None) == f"{value}."
     )
     error = errors.InvalidGrammarError("json_schema", value, value)
-    assert error.message == f"json_schema is {value!r}, which cannot be used: {value}."
+    assert error.message == f"json_schema is {value}, which cannot be used: {value}."
     assert errors.OptionConflictError(Option("a", value), value).message == (
         f"a={value!r} cannot be combined with {value}."
     )
@@ -352,6 +352,7 @@ def test_no_flag_in_texts_of_the_library():
         "scripts/run --version",
         "scripts/run --native",
         "gguf-spec serve --cors-origin",
+        "gguf-spec serve --allow-host",
         "gguf-spec chat --forget",
     )
     tables = package / "options.py"

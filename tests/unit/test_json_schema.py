@@ -103,6 +103,44 @@ def test_a_refused_pattern_is_named_in_words(pattern, words):
     assert not words or caught.value.reason.startswith('#/$defs/p: pattern "')
 
 
+@pytest.mark.parametrize(
+    ("pattern", "place"),
+    [
+        ("[a-", 'pattern "[a-" (it is invalid at position 0: unterminated character set)'),
+        ("ab[z-a]", 'pattern "ab[z-a]" (it is invalid at position 3: bad character range z-a)'),
+        ("^(?<name>a)(?<b>c)*d[", "at position 20: "),  # Python's text of it is shorter
+        ("a{,3}[", "at position 5: "),  # and here it is longer
+        ("x" * 300 + "(yz", 'at position 300, "(yz": missing ), unterminated subpattern'),
+        ("ab(?P<n>c)", "(?P at position 2 has no or another meaning"),
+        ('"(', 'pattern "\\"("'),
+    ],
+)
+def test_an_invalid_pattern_is_shown_with_the_place(pattern, place):
+    """As it is in JSON, without the schema around it, which was a cut text of Python."""
+    for schema in (
+        {"type": "string", "pattern": pattern},
+        {"properties": {"a": {"pattern": pattern}}, "title": "x" * 99},
+    ):
+        with pytest.raises(InvalidOptionError) as caught:
+            to_gbnf(schema)
+        assert place in str(caught.value)
+        assert str(caught.value).startswith("json_schema cannot be used: #") and "{'" not in str(
+            caught.value
+        )
+
+
+def test_the_beginning_of_a_wrong_schema_is_json():
+    with pytest.raises(InvalidOptionError) as caught:
+        to_gbnf({"enum": [], "title": "it's"})
+    assert str(caught.value).startswith(
+        'json_schema is {"enum": [], "title": "it\'s"}, which cannot'
+    )
+    with pytest.raises(
+        InvalidOptionError, match=r'json_schema is \{"enum": \[\], "title": "x+\.\.\., which'
+    ):
+        to_gbnf({"enum": [], "title": "x" * 99})
+
+
 DAYS = ["2023-02-28", "2024-02-29", "2000-02-29", "1999-12-31", "2023-04-30"]
 NO_DAYS = [
     "2023-02-31",
