@@ -7,16 +7,18 @@ says so and is not written without a question.
 
 from __future__ import annotations
 
+import bisect
 import io
 import itertools
 import re
 import symtable
 import tokenize
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .instruction import Reading, Rename, bounded
-from .parts import BRACES, UNREADABLE, Part, symbol_tables, without_texts
+from .languages import Language, keywords, language_of, read_code
+from .parts import UNREADABLE, Part, symbol_tables
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class CodeEdit:
 
 _Places = list[tuple[int, int]]  # line and column
 KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
-_PROSE = {".md", ".txt", ".rst", ".html", ".htm", ".xml", ".csv"}
 
 
 def edit_by_code(reading: Reading) -> CodeEdit | None:
@@ -42,14 +43,17 @@ def edit_by_code(reading: Reading) -> CodeEdit | None:
     rename = reading.rename
     if rename is None:
         return _remove(reading) or _set_value(reading)
+    traits = reading.language.traits
     if not rename.is_name:
         found = _replace(rename, reading)
-    elif reading.suffix in {".py", ".pyi"}:
+    elif reading.language.parts == "python":
         found = _rename_python(rename, reading)
-    elif reading.suffix in KEYED:
+    elif "settings" in traits:
         found = _rename_key(rename, reading)
-    elif reading.suffix in _PROSE:
+    elif "prose" in traits or reading.language.parts == "elements":
         found = _replace(Rename(rename.old, rename.new, False), reading)
+        if found and reading.language.parts == "elements" and found.n_places > 1:
+            found = replace(found, doubt=_places(found.n_places, rename.old))
     else:
         found = _rename_words(rename, reading)
     if not found or reading.scope or reading.is_everywhere:
@@ -149,7 +153,7 @@ def _replace(rename: Rename, reading: Reading) -> CodeEdit | None:
         n_places += n
     is_value = bool(rename.around) or rename.kind not in {"word", "text", "string", "name", "term"}
     # a word of prose is replaced wherever it stands
-    is_word = not rename.around and reading.suffix in {".md", ".txt", ".rst"}
+    is_word = not rename.around and "prose" in reading.language.traits
     is_doubtful = n_places > 1 and is_value and not reading.is_everywhere and not is_word
     return CodeEdit(new, n_places, _places(n_places, rename.old) if is_doubtful else "")
 
@@ -165,22 +169,27 @@ _FILLING = re.compile(
 )
 
 
-def _used_at(name: str, lines: Sequence[str], suffix: str) -> str:
+def _used_at(name: str, lines: Sequence[str], language: Language) -> str:
     """Return which line has a name as a value, or in code, for a message; empty if none has it."""
     word = re.escape(name)
-    if suffix in KEYED:
+    traits = language.traits
+    if "settings" in traits:
         value = rf"""(?:^\s*-|[:=\[,])\s*["']?{word}["']?\s*(?:[,\]}}#;]|$)|[$%][{{(]{word}\W"""
-    elif suffix in _PROSE | {".py", ".pyi", ".css", ".scss", ".less", ".svg"}:
+    elif traits & {"prose", "styles"} or language.parts in {"python", "elements"}:
         return ""
     else:
         value = rf"^(?!\.PHONY).*(?<![\w$.-]){word}(?![\w$-])"
-    used = (i for i, line in enumerate(_bare([*lines], suffix)) if re.search(value, line))
+    used = (
+        i
+        for i, line in enumerate(read_code("\n".join(lines), language).code)
+        if re.search(value, line)
+    )
     return f", but named here: {lines[i].strip()[:60]}" if (i := next(used, -1)) >= 0 else ""
 
 
 def _remove(reading: Reading) -> CodeEdit | None:
     """Remove one part, if the instruction says nothing more than that."""
-    lines, suffix = reading.lines, reading.suffix
+    lines = reading.lines
     found = _REMOVE.match(reading.instruction)
     if not found or len(reading.scope) != 1 or reading.kept:
         return None
@@ -203,14 +212,14 @@ def _remove(reading: Reading) -> CodeEdit | None:
     if start == len(new):
         while new and not new[-1].strip():
             new.pop()
-    if suffix == ".json":
+    if reading.suffix == ".json":
         last = next((i for i in range(start - 1, -1, -1) if new[i].strip()), -1)
         behind = next((one.strip() for one in new[start:] if one.strip()), "")
         if last >= 0 and behind[:1] in {"}", "]"}:
             new[last] = new[last].removesuffix(",")
     inner = _sections_in(part.name, reading)
     doubt = f"{inner[0].name} belongs to {part.name}, and stays" if inner else ""
-    if part.kind != "heading" and (used := _used_at(part.name, new, suffix)):
+    if part.kind != "heading" and (used := _used_at(part.name, new, reading.language)):
         doubt = f"{part.label} is removed{used}"
     return CodeEdit(new, 1, doubt) if new else None
 
@@ -238,168 +247,361 @@ def _rename_key(rename: Rename, reading: Reading) -> CodeEdit | None:
         return None
     below = _sections_in(old, reading) if exact[0].kind == "section" else []
     changed = reading.lines.copy()
+    a_key = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
     for part in exact + below:
-        pattern = rf"""(^|[\s{{,"'-])({re.escape(old)})(?=["']?\s*[:=])"""
+        pattern = a_key
         if part.kind == "section":
             pattern = rf"(\[+\s*[\"']?){re.escape(old)}(?=[\"'\s\].])"
         line = reading.lines[part.start]
         changed[part.start] = re.sub(pattern, lambda found: found[1] + new, line, count=1)
     doubt = ""
+    left = sum(len(re.findall(a_key, changed[i])) for i in allowed)
     if len(exact) > 1 and not reading.is_everywhere:
         doubt = _places(len(exact), f"the key {old}")
     elif {one.path[:-1] for one in parts if one.name == new} & {one.path[:-1] for one in exact}:
         doubt = _taken(new)
-    elif used := _used_at(old, changed, ".yaml"):
+    elif used := _used_at(old, changed, language_of("a.yaml")):
         doubt = f"the key {old} is renamed{used}"
+    elif left and not container:
+        doubt = f"{old} stands at other places, too, and is left there"
     return CodeEdit(changed, len(exact), doubt)
 
 
+_MOST_USES = 500  # of a name; what more of them mean is not compared
+_AROUND = 500  # characters before and behind a use that are read
+_VARIABLE_WORDS = {"variable", "parameter", "argument", "constant"}
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A place where a name stands in code.
+
+    Attributes:
+        before: The text of its line before it.
+        above: The text before it, of several lines.
+        bracket: The last bracket before it that is open; empty without one.
+        head: The text before that bracket.
+    """
+
+    line: int
+    start: int
+    before: str
+    after: str
+    above: str
+    bracket: str
+    head: str
+
+
+def _uses_in(code: Sequence[str], pattern: re.Pattern[str]) -> list[_Use]:
+    """Return where a name stands."""
+    text = "\n".join(code)
+    found, stack = list[_Use](), list[int]()
+    starts = list(itertools.accumulate((len(line) + 1 for line in code), initial=0))
+    brackets, at = iter([*re.finditer(r"[()\[\]{}]", text), None]), 0
+    bracket = next(brackets)
+    for use in pattern.finditer(text):
+        while bracket and bracket.start() < use.start():
+            if bracket[0] in "([{":
+                stack.append(bracket.start())
+            else:
+                del stack[-1:]
+            bracket = next(brackets)
+        while starts[at + 1] <= use.start():
+            at += 1
+        start, end, opened = use.start(), use.end(), stack[-1] if stack else 0
+        behind = text[end : min(end + _AROUND, starts[at + 1] - 1)]
+        above = text[max(0, start - 4 * _AROUND) : start]
+        found.append(
+            _Use(
+                at, start - starts[at], text[max(starts[at], start - _AROUND) : start], behind,
+                above, text[opened] if stack else "", text[max(0, opened - _AROUND) : opened],
+            )
+        )  # fmt: skip
+    return found
+
+
+def _name_pattern(name: str, language: Language) -> re.Pattern[str]:
+    """Return a pattern for a name where no longer name holds it."""
+    traits = language.traits
+    has_marks = traits & {"sigils", "shell", "styles"}
+    before = r"\w-" if "hyphens" in traits else r"\w" if has_marks else r"\w$"
+    after = (
+        before.replace("\\w-", "\\w-") if "hyphens" in traits else r"\w" if has_marks else r"\w$"
+    )
+    marks = r"(?<=--)|" if "styles" in traits and name[:1] != "-" else ""
+    start = rf"(?:{marks}(?<![{before}]))" if re.match(r"[\w$]", name) else ""
+    if name[:1] in "$@" and has_marks:
+        start = ""
+    flags = re.IGNORECASE if "folds" in traits else 0
+    return re.compile(rf"{start}{re.escape(name)}(?![{after}])", flags)
+
+
 def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
-    """Rename a word of code outside of texts and comments."""
-    old, new, suffix, allowed = rename.old, rename.new, reading.suffix, reading.allowed
+    """Rename a word of code. Words in texts are left and asked about; those in comments are left."""
+    old, new, language = rename.old, rename.new, reading.language
+    traits = language.traits
     owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
     if owner:
         old, new = leaf, new.rpartition(".")[2]
-    bare = _bare(reading.lines, suffix)
-    if suffix in {".css", ".scss", ".less"}:
-        marks = r"(?<=\.)|(?<=#)|(?<=--)|(?<=@)|(?<![\w-])" if re.match(r"\w", old) else ""
-        pattern = re.compile(rf"(?:{marks}){re.escape(old)}(?![\w-])")
-    elif suffix in BRACES or suffix == ".sql":
-        pattern = re.compile(rf"(?<![\w$]){re.escape(old)}(?![\w$])")
-    else:
-        pattern = re.compile(rf"(?<![\w-]){re.escape(old)}(?![\w-])")
-    field = _field_places(reading, bare, pattern) if suffix in BRACES else None
-    places = field
-    if places is None:
-        places = [(i, one.start()) for i in allowed for one in pattern.finditer(bare[i])]
-    if not places:
+        holders = [part for part in reading.parts if part.name == owner.rpartition(".")[2]]
+        reading = replace(reading, scope=reading.scope or tuple(holders))
+    if traits & {"sigils", "shell", "styles"}:  # a mark before one of the names only
+        mark = old[:1] if old[:1] in "$@.#" else ""
+        new = new if not mark or new.startswith(mark) else mark + new
+        new = new[1:] if not mark and new[:1] in "$@.#" else new
+    text = "\n".join(reading.lines)
+    source = read_code(text, language)
+    pattern = _name_pattern(old, language)
+    uses = _uses_in(source.code, pattern)
+    if len(uses) > _MOST_USES or not (language.lexer and source.is_sure):
+        chosen = [one for one in uses if one.line in reading.allowed]
+        why = f"{len(uses):,} places have the name {old}, and they are not told apart"
+        if len(uses) <= _MOST_USES:
+            why = f"texts and code of {reading.name or 'this text'} are not told apart"
+        return _written(chosen, old, new, reading, why) if chosen else None
+    allowed = reading.allowed
+    chosen, doubt = _chosen(uses, old, rename.kind, reading, source.code)
+    if not chosen:
         return None
-    doubt = _doubt_of(old, places, bare, reading)
+    spared = reading.kept and {i for part in reading.kept for i in range(part.start, part.end)}
+    where = {*range(len(text))} if any(one.kind == "class" for one in reading.scope) else allowed
+    in_text = (i for i, line in enumerate(source.texts) if pattern.search(line) and i in where)
+    left = next((i for i in in_text if not spared or i not in spared), -1)
+    others = [one for one in uses if one.line in allowed]
+    if left >= 0:
+        doubt = doubt or f"{old} stands in a text in line {left + 1}, too, and is left there"
+    elif any(text_of(one, old, reading) != old for one in others):
+        doubt = doubt or f"{old} is written in other letters, too"
+    elif language.unsure and _is_unsure(language.unsure, old, reading):
+        doubt = doubt or f"whether {old} stands in a text is not certain"
+    elif not _is_name(new, language):
+        doubt = doubt or f"{new} cannot be a name here"
+    elif _is_taken(new, chosen, source.code, reading):
+        doubt = doubt or _taken(new)
+    found = _written(chosen, old, new, reading, doubt)
+    if not doubt:
+        word = new.lstrip("$@.#")
+        if word in keywords("\n".join(found.lines), language) - keywords(text, language):
+            found = replace(found, doubt=f"{new} is a word of the language")
+    return found
+
+
+def text_of(use: _Use, name: str, reading: Reading) -> str:
+    return reading.lines[use.line][use.start : use.start + len(name)]
+
+
+def _written(uses: Sequence[_Use], old: str, new: str, reading: Reading, doubt: str) -> CodeEdit:
+    return _renamed(reading.lines, [(one.line, one.start) for one in uses], old, new, doubt)
+
+
+def _is_unsure(pattern: str, name: str, reading: Reading) -> bool:
+    near = re.compile(pattern.replace("NAME", re.escape(name)))
+    return any(name in line and near.search(line) for line in reading.lines)
+
+
+# Reserved in all dialects; the lexer counts many more as keywords.
+_SQL_WORDS = frozenset(
+    "add all alter and any as asc between by case check column constraint create cross default "
+    "delete desc distinct drop else end except exists foreign from full grant group having in "
+    "index inner insert intersect into is join key left like limit not null on or order outer "
+    "primary references right select set some table then to union unique update user using values "
+    "view when where with".split()
+)
+
+
+def _is_name(name: str, language: Language) -> bool:
+    if language.lexer == "sql":
+        return bool(re.fullmatch(r"[^\W\d]\w*", name)) and name.lower() not in _SQL_WORDS
+    inner = r"[\w-]*" if language.traits & {"hyphens", "styles"} else r"[\w$]*"
+    return bool(re.fullmatch(rf"(?:--|[$@.#])?(?:[^\W\d]|\$){inner}", name))
+
+
+# before the name of a member
+_MEMBER = re.compile(r"(?:(?<!\.)\.|->|::)\s*$")
+_DEFINES = re.compile(
+    r"\b(?:fun|func|fn|def|function|sub|init|constructor|class|struct|record|interface|enum|object|"
+    r"trait|type|union|if|for|foreach|while|switch|catch|when|match)\b[^;{}=]*$"
+)
+_TYPES = re.compile(r"\b(?:enum|interface|class|struct|union|trait)\b[^;{}]*$")
+_EXPORTS = re.compile(r"\bexports?\s*=?\s*$|\)\s*$")
+_RUST_VALUE = re.compile(r"(?<!->)(?<!impl)(?<!for)(?<!struct)(?<!enum)\s(?:\w+::)*[A-Z]\w*\s*$")
+_A_KEY = re.compile(r"\s*(?::(?![:=])|=(?![=>~]))")
+
+
+def _role(use: _Use, language: Language) -> str:
+    """Return what a name is by what stands around it: `plain`, `member`, `key`, or its mark."""
+    traits, before = language.traits, use.before
+    if "shell" in traits:
+        return _shell_role(use, language)
+    if "styles" in traits:
+        mark = re.search(r"(?:--|[.#@$])$", before)
+        return mark[0] if mark else "plain"
+    if "sigils" in traits and (sign := re.search(r"(@@|[$@%&])\{?$", before)):
+        is_other = language.lexer == "perl" and re.match(r"\s?[\[{]", use.after)
+        return sign[1] + use.after.lstrip()[:1] * bool(is_other)
+    if _MEMBER.search(before) or (language.lexer == "lua" and re.search(r"\w:$", before)):
+        return "member"
+    last = use.above.rstrip()[-1:]
+    if last in "{,(" and use.bracket == "(" and "labels" in traits and _A_KEY.match(use.after):
+        return "plain" if _DEFINES.search(use.head) else "key"
+    if not last or last not in "{," or use.bracket != "{":
+        return "plain"
+    is_short = "short" in traits and re.match(r"\s*(?:[,}]|$)", use.after)
+    is_rust = language.lexer == "rust"
+    if is_short and (is_rust and not _RUST_VALUE.search(use.head)):
+        return "plain"
+    if not is_short and not _A_KEY.match(use.after):
+        return "plain"
+    if _TYPES.search(use.head):
+        return "member"
+    inside = use.above[use.above.rfind("{") + 1 :]
+    return "plain" if _EXPORTS.search(use.head) or ";" in inside else "key"
+
+
+_SETS = re.compile(
+    r"(?:^|[;&|(]|\bthen|\bdo|\belse)\s*(?:\w+=\S*\s+)*(?:(?:export|local|readonly|declare|typeset|"
+    r"override|unset|read|define|undefine|ifdef|ifndef|ifeq|ARG|ENV|for|let)\s[^;|&#]*)?$"
+)
+_TAKES = re.compile(
+    r"(?:^|[;&|(]|\bthen|\bdo|\belse)\s*(?:export|local|readonly|declare|typeset|unset|read|define|"
+    r"undefine|ifdef|ifndef|ARG|ENV|for|let)\s[^;|&#=]*$"
+)
+
+
+def _shell_role(use: _Use, language: Language) -> str:
+    """Return whether a word of a shell, a Makefile or the like is a variable or a command."""
+    before, after = use.before, use.after
+    marks = r"\$[({]" if language.lexer == "make" else r"\$\{[#!]?"
+    if re.search(r"\$\$[({]?$", before):
+        return "word"
+    if re.search(rf"(?:{marks}|\$(?:script:|global:|env:)?)$", before, re.IGNORECASE):
+        return "variable"
+    if language.lexer == "powershell":
+        if re.search(r"\bfunction\s+$", before):
+            return "command"
+    elif _TAKES.search(before) or re.search(r"\(\([^()]*$", before):
+        return "variable"
+    elif _SETS.search(before) and re.match(
+        r"\s*[:?+!]{0,2}=" if language.lexer == "make" else r"\+?=|\[", after
+    ):
+        return "variable"
+    if re.search(r"[-./]$", before) or re.match(r"[-./]", after):
+        return "word"
+    if language.lexer in {"make", "docker"}:
+        return "word" if use.before.startswith("\t") or "/" in before[-1:] else "target"
+    starts = r"(?:^|[;&|({]|\b(?:then|do|else|if|while|until|function)\s|!\s)\s*$"
+    return "command" if re.search(starts, before) else "word"
+
+
+def _chosen(
+    uses: list[_Use], name: str, kind: str, reading: Reading, code: Sequence[str]
+) -> tuple[list[_Use], str]:
+    """Return which uses are renamed, and why it is not certain that these are meant."""
+    language, allowed = reading.language, reading.allowed
+    chosen = [one for one in uses if one.line in allowed]
+    if "blocks" in language.traits:
+        return _chosen_blocks(chosen, kind)
+    if language.lexer == "sql":
+        return chosen, _doubt_of_columns(name, chosen, kind, reading, code)
+    roles = {one: _role(one, language) for one in uses}
+    if language.traits & {"shell", "sigils"}:
+        kinds = {roles[one] for one in chosen}
+        wanted = {"variable", "$"} if kind in _VARIABLE_WORDS else set[str]()
+        wanted |= {"command", "target", "plain"} if kind in {"function", "target"} else set[str]()
+        wanted |= {"member", "plain"} if kind == "method" else set[str]()
+        if len(kinds) > 1 and kinds & (wanted or {"variable"}):
+            chosen = [one for one in chosen if roles[one] in (wanted or {"variable"})]
+        if len(kinds) > 1 or (wanted and not kinds & wanted):
+            return chosen, f"{name} is not a {kind or 'variable'} everywhere: see what stays"
+        if language.parts != "braces":
+            return chosen, _doubt_of_lines(name, chosen, code, language, reading)
+    if language.parts != "braces" or "styles" in language.traits:
+        if len({roles[one] for one in chosen}) > 1 and not reading.is_everywhere:
+            return chosen, f"the uses of {name} are not of one kind"
+        return chosen, _doubt_of_lines(name, chosen, code, language, reading)
+    field = _fields(uses, reading, code)
     if field is not None:
-        is_unsure = _has_other_uses(field, bare, pattern, reading.parts)
-    elif suffix == ".sql":  # columns
-        is_unsure = bool(reading.scope and re.search(rf"\w\.{pattern.pattern}", "\n".join(bare)))
-    else:
-        owners = [part for part in reading.scope if part.kind == "class"]
-        foreign = _lines_of_others(owners, reading.parts, bare)
-        is_unsure = bool(owners) and any(
-            i not in foreign or _OF_ANOTHER.search(line[: use.start()])
-            for i, line in enumerate(bare)
-            if i not in allowed
-            for use in pattern.finditer(line)
-        )
-    is_unsure |= suffix == ".php" and any(f"${old}" in line for line in bare)
-    if is_unsure:
-        doubt = f"which of the uses of {old} belong to it is not certain"
-    elif _is_taken(new, places, bare, reading):
-        doubt = _taken(new)
-    return _renamed(reading.lines, places, old, new, doubt)
-
-
-# before the name of a member, and of one of another object
-_MEMBER = re.compile(r"(?:\.|->|::)\s*$")
-_OF_ANOTHER = re.compile(r"(?<!\bthis)(?<!\bself)(?:\.|->|::)\s*$")
-
-
-def _lines_of_others(owners: Sequence[Part], parts: Sequence[Part], bare: list[str]) -> set[int]:
-    """Return the lines of classes without a relation to some: a plain name there is their own.
-
-    A class is related to those that it names, and so to those that they name.
-    """
-    words = {
-        one.name: {word for line in bare[one.start : one.end] for word in re.findall(r"\w+", line)}
-        for one in parts
-        if one.kind == "class"
-    }
-    related = {one.name for one in owners}
-    while more := {name for name, used in words.items() if used & related} - related:
-        related |= more
-    others = [one for one in parts if one.kind == "class" and one.name not in related]
-    return {i for one in others for i in range(one.start, one.end)}
-
-
-def _is_taken(new: str, places: _Places, bare: Sequence[str], reading: Reading) -> bool:
-    """Return whether a name is used already; a variable may have that of a member of an object."""
-    used = re.compile(rf"(?<![\w$-]){re.escape(new)}(?![\w$-])")
-    lines = [bare[i] for i in reading.allowed]
-    befores = [line[: one.start()] for line in lines for one in used.finditer(line)]
-    is_member = any(_MEMBER.search(bare[i][:at]) for i, at in places)
-    if reading.suffix in BRACES and not is_member:
-        return not all(map(_MEMBER.search, befores))
-    return bool(befores)
-
-
-def _bare(lines: list[str], suffix: str) -> list[str]:
-    """Return lines with blanks in place of comments and texts, each as long as before."""
-    if suffix in BRACES:
-        text = "\n".join(without_texts(lines, "//"))
-        return re.sub(
-            r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", lambda found: " " * len(found[0]), text
-        ).split("\n")
-    mark = "--" if suffix == ".sql" else "#"
-    return [
-        re.sub(rf"(^|\s){re.escape(mark)}.*", lambda found: " " * len(found[0]), line)
-        for line in lines
-    ]
-
-
-_OWNER = re.compile(r"(\w+)(?:\[[^\]]*\])?\s*(?:->|\.)\s*$")
-
-
-def _field_places(reading: Reading, bare: list[str], pattern: re.Pattern[str]) -> _Places | None:
-    """Return where a field of a structure is used; None if the rename is not one of a field."""
+        rest = len(field) < len(uses)
+        unsure = f"which of the uses of {name} belong to it is not certain"
+        return field, unsure if rest and not reading.is_everywhere else ""
+    outside = [one for one in uses if one.line not in allowed]
+    if any(roles[one] == "key" for one in outside) and "labels" in language.traits:
+        return chosen, f"{name} is the name of an argument outside of the named place"
     owners = [part for part in reading.scope if part.kind == "class"]
-    member = re.compile(rf"(->|\.)\s*{pattern.pattern}")
-    if len(owners) != 1 or not any(map(member.search, bare)):
+    if owners and outside:
+        return chosen, f"which of the uses of {name} belong to it is not certain"
+    return chosen, _doubt_of(name, kind, chosen, outside, reading, roles, code)
+
+
+def _chosen_blocks(uses: list[_Use], kind: str) -> tuple[list[_Use], str]:
+    """Return the uses of a variable of Terraform: its block, and `var.NAME`."""
+    block = re.compile(r"^\s*variable\s+\"$|\bvar\.$")
+    chosen = [one for one in uses if block.search(one.before)]
+    if kind == "variable" and chosen:
+        return chosen, ""
+    return uses, "which of the blocks and keys of that name are meant is not certain"
+
+
+_TABLES = re.compile(
+    r"(?i)\b(?:from|join|into|update|table(?:\s+if(?:\s+not)?\s+exists)?)\s+[\"`\[]?(\w[\w.]*)"
+)
+_BEFORE_TABLE = re.compile(
+    r"(?i)(?:\b(?:from|join|into|update|references|on|(?:table|view)(?:\s+if(?:\s+not)?\s+exists)?)"
+    r"\s+[\"`\[]?|\bfrom\s[^;()]*,\s*)$"
+)
+
+
+def _doubt_of_columns(
+    name: str, uses: Sequence[_Use], kind: str, reading: Reading, code: Sequence[str]
+) -> str:
+    """Return why the uses of a name in SQL may be those of several tables or things."""
+    tables = {one.lower() for line in code for one in _TABLES.findall(line[: 4 * _AROUND])}
+    is_table = [bool(_BEFORE_TABLE.search(one.before) or one.after[:1] == ".") for one in uses]
+    if any(is_table) and not all(is_table):
+        return f"there are a table and a column {name}"
+    if kind == "column" and any(is_table):
+        return f"{name} is a table"
+    others = any(re.search(r"(?i)\bas\s+$", one.before) or one.after[:1] == "(" for one in uses)
+    is_of_several = not any(is_table) and len(tables) > 1
+    if (others or is_of_several) and not reading.is_everywhere:
+        return f"which of the uses of {name} belong to it is not certain"
+    return ""
+
+
+def _is_taken(new: str, uses: Sequence[_Use], code: Sequence[str], reading: Reading) -> bool:
+    """Return whether a name is used already; a variable may have that of a member of an object."""
+    lines = [line if i in reading.allowed else "" for i, line in enumerate(code)]
+    others = _uses_in(lines, _name_pattern(new, reading.language))
+    is_member = any(_MEMBER.search(one.before) for one in uses)
+    if reading.language.parts == "braces" and not is_member:
+        return not all(_MEMBER.search(one.before) for one in others)
+    return bool(others)
+
+
+def _fields(uses: list[_Use], reading: Reading, code: Sequence[str]) -> list[_Use] | None:
+    """Return the uses of a field of a named type; None if the rename is not one of a field."""
+    owners = [part for part in reading.scope if part.kind == "class"]
+    if len(owners) != 1 or not any(_MEMBER.search(one.before) for one in uses):
         return None
     (owner,) = owners
-    text = "\n".join(bare)
     name = rf"\b{re.escape(owner.name)}\b"
-    variables = {"this", "self", *re.findall(rf"{name}\s*(?:const\s*)?[*&]*\s*(\w+)", text)}
-    variables.update(re.findall(rf"\b(\w{{1,99}})\??\s?:?\s?[&*]?(?:mut\s)?{name}(?!\[)", text))
-    places: _Places = []
-    for i, line in enumerate(bare):
-        inside = owner.start <= i < owner.end
+    variables = {"this", "self"}
+    for line in code:
+        if owner.name in line[: 4 * _AROUND]:
+            short = line[: 4 * _AROUND]
+            variables.update(re.findall(rf"{name}\s?(?:const\s)?\s?[*&]*\s?(\w+)", short))
+            variables.update(re.findall(rf"(\w+)\??\s?:?\s?[&*]?(?:mut\s)?{name}(?!\[)", short))
+    own = list[_Use]()
+    for one in uses:
+        inside = owner.start <= one.line < owner.end
         known = variables if inside else variables - {"this", "self"}
-        for found in pattern.finditer(line):
-            before = _OWNER.search(line, max(0, found.start() - _MOST_READ), found.start())
-            is_own = before[1] in known if before else inside
-            if is_own:
-                places.append((i, found.start()))
-    return places
+        before = _OWNER.search(one.before)
+        if before[1] in known if before else inside:
+            own.append(one)
+    return own
 
 
-def _has_other_uses(
-    places: _Places, bare: list[str], pattern: re.Pattern[str], parts: Sequence[Part]
-) -> bool:
-    """Return whether something else may have the field.
-
-    That is an expression, a new object, or a variable whose type is not written.
-    """
-    text = "\n".join(bare)
-    declared = {i for one in parts if one.kind == "class" for i in range(one.start, one.end)}
-    for i, line in enumerate(bare):
-        for found in pattern.finditer(line):
-            before = line[max(0, found.start() - _MOST_READ) : found.start()]
-            is_known = (i, found.start()) in places
-            is_key = i not in declared and re.match(r"\s*[:=](?!=)", line[found.end() :])
-            use = r"(?:[)\]]\s*(->|\.)" + r"|(^|[{,(])\s*\.?" * bool(is_key) + r")\s*$"
-            variable = _OWNER.search(before)
-            if not is_known and (
-                re.search(use, before) or (variable and not _is_typed(variable[1], text))
-            ):
-                return True
-    return False
-
-
-def _is_typed(variable: str, text: str) -> bool:
-    """Return whether the type of a variable is written where it is declared, or it is a name."""
-    no_type = rf"(?:var|auto|let|const|val|mut|{_NO_TYPES})\b"
-    typed = (
-        rf"(?<![\w.])(?!{no_type})[A-Za-z_][\w.]*(?:<[^;(){{}}]{{,99}}>)?[?\]\[]*\s?[*&]*\s{{1,9}}[*&]*{variable}\b"
-        rf"|\b{variable}\s*\??\s*:(?!:)|[(,]\s*{variable}\s+[*&]?[A-Z]"
-    )
-    return variable in {"this", "self", "super", "base"} or bool(re.search(typed, text))
+_OWNER = re.compile(r"(\w+)(?:\[[^\[\]]*\])?\s?(?:->|\.)\s*$")
 
 
 # ---- what a name of code may mean besides: another variable, a method, a property of an object
@@ -407,9 +609,6 @@ def _is_typed(variable: str, text: str) -> bool:
 # Languages with braces are read by patterns. A use that is not recognised says nothing; one that is
 # recognised wrongly costs a question.
 
-_STYLES = {".css", ".scss", ".less", ".nginx", ".proto"}
-_MOST_READ = 500  # of a line
-_WITH_LOCALS = {".rb", ".lua", ".jl", ".ex", ".exs", ".r"}  # what a function sets is its own
 _NO_TYPES = (
     r"(?:return|new|else|case|in|of|throw|delete|typeof|await|yield|void|goto|import|package|from|"
     r"as|is|not|and|or|do|default|async|export|function|class|struct|enum|interface|get|set|go|"
@@ -419,7 +618,9 @@ _KEYWORD = re.compile(
     r"(?:\b(?:let|const|var|val|mut)\s+(?:mut\s+)?[*&]*|\bfor\s*\(?\s*|\bcatch\s*\(\s*|"
     r"\b(?:let|const|var|val)\s*[\[({][\w\s,:]*)$"
 )
-_TYPED = re.compile(rf"(?<!\w)(?!{_NO_TYPES}\b)\w[\w.]*(?:<[^()]*>)?[\]?[]*[*&]*\s+[*&]*$")
+_TYPED = re.compile(
+    rf"(?<![\w.])(?!{_NO_TYPES}\b)\w[\w.]*(?:<[^()<>]*(?:<[^()<>]*>[^()<>]*)*>)?[\]?[]*[*&]*\s+[*&]*$"
+)
 _ENDED = re.compile(r"\s*(?:[;,)\]:]|=(?![=>])|\[|$|in\b)")
 _LAMBDA = re.compile(r"\s*(?:=>|\s->\s)|[\w\s,:]*\)\s*=>")
 _IMPORTED = re.compile(r"(?:^|\n)\s*(?:import|from|use|using)\b[^;\n]*(?:[{(][^;})]*)?(?<!\bas )$")
@@ -427,106 +628,139 @@ _IMPORTED = re.compile(r"(?:^|\n)\s*(?:import|from|use|using)\b[^;\n]*(?:[{(][^;
 _HEAD = re.compile(r"\s*(?:(?:local\s+)?(?:def|function|sub)\b|[\w-]+\s*\(\)\s*\{?)")
 _MODIFIERS = re.compile(r"\s*(?:(?:public|private|protected|readonly|static|pub)\s+)*$")
 _FIELD = re.compile(r"\s*[?!]?\s*:(?!:)|\s+[\w*\[]")  # of TypeScript or Rust; of Go
+_AGAIN = {"rust", "go", "php", "groovy"}  # languages where a variable is declared again
 
 
 def _doubt_of(
-    name: str, places: Iterable[tuple[int, int]], bare: Sequence[str], reading: Reading
-) -> str:
-    """Return why it is not certain that uses of a name mean the same; empty if nothing says so.
-
-    Args:
-        places: Line and column of each use that would be renamed.
-    """
-    found, scope, suffix, parts = sorted(places), reading.scope, reading.suffix, reading.parts
-    if reading.is_everywhere or suffix not in BRACES - _STYLES:
-        return "" if reading.is_everywhere else _doubt_of_lines(name, found, bare, suffix)
-    if any(_is_imported(bare, *use) for use in found):
+    name: str, kind: str, uses: Sequence[_Use], outside: Sequence[_Use], reading: Reading,
+    roles: Mapping[_Use, str], code: Sequence[str],
+) -> str:  # fmt: skip
+    """Return why it is not certain that uses of a name mean the same; empty if nothing says so."""
+    if reading.is_everywhere:
+        return ""
+    if any(_IMPORTED.search(use.above) for use in uses):
         return f"{name} is imported, and has its name elsewhere"
-    own = {at for at in (_binding(name, *use, bare, parts, suffix) for use in found) if at}
-    if len(own) > 1:
-        kinds = {kind for kind, *_ in own}
+    parts = _Enclosing(reading.parts, (*uses, *outside))
+    lexer = reading.language.lexer
+    bindings = [at for at in (_binding(name, use, parts, code, lexer) for use in uses) if at]
+    own = {*bindings}
+    if len(own) > 1 or (len(bindings) > 1 and min(own)[0] == "variable" and lexer not in _AGAIN):
+        kinds = {what for what, *_ in own}
         one = f"is more than one {min(kinds)}"
         what = one if len(kinds) == 1 else "are a function and a variable"
         return f"there {what} {name}: name the place of the one that is meant"
-    if not own and scope and all(one.kind == "function" for one in scope):
-        uses = re.compile(rf"(?<![\w$.]){re.escape(name)}(?![\w$])")
-        others = [(i, one.start()) for i, line in enumerate(bare) for one in uses.finditer(line)]
-        defined = (_binding(name, *use, bare, parts, suffix) for use in others if use not in found)
-        return f"{name} is defined outside of {scope[0].label}" if any(defined) else ""
-    for i, start in found if own else ():
-        before, after = _around(name, i, start, bare)
+    if not own and reading.scope and all(one.kind == "function" for one in reading.scope):
+        defined = (_binding(name, use, parts, code, lexer) for use in outside)
+        return f"{name} is defined outside of {reading.scope[0].label}" if any(defined) else ""
+    if own and _is_other_kind(kind, min(own)):
+        return f"{name} is not a {kind} here"
+    if not own and len({roles[use] for use in uses}) > 1:
+        return f"the uses of {name} are not of one kind"
+    if own and (line := _overridden(uses, min(own), code)):
+        return f"{name} in line {line} overrides one that may stand elsewhere"
+    typed = dict[str, bool]()
+    for use in uses if own else ():
         if owner := min(own)[3]:
-            is_other = not _is_of(owner, before, bare)
+            is_other = not _is_of(owner, use, code, typed) or (
+                roles[use] == "key" and not re.search(rf"\b{owner}\b[^;{{}}]*$", use.head)
+            )
         else:
-            is_other = _is_property(i, before, after, bare, suffix)
+            is_other = roles[use] != "plain"
         if is_other:
-            return f"the {name} in line {i + 1} may be that of something else"
+            return f"the {name} in line {use.line + 1} may be that of something else"
     return ""
 
 
-def _is_of(owner: str, before: str, bare: Sequence[str]) -> bool:
+def _is_other_kind(kind: str, binding: tuple[str, ...]) -> bool:
+    what, *_, owner = binding
+    if what == "function":
+        return kind in _VARIABLE_WORDS | {"field", "class", "struct"} or (
+            kind == "method" and not owner
+        )
+    return kind in {"function", "method", "class", "struct"} or (kind in {"field"} and not owner)
+
+
+def _overridden(uses: Sequence[_Use], binding: tuple[str, ...], code: Sequence[str]) -> int:
+    """Return the line of a function that overrides one of another class; 0 if there is none."""
+    for use in uses if binding[0] == "function" else ():
+        above = code[use.line - 1] if use.line else ""
+        if re.search(r"\boverride\b", use.before) or re.search(r"@[Oo]verride\s*$", above):
+            return use.line + 1
+    return 0
+
+
+def _is_of(owner: str, use: _Use, code: Sequence[str], known: dict[str, bool]) -> bool:
     """Return whether a member is used without an object, or with one of its class."""
-    found = re.search(r"(?:(\w+)|[^.\w])\s*[?!]?(?<!\.)(?:\.|->)\s*$", before)
+    found = re.search(r"(?:(\w+)|[^.\w])\s?[?!]?(?<!\.)(?:\.|->)\s*$", use.before)
     if not found or found[1] in {"this", "self", "super", "cls", "base", owner}:
         return True
     if not found[1]:  # what a call returns
-        return bool(re.search(rf"\b{owner}\b", before))
+        return bool(re.search(rf"\b{owner}\b", use.before))
     word = found[1]
-    typed = rf"\b{owner}\b(?:<[^>]*>)?[?*&\]\[]*\s+[*&]*{word}\b|"
-    typed += rf"\b{word}\b\s*\??(?:\s*:=|\s*[:=]|\s)\s*(?:new\s|mut\s|[&*]|\[\])*\s*{owner}\b"
-    return any(re.search(typed, line[: 4 * _MOST_READ]) for line in bare)
-
-
-def _is_imported(lines: Sequence[str], i: int, start: int) -> bool:
-    """Return whether a use stands in an import, where it is no new name (`as NAME`)."""
-    return bool(_IMPORTED.search(_before(i, lines[i][:start], lines)))
-
-
-def _before(i: int, before: str, lines: Sequence[str]) -> str:
-    """Return the text before a place, some lines of it."""
-    return "\n".join([*lines[max(0, i - 20) : i], before])[-4 * _MOST_READ :]
-
-
-def _around(name: str, i: int, start: int, bare: Sequence[str]) -> tuple[str, str]:
-    end = start + len(name)
-    return bare[i][max(0, start - _MOST_READ) : start], bare[i][end : end + _MOST_READ]
+    if word not in known:
+        typed = rf"\b{owner}\b(?:<[^<>]*>)?[?*&\]\[]*\s+[*&]*{word}\b|"
+        typed += rf"\b{word}\b\s?\??\s?(?::=|[:=])?\s?(?:new\s|mut\s|[&*]|\[\]){{0,3}}\s?{owner}\b"
+        lines = (line[: 4 * _AROUND] for line in code if word in line and owner in line)
+        known[word] = any(re.search(typed, line) for line in itertools.islice(lines, _MOST_USES))
+    return known[word]
 
 
 def _doubt_of_lines(
-    name: str, places: Sequence[tuple[int, int]], bare: Sequence[str], suffix: str
+    name: str, uses: Sequence[_Use], code: Sequence[str], language: Language, reading: Reading
 ) -> str:
     """Return why the uses of a name in Ruby, Lua or a shell may be those of several variables."""
-    heads = [i for i, line in enumerate(bare) if _HEAD.match(line)]
+    if reading.is_everywhere:
+        return ""
+    heads = [i for i, line in enumerate(code) if _HEAD.match(line)]
     own = set()
-    for i, start in places:
-        before, after = _around(name, i, start, bare)
-        found = re.fullmatch(r"\s*((?:local|my|declare|typeset)\s+(?:-\w+\s+)*)?", before)
-        if (found and re.match(r"\s*=(?!=)", after)) or (
-            _HEAD.match(before) and re.search(r"[(,]\s*$", before)
+    for use in uses:
+        found = re.fullmatch(r"\s*((?:local|my|declare|typeset)\s+(?:-\w+\s+)*)?[$@%]?", use.before)
+        if (found and re.match(r"\s*=(?!=)", use.after)) or (
+            _HEAD.match(use.before) and re.search(r"[(,]\s*$", use.before)
         ):
-            is_local = suffix in _WITH_LOCALS or bool(found and found[1])
-            own.add(max((head for head in heads if head <= i), default=-1) if is_local else -1)
+            is_local = "locals" in language.traits or bool(found and found[1])
+            head = bisect.bisect_right(heads, use.line) - 1
+            own.add(heads[head] if is_local and head >= 0 else -1)
     return f"there is more than one variable {name}: name its place" if len(own) > 1 else ""
 
 
+class _Enclosing:
+    """The classes and functions around the lines of some uses, the outer ones first."""
+
+    def __init__(self, parts: Sequence[Part], uses: Sequence[_Use]) -> None:
+        waiting = [one for one in parts if one.kind in {"class", "function"}][::-1]
+        self._around, around = dict[int, list[Part]](), list[Part]()
+        for line in sorted({one.line for one in uses}):
+            while waiting and waiting[-1].start <= line:
+                around.append(waiting.pop())
+            around = [one for one in around if one.end > line]
+            self._around[line] = around[-_MOST_AROUND:]
+
+    def at(self, line: int) -> list[Part]:
+        return self._around[line]
+
+
+_MOST_AROUND = 20  # parts around a use, and lines of the head of a function
+
+
 def _binding(
-    name: str, i: int, start: int, bare: Sequence[str], parts: Sequence[Part], suffix: str
+    name: str, use: _Use, parts: _Enclosing, code: Sequence[str], lexer: str
 ) -> tuple[str, ...]:
     """Return what a use defines: its kind, where, of which type, and the class that it is in."""
-    before, after = _around(name, i, start, bare)
+    before, after = use.before, use.after
     if re.search(r"(?:\.|->)\s*$", before):
         return ()
-    around = [
-        one for one in parts if one.start <= i < one.end and one.kind in {"class", "function"}
-    ]
-    for one in around:
-        is_head = "{" not in "\n".join([*bare[one.start : i], before])
+    around = parts.at(use.line)
+    for at, one in enumerate(around):
+        is_head = "{" not in _head_of(one, use, code, "{")
         if (one.name, one.kind) == (name, "function") and is_head and re.match(r"\s*[(<]", after):
-            owner = re.search(r"\(\s*\w+\s+\*?(\w+)[^)]*\)\s*$|(\w+)(?:<[^>]*>)?(?:::|\.)$", before)
-            outer = [other for other in around if other.holds(one)]
+            owner = re.search(
+                r"\(\s*\w+\s+\*?(\w+)[^()]*\)\s*$|(\w+)(?:<[^<>]*>)?(?:::|\.)$", before
+            )
+            outer = around[at - 1] if at else None
             type_of = (owner[1] or owner[2]) if owner else ""
-            of_class = outer[-1].name if outer and outer[-1].kind == "class" else type_of
-            return "function", str(outer[-1].start if outer else -1), type_of, of_class
+            of_class = outer.name if outer and outer.kind == "class" else type_of
+            return "function", str(outer.start if outer else -1), type_of, of_class
     inner = around[-1] if around else None
     is_class = bool(inner and inner.kind == "class")
     if not (
@@ -534,41 +768,28 @@ def _binding(
         or (_TYPED.search(before) and _ENDED.match(after))
         or (_LAMBDA.match(after) and re.search(r"[^\w.]\s*$|^$", before))
         or re.match(r"\s*(?:,\s*\w+\s*)*:=", after)
-        or (suffix == ".php" and re.match(r"\s*=(?![=>])", after))
+        or (lexer == "php" and re.match(r"\s*=(?![=>])", after))
         or (is_class and _MODIFIERS.match(before) and _FIELD.match(after))
-        or (inner and inner.kind == "function" and _is_in_head(inner, i, before, bare))
+        or (inner and inner.kind == "function" and _is_in_head(inner, use, code))
     ):
         return ()
-    where = i if _LAMBDA.match(after) else inner.start if inner else -1
+    where = use.line if _LAMBDA.match(after) else inner.start if inner else -1
     return "variable", str(where), "", inner.name if inner and is_class else ""
 
 
-def _is_in_head(part: Part, i: int, before: str, bare: Sequence[str]) -> bool:
-    head = "\n".join([*bare[part.start : i], before])
+def _head_of(part: Part, use: _Use, code: Sequence[str], far: str) -> str:
+    """Return the text from the beginning of a part to a use; another one if it is far away."""
+    if use.line - part.start > _MOST_AROUND:
+        return far
+    return "\n".join([*(line[: 4 * _AROUND] for line in code[part.start : use.line]), use.before])
+
+
+def _is_in_head(part: Part, use: _Use, code: Sequence[str]) -> bool:
+    head = _head_of(part, use, code, "{")
     head = head[head.find(part.name) :]
     is_open = head.count("(") == head.count(")") + 1 and "{" not in head
-    begins = r"[(,]\s*(?:\.\.\.|mut\s+|readonly\s+|private\s+|public\s+|[*&])*$"
+    begins = r"[(,]\s*(?:\.\.\.|mut\s+|readonly\s+|private\s+|public\s+|[*&])*\$?$"
     return is_open and bool(re.search(begins, head))
-
-
-def _is_property(i: int, before: str, after: str, bare: Sequence[str], suffix: str) -> bool:
-    """Return whether a name is one of an object: `a.name`, `{ name: 1 }`, or `{ name }`."""
-    if re.search(r"(?:(?<!\.)\.|->)\s*$", before):
-        return True
-    if suffix not in {".js", ".jsx", ".mjs", ".ts", ".tsx", ".vue", ".rs", ".go"}:
-        return False
-    is_short = suffix not in {".rs", ".go"}
-    if not re.match(r"\s*(?::(?!:)|[,}]|$)" if is_short else r"\s*:(?![:=])", after):
-        return False
-    text = _before(i, before, bare)
-    deep = 0
-    for at in range(len(text) - 1, -1, -1):
-        deep += (text[at] in ")]}") - (text[at] in "([{")
-        if deep < 0:
-            inside = text[at + 1 :]
-            is_list = text[at] == "{" and re.search(r"(?:^|,)\s*$", inside) and ";" not in inside
-            return bool(is_list and not re.search(r"\bexports?\s*=?\s*$|\)\s*$", text[:at]))
-    return False
 
 
 # ---- names of Python

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from .languages import Language, language_of
 from .parts import Part
 
 # words for parts, by the kinds that they mean
@@ -116,6 +117,11 @@ class Reading:
     def suffix(self) -> str:
         """The ending of the name, in lower case."""
         return PurePath(self.name).suffix.lower()
+
+    @property
+    def language(self) -> Language:
+        """How the file is read."""
+        return language_of(self.name, self.lines[0] if self.lines else "")
 
     @property
     def allowed(self) -> set[int]:
