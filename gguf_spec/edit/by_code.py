@@ -7,18 +7,20 @@ says so and is not written without a question.
 
 from __future__ import annotations
 
+import ast
 import bisect
 import io
 import itertools
 import re
-import symtable
 import tokenize
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .instruction import Reading, Rename, bounded
 from .languages import Language, keywords, language_of, read_code
-from .parts import UNREADABLE, Part, symbol_tables
+from .parts import UNREADABLE, Part
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class CodeEdit:
     doubt: str = ""
 
 
-_Places = list[tuple[int, int]]  # line and column
 KEYED = {".json", ".jsonc", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".properties"}
 
 
@@ -56,6 +57,8 @@ def edit_by_code(reading: Reading) -> CodeEdit | None:
             found = replace(found, doubt=_places(found.n_places, rename.old))
     else:
         found = _rename_words(rename, reading)
+    if found and _is_limited(rename, reading):
+        return replace(found, doubt=found.doubt or "what limits the rename was not read")
     if not found or reading.scope or reading.is_everywhere:
         return found
     is_lost = found.n_places > 1 and _IN_PLACE.search(reading.instruction)
@@ -67,6 +70,21 @@ _IN_PLACE = re.compile(
     r"(?i)(?:\b(?:in|inside|within|under)|(?<!s )\bof)\s+(?:the\s+)?"
     r"(?!(?:the\b|this|that|file|text|code|script|module|document|program|page|project)\b)"
 )
+
+
+# What may keep a rename from some places; words of other languages are not read.
+_LIMITS = re.compile(
+    r"(?i)\b(?:only|just|unless|except|but|not|without|where|if|when|before|after|nur|nicht|ohne|"
+    r"au\u00dfer|aber|pas|sauf|mais|sin|pero|solo|excepto)\b|[^\W\d_a-zA-Z]"
+)
+
+
+def _is_limited(rename: Rename, reading: Reading) -> bool:
+    """Return whether an instruction has a limit that no place in the text was found for."""
+    rest = reading.instruction.replace(rename.old, " ", 1).replace(rename.new, " ", 1)
+    found = _LIMITS.search(rest)
+    is_read = bool(reading.scope or reading.kept) and bool(found and found[0].isascii())
+    return bool(found) and not is_read
 
 
 def _places(n: int, what: str) -> str:
@@ -345,11 +363,16 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
         old, new = leaf, new.rpartition(".")[2]
         holders = [part for part in reading.parts if part.name == owner.rpartition(".")[2]]
         reading = replace(reading, scope=reading.scope or tuple(holders))
-    if traits & {"sigils", "shell", "styles"}:  # a mark before one of the names only
+    mark = ""
+    if "styles" in traits:
         mark = old[:1] if old[:1] in "$@.#" else ""
-        new = new if not mark or new.startswith(mark) else mark + new
-        new = new[1:] if not mark and new[:1] in "$@.#" else new
-    text = "\n".join(reading.lines)
+        new = mark + new.lstrip("$@.#")
+        mark = ""
+    elif traits & {"sigils", "shell"}:  # the mark is no part of the name
+        mark = old[:1] if old[:1] in "$@" else ""
+        old = old.lstrip("$@")
+        new = new.lstrip("$@")
+    text = "\n".join([*reading.lines, ""])
     source = read_code(text, language)
     pattern = _name_pattern(old, language)
     uses = _uses_in(source.code, pattern)
@@ -360,7 +383,7 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
             why = f"texts and code of {reading.name or 'this text'} are not told apart"
         return _written(chosen, old, new, reading, why) if chosen else None
     allowed = reading.allowed
-    chosen, doubt = _chosen(uses, old, rename.kind, reading, source.code)
+    chosen, doubt = _chosen(uses, old, mark or rename.kind, reading, source.code)
     if not chosen:
         return None
     spared = reading.kept and {i for part in reading.kept for i in range(part.start, part.end)}
@@ -381,7 +404,8 @@ def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
     found = _written(chosen, old, new, reading, doubt)
     if not doubt:
         word = new.lstrip("$@.#")
-        if word in keywords("\n".join(found.lines), language) - keywords(text, language):
+        known = keywords(text, language)
+        if old not in known and word in keywords("\n".join(found.lines), language) - known:
             found = replace(found, doubt=f"{new} is a word of the language")
     return found
 
@@ -425,6 +449,8 @@ _DEFINES = re.compile(
 _TYPES = re.compile(r"\b(?:enum|interface|class|struct|union|trait)\b[^;{}]*$")
 _EXPORTS = re.compile(r"\bexports?\s*=?\s*$|\)\s*$")
 _RUST_VALUE = re.compile(r"(?<!->)(?<!impl)(?<!for)(?<!struct)(?<!enum)\s(?:\w+::)*[A-Z]\w*\s*$")
+_ELEMENT = re.compile(r"(?:(?<![=-])>|\}|<[A-Za-z][^<>]*\w=)\s*$")  # before `{total}`
+_OF_THIS = re.compile(r"\b(?:this|self)(?:\.|->)$")
 _A_KEY = re.compile(r"\s*(?::(?![:=])|=(?![=>~]))")
 
 
@@ -454,6 +480,8 @@ def _role(use: _Use, language: Language) -> str:
         return "plain"
     if _TYPES.search(use.head):
         return "member"
+    if "jsx" in traits and _ELEMENT.search(use.head):
+        return "plain"
     inside = use.above[use.above.rfind("{") + 1 :]
     return "plain" if _EXPORTS.search(use.head) or ";" in inside else "key"
 
@@ -497,40 +525,59 @@ def _chosen(
     uses: list[_Use], name: str, kind: str, reading: Reading, code: Sequence[str]
 ) -> tuple[list[_Use], str]:
     """Return which uses are renamed, and why it is not certain that these are meant."""
-    language, allowed = reading.language, reading.allowed
-    chosen = [one for one in uses if one.line in allowed]
+    language = reading.language
+    chosen = [one for one in uses if one.line in reading.allowed]
     if "blocks" in language.traits:
         return _chosen_blocks(chosen, kind)
     if language.lexer == "sql":
         return chosen, _doubt_of_columns(name, chosen, kind, reading, code)
     roles = {one: _role(one, language) for one in uses}
-    if language.traits & {"shell", "sigils"}:
-        kinds = {roles[one] for one in chosen}
-        wanted = {"variable", "$"} if kind in _VARIABLE_WORDS else set[str]()
-        wanted |= {"command", "target", "plain"} if kind in {"function", "target"} else set[str]()
-        wanted |= {"member", "plain"} if kind == "method" else set[str]()
-        if len(kinds) > 1 and kinds & (wanted or {"variable"}):
-            chosen = [one for one in chosen if roles[one] in (wanted or {"variable"})]
-        if len(kinds) > 1 or (wanted and not kinds & wanted):
-            return chosen, f"{name} is not a {kind or 'variable'} everywhere: see what stays"
-        if language.parts != "braces":
-            return chosen, _doubt_of_lines(name, chosen, code, language, reading)
-    if language.parts != "braces" or "styles" in language.traits:
-        if len({roles[one] for one in chosen}) > 1 and not reading.is_everywhere:
-            return chosen, f"the uses of {name} are not of one kind"
-        return chosen, _doubt_of_lines(name, chosen, code, language, reading)
-    field = _fields(uses, reading, code)
-    if field is not None:
-        rest = len(field) < len(uses)
-        unsure = f"which of the uses of {name} belong to it is not certain"
-        return field, unsure if rest and not reading.is_everywhere else ""
-    outside = [one for one in uses if one.line not in allowed]
-    if any(roles[one] == "key" for one in outside) and "labels" in language.traits:
-        return chosen, f"{name} is the name of an argument outside of the named place"
-    owners = [part for part in reading.scope if part.kind == "class"]
-    if owners and outside:
-        return chosen, f"which of the uses of {name} belong to it is not certain"
-    return chosen, _doubt_of(name, kind, chosen, outside, reading, roles, code)
+    doubt = ""
+    if "styles" not in language.traits and language.traits & {"shell", "sigils"}:
+        chosen, doubt = _chosen_by_mark(name, kind, chosen, roles, language)
+        roles = {one: "plain" if roles[one] in _MARKED else roles[one] for one in uses}
+    if language.parts == "braces" and "styles" not in language.traits:
+        field = _fields(uses, reading, code)
+        outside = [one for one in uses if one.line not in reading.allowed]
+        if field is not None:
+            chosen = field
+        elif not doubt:
+            doubt = _doubt_of(name, kind, chosen, outside, reading, roles, code)
+        is_class = any(part.kind == "class" for part in reading.scope)
+        if is_class and not reading.is_everywhere and len(chosen) < len(uses):
+            doubt = f"which of the uses of {name} belong to it is not certain"
+        return chosen, doubt
+    if not reading.is_everywhere and len({roles[one] for one in chosen}) > 1:
+        doubt = doubt or f"the uses of {name} are not of one kind"
+    return chosen, doubt or _doubt_of_lines(name, chosen, code, language, reading)
+
+
+_MARKED = {"$", "@", "variable"}
+
+
+def _chosen_by_mark(
+    name: str, kind: str, uses: list[_Use], roles: Mapping[_Use, str], language: Language
+) -> tuple[list[_Use], str]:
+    """Return the uses with the mark of variables, or those without, and what is doubtful.
+
+    Args:
+        kind: The word for it, or the mark that the instruction has.
+    """
+    kinds = {roles[one] for one in uses}
+    if kind in {"$", "@"} and "sigils" in language.traits:
+        others = kinds - {kind}
+        is_mixed = "member" in others or (language.lexer == "perl" and others - {"plain"})
+        why = f"{kind}{name} may be used in other ways, too" if is_mixed else ""
+        return [one for one in uses if roles[one] == kind], why
+    has_plain = language.lexer in {"ruby", "elixir", "r"}
+    wanted = {"variable", "$"} | ({"plain"} if has_plain else set())
+    if kind in {"function", "target", "method"}:
+        wanted = {"command", "target", "plain", "member"}
+    is_kind = kind in _VARIABLE_WORDS | {"function", "target", "method"}
+    chosen = [one for one in uses if roles[one] in wanted] or uses
+    if len(kinds) > 1 or (is_kind and not kinds & wanted):
+        return chosen, f"{name} has other uses than as a {kind or 'variable'}"
+    return chosen, ""
 
 
 def _chosen_blocks(uses: list[_Use], kind: str) -> tuple[list[_Use], str]:
@@ -638,6 +685,8 @@ def _doubt_of(
     """Return why it is not certain that uses of a name mean the same; empty if nothing says so."""
     if reading.is_everywhere:
         return ""
+    if any(roles[one] == "key" for one in outside) and "labels" in reading.language.traits:
+        return f"{name} is the name of an argument outside of the named place"
     if any(_IMPORTED.search(use.above) for use in uses):
         return f"{name} is imported, and has its name elsewhere"
     parts = _Enclosing(reading.parts, (*uses, *outside))
@@ -654,7 +703,7 @@ def _doubt_of(
         return f"{name} is defined outside of {reading.scope[0].label}" if any(defined) else ""
     if own and _is_other_kind(kind, min(own)):
         return f"{name} is not a {kind} here"
-    if not own and len({roles[use] for use in uses}) > 1:
+    if not own and len({roles[use] for use in uses if not _OF_THIS.search(use.before)}) > 1:
         return f"the uses of {name} are not of one kind"
     if own and (line := _overridden(uses, min(own), code)):
         return f"{name} in line {line} overrides one that may stand elsewhere"
@@ -795,6 +844,30 @@ def _is_in_head(part: Part, use: _Use, code: Sequence[str]) -> bool:
 # ---- names of Python
 
 
+_Place = tuple[int, int]
+
+
+class _Scope:
+    """A module, a class, a function, a lambda or a comprehension, and the names that it sets."""
+
+    def __init__(self, node: ast.AST, parent: _Scope | None, start: _Place, end: _Place) -> None:
+        self.node, self.parent, self.start, self.end = node, parent, start, end
+        self.kinds: dict[str, set[str]] = {}
+        self.outer: dict[str, str] = {}  # names of `global` and `nonlocal`
+        self.holes: list[tuple[_Place, _Place]] = []  # places of the scope around it
+        self.inner: list[_Scope] = []
+        self.is_class = isinstance(node, ast.ClassDef)
+
+    def holds(self, place: _Place) -> bool:
+        return self.start <= place < self.end and not any(a <= place < b for a, b in self.holes)
+
+
+_SCOPES = (
+    ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.SetComp,
+    ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
+
+
 class _Module:
     def __init__(self, lines: Sequence[str], parts: Sequence[Part]) -> None:
         text = "\n".join(lines) + "\n"
@@ -805,8 +878,116 @@ class _Module:
             self.tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
         except tokenize.TokenError as error:
             raise SyntaxError(str(error)) from None
-        self.tables = symbol_tables(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
         self.classes = {part.name: part for part in parts if part.kind == "class"}
+        self.imported = set[_Place]()  # where the name of something of another module stands
+        self.module = _Scope(tree, None, (0, 0), (len(lines) + 1, 0))
+        self._read(tree, self.module)
+
+    def _place(self, line: int, column: int) -> _Place:
+        text = self.lines[line - 1]
+        return line - 1, column if text.isascii() else len(text.encode()[:column].decode())
+
+    def _span(self, node: Any) -> tuple[_Place, _Place]:
+        end = self._place(node.end_lineno, node.end_col_offset)
+        return self._place(node.lineno, node.col_offset), end
+
+    def _read(self, tree: ast.AST, scope: _Scope) -> None:
+        waiting = [(child, scope) for child in ast.iter_child_nodes(tree)]
+        while waiting:
+            node, scope = waiting.pop()
+            self._names(node, scope)
+            inner = self._inner(node, scope) if isinstance(node, _SCOPES) else scope
+            waiting += [(child, inner) for child in ast.iter_child_nodes(node)]
+
+    def _inner(self, node: Any, around: _Scope) -> _Scope:
+        start, end = self._span(node)
+        if name := getattr(node, "name", ""):
+            head = re.compile(rf"(?:async\s+)?(?:def|class)\s+{re.escape(name)}")
+            found = head.match(self.lines[start[0]], start[1])
+            start = (start[0], found.end()) if found else start
+        scope = _Scope(node, around, start, end)
+        around.inner.append(scope)
+        outside: list[Any] = [*getattr(node, "bases", ()), *getattr(node, "keywords", ())]
+        if args := getattr(node, "args", None):
+            every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+            for one in filter(None, every):
+                scope.kinds.setdefault(one.arg, set()).add("parameter")
+                outside.append(one.annotation)
+            outside += [*args.defaults, *args.kw_defaults, getattr(node, "returns", None)]
+        if generators := getattr(node, "generators", None):
+            outside.append(generators[0].iter)
+        scope.holes = [self._span(one) for one in outside if one is not None]
+        return scope
+
+    def _names(self, node: Any, scope: _Scope) -> None:
+        def bind(name: str | None, kind: str, where: _Scope = scope) -> None:
+            if name:
+                where.kinds.setdefault(name, set()).add(kind)
+
+        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            bind(node.id, "variable")
+        elif isinstance(node, ast.NamedExpr):
+            while scope.parent and hasattr(scope.node, "generators"):
+                scope = scope.parent
+            bind(node.target.id, "variable", scope)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            bind(node.name, "function")
+        elif isinstance(node, ast.ClassDef):
+            bind(node.name, "class")
+        elif isinstance(node, (ast.Global, ast.Nonlocal)):
+            scope.outer |= dict.fromkeys(node.names, type(node).__name__)
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            bind(node.name, "variable")
+        elif isinstance(node, ast.MatchMapping):
+            bind(node.rest, "variable")
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for one in node.names:
+                bind(one.asname or one.name.partition(".")[0], "variable")
+                self.imported.add(self._place(one.lineno, one.col_offset))
+
+    def scopes(self) -> Iterator[_Scope]:
+        waiting = [self.module]
+        while waiting:
+            scope = waiting.pop()
+            yield scope
+            waiting += scope.inner[::-1]
+
+    def scope_at(self, place: _Place) -> _Scope:
+        scope = self.module
+        while inner := next((one for one in scope.inner if one.holds(place)), None):
+            scope = inner
+        return scope
+
+    def binder_of(self, name: str, place: _Place) -> _Scope | None:
+        """Return the scope whose name a use has; None for one that nothing here sets."""
+        scope: _Scope | None = self.scope_at(place)
+        first = scope
+        while scope:
+            if scope.outer.get(name) == "Global":
+                scope = self.module
+            if name in scope.kinds and name not in scope.outer:
+                if not scope.is_class or scope is first:
+                    return scope
+            scope = scope.parent
+        return None
+
+    def binders_of(self, name: str) -> list[_Scope]:
+        found = (one for one in self.scopes() if name in one.kinds and name not in one.outer)
+        return list(found)
+
+    def class_of(self, scope: _Scope) -> Part | None:
+        return next(
+            (
+                one
+                for one in self.parts
+                if one.kind == "class" and scope.is_class
+                if one.name == scope.node.name and one.start <= scope.start[0] < one.end  # type: ignore[attr-defined]
+            ),
+            None,
+        )
 
     def has_member(self, part: Part, name: str) -> bool:
         inner = (one for one in self.parts if len(one.path) == len(part.path) + 1)
@@ -815,35 +996,8 @@ class _Module:
         pattern = re.compile(rf"\b(self|cls)\.{name}\b\s*(=[^=]|:)")
         return any(pattern.search(line) for line in self.lines[part.start : part.end])
 
-    def functions_with(self, name: str) -> list[symtable.SymbolTable]:
-        functions = (one for one in self.tables if one.get_type() == "function")
-        named = (one for one in functions if name in one.get_identifiers())
-        return [one for one in named if one.lookup(name).is_local()]
 
-    def is_local(self, name: str, part: Part) -> bool:
-        """Return whether a function itself has a variable of this name."""
-        return any(
-            one.get_name() == part.name and part.start < one.get_lineno() <= part.end
-            for one in self.functions_with(name)
-        )
-
-    def is_global(self, name: str) -> bool:
-        if name not in self.tables[0].get_identifiers():
-            return False
-        symbol = self.tables[0].lookup(name)
-        return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-
-    def head_of(self, part: Part) -> int:
-        """Return the line of a function or a variable that has its name, behind decorators."""
-        head = re.compile(rf"\s*(?:async\s+)?(?:def\s+)?{part.name}\b")
-        return next((i for i in range(part.start, part.end) if head.match(self.lines[i])), 0)
-
-    def lines_of(self, function: symtable.SymbolTable) -> range:
-        """Return the lines of a function; of a lambda or a comprehension the first one."""
-        start, key = function.get_lineno() - 1, (function.get_name(), "function")
-        functions = (one for one in self.parts if (one.name, one.kind) == key)
-        ends = [one.end for one in functions if one.start <= start < one.end]
-        return range(start, min(ends, default=start + 1))
+_MEMBER_WORDS = {"method", "attribute", "property", "field"}
 
 
 def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
@@ -856,6 +1010,11 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
         module = _Module(lines, reading.parts)
     except UNREADABLE:
         return None
+    uses = _uses(module.tokens, old)
+    if len(uses) > _MOST_USES:
+        everywhere = {(i, start) for i, start, _ in uses}
+        why = f"{len(uses):,} places have the name {old}, and they are not told apart"
+        return _renamed(lines, everywhere, old, new, why)
     is_member = _is_member(module, rename, reading, old, owner)
     if is_member:
         found = _member_places(module, reading, old, owner)
@@ -872,33 +1031,27 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
     places = {(i, start) for i, start in found[0] if i not in kept}
     if not places:
         return None
-    if not is_member and any(_is_imported(lines, *place) for place in places):
+    if not is_member and places & module.imported:
         doubt = doubt or f"{old} is imported, and has its name elsewhere"
     return _renamed(lines, places, old, new, doubt)
 
 
 def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owner: str) -> bool:
-    if owner or rename.kind in {"method", "attribute", "property", "field"}:
+    if owner or rename.kind in _MEMBER_WORDS:
         return True
-    functions = [part for part in reading.scope if part.kind == "function"]
-    if rename.kind in {"variable", "parameter", "argument", "constant"} or any(
-        module.is_local(old, part) for part in functions
-    ):
+    binders = module.binders_of(old)
+    plain = [one for one in binders if not one.is_class]
+    if rename.kind == "function":
+        is_plain = any("function" in one.kinds[old] for one in plain)
+        return not is_plain and any("function" in one.kinds[old] for one in binders)
+    if rename.kind == "class" or plain:
         return False
-    is_bound = any(part.name == old and len(part.path) == 1 for part in module.parts)
-    has_uses = bool(_members(module, old)) or any(dot for _, _, dot in _uses(module.tokens, old))
-    return has_uses and not is_bound and not module.functions_with(old)
-
-
-def _members(module: _Module, name: str) -> list[Part]:
-    inner = (one for one in module.parts if one.name == name and len(one.path) > 1)
-    members = (one for one in inner if one.kind in {"function", "variable"})
-    return [one for one in members if one.path[-2] in module.classes]
+    return bool(binders) or any(dotted for _, _, dotted in _uses(module.tokens, old))
 
 
 def _member_places(
     module: _Module, reading: Reading, old: str, owner: str
-) -> tuple[_Places, str] | None:
+) -> tuple[list[_Place], str] | None:
     """Return where a member is used, and what is doubtful about it; None if no class has it."""
     classes = module.classes
     owners = [part for part in reading.scope if part.kind == "class"]
@@ -908,48 +1061,181 @@ def _member_places(
     if not owners:
         return None
     others = [part for part in having if part not in owners]
-    doubt = ""
+    names = {part.name for part in owners}
+    places, doubt = list[_Place](), ""
     if len(owners) > 1 and not reading.is_everywhere:
         doubt = _places(len(owners), f"the method {old}")
-    elif others and any(
-        dotted and not any(part.start <= i < part.end for part in (*owners, *others))
-        for i, _, dotted in _uses(module.tokens, old)
-    ):
-        doubt = f"whose {old} is used outside of its class is not certain"
-    return _member_uses(module.tokens, old, owners, lone=not others), doubt
+    arguments = _arguments(module.tokens)
+    for i, start, dotted in _uses(module.tokens, old):
+        is_inside = any(part.start <= i < part.end for part in owners)
+        if not dotted:
+            binder = module.binder_of(old, (i, start))
+            part = module.class_of(binder) if binder else None
+            if (i, start) not in arguments and part in owners:
+                places.append((i, start))
+            elif arguments.get((i, start)) in names:  # a field that is set when it is made
+                doubt = doubt or f"{old} is the name of an argument in line {i + 1}"
+            continue
+        receiver = re.search(r"(\w+|\))\s*\.\s*$", module.lines[i][:start])
+        word = receiver[1] if receiver else ""
+        is_own = word in names or (
+            is_inside and (word in {"self", "cls"} or "super()." in module.lines[i])
+        )
+        is_foreign = not is_inside and word in {"self", "cls", *(one.name for one in others)}
+        if is_own or (not others and not is_foreign) or (is_inside and word == ""):
+            places.append((i, start))
+        if others and not is_own and not is_foreign:
+            doubt = doubt or f"whose {old} is used outside of its class is not certain"
+        elif not is_own and not is_foreign and not _is_made(word, names, module.lines, i, start):
+            doubt = doubt or f"whose {old} is used in line {i + 1} is not certain"
+    return places, doubt or _doubt_of_texts(module, old)
+
+
+def _is_made(word: str, names: set[str], lines: Sequence[str], i: int, start: int) -> bool:
+    """Return whether the object before a member is one of some classes."""
+    of_class = "|".join(map(re.escape, names))
+    if word == ")":
+        return bool(re.search(rf"\b(?:{of_class})\([^()]*\)\s*\.\s*$", lines[i][:start]))
+    if word.lower() in {name.lower() for name in names}:
+        return True
+    made = re.compile(
+        rf"\b{re.escape(word)}\s?(?::\s?[\"']?(?:\w+\.)?(?:{of_class})\b|=\s?(?:{of_class})\()"
+        rf"|\bfor {re.escape(word)} in \[?(?:{of_class})\("
+    )
+    return bool(word) and any(word in line and made.search(line) for line in lines)
 
 
 def _variable_places(
     module: _Module, rename: Rename, reading: Reading, old: str
-) -> tuple[_Places, str]:
+) -> tuple[list[_Place], str]:
     """Return where a variable, a function or a class is used, and what is doubtful about it."""
-    own = module.functions_with(old)
-    is_global = module.is_global(old)
-    is_named = any(part.kind in {"function", "class", "lines"} for part in reading.scope)
-    doubt = ""
-    if not is_named and not is_global and len(own) > 1 and not reading.is_everywhere:
-        doubt = _places(len(own), f"a variable {old}")
-    elif not reading.scope and not rename.kind and _members(module, old):
-        doubt = f"there are a method and a variable {old}: say which one is meant"
-    if reading.scope:
-        arguments, allowed = _arguments(module.tokens), reading.allowed
-        places = _name_uses(module.tokens, old, allowed)
-        takers = [one for one in own if one.lookup(old).is_parameter()]
-        takers = [one for one in takers if one.get_lineno() - 1 in allowed]
-        names = {one.get_name() for one in takers}
-        callers = [at for at, callee in arguments.items() if callee in names]
-        callers = [(i, at) for i, at in callers if module.lines[i].startswith(old, at)]
-        n_same = sum(one.get_name() in names for one in module.tables)
-        if callers and n_same > len(takers):
-            doubt = doubt or f"which calls with {old}= belong to it is not certain"
-        return [*places, *callers], doubt
-    # Without a place it is the global one: functions with a variable of that name are left out.
-    lines = set(range(len(module.lines)))
-    for one in own if is_global else ():
-        lines -= set(module.lines_of(one))
-    for part in _members(module, old):
-        lines -= set(range(part.start, module.head_of(part) + 1))
-    return _name_uses(module.tokens, old, lines), doubt
+    tokens, kind, scope = module.tokens, rename.kind, reading.scope
+    arguments = _arguments(tokens)
+    by_binder: dict[_Scope | None, list[_Place]] = {}
+    for i, start, dotted in _uses(tokens, old):
+        if not dotted and (i, start) not in arguments:
+            place = (i, start)
+            by_binder.setdefault(module.binder_of(old, place), []).append(place)
+    binders = [one for one in module.binders_of(old) if not one.is_class]
+    meant, doubt = _of_kind(binders, old, kind), ""
+    if binders and not meant:
+        meant, doubt = binders, f"there is no {kind} {old}"
+    if scope:
+        inside = [one for one in meant if _is_in(one, scope)]
+        around = [
+            one for one in meant if any(i in reading.allowed for i, _ in by_binder.get(one, ()))
+        ]
+        if not inside and around:
+            doubt = doubt or f"{old} is defined outside of {scope[0].label}"
+        meant = inside or around
+    if len(meant) > 1 and not reading.is_everywhere:
+        is_global = module.module in meant and not scope
+        meant = [module.module] if is_global else meant
+        if not is_global:
+            doubt = doubt or _places(len(meant), f"a {kind or 'variable'} {old}")
+    if not scope and not kind and any(one.is_class for one in module.binders_of(old)):
+        doubt = doubt or f"there are a method and a variable {old}: say which one is meant"
+    places = [place for one in meant for place in by_binder.get(one, ())]
+    if not binders and not scope:  # what nothing here defines
+        places = by_binder.get(None, [])
+        doubt = doubt or f"{old} is not defined here"
+    takers = [one for one in meant if "parameter" in one.kinds[old]]
+    callers, why = _callers(module, takers, old, arguments)
+    if module.module in meant:
+        texts = (one for one in tokens if one.type == tokenize.STRING and one.string[1:-1] == old)
+        exports = [one.start for one in texts if _is_export(tokens, one)]
+        places += [(line - 1, column + 1) for line, column in exports]
+        why = why or _doubt_of_texts(module, old)
+    elif any(one.type == tokenize.NAME and one.string in _BY_TEXT for one in tokens):
+        why = why or _doubt_of_texts(module, old)
+    return [*places, *callers], doubt or why
+
+
+_BY_TEXT = {"locals", "vars", "eval", "exec"}  # functions that find a local variable by its name
+
+
+def _of_kind(binders: list[_Scope], name: str, kind: str) -> list[_Scope]:
+    """Return the scopes where a name is what a word of the instruction says."""
+    kind = {"argument": "parameter", "constant": "variable"}.get(kind, kind)
+    if kind not in {"function", "class", "parameter", "variable"}:
+        return binders
+    found = [one for one in binders if kind in one.kinds[name]]
+    if kind == "variable":
+        return found or [one for one in binders if "parameter" in one.kinds[name]]
+    return found
+
+
+def _is_in(scope: _Scope, parts: Sequence[Part]) -> bool:
+    first, last = scope.start[0], scope.end[0]
+    return any(
+        part.start <= first and last < part.end + (part.kind == "lines" and 0) for part in parts
+    )
+
+
+def _callers(
+    module: _Module, takers: Sequence[_Scope], old: str, arguments: Mapping[_Place, str]
+) -> tuple[list[_Place], str]:
+    """Return where functions are called with a parameter by its name, and what is doubtful."""
+    names, decorated = set[str](), False
+    for one in takers:
+        name = str(getattr(one.node, "name", ""))
+        names |= {name} - {""}
+        if name == "__init__" and one.parent and one.parent.is_class:
+            names.add(one.parent.node.name)  # type: ignore[attr-defined]
+        decorated = decorated or bool(getattr(one.node, "decorator_list", ()))
+    if not names:
+        return [], ""
+    named = {
+        at: callee for at, callee in arguments.items() if module.lines[at[0]].startswith(old, at[1])
+    }
+    named = {at: callee for at, callee in named.items() if _is_whole(module.lines, at, old)}
+    callers = [at for at, callee in named.items() if callee in names]
+    defined = sum(
+        getattr(one.node, "name", "") in names for one in module.scopes() if not one.is_class
+    )
+    if callers and defined > len(takers):
+        return callers, f"which calls with {old}= belong to it is not certain"
+    if len(callers) < len(named) and _is_passed(module, names):
+        return callers, f"which calls with {old}= belong to it is not certain"
+    if decorated and (why := _doubt_of_texts(module, old, is_word=True)):
+        return callers, why
+    return callers, ""
+
+
+def _is_whole(lines: Sequence[str], at: _Place, name: str) -> bool:
+    return not re.match(r"\w", lines[at[0]][at[1] + len(name) :])
+
+
+def _is_passed(module: _Module, names: set[str]) -> bool:
+    """Return whether a function is used as a value, and so may be called by another name."""
+    pairs = itertools.pairwise(module.tokens)
+    return any(
+        one.string in names and after.string in {",", ")", "]", "\n"} for one, after in pairs
+    )
+
+
+def _doubt_of_texts(module: _Module, name: str, *, is_word: bool = False) -> str:
+    """Return which text may be a name, as for `getattr`; one that says more is prose.
+
+    Args:
+        is_word: Whether a text with the name as a word counts, too.
+    """
+    whole = re.compile(rf"[\w.\[\],|' -]*(?<!\w){name}(?!\w)[\w.\[\],|']*")
+    before = "\n"
+    for token in module.tokens:
+        if token.type == tokenize.STRING and name in token.string:
+            is_docstring = before in {"\n", ""} or token.string[-3:] in {'"""', "'''"}
+            inner = token.string.strip("rbufRBUF").strip("\"'")
+            is_name = len(inner) < _AROUND and (
+                " " not in inner.replace(" | ", "").replace(", ", "") or is_word
+            )
+            is_name = is_name and whole.fullmatch(inner) and not is_docstring
+            is_example = re.search(rf">>> .*(?<!\w){name}(?!\w)", token.string)
+            if (is_name and not _is_export(module.tokens, token)) or is_example:
+                return f"{name} stands in a text in line {token.start[0]}, too, and is left there"
+        if token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT}:
+            before = token.string.strip(" ")
+    return ""
 
 
 def _uses(tokens: Iterable[tokenize.TokenInfo], name: str) -> list[tuple[int, int, bool]]:
@@ -981,47 +1267,6 @@ def _in_text(token: tokenize.TokenInfo, name: str) -> list[tuple[int, int, bool]
             column = i - (text.rfind("\n", 0, i) + 1) + (0 if n_lines else token.start[1])
             found.append((token.start[0] - 1 + n_lines, column, text[i - 1] == "."))
     return found
-
-
-def _member_uses(
-    tokens: list[tokenize.TokenInfo], name: str, owners: Sequence[Part], *, lone: bool
-) -> _Places:
-    """Return the uses of a member: its definition, and `self.NAME` in its classes.
-
-    If no other class has one of that name (`lone`), the uses elsewhere, too.
-    """
-    places, before, last_name = [], "", ""
-    named = {(i, column): dotted for i, column, dotted in _uses(tokens, name)}
-    classes = {part.name for part in owners}
-    for token in tokens:
-        key = (token.start[0] - 1, token.start[1])
-        if key in named:
-            is_inside = any(part.start <= key[0] < part.end for part in owners)
-            is_own = last_name in classes or (is_inside and last_name in {"self", "cls", "super"})
-            is_field = is_inside and before in {"", "\n"} and not named[key]
-            if (before == "def" and is_inside) or (named[key] and (is_own or lone)) or is_field:
-                places.append(key)
-        if token.type == tokenize.NAME and token.string != name:
-            last_name = token.string
-        if token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT}:
-            before = token.string
-    plain = {(one.start[0] - 1, one.start[1]) for one in tokens if one.type == tokenize.NAME}
-    in_texts = (key for key, dotted in named.items() if dotted and key not in plain)  # f-strings
-    inside = {i for part in owners for i in range(part.start, part.end)}
-    return [*places, *(key for key in in_texts if lone or key[0] in inside)]
-
-
-def _name_uses(tokens: list[tokenize.TokenInfo], name: str, allowed: set[int]) -> _Places:
-    """Return the uses of a variable, a function or a class in some lines.
-
-    Attributes, and arguments of calls, of that name are others.
-    """
-    named = {(i, column) for i, column, dotted in _uses(tokens, name) if not dotted}
-    named -= _arguments(tokens).keys()
-    texts = (one for one in tokens if one.type == tokenize.STRING and one.string[1:-1] == name)
-    exports = (one.start for one in texts if _is_export(tokens, one))
-    named |= {(line - 1, column + 1) for line, column in exports}
-    return [(i, column) for i, column in named if i in allowed]
 
 
 def _arguments(tokens: list[tokenize.TokenInfo]) -> dict[tuple[int, int], str]:

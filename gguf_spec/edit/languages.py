@@ -96,7 +96,7 @@ _TABLE = (
 
 
 def _languages() -> dict[str, Language]:
-    found = {}
+    found = dict[str, Language]()
     for names, parts, lexer, *more in _TABLE:
         traits, *patterns = more or ("",)
         language = Language(parts, lexer, frozenset(traits.split()), *patterns)
@@ -156,9 +156,10 @@ def read_code(text: str, language: Language) -> Code:
     from pygments.lexers import get_lexer_by_name  # it takes time, and most edits need no tokens
 
     options = {"startinline": True} if language.lexer == "php" and "<?" not in text else {}
+    lexer = get_lexer_by_name(language.lexer, **options)
     code, texts, at = list[str](), list[str](), 0
     is_sure, end = True, _end(text)
-    for start, kind, piece in _joined(get_lexer_by_name(language.lexer, **options), text):
+    for start, kind, piece in _joined(lexer, text):
         if start != at or thread_time() > end:
             is_sure = False
             break
@@ -173,7 +174,8 @@ def read_code(text: str, language: Language) -> Code:
         elif kind == "mark":
             is_variable = re.match(r"\$\w+(?:->\w+)?", piece)
             n = is_variable.end() if is_variable else 0
-            code.append(piece[:n] + blank[n:])
+            n_mark = 0 if "sigils" in language.traits else min(n, 1)
+            code.append(blank[:n_mark] + piece[n_mark:n] + blank[n:])
             texts.append(blank[:n] + piece[n:])
         else:
             inner = _holes(text, start, piece, kind, language)
@@ -260,7 +262,7 @@ def _joined(lexer: Any, text: str) -> Iterator[tuple[int, str, str]]:
     begun, kind_begun, parts = 0, "", list[str]()
     for start, token, piece in lexer.get_tokens_unprocessed(text):
         if token in Comment.Preproc and token is not Comment.PreprocFile:
-            kind = "code"
+            kind = "mark" if is_markup else "code"
         elif token in Comment or token is String.Doc:
             kind = "comment"
         elif token is String.Interpol:
@@ -296,10 +298,10 @@ def keywords(text: str, language: Language) -> set[str]:
 
     if not language.lexer or len(text) > _MOST_LEXED:
         return set()
-    tokens = get_lexer_by_name(language.lexer).get_tokens_unprocessed(text)
+    lexer = get_lexer_by_name(language.lexer)
     end = _end(text)
-    found = set()
-    for _, token, piece in tokens:
+    found = set[str]()
+    for _, token, piece in lexer.get_tokens_unprocessed(text):
         if token in Keyword or token is Operator.Word:
             found.add(piece.strip())
         if thread_time() > end:
