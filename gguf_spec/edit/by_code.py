@@ -883,6 +883,7 @@ class _Module:
             tree = ast.parse(text)
         self.classes = {part.name: part for part in parts if part.kind == "class"}
         self.imported = set[_Place]()  # where the name of something of another module stands
+        self.bases = dict[str, set[str]]()  # the names of the bases of each class
         self.module = _Scope(tree, None, (0, 0), (len(lines) + 1, 0))
         self._read(tree, self.module)
 
@@ -937,6 +938,7 @@ class _Module:
             bind(node.name, "function")
         elif isinstance(node, ast.ClassDef):
             bind(node.name, "class")
+            self.bases[node.name] = {ast.unparse(one).partition("[")[0] for one in node.bases}
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             scope.outer |= dict.fromkeys(node.names, type(node).__name__)
         elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
@@ -989,6 +991,27 @@ class _Module:
             None,
         )
 
+    def derived(self, names: set[str]) -> set[str]:
+        """Return the names of some classes, and of those that are derived from them."""
+        found = {*names}
+        while more := {one for one, bases in self.bases.items() if bases & found} - found:
+            found |= more
+        return found
+
+    def unknown_base(self, owners: Sequence[Part], name: str) -> str:
+        """Return a base of classes that may have a method of a name; empty if there is none."""
+        waiting, seen = [part.name for part in owners], set[str]()
+        is_method = any(
+            one.is_class and "function" in one.kinds[name] for one in self.binders_of(name)
+        )
+        while waiting and is_method:
+            one = waiting.pop()
+            if one not in self.bases and one not in _BASES:
+                return one
+            waiting += self.bases.get(one, set()) - seen
+            seen.add(one)
+        return ""
+
     def has_member(self, part: Part, name: str) -> bool:
         inner = (one for one in self.parts if len(one.path) == len(part.path) + 1)
         if any(one.name == name and part.holds(one) for one in inner):
@@ -997,6 +1020,7 @@ class _Module:
         return any(pattern.search(line) for line in self.lines[part.start : part.end])
 
 
+_BASES = {"object", "ABC", "Protocol", "Generic", "Enum", "IntEnum", "NamedTuple", "TypedDict"}
 _MEMBER_WORDS = {"method", "attribute", "property", "field"}
 
 
@@ -1062,47 +1086,57 @@ def _member_places(
         return None
     others = [part for part in having if part not in owners]
     names = {part.name for part in owners}
-    places, doubt = list[_Place](), ""
+    family = module.derived(names)
+    inside = [part for part in classes.values() if part.name in family and part not in others]
+    doubt = ""
     if len(owners) > 1 and not reading.is_everywhere:
         doubt = _places(len(owners), f"the method {old}")
-    arguments = _arguments(module.tokens)
+    elif any(part.name in family or names & module.derived({part.name}) for part in others):
+        doubt = f"{old} is a method of classes that are derived from each other"
+    elif base := module.unknown_base(owners, old):
+        doubt = f"{old} may be one of {base}, too"
+    places, arguments = list[_Place](), _arguments(module.tokens)
     for i, start, dotted in _uses(module.tokens, old):
-        is_inside = any(part.start <= i < part.end for part in owners)
         if not dotted:
             binder = module.binder_of(old, (i, start))
             part = module.class_of(binder) if binder else None
             if (i, start) not in arguments and part in owners:
                 places.append((i, start))
-            elif arguments.get((i, start)) in names:  # a field that is set when it is made
+            elif arguments.get((i, start)) in family:  # a field that is set when it is made
                 doubt = doubt or f"{old} is the name of an argument in line {i + 1}"
             continue
-        receiver = re.search(r"(\w+|\))\s*\.\s*$", module.lines[i][:start])
-        word = receiver[1] if receiver else ""
-        is_own = word in names or (
-            is_inside and (word in {"self", "cls"} or "super()." in module.lines[i])
-        )
-        is_foreign = not is_inside and word in {"self", "cls", *(one.name for one in others)}
-        if is_own or (not others and not is_foreign) or (is_inside and word == ""):
+        before = module.lines[i][:start]
+        word = (re.search(r"(\w+|\))\s*\.\s*$", before) or ["", ""])[1]
+        is_self = word in {"self", "cls"} or bool(re.search(r"super\(\)\.$", before))
+        is_inside = any(part.start <= i < part.end for part in inside)
+        is_other = any(part.start <= i < part.end for part in others)
+        is_own = word in family or (is_self and is_inside)
+        is_foreign = word in {one.name for one in others} or (is_self and is_other)
+        if is_own or not (others or is_foreign):
             places.append((i, start))
-        if others and not is_own and not is_foreign:
-            doubt = doubt or f"whose {old} is used outside of its class is not certain"
-        elif not is_own and not is_foreign and not _is_made(word, names, module.lines, i, start):
-            doubt = doubt or f"whose {old} is used in line {i + 1} is not certain"
+        if (
+            not is_own
+            and not is_foreign
+            and (others or not _is_made(word, family, module, i, start))
+        ):
+            doubt = (
+                doubt or f"whose {old} is used outside of its class is not certain: line {i + 1}"
+            )
     return places, doubt or _doubt_of_texts(module, old)
 
 
-def _is_made(word: str, names: set[str], lines: Sequence[str], i: int, start: int) -> bool:
+def _is_made(word: str, names: set[str], module: _Module, i: int, start: int) -> bool:
     """Return whether the object before a member is one of some classes."""
     of_class = "|".join(map(re.escape, names))
     if word == ")":
-        return bool(re.search(rf"\b(?:{of_class})\([^()]*\)\s*\.\s*$", lines[i][:start]))
+        return bool(re.search(rf"\b(?:{of_class})\([^()]*\)\s*\.\s*$", module.lines[i][:start]))
     if word.lower() in {name.lower() for name in names}:
         return True
     made = re.compile(
         rf"\b{re.escape(word)}\s?(?::\s?[\"']?(?:\w+\.)?(?:{of_class})\b|=\s?(?:{of_class})\()"
         rf"|\bfor {re.escape(word)} in \[?(?:{of_class})\("
     )
-    return bool(word) and any(word in line and made.search(line) for line in lines)
+    return bool(word) and any(word in line and made.search(line) for line in module.lines)
 
 
 def _variable_places(
@@ -1147,8 +1181,22 @@ def _variable_places(
         places += [(line - 1, column + 1) for line, column in exports]
         why = why or _doubt_of_texts(module, old)
     elif any(one.type == tokenize.NAME and one.string in _BY_TEXT for one in tokens):
-        why = why or _doubt_of_texts(module, old)
+        why = why or _doubt_of_texts(module, old, is_word=True)
+    if any("function" in one.kinds[old] for one in meant) and _is_injected(module, old):
+        why = why or f"{old} has decorators, and arguments have its name"
     return [*places, *callers], doubt or why
+
+
+def _is_injected(module: _Module, name: str) -> bool:
+    """Return whether a function has decorators, and others have a parameter of its name.
+
+    That is so for the fixtures of pytest.
+    """
+    nodes = [one.node for one in module.scopes()]
+    is_decorated = any(
+        getattr(one, "name", "") == name and getattr(one, "decorator_list", ()) for one in nodes
+    )
+    return is_decorated and any("parameter" in one.kinds[name] for one in module.binders_of(name))
 
 
 _BY_TEXT = {"locals", "vars", "eval", "exec"}  # functions that find a local variable by its name
@@ -1226,10 +1274,15 @@ def _doubt_of_texts(module: _Module, name: str, *, is_word: bool = False) -> str
         if token.type == tokenize.STRING and name in token.string:
             is_docstring = before in {"\n", ""} or token.string[-3:] in {'"""', "'''"}
             inner = token.string.strip("rbufRBUF").strip("\"'")
-            is_name = len(inner) < _AROUND and (
-                " " not in inner.replace(" | ", "").replace(", ", "") or is_word
+            is_prose = " " in inner.replace(" | ", "").replace(", ", "") or len(inner) > _AROUND
+            is_name = (
+                bool(
+                    re.search(rf"(?<!\w){name}(?!\w)", inner)
+                    if is_word
+                    else (not is_prose and whole.fullmatch(inner))
+                )
+                and not is_docstring
             )
-            is_name = is_name and whole.fullmatch(inner) and not is_docstring
             is_example = re.search(rf">>> .*(?<!\w){name}(?!\w)", token.string)
             if (is_name and not _is_export(module.tokens, token)) or is_example:
                 return f"{name} stands in a text in line {token.start[0]}, too, and is left there"
