@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .instruction import Reading, Rename, bounded
-from .languages import Language, keywords, language_of, read_code
+from .languages import Code, Language, keywords, language_of, read_code
 from .parts import UNREADABLE, Part
 
 
@@ -94,9 +94,12 @@ def _places(n: int, what: str) -> str:
 def _renamed(
     lines: list[str], places: Collection[tuple[int, int]], old: str, new: str, doubt: str
 ) -> CodeEdit:
-    changed = lines.copy()
-    for i, start in sorted(places, reverse=True):
-        changed[i] = changed[i][:start] + new + changed[i][start + len(old) :]
+    changed, by_line = lines.copy(), dict[int, list[int]]()
+    for i, start in sorted(places):
+        by_line.setdefault(i, []).append(start)
+    for i, starts in by_line.items():
+        edges = zip([0, *(start + len(old) for start in starts)], [*starts, None], strict=True)
+        changed[i] = new.join(lines[i][start:end] for start, end in edges)
     return CodeEdit(changed, len(places), doubt)
 
 
@@ -328,6 +331,9 @@ def _uses_in(code: Sequence[str], pattern: re.Pattern[str]) -> list[_Use]:
             at += 1
         start, end, opened = use.start(), use.end(), stack[-1] if stack else 0
         behind = text[end : min(end + _AROUND, starts[at + 1] - 1)]
+        if len(found) > _MOST_USES:  # too many to tell them apart
+            found.append(_Use(at, start - starts[at], "", "", "", "", ""))
+            continue
         above = text[max(0, start - 4 * _AROUND) : start]
         found.append(
             _Use(
@@ -342,100 +348,102 @@ def _name_pattern(name: str, language: Language) -> re.Pattern[str]:
     """Return a pattern for a name where no longer name holds it."""
     traits = language.traits
     has_marks = traits & {"sigils", "shell", "styles"}
-    before = r"\w-" if "hyphens" in traits else r"\w" if has_marks else r"\w$"
-    after = (
-        before.replace("\\w-", "\\w-") if "hyphens" in traits else r"\w" if has_marks else r"\w$"
-    )
+    letters = r"\w-" if "hyphens" in traits else r"\w" if has_marks else r"\w$"
     marks = r"(?<=--)|" if "styles" in traits and name[:1] != "-" else ""
-    start = rf"(?:{marks}(?<![{before}]))" if re.match(r"[\w$]", name) else ""
+    start = rf"(?:{marks}(?<![{letters}]))" if re.match(r"[\w$]", name) else ""
     if name[:1] in "$@" and has_marks:
         start = ""
     flags = re.IGNORECASE if "folds" in traits else 0
-    return re.compile(rf"{start}{re.escape(name)}(?![{after}])", flags)
+    return re.compile(rf"{start}{re.escape(name)}(?![{letters}])", flags)
 
 
 def _rename_words(rename: Rename, reading: Reading) -> CodeEdit | None:
-    """Rename a word of code. Words in texts are left and asked about; those in comments are left."""
-    old, new, language = rename.old, rename.new, reading.language
-    traits = language.traits
-    owner, _, leaf = old.rpartition(".") if not old.startswith(".") else ("", "", old)
+    """Rename a word of code.
+
+    A word in a text is left and asked about; one in a comment is left.
+    """
+    language = reading.language
+    owner, _, old = rename.old.rpartition(".") if rename.old[:1] != "." else ("", "", rename.old)
+    new = rename.new.rpartition(".")[2] if owner else rename.new
     if owner:
-        old, new = leaf, new.rpartition(".")[2]
         holders = [part for part in reading.parts if part.name == owner.rpartition(".")[2]]
         reading = replace(reading, scope=reading.scope or tuple(holders))
-    mark = ""
-    if "styles" in traits:
-        mark = old[:1] if old[:1] in "$@.#" else ""
-        new = mark + new.lstrip("$@.#")
+    mark = old[:1] if old[:1] in _MARKS else ""
+    if "styles" in language.traits:
+        new = mark + new.lstrip(_MARKS)
         mark = ""
-    elif traits & {"sigils", "shell"}:  # the mark is no part of the name
-        mark = old[:1] if old[:1] in "$@" else ""
+    elif language.traits & {"sigils", "shell"}:  # the mark is no part of the name
         old = old.lstrip("$@")
         new = new.lstrip("$@")
-    text = "\n".join([*reading.lines, ""])
-    source = read_code(text, language)
-    pattern = _name_pattern(old, language)
-    uses = _uses_in(source.code, pattern)
-    if len(uses) > _MOST_USES or not (language.lexer and source.is_sure):
-        chosen = [one for one in uses if one.line in reading.allowed]
+    source = read_code("\n".join([*reading.lines, ""]), language)
+    uses = _uses_in(source.code, _name_pattern(old, language))
+    allowed = [one for one in uses if one.line in reading.allowed]
+    if not allowed:
+        return None
+    if len(uses) > _MOST_USES:
         why = f"{len(uses):,} places have the name {old}, and they are not told apart"
-        if len(uses) <= _MOST_USES:
-            why = f"texts and code of {reading.name or 'this text'} are not told apart"
-        return _written(chosen, old, new, reading, why) if chosen else None
-    allowed = reading.allowed
+        return _written(allowed, old, new, reading, why)
+    if not (language.lexer and source.is_sure):
+        why = f"texts and code of {reading.name or 'this text'} are not told apart"
+        return _written(allowed, old, new, reading, why)
     chosen, doubt = _chosen(uses, old, mark or rename.kind, reading, source.code)
     if not chosen:
         return None
-    spared = reading.kept and {i for part in reading.kept for i in range(part.start, part.end)}
-    where = {*range(len(text))} if any(one.kind == "class" for one in reading.scope) else allowed
-    in_text = (i for i, line in enumerate(source.texts) if pattern.search(line) and i in where)
-    left = next((i for i in in_text if not spared or i not in spared), -1)
-    others = [one for one in uses if one.line in allowed]
-    if left >= 0:
-        doubt = doubt or f"{old} stands in a text in line {left + 1}, too, and is left there"
-    elif any(text_of(one, old, reading) != old for one in others):
-        doubt = doubt or f"{old} is written in other letters, too"
-    elif language.unsure and _is_unsure(language.unsure, old, reading):
-        doubt = doubt or f"whether {old} stands in a text is not certain"
-    elif not _is_name(new, language):
-        doubt = doubt or f"{new} cannot be a name here"
-    elif _is_taken(new, chosen, source.code, reading):
-        doubt = doubt or _taken(new)
+    doubt = doubt or _doubt_of_places(old, allowed, source, reading)
+    doubt = doubt or _doubt_of_name(new, chosen, source, reading)
     found = _written(chosen, old, new, reading, doubt)
-    if not doubt:
-        word = new.lstrip("$@.#")
-        known = keywords(text, language)
-        if old not in known and word in keywords("\n".join(found.lines), language) - known:
-            found = replace(found, doubt=f"{new} is a word of the language")
+    known = set[str]() if doubt else keywords("\n".join(reading.lines), language)
+    word = new.lstrip(_MARKS)
+    is_free = bool(doubt) or old in known or word in known
+    if not is_free and word in keywords("\n".join(found.lines), language):
+        return replace(found, doubt=f"{new} is a word of the language")
     return found
 
 
-def text_of(use: _Use, name: str, reading: Reading) -> str:
-    return reading.lines[use.line][use.start : use.start + len(name)]
+_MARKS = "$@.#"
+
+
+def _doubt_of_places(name: str, uses: Sequence[_Use], source: Code, reading: Reading) -> str:
+    """Return which place of a name, outside of code or written otherwise, is left."""
+    language, pattern = reading.language, _name_pattern(name, reading.language)
+    kept = {i for part in reading.kept for i in range(part.start, part.end)}
+    is_local = bool(reading.scope) and not any(one.kind == "class" for one in reading.scope)
+    for i, line in enumerate(source.texts):
+        if i not in kept and not (is_local and i not in reading.allowed) and pattern.search(line):
+            return f"{name} stands in a text in line {i + 1}, too, and is left there"
+    for use in uses:
+        if reading.lines[use.line][use.start : use.start + len(name)] != name:
+            return f"{name} is written in other letters in line {use.line + 1}"
+    if language.unsure:
+        near = re.compile(language.unsure.replace("NAME", re.escape(name)))
+        if any(name in line and near.search(line) for line in reading.lines):
+            return f"whether {name} stands in a text is not certain"
+    return ""
+
+
+def _doubt_of_name(new: str, uses: Sequence[_Use], source: Code, reading: Reading) -> str:
+    if not _is_name(new, reading.language):
+        return f"{new} cannot be a name here"
+    return _taken(new) if _is_taken(new, uses, source.code, reading) else ""
 
 
 def _written(uses: Sequence[_Use], old: str, new: str, reading: Reading, doubt: str) -> CodeEdit:
     return _renamed(reading.lines, [(one.line, one.start) for one in uses], old, new, doubt)
 
 
-def _is_unsure(pattern: str, name: str, reading: Reading) -> bool:
-    near = re.compile(pattern.replace("NAME", re.escape(name)))
-    return any(name in line and near.search(line) for line in reading.lines)
-
-
 # Reserved in all dialects; the lexer counts many more as keywords.
-_SQL_WORDS = frozenset(
-    "add all alter and any as asc between by case check column constraint create cross default "
-    "delete desc distinct drop else end except exists foreign from full grant group having in "
-    "index inner insert intersect into is join key left like limit not null on or order outer "
-    "primary references right select set some table then to union unique update user using values "
-    "view when where with".split()
+_SQL_WORDS = re.compile(
+    r"(?i)add|all|alter|and|any|as|asc|between|by|case|check|column|constraint|create|cross|default|"
+    r"delete|desc|distinct|drop|else|end|except|exists|foreign|from|full|grant|group|having|in|index|"
+    r"inner|insert|intersect|into|is|join|key|left|like|limit|not|null|on|or|order|outer|primary|"
+    r"references|right|select|set|some|table|then|to|union|unique|update|user|using|values|view|when|"
+    r"where|with"
 )
 
 
 def _is_name(name: str, language: Language) -> bool:
     if language.lexer == "sql":
-        return bool(re.fullmatch(r"[^\W\d]\w*", name)) and name.lower() not in _SQL_WORDS
+        return bool(re.fullmatch(r"[^\W\d]\w*", name)) and not _SQL_WORDS.fullmatch(name)
     inner = r"[\w-]*" if language.traits & {"hyphens", "styles"} else r"[\w$]*"
     return bool(re.fullmatch(rf"(?:--|[$@.#])?(?:[^\W\d]|\$){inner}", name))
 
@@ -467,23 +475,26 @@ def _role(use: _Use, language: Language) -> str:
         return sign[1] + use.after.lstrip()[:1] * bool(is_other)
     if _MEMBER.search(before) or (language.lexer == "lua" and re.search(r"\w:$", before)):
         return "member"
-    last = use.above.rstrip()[-1:]
-    if last in "{,(" and use.bracket == "(" and "labels" in traits and _A_KEY.match(use.after):
-        return "plain" if _DEFINES.search(use.head) else "key"
-    if not last or last not in "{," or use.bracket != "{":
-        return "plain"
-    is_short = "short" in traits and re.match(r"\s*(?:[,}]|$)", use.after)
-    is_rust = language.lexer == "rust"
-    if is_short and (is_rust and not _RUST_VALUE.search(use.head)):
-        return "plain"
-    if not is_short and not _A_KEY.match(use.after):
+    return _role_in_brackets(use, language)
+
+
+def _role_in_brackets(use: _Use, language: Language) -> str:
+    traits, last = language.traits, use.above.rstrip()[-1:]
+    is_key = bool(_A_KEY.match(use.after))
+    if use.bracket == "(":
+        is_label = is_key and last in {",", "("} and "labels" in traits
+        return "key" if is_label and not _DEFINES.search(use.head) else "plain"
+    is_short = bool("short" in traits and re.match(r"\s*(?:[,}]|$)", use.after))
+    if language.lexer == "rust" and not _RUST_VALUE.search(use.head):
+        is_short = False
+    if use.bracket != "{" or last not in {"{", ","} or not (is_short or is_key):
         return "plain"
     if _TYPES.search(use.head):
         return "member"
-    if "jsx" in traits and _ELEMENT.search(use.head):
-        return "plain"
     inside = use.above[use.above.rfind("{") + 1 :]
-    return "plain" if _EXPORTS.search(use.head) or ";" in inside else "key"
+    is_element = "jsx" in traits and _ELEMENT.search(use.head)
+    is_plain = is_element or _EXPORTS.search(use.head) or ";" in inside
+    return "plain" if is_plain else "key"
 
 
 _SETS = re.compile(
@@ -499,26 +510,24 @@ _TAKES = re.compile(
 def _shell_role(use: _Use, language: Language) -> str:
     """Return whether a word of a shell, a Makefile or the like is a variable or a command."""
     before, after = use.before, use.after
-    marks = r"\$[({]" if language.lexer == "make" else r"\$\{[#!]?"
-    if re.search(r"\$\$[({]?$", before):
-        return "word"
-    if re.search(rf"(?:{marks}|\$(?:script:|global:|env:)?)$", before, re.IGNORECASE):
-        return "variable"
-    if language.lexer == "powershell":
-        if re.search(r"\bfunction\s+$", before):
-            return "command"
-    elif _TAKES.search(before) or re.search(r"\(\([^()]*$", before):
-        return "variable"
-    elif _SETS.search(before) and re.match(
-        r"\s*[:?+!]{0,2}=" if language.lexer == "make" else r"\+?=|\[", after
-    ):
-        return "variable"
-    if re.search(r"[-./]$", before) or re.match(r"[-./]", after):
-        return "word"
-    if language.lexer in {"make", "docker"}:
-        return "word" if use.before.startswith("\t") or "/" in before[-1:] else "target"
+    is_make, is_power = language.lexer == "make", language.lexer == "powershell"
+    marks = r"\$[({]" if is_make else r"\$\{[#!]?"
+    sets = _SETS.search(before) and re.match(r"\s*[:?+!]{0,2}=" if is_make else r"\+?=|\[", after)
+    takes = _TAKES.search(before) or re.search(r"\(\([^()]*$", before)
     starts = r"(?:^|[;&|({]|\b(?:then|do|else|if|while|until|function)\s|!\s)\s*$"
-    return "command" if re.search(starts, before) else "word"
+    if re.search(r"\$\$[({]?$", before):
+        role = "word"
+    elif re.search(rf"(?:{marks}|\$(?:script:|global:|env:)?)$", before, re.IGNORECASE) or (
+        not is_power and (sets or takes)
+    ):
+        role = "variable"
+    elif re.search(r"[-./]$", before) or re.match(r"[-./]", after):
+        role = "word"
+    elif is_make or language.lexer == "docker":
+        role = "word" if before.startswith("\t") else "target"
+    else:
+        role = "command" if re.search(starts, before) else "word"
+    return role
 
 
 def _chosen(
@@ -693,28 +702,37 @@ def _doubt_of(
     lexer = reading.language.lexer
     bindings = [at for at in (_binding(name, use, parts, code, lexer) for use in uses) if at]
     own = {*bindings}
+    doubt = ""
     if len(own) > 1 or (len(bindings) > 1 and min(own)[0] == "variable" and lexer not in _AGAIN):
         kinds = {what for what, *_ in own}
         one = f"is more than one {min(kinds)}"
         what = one if len(kinds) == 1 else "are a function and a variable"
-        return f"there {what} {name}: name the place of the one that is meant"
-    if not own and reading.scope and all(one.kind == "function" for one in reading.scope):
-        defined = (_binding(name, use, parts, code, lexer) for use in outside)
-        return f"{name} is defined outside of {reading.scope[0].label}" if any(defined) else ""
-    if own and _is_other_kind(kind, min(own)):
+        doubt = f"there {what} {name}: name the place of the one that is meant"
+    elif own:
+        doubt = _doubt_of_one(name, kind, min(own), uses, roles, code)
+    elif reading.scope and all(one.kind == "function" for one in reading.scope):
+        if any(_binding(name, use, parts, code, lexer) for use in outside):
+            doubt = f"{name} is defined outside of {reading.scope[0].label}"
+    elif len({roles[use] for use in uses if not _OF_THIS.search(use.before)}) > 1:
+        doubt = f"the uses of {name} are not of one kind"
+    return doubt
+
+
+def _doubt_of_one(
+    name: str, kind: str, own: tuple[str, ...], uses: Sequence[_Use], roles: Mapping[_Use, str],
+    code: Sequence[str],
+) -> str:  # fmt: skip
+    """Return why uses of a name may not be those of the one thing that has it here."""
+    if _is_other_kind(kind, own):
         return f"{name} is not a {kind} here"
-    if not own and len({roles[use] for use in uses if not _OF_THIS.search(use.before)}) > 1:
-        return f"the uses of {name} are not of one kind"
-    if own and (line := _overridden(uses, min(own), code)):
+    if line := _overridden(uses, own, code):
         return f"{name} in line {line} overrides one that may stand elsewhere"
-    typed = dict[str, bool]()
-    for use in uses if own else ():
-        if owner := min(own)[3]:
-            is_other = not _is_of(owner, use, code, typed) or (
-                roles[use] == "key" and not re.search(rf"\b{owner}\b[^;{{}}]*$", use.head)
-            )
-        else:
-            is_other = roles[use] != "plain"
+    typed, owner = dict[str, bool](), own[3]
+    for use in uses:
+        is_other = roles[use] != "plain"
+        if owner:
+            is_value = roles[use] == "key" and not re.search(rf"\b{owner}\b[^;{{}}]*$", use.head)
+            is_other = is_value or not _is_of(owner, use, code, typed)
         if is_other:
             return f"the {name} in line {use.line + 1} may be that of something else"
     return ""
@@ -868,6 +886,15 @@ _SCOPES = (
 )  # fmt: skip
 
 
+_NAMED = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs,
+    ast.MatchStar, ast.MatchMapping,
+)  # fmt: skip
+_KINDS_OF_NODES = {
+    ast.FunctionDef: "function", ast.AsyncFunctionDef: "function", ast.ClassDef: "class",
+}  # fmt: skip
+
+
 class _Module:
     def __init__(self, lines: Sequence[str], parts: Sequence[Part]) -> None:
         text = "\n".join(lines) + "\n"
@@ -924,31 +951,24 @@ class _Module:
         return scope
 
     def _names(self, node: Any, scope: _Scope) -> None:
-        def bind(name: str | None, kind: str, where: _Scope = scope) -> None:
-            if name:
-                where.kinds.setdefault(name, set()).add(kind)
-
-        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            bind(node.id, "variable")
+        names, kind = list[str | None](), _KINDS_OF_NODES.get(type(node), "variable")
+        if isinstance(node, ast.Name):
+            names = [node.id] if isinstance(node.ctx, (ast.Store, ast.Del)) else []
         elif isinstance(node, ast.NamedExpr):
+            names = [node.target.id]
             while scope.parent and hasattr(scope.node, "generators"):
                 scope = scope.parent
-            bind(node.target.id, "variable", scope)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            bind(node.name, "function")
-        elif isinstance(node, ast.ClassDef):
-            bind(node.name, "class")
-            self.bases[node.name] = {ast.unparse(one).partition("[")[0] for one in node.bases}
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             scope.outer |= dict.fromkeys(node.names, type(node).__name__)
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
-            bind(node.name, "variable")
-        elif isinstance(node, ast.MatchMapping):
-            bind(node.rest, "variable")
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            for one in node.names:
-                bind(one.asname or one.name.partition(".")[0], "variable")
-                self.imported.add(self._place(one.lineno, one.col_offset))
+            names = [one.asname or one.name.partition(".")[0] for one in node.names]
+            self.imported |= {self._place(one.lineno, one.col_offset) for one in node.names}
+        elif isinstance(node, _NAMED):
+            names = [node.rest if isinstance(node, ast.MatchMapping) else node.name]
+        if isinstance(node, ast.ClassDef):
+            self.bases[node.name] = {ast.unparse(one).partition("[")[0] for one in node.bases}
+        for name in filter(None, names):
+            scope.kinds.setdefault(name, set()).add(kind)
 
     def scopes(self) -> Iterator[_Scope]:
         waiting = [self.module]
@@ -970,9 +990,9 @@ class _Module:
         while scope:
             if scope.outer.get(name) == "Global":
                 scope = self.module
-            if name in scope.kinds and name not in scope.outer:
-                if not scope.is_class or scope is first:
-                    return scope
+            is_seen = not scope.is_class or scope is first
+            if is_seen and name in scope.kinds and name not in scope.outer:
+                return scope
             scope = scope.parent
         return None
 
@@ -1039,7 +1059,7 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
         everywhere = {(i, start) for i, start, _ in uses}
         why = f"{len(uses):,} places have the name {old}, and they are not told apart"
         return _renamed(lines, everywhere, old, new, why)
-    is_member = _is_member(module, rename, reading, old, owner)
+    is_member = _is_member(module, rename, old, owner)
     if is_member:
         found = _member_places(module, reading, old, owner)
     else:
@@ -1060,7 +1080,7 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
     return _renamed(lines, places, old, new, doubt)
 
 
-def _is_member(module: _Module, rename: Rename, reading: Reading, old: str, owner: str) -> bool:
+def _is_member(module: _Module, rename: Rename, old: str, owner: str) -> bool:
     if owner or rename.kind in _MEMBER_WORDS:
         return True
     binders = module.binders_of(old)
@@ -1156,35 +1176,41 @@ def _variable_places(
         meant, doubt = binders, f"there is no {kind} {old}"
     if scope:
         inside = [one for one in meant if _is_in(one, scope)]
-        around = [
-            one for one in meant if any(i in reading.allowed for i, _ in by_binder.get(one, ()))
-        ]
-        if not inside and around:
-            doubt = doubt or f"{old} is defined outside of {scope[0].label}"
-        meant = inside or around
-    if len(meant) > 1 and not reading.is_everywhere:
-        is_global = module.module in meant and not scope
-        meant = [module.module] if is_global else meant
-        if not is_global:
-            doubt = doubt or _places(len(meant), f"a {kind or 'variable'} {old}")
-    if not scope and not kind and any(one.is_class for one in module.binders_of(old)):
+        allowed = reading.allowed
+        around = [one for one in meant if any(i in allowed for i, _ in by_binder.get(one, ()))]
+        outside = "" if inside or not around else f"{old} is defined outside of {scope[0].label}"
+        meant, doubt = inside or around, doubt or outside
+    elif not kind and any(one.is_class for one in module.binders_of(old)):
         doubt = doubt or f"there are a method and a variable {old}: say which one is meant"
+    if len(meant) > 1 and not reading.is_everywhere:
+        if module.module in meant and not scope:  # without a place it is the global one
+            meant = [module.module]
+        else:
+            doubt = doubt or _places(len(meant), f"a {kind or 'variable'} {old}")
     places = [place for one in meant for place in by_binder.get(one, ())]
-    if not binders and not scope:  # what nothing here defines
-        places = by_binder.get(None, [])
-        doubt = doubt or f"{old} is not defined here"
+    if not binders and not scope:
+        places, doubt = by_binder.get(None, []), doubt or f"{old} is not defined here"
+    callers, why = _other_places(module, meant, old, arguments)
+    return [*places, *callers], doubt or why
+
+
+def _other_places(
+    module: _Module, meant: list[_Scope], old: str, arguments: Mapping[_Place, str]
+) -> tuple[list[_Place], str]:
+    """Return where a variable is named in calls and in `__all__`, and what is doubtful."""
+    tokens = module.tokens
     takers = [one for one in meant if "parameter" in one.kinds[old]]
     callers, why = _callers(module, takers, old, arguments)
     if module.module in meant:
         texts = (one for one in tokens if one.type == tokenize.STRING and one.string[1:-1] == old)
         exports = [one.start for one in texts if _is_export(tokens, one)]
-        places += [(line - 1, column + 1) for line, column in exports]
+        callers += [(line - 1, column + 1) for line, column in exports]
         why = why or _doubt_of_texts(module, old)
     elif any(one.type == tokenize.NAME and one.string in _BY_TEXT for one in tokens):
         why = why or _doubt_of_texts(module, old, is_word=True)
     if any("function" in one.kinds[old] for one in meant) and _is_injected(module, old):
         why = why or f"{old} has decorators, and arguments have its name"
-    return [*places, *callers], doubt or why
+    return callers, why
 
 
 def _is_injected(module: _Module, name: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import PurePath
 
 from .languages import Language, language_of
@@ -123,7 +124,7 @@ class Reading:
         """How the file is read."""
         return language_of(self.name, self.lines[0] if self.lines else "")
 
-    @property
+    @cached_property
     def allowed(self) -> set[int]:
         """The lines that may change."""
         lines = {*range(len(self.lines))}

@@ -243,11 +243,26 @@ def _words_of_elements(code: str) -> list[tuple[int, int]]:
         found += [words.span()] if words else []
     found += [one.span(1) for one in _BEHIND_CODE.finditer(code)]
     merged = list[tuple[int, int]]()
+    at = 0
     for start, end in sorted(found):
-        if merged and start < merged[-1][1]:
-            start = merged[-1][1]
-        merged += [(start, end)] if start < end else []
+        if max(start, at) < end:
+            merged.append((max(start, at), end))
+            at = end
     return merged
+
+
+def _kind_of(token: Any, *, is_markup: bool) -> str:
+    from pygments.token import Comment, Error, Name, Other, String, Text
+
+    if token in Comment.Preproc and token is not Comment.PreprocFile:
+        return "mark" if is_markup else "code"
+    if token is Other or (is_markup and (token is Name.Attribute or token in Text)):
+        return "text"
+    if token in String and token is not String.Doc:
+        return {String.Interpol: "mark", String.Double: "double"}.get(token, "text")
+    if token in Comment or token is String.Doc:
+        return "comment"
+    return "error" if token is Error else "code"
 
 
 def _joined(lexer: Any, text: str) -> Iterator[tuple[int, str, str]]:
@@ -256,23 +271,12 @@ def _joined(lexer: Any, text: str) -> Iterator[tuple[int, str, str]]:
     They are `code`, `comment`, `text`, `double` (a text in double quotes), `mark` (between a text
     and code inside), and `error`.
     """
-    from pygments.token import Comment, Error, Name, Other, String, Text
+    from pygments.token import Comment
 
     is_markup = lexer.name in {"HTML", "XML", "Vue"}
     begun, kind_begun, parts = 0, "", list[str]()
     for start, token, piece in lexer.get_tokens_unprocessed(text):
-        if token in Comment.Preproc and token is not Comment.PreprocFile:
-            kind = "mark" if is_markup else "code"
-        elif token in Comment or token is String.Doc:
-            kind = "comment"
-        elif token is String.Interpol:
-            kind = "mark"
-        elif token in String:
-            kind = "double" if token is String.Double else "text"
-        elif token is Other or (is_markup and (token is Name.Attribute or token in Text)):
-            kind = "text"
-        else:
-            kind = "error" if token is Error else "code"
+        kind = _kind_of(token, is_markup=is_markup)
         is_text = {kind, kind_begun} <= {"text", "double"}
         if parts and (is_text or kind == kind_begun == "comment"):
             parts.append(piece)

@@ -383,8 +383,10 @@ def _ended(line: str, head: str, comment: str) -> bool:
     """Return whether words before a line are a statement that has no semicolon."""
     if comment == "#":
         return not head.rstrip().endswith(")")
+    if not line.strip() or "=" not in head:
+        return not line.strip()
     bare = re.sub(r"\([^()]*\)", "()", head)  # without default values
-    return not line.strip() or bool(re.search(r"[^=!<>]=(?:[^=>]|\b>)*[\w)\]\"'`]\s*$", bare))
+    return bool(re.search(r"[^=!<>]=(?:[^=>]|\b>)*[\w)\]\"'`]\s*$", bare))
 
 
 def _assigned(statement: str) -> str:
