@@ -515,11 +515,10 @@ def _shell_role(use: _Use, language: Language) -> str:
     sets = _SETS.search(before) and re.match(r"\s*[:?+!]{0,2}=" if is_make else r"\+?=|\[", after)
     takes = _TAKES.search(before) or re.search(r"\(\([^()]*$", before)
     starts = r"(?:^|[;&|({]|\b(?:then|do|else|if|while|until|function)\s|!\s)\s*$"
+    is_marked = re.search(rf"(?:{marks}|\$(?:script:|global:|env:)?)$", before, re.IGNORECASE)
     if re.search(r"\$\$[({]?$", before):
         role = "word"
-    elif re.search(rf"(?:{marks}|\$(?:script:|global:|env:)?)$", before, re.IGNORECASE) or (
-        not is_power and (sets or takes)
-    ):
+    elif is_marked or (not is_power and (sets or takes)):
         role = "variable"
     elif re.search(r"[-./]$", before) or re.match(r"[-./]", after):
         role = "word"
@@ -1050,15 +1049,14 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
     if not new.isidentifier() or not old.isidentifier():
         return _replace(Rename(rename.old, rename.new, False, rename.kind), reading)
     lines = reading.lines
+    everywhere = _uses_in(lines, bounded(old))
+    if len(everywhere) > 2 * _MOST_USES:
+        why = f"{len(everywhere):,} places have the name {old}, and they are not told apart"
+        return _written(everywhere, old, new, reading, why)
     try:
         module = _Module(lines, reading.parts)
     except UNREADABLE:
         return None
-    uses = _uses(module.tokens, old)
-    if len(uses) > _MOST_USES:
-        everywhere = {(i, start) for i, start, _ in uses}
-        why = f"{len(uses):,} places have the name {old}, and they are not told apart"
-        return _renamed(lines, everywhere, old, new, why)
     is_member = _is_member(module, rename, old, owner)
     if is_member:
         found = _member_places(module, reading, old, owner)

@@ -1,8 +1,11 @@
 """Renames by code: the right text without a question, or a question. Texts and comments stay."""
 
+import subprocess
+import sys
+
 import pytest
 
-from gguf_spec.edit import EditPlan
+from gguf_spec.edit import EditPlan, languages
 
 V = "rename the variable total to whole"
 # name, text, instruction, the new text
@@ -152,3 +155,83 @@ def test_a_name_in_a_text_stays_and_is_asked_about(name, text, instruction, prop
 @pytest.mark.parametrize(("name", "text", "instruction"), DOUBTFUL)
 def test_a_rename_that_is_not_certain_is_asked_about(name, text, instruction):
     assert made(name, text, instruction).refused
+
+
+F = "rename the function total to whole"
+METHOD = "rename the method total to whole"
+VARIABLE = "rename the variable total to whole"
+PARAMETER = "rename the parameter total to whole"
+ONE = "def total():\n    return 1\n"
+CLASS = "class A:\n    def total(self):\n        return 1\n"
+# text of Python, instruction, the new text
+PYTHON = [
+    ("class A:\n    def total(self):\n        total = 1\n        return total\n\n\nA().total()\n", F, "class A:\n    def whole(self):\n        total = 1\n        return total\n\n\nA().whole()\n"),
+    ("def total():\n    total = 1\n    return total\n\n\nprint(total())\n", F, "def whole():\n    total = 1\n    return total\n\n\nprint(whole())\n"),
+    ("def total(total):\n    return total\n\n\ntotal(total=1)\n", F, "def whole(total):\n    return total\n\n\nwhole(total=1)\n"),
+    ("def total(total):\n    return total\n\n\ntotal(total=1)\n", PARAMETER, "def total(whole):\n    return whole\n\n\ntotal(whole=1)\n"),
+    ("class total:\n    pass\n\n\ndef f():\n    total = 1\n    return total\n\n\nx = total()\n", "rename the class total to whole", "class whole:\n    pass\n\n\ndef f():\n    total = 1\n    return total\n\n\nx = whole()\n"),
+    ("def f():\n    def total():\n        return 1\n    return total()\n\n\ntotal = 3\n", F, "def f():\n    def whole():\n        return 1\n    return whole()\n\n\ntotal = 3\n"),
+    ("total = 1\n\n\ndef f():\n    global total\n    total = 2\n\n\ndef g():\n    total = 3\n    return total\n", VARIABLE, "whole = 1\n\n\ndef f():\n    global whole\n    whole = 2\n\n\ndef g():\n    total = 3\n    return total\n"),
+    ("from x import y as total\nprint(total())\n", "rename total to whole", "from x import y as whole\nprint(whole())\n"),
+    ("total = 1\nprint(f\"{total} {f(f'{total}')} {total!r:>{total}}\")\n", VARIABLE, "whole = 1\nprint(f\"{whole} {f(f'{whole}')} {whole!r:>{whole}}\")\n"),
+    (f'__all__ = ["total"]\n\n\n{ONE}', F, '__all__ = ["whole"]\n\n\ndef whole():\n    return 1\n'),
+    ('def total():\n    """Give the total."""\n    return "the total"\n', F, 'def whole():\n    """Give the total."""\n    return "the total"\n'),
+    ("class A:\n    total = 1\n\n    def f(self):\n        return self.total + A.total\n", "rename the attribute total to whole", "class A:\n    whole = 1\n\n    def f(self):\n        return self.whole + A.whole\n"),
+    ("def f(xs):\n    return [total for total in xs if total], total\n\n\ntotal = 1\n", VARIABLE, "def f(xs):\n    return [total for total in xs if total], whole\n\n\nwhole = 1\n"),
+    ("x = 1\nif (total := x) > 1:\n    print([total for x in y])\n", VARIABLE, "x = 1\nif (whole := x) > 1:\n    print([whole for x in y])\n"),
+    ("try:\n    pass\nexcept E as total:\n    print(total)\n", VARIABLE, "try:\n    pass\nexcept E as whole:\n    print(whole)\n"),
+    ("def f(total=total):\n    return total\n", PARAMETER, "def f(whole=total):\n    return whole\n"),
+    ("class A:\n    x = 1\n\n    def f(self):\n        x = 2\n        return x + self.x\n", "rename the attribute x to y", "class A:\n    y = 1\n\n    def f(self):\n        x = 2\n        return x + self.y\n"),
+    ('match p:\n    case {"a": total, **rest}:\n        print(total)\n', VARIABLE, 'match p:\n    case {"a": whole, **rest}:\n        print(whole)\n'),
+    ('def f():\n    total = 1\n    return {"total": total}\n', VARIABLE, 'def f():\n    whole = 1\n    return {"total": whole}\n'),
+    ("def f():\n    total = 1\n\n    def g():\n        nonlocal total\n        total = 2\n    return total\n", VARIABLE, "def f():\n    whole = 1\n\n    def g():\n        nonlocal whole\n        whole = 2\n    return whole\n"),
+    (f"{CLASS}\n\nclass B(A):\n    def f(self):\n        return self.total()\n", METHOD, "class A:\n    def whole(self):\n        return 1\n\n\nclass B(A):\n    def f(self):\n        return self.whole()\n"),
+    ("é = 'ä'; total = 1; print('ö', total)\n", VARIABLE, "é = 'ä'; whole = 1; print('ö', whole)\n"),
+]  # fmt: skip
+PYTHON_DOUBTFUL = [
+    ("from x import total\nprint(total())\n", F), ("import total.x\nprint(total.x)\n", "rename total to whole"),
+    (f'{ONE}\n\nf = getattr(m, "total")\n', F), ('def total():\n    """Give it.\n\n    >>> total()\n    1\n    """\n', F),
+    ('class total:\n    def f(self) -> "total":\n        return self\n', "rename the class total to whole"),
+    ("class A:\n    def append(self, x):\n        self.items.append(x)\n", "rename the method append to add"),
+    ("@dataclass\nclass A:\n    total: int\n\n\na = A(total=1)\nprint(a.total)\n", "rename the field total to whole"),
+    ('@click.option("--total")\ndef f(total):\n    print(total)\n', PARAMETER), ("def f(total):\n    return total\n\n\np = partial(f, total=1)\n", PARAMETER),
+    (ONE, "rename the class total to whole"), ('def f():\n    total = 1\n    return "{total}".format(**locals())\n', VARIABLE),
+    (f"@pytest.fixture\n{ONE}\n\ndef test_a(total):\n    assert total\n", F), ("def f():\n    total = 1\n\n\ndef g():\n    total = 2\n", VARIABLE),
+    (f"{CLASS}\n\nclass B(A):\n    def total(self):\n        return super().total()\n", "rename the method total of B to whole"),
+    (CLASS.replace("A:", "A(Base):"), METHOD), (f"{CLASS}\n\nclass B:\n    def f(self):\n        return self.total()\n", METHOD),
+    (f"{CLASS}\n    def f(self, other):\n        return other.total()\n", METHOD), (f"{ONE}\n\n{CLASS}", "rename total to whole"),
+    ("total = 1\n" * 600, VARIABLE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "instruction", "right"), PYTHON)
+def test_the_kind_of_a_name_of_python_selects_what_is_renamed(text, instruction, right):
+    edit = made("a.py", text, instruction)
+    assert (edit.text, edit.refused) == (right, ())
+
+
+@pytest.mark.parametrize(("text", "instruction"), PYTHON_DOUBTFUL)
+def test_a_rename_of_python_that_is_not_certain_is_asked_about(text, instruction):
+    assert made("a.py", text, instruction).refused
+
+
+ENDINGS = [ending for names, *_ in languages._TABLE for ending in names.split()[:1]] + [".zz"]
+ATOMS = [
+    "impl<a> ", "a <b> ", "a(a(a()))", "a;", "a\n", "a b ", "a.", "a(", "a{", "<a ", '"', "`", "${", "/", "- a\n",
+    "a: 1\n", "[a]\n", "import {a", "class a{", "a,a:=", "let {a", "a=[", "const a=", "a\n=\n", "(", "  \n", "def a():\n a\n",
+]  # fmt: skip
+_PLANS = """
+import sys
+from gguf_spec.edit import EditPlan
+ending, size, *atoms = sys.argv[1:]
+name = ending if ending[0] != "." else f"a{ending}"
+for atom in atoms:
+    EditPlan((atom * int(size))[: int(size)], "rename a to b", name=name)
+"""
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_time_of_planning_grows_with_the_length_of_a_text(ending):
+    """An expression of quadratic time needs minutes for these; all together they take seconds."""
+    command = [sys.executable, "-c", _PLANS, ending, "32768", *ATOMS]
+    assert subprocess.run(command, timeout=120, check=False).returncode == 0
