@@ -1,8 +1,10 @@
 """Changes that need no model: renames, replacements of a text, and new values of settings.
 
-A name of Python is found by its tokens and by the scopes of its compiler; in other languages by
-whole words outside of texts and comments. Where it is not clear which uses are meant, the change
-says so and is not written without a question.
+A name of Python is found by its tokens and by the scopes of its parser. In other languages it is a
+whole word of code: Pygments tells code, texts and comments apart. Code inside of a text, such as
+`${total}`, is renamed. A word in a text or in a comment is left. The change says so, and is not
+written without a question, where a text has the name, where the language is not known, and where it
+is not clear which uses are meant. A name in a comment is no reason to ask.
 """
 
 from __future__ import annotations
@@ -1050,7 +1052,7 @@ def _rename_python(rename: Rename, reading: Reading) -> CodeEdit | None:
         return _replace(Rename(rename.old, rename.new, False, rename.kind), reading)
     lines = reading.lines
     everywhere = _uses_in(lines, bounded(old))
-    if len(everywhere) > 2 * _MOST_USES:
+    if len(everywhere) > _MOST_USES:
         why = f"{len(everywhere):,} places have the name {old}, and they are not told apart"
         return _written(everywhere, old, new, reading, why)
     try:
