@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import PurePath
 
+from .languages import Language, language_of
 from .parts import Part
 
 # words for parts, by the kinds that they mean
@@ -118,6 +120,11 @@ class Reading:
         return PurePath(self.name).suffix.lower()
 
     @property
+    def language(self) -> Language:
+        """How the file is read."""
+        return language_of(self.name, self.lines[0] if self.lines else "")
+
+    @cached_property
     def allowed(self) -> set[int]:
         """The lines that may change."""
         lines = {*range(len(self.lines))}

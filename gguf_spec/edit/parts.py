@@ -12,7 +12,8 @@ import symtable
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+
+from .languages import language_of
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,6 @@ class Part:
         return self.start <= other.start and other.end <= self.end and self != other
 
 
-BRACES = {
-    ".c", ".cc", ".cpp", ".cs", ".css", ".cxx", ".dart", ".go", ".h", ".hpp", ".java", ".js",
-    ".jsx", ".kt", ".less", ".m", ".mjs", ".php", ".proto", ".rs", ".scala", ".scss", ".swift",
-    ".ts", ".tsx", ".vue", ".zig", ".nginx",
-}  # fmt: skip
-_SHELL = {".sh", ".bash", ".zsh"}
-_KEYED = {".json", ".jsonc", ".json5", ".yaml", ".yml"}
-_SECTIONS = {
-    ".toml", ".ini", ".cfg", ".conf", ".editorconfig", ".properties", ".service", ".desktop",
-    ".env",
-}  # fmt: skip
-_HEADINGS = {".md", ".markdown", ".rst", ".txt", ".adoc"}
 # Only so much of a line is read, so that a pattern takes no time on a line of megabytes.
 _MOST_READ = 500
 
@@ -71,21 +60,7 @@ def parts_of(lines: list[str], name: str) -> list[Part]:
         lines: Its lines, without their ends.
         name: Name of the file, which says how to read it.
     """
-    suffix, stem = PurePath(name).suffix.lower(), PurePath(name).name.lower()
-    first = lines[0] if lines else ""
-    readers: tuple[tuple[bool, Callable[[list[str]], Iterable[Part]]], ...] = (
-        (suffix in {".py", ".pyi"}, _python),
-        (suffix in BRACES, _braces),
-        (suffix in _SHELL or bool(re.match(r"#!.{0,80}?\b(ba|z|da)?sh\b", first)), _shell),
-        (suffix in _KEYED, _keys),
-        (suffix in _SECTIONS or stem.startswith(".env"), _sections),
-        (suffix in _HEADINGS, _headings),
-        (suffix == ".sql", _sql),
-        (suffix == ".mk" or stem in {"makefile", "gnumakefile"}, _targets),
-        (stem.startswith("dockerfile"), _stages),
-        (suffix in {".html", ".htm", ".xml", ".svg"}, _elements),
-    )
-    read = next((read for is_one, read in readers if is_one), _keys)
+    read = _READERS[language_of(name, lines[0] if lines else "").parts]
     if read is not _python:
         lines = [line[:_MOST_READ] for line in lines]
     return _with_paths(sorted(dict.fromkeys(read(lines)), key=lambda one: (one.start, -one.end)))
@@ -408,8 +383,10 @@ def _ended(line: str, head: str, comment: str) -> bool:
     """Return whether words before a line are a statement that has no semicolon."""
     if comment == "#":
         return not head.rstrip().endswith(")")
+    if not line.strip() or "=" not in head:
+        return not line.strip()
     bare = re.sub(r"\([^()]*\)", "()", head)  # without default values
-    return not line.strip() or bool(re.search(r"[^=!<>]=(?:[^=>]|\b>)*[\w)\]\"'`]\s*$", bare))
+    return bool(re.search(r"[^=!<>]=(?:[^=>]|\b>)*[\w)\]\"'`]\s*$", bare))
 
 
 def _assigned(statement: str) -> str:
@@ -474,3 +451,10 @@ def without_texts(lines: list[str], comment: str) -> list[str]:
         pieces.append(re.sub(blank, " ", text[start:end]))
         at = end
     return "".join([*pieces, text[at:]]).split("\n")
+
+
+_READERS: dict[str, Callable[[list[str]], Iterable[Part]]] = {
+    "python": _python, "braces": _braces, "shell": _shell, "keys": _keys, "sections": _sections,
+    "headings": _headings, "sql": _sql, "targets": _targets, "stages": _stages,
+    "elements": _elements,
+}  # fmt: skip

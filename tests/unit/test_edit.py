@@ -206,7 +206,6 @@ def test_what_an_instruction_names(name, text, instruction, scope, kept):
     ("a.json", JSON, "set c to y", [('"x"', '"y"')]),
     ("a.css", CSS, "rename .card to .panel", [(".card", ".panel")]),
     ("a.css", CSS, "change #fff to #eee in .card", [(".card { color: #fff", ".card { color: #eee")]),
-    ("a.c", C, "rename the field len of struct list to count", [("list { int len", "list { int count"), ("l->len", "l->count")]),
     ("a.c", C, "rename the function size to length", [("int size", "int length")]),
     ("a.toml", "[a]\nx = 1\n[a.b]\ny = 1\n[ab]\n", "rename the section a to c", [("[a]", "[c]"), ("[a.b]", "[c.b]")]),
     ("a.md", MARKDOWN, 'in the section "Install" write heading2 instead of heading', [("no heading", "no heading2")]),
@@ -231,27 +230,26 @@ def test_a_variable_may_have_the_name_of_a_member(name, use, is_taken):
     assert any("price is the name of something" in one for one in result.refused) == is_taken
 
 
-@pytest.mark.parametrize(("head", "use", "is_sure"), [
-    ("class Bill", "Price", True), ("class Bill", "this.Price", True), ("class Bill", "x.Price", False),
-    ("class Bill : Order", "Price", False), ("class Bill : Sub", "Price", False),
+@pytest.mark.parametrize(("head", "use"), [
+    ("class Bill", "Price"), ("class Bill", "this.Price"), ("class Bill", "x.Price"),
+    ("class Bill : Order", "Price"), ("class Bill : Sub", "Price"),
 ])  # fmt: skip
-def test_a_member_of_a_class_that_has_nothing_to_do_with_the_named_one(head, use, is_sure):
+def test_a_member_that_another_class_has_too_is_asked_about(head, use):
     text = "class Order {\n  int Price;\n  int F() { return Price; }\n}\n"
     more = f"class Sub : Order {{\n  int k;\n}}\n{head} {{\n  int Price;\n  int G() {{ return {use}; }}\n}}\n"
     result = plan(text + more, "rename Price to Cost in Order", "a.cs").result_by_code()
     assert result.text == text.replace("Price", "Cost") + more
-    assert (result.refused == ()) == is_sure, result.refused
+    assert result.refused
 
 
-@pytest.mark.parametrize(("declared", "is_sure"), [
-    ("Bill x = make();", True), ("List<Bill> x = make();", True), ("var x = make();", False),
-    ("x = make();", False), ("return x", False),
+@pytest.mark.parametrize("declared", [
+    "Bill x = make();", "List<Bill> x = make();", "var x = make();", "x = make();", "return x",
 ])  # fmt: skip
-def test_a_member_of_a_variable_whose_type_is_not_written(declared, is_sure):
+def test_a_member_of_a_variable_of_another_type_is_asked_about(declared):
     text = f"class Order {{\n  int Price;\n}}\nint F(Order o) {{\n  {declared}\n  return o.Price + x.Price;\n}}\n"
     result = plan(text, "rename Price to Cost in Order", "a.cs").result_by_code()
     assert result.text == text.replace("int Price", "int Cost").replace("o.Price", "o.Cost")
-    assert (result.refused == ()) == is_sure, result.refused
+    assert result.refused
 
 
 @pytest.mark.parametrize(("name", "text", "instruction", "why"), [
@@ -269,7 +267,7 @@ def test_a_member_of_a_variable_whose_type_is_not_written(declared, is_sure):
     ("a.js", JAVASCRIPT, "rename x in stop to y", "the named place was not found"),
     ("a.js", JAVASCRIPT, "rename x in stop to all", "the named place was not found"),
     ("a.py", "class A:\n    n = 1\n\n\nn = A().n\n", "rename n to m", "there are a method and a variable n"),
-    ("a.php", "<?php\nclass A {\n  private $n = 1;\n  function f() { return $this->n; }\n}\n", "rename n in A to m", "which of the uses of n"),
+    ("a.php", "<?php\nclass A {\n  private $n = 1;\n  function f() { return $this->n; }\n}\n", "rename n in A to m", "n has other uses"),
     ("a.md", "A cat.\n\nA cat.\n", "replace cat with dog in the chapter C", "the named place was not found"),
 ])  # fmt: skip
 def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
@@ -279,6 +277,7 @@ def test_a_change_by_code_that_is_not_clear(name, text, instruction, why):
 
 @pytest.mark.parametrize(("name", "text", "instruction", "n"), [
     ("a.c", STATES, "rename the field name of the struct state to title", [5, 11]),
+    ("a.c", C, "rename the field len of struct list to count", [1, 4]),
     ("a.go", GO, "rename the field Total of Cart to Sum", [2, 10]),
     ("a.ts", "interface A {\n  n: string;\n}\nfunction f(a: A, b: B) {\n  return a.n + b.n;\n}\n", "rename n in A to m", [2, 5]),
     ("a.py", "class A:\n    @n\n    def n(self):\n        pass\n\n\ndef n(a):\n    return a.n()\n\n\nn(A())\n", "rename the function n to m", [7, 11]),
@@ -293,7 +292,8 @@ def test_a_rename_stays_in_its_place(name, text, instruction, n):
     edit = plan(text, instruction, name).result_by_code()
     changed = [one.start + 1 + i for one in edit.hunks for i in range(len(one.old))]
     assert changed == n, edit.text
-    assert not edit.refused or name == "a.c"
+    # another type has a field of that name, or may have it
+    assert bool(edit.refused) == any(one in instruction for one in ("field", "n in A"))
 
 
 @pytest.mark.parametrize("instruction", [
