@@ -13,8 +13,9 @@ import re
 from collections.abc import Collection, Sequence
 
 from .by_code import KEYED
-from .hunks import PLURAL, Hunk, change_of, is_move, is_table
+from .hunks import Hunk, change_of, is_move, is_of_several, is_table
 from .instruction import Reading
+from .structure import PROSE, cells_of, tables_of
 
 _NEAR = 2  # lines beside a change, blank ones not counted
 _NEAR_WORD, _SMALL = 3, 60  # lines beside a word, of a part with it
@@ -22,8 +23,7 @@ _LIKE, _MOST_READ = 0.75, 300  # share of a line that is in another, characters 
 _FEW = 4  # letters that two forms of a word share
 _MOST_ALIKE = 50  # places of the same change, of which one alone may be named
 _MANY = 1000  # lines of a text whose lines are compared with each other
-_PROSE = {".md", ".txt", ".rst", ""}
-_COMMON = frozenset({
+COMMON = frozenset({
     "a", "about", "above", "add", "added", "adding", "after", "again", "all", "also", "an", "and",
     "any", "anything", "are", "as", "at", "back", "be", "because", "been", "before", "behind",
     "below", "both", "but", "by", "call", "called", "can", "cannot", "change", "changed", "could",
@@ -50,8 +50,8 @@ _ONLY = re.compile(
 
 def without_look_alikes(hunks: Sequence[Hunk], reading: Reading) -> list[Hunk]:
     """Return changes, and of those that are the same the one whose place alone is named."""
-    kept, is_of_several = [*hunks], bool(PLURAL.search(reading.instruction))
-    if reading.scope or reading.is_everywhere or is_of_several or len(reading.lines) > _MANY:
+    kept, is_plural = [*hunks], is_of_several(reading.instruction)
+    if reading.scope or reading.is_everywhere or is_plural or len(reading.lines) > _MANY:
         return kept
     places = _Places(reading)
     same_as: dict[object, list[Hunk]] = {}
@@ -93,9 +93,9 @@ class _Places:
 
     def __init__(self, reading: Reading) -> None:
         self._reading, self._lines = reading, reading.lines
-        self._is_of_several = bool(PLURAL.search(reading.instruction))
-        self._is_prose = reading.suffix in _PROSE
-        self._asked = _words(reading.instruction) - _COMMON
+        self._is_of_several = is_of_several(reading.instruction)
+        self._is_prose = reading.suffix in PROSE
+        self._asked = words_of(reading.instruction) - COMMON
         only = _ONLY.search(reading.instruction)
         self._only = (only["behind"] or only["before"]).strip() if only else ""
 
@@ -107,7 +107,7 @@ class _Places:
         reading = self._reading
         if reading.scope or self._is_prose:
             return []
-        words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", reading.instruction.lower())) - _COMMON
+        words = set(re.findall(r"\w*[\d_]\w*|[^\W\d_]{4,}", reading.instruction.lower())) - COMMON
         words -= {*"0123456789"}  # most often a value
         places: dict[str, set[int]] = {}
         for i, line in enumerate(self._lines):
@@ -142,7 +142,7 @@ class _Places:
         heads = [self._lines[one.start] for one in around]
         names = [".".join(one.path) for one in around]
         near = [self._lines[i] for i in range(first, last) if i not in changed or start <= i < end]
-        return _shared(self._asked, _words("\n".join([*near, *heads, *names])))
+        return shared(self._asked, words_of("\n".join([*near, *heads, *names])))
 
     def _beside(self, at: int, step: int) -> int:
         n = 0
@@ -166,7 +166,7 @@ class _Places:
         own = self.named_at(hunk.start, hunk.end, range(len(self._lines)))
         if not self._is_of_several and not (own if hunk.old else here):
             return f"nothing in line {hunk.start + 1} or beside it was named"
-        only = _words(self._only) - _COMMON
+        only = words_of(self._only) - COMMON
         if only and not only & here:
             return f"line {hunk.start + 1} is not {self._only}"
         for i in range(hunk.start, hunk.end):
@@ -177,17 +177,17 @@ class _Places:
 
     def _named_alike(self, at: int) -> list[int]:
         """Return the lines with a value that have the words of the instruction that a line has."""
-        own = _shared(self._asked, _words(self._lines[at]))
+        own = shared(self._asked, words_of(self._lines[at]))
         if not own or not _VALUE.search(self._lines[at]):
             return []
         others = (i for i, line in enumerate(self._lines) if i != at and _VALUE.search(line))
-        return [i for i in others if own <= _shared(self._asked, _words(self._lines[i]))]
+        return [i for i in others if own <= shared(self._asked, words_of(self._lines[i]))]
 
     def lost_for_new_ones(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection to a line that was not named, and gave way where lines were added."""
         for hunk in hunks:
             for i, line in enumerate(hunk.old if len(hunk.new) > len(hunk.old) else (), hunk.start):
-                is_named = not line.strip() or _shared(self._asked, _words(line))
+                is_named = not line.strip() or shared(self._asked, words_of(line))
                 if not is_named and not _has_like(line, hunk.new):
                     return [f"line {i + 1}, which was not named, gave way to others"]
         return []
@@ -198,12 +198,12 @@ class _Places:
         In a file of settings a lone change needs one, too: else another setting may be meant.
         """
         scope, is_settings = self._reading.scope, self._reading.suffix in KEYED
-        own = {word for part in scope for word in _words(".".join(part.path))}
+        own = {word for part in scope for word in words_of(".".join(part.path))}
         heads = {part.start for part in scope}
         is_checked = not self._is_of_several and (len(hunks) > 1 or is_settings)
         for hunk in hunks if is_checked else ():
             asked = self._asked if heads & {*range(hunk.start, hunk.end)} else self._asked - own
-            if not _shared(asked, _words("\n".join([*hunk.old, *hunk.new]))):
+            if not shared(asked, words_of("\n".join([*hunk.old, *hunk.new]))):
                 n = "" if len(hunks) == 1 else f"{len(hunks)} places are changed, and "
                 return [f"{n}what line {hunk.start + 1} says was not named"]
         return []
@@ -213,11 +213,11 @@ class _Places:
         for hunk in hunks:
             pairs = zip(hunk.old, hunk.new, strict=False) if len(hunk.old) == len(hunk.new) else ()
             for i, pair in enumerate(pairs, hunk.start + 1):
-                if value := self._one_of_values(*pair):
+                if value := self._one_of_values(*pair, i - 1):
                     return [f"{value} in line {i} is one of several values, and was not named"]
         return []
 
-    def _one_of_values(self, old: str, new: str) -> str:
+    def _one_of_values(self, old: str, new: str, at: int) -> str:
         """Return the value in a line that gave way to another, while one of its kind stays.
 
         Nothing, if the instruction has the value, or the word before it.
@@ -229,36 +229,69 @@ class _Places:
             return ""
         value = before[gone[0]]
         label = re.search(r"([\w-]+)\s*[=:]\s*$", old[: [*_VALUE.finditer(old)][gone[0]].start()])
-        is_named = value.strip("\"'") in self._reading.instruction
-        if is_named or (label and _shared(self._asked, _words(label[1]))):
+        column = self._changed_column(old, new, at)
+        said = {value.strip("\"'"), *([after[gone[0]].strip("\"'")] if column else ())}
+        is_named = any(one in self._reading.instruction for one in said)
+        label_words = words_of(f"{label[1] if label else ''} {column}")
+        if is_named or shared(self._asked, label_words):
             return ""
         kinds = [_form(one) if one[0] != "#" else "#" for one in before]
         return value if kinds.count(kinds[gone[0]]) > 1 else ""
 
 
+    def _changed_column(self, old: str, new: str, at: int) -> str:
+        """Return the name of the column of a table in which one cell of a row changed."""
+        suffix = self._reading.suffix
+        for table in tables_of(self._lines, suffix):
+            if table.start < at < table.end:
+                before, after = cells_of(old, suffix), cells_of(new, suffix)
+                cells = zip(table.columns, before, after, strict=False)
+                changed = [column for column, one, other in cells if one != other]
+                return changed[0] if len(changed) == 1 else ""
+        return ""
+
+
 def _has_like(line: str, others: Sequence[str]) -> bool:
     """Return whether another line has all words of a line, or most of its letters."""
-    words, letters = _words(line), line.strip()[:_MOST_READ]
+    words, letters = words_of(line), line.strip()[:_MOST_READ]
     return any(
-        (words and words <= _words(one))
+        (words and words <= words_of(one))
         or difflib.SequenceMatcher(None, letters, one.strip()[:_MOST_READ]).ratio() >= _LIKE
         for one in others[:_MOST_READ]
     )
 
 
-def _words(text: str) -> set[str]:
+# Scripts without blanks between words; a word is every two letters, or three of those of sounds.
+_UNSPACED = re.compile(
+    r"[\u3400-\u9fff\uf900-\ufaff\u3040-\u30ff\u3005\U00020000-\U0003ffff]+|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]+"
+)
+_SYLLABLES = re.compile(r"[\u3040-\u309f]+")  # most often endings
+_COMMON_PAIRS = frozenset("一个 这个 那个 改成 改为 添加 增加 删除 修改 请把 请将 需要 应该 文件 一行 追加 変更 修正 削除 してく".split())  # fmt: skip
+
+
+def words_of(text: str) -> set[str]:
     """Return the words of a text, and those inside of names such as `maxSize`, in lower case."""
+    unspaced = _UNSPACED.findall(text)
+    text = _UNSPACED.sub(" ", text) if unspaced else text
     text = f"{re.sub(r'(?<=[a-z])-(?=[a-z])', '', text)} {text}"
     apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
     found = re.findall(r"[^\W\d_]+|\d[\d.]*", f"{text} {apart}".lower())
-    return {one.rstrip(".") for one in found}
+    return {one.rstrip(".") for one in found} | {
+        word for run in unspaced for word in _pieces_of(run)
+    }
+
+
+def _pieces_of(run: str) -> set[str]:
+    n = 2 if run[0] >= "\u3000" else 3
+    pieces = {run[i : i + n] for i in range(max(1, len(run) - n + 1))}
+    return {one for one in pieces if not _SYLLABLES.fullmatch(one)} - _COMMON_PAIRS
 
 
 def _stem(word: str) -> str:
     return re.sub(r"(?:ings?|ers?|ed|es|s|e|ies|y)$", "", word) if len(word) > _FEW else word
 
 
-def _shared(asked: Collection[str], words: Collection[str]) -> set[str]:
+def shared(asked: Collection[str], words: Collection[str]) -> set[str]:
     stems = {_stem(one) for one in words}
     return {
         one
