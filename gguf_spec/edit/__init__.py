@@ -20,7 +20,7 @@ from ..options import Sampling
 from ..results import Completion, Stats
 from .by_code import CodeEdit, edit_by_code
 from .doubts import doubts
-from .evidence import without_look_alikes
+from .evidence import likely_block, without_look_alikes
 from .hunks import (
     Hunk,
     apply,
@@ -164,6 +164,10 @@ class EditPlan:
 
     def _written_part(self) -> Part | None:
         scope = self.reading.scope
+        if self.by_code is not None:
+            return None
+        if not scope and (block := likely_block(self.reading)):
+            scope = (block,)
         if not scope:
             return None
         start, end = min(one.start for one in scope), max(one.end for one in scope)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from .evidence import COMMON, doubtful_places, shared, words_of
 from .hunks import (
-    ADDS, MOVES, REMOVES, Hunk, apply, extends, has_entries, is_move, is_of_several, objections,
+    ADDS, MOVES, REMOVES, WORDING, Hunk, apply, extends, has_entries, is_move, is_of_several, objections,
 )  # fmt: skip
 from .instruction import QUOTED, Reading
 from .parts import BRACES, without_texts
@@ -172,14 +172,9 @@ class _Asked:
 # ---- prose
 
 
-_WORDING = re.compile(
-    r"(?i)\b(?:spell\w*|misspell\w*|grammar|grammatic\w*|typos?|wording|punctuation|proof-?read\w*|"
-    r"mistakes?|style|tone|polite\w*|formal\w*|rephras\w*|reword\w*|translat\w*|language|orthograph\w*|"
-    r"rechtschreib\w*|tippfehler)\b|错别字|拼写|错字|翻译|誤字|脱字"
-)
 _REWRITES = re.compile(
-    r"(?i)\b(?:rewrite|simplif\w+|shorten|summar\w+|merge|convert|clean\w*|number|re-?number|sort|"
-    r"order|format|turn|wrap|bullet\w*|paragraphs?|uppercase|lowercase|capital\w*)\b"
+    r"(?i)\b(?:rewrite|simplif\w+|shorten|summar\w+|merge|convert|clean\w*|re-?number|bullet\w*|"
+    r"uppercase|lowercase|capital\w*)\b|^\s*(?:please\s+)?(?:number|sort|order|format|turn|wrap)\b"
 )
 # Words of an instruction that name a kind of atoms.
 _KIND_WORDS = {
@@ -193,11 +188,14 @@ _KIND_WORDS = {
     "number": r"numbers?|dates?|years?|prices?|times?|versions?|amounts?|figures?|phone|telephone",
     "key": r"keys?|names?",
 }
-_ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)]|\|)")
+_ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)]|\||<(?:tr|li|option|d[td])\b)")
+_HTML = {".html", ".htm"}
 
 
 def _of_prose(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return objections to what is no prose, and to lines that were not named, where others were."""
+    if reading.suffix in _HTML:
+        return _other_lines(hunks, reading)
     if reading.suffix not in PROSE:
         return _of_code(hunks, reading)
     return (_lost_atoms(hunks, reading) + _other_lines(hunks, reading))[:_MOST]
@@ -209,7 +207,7 @@ def _lost_atoms(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
         atoms_of(lines, reading.suffix) for lines in (reading.lines, apply(reading.lines, hunks))
     )
     asked, more = words_of(instruction) - COMMON, [*(new - old)]
-    is_wording = bool(_WORDING.search(instruction)) and not REMOVES.search(instruction)
+    is_wording = bool(WORDING.search(instruction)) and not REMOVES.search(instruction)
     for atom in old - new:
         words = words_of(atom.text)
         is_named = atom.text.lower() in instruction.lower() or (words and words <= asked)
@@ -233,29 +231,28 @@ def _is_changed(atom: Atom, others: Sequence[Atom]) -> bool:
 def _other_lines(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection to a line without a word of the instruction, where others have one."""
     instruction = reading.instruction
-    is_free = reading.is_everywhere or _WORDING.search(instruction) or _REWRITES.search(instruction)
+    is_free = reading.is_everywhere or WORDING.search(instruction) or _REWRITES.search(instruction)
     if is_free or is_move(hunks, instruction):
         return []
     asked = words_of(instruction) - COMMON
-    named, other = False, -1
-    for start, old, new in _units(hunks):
-        words = words_of("\n".join([*old, *new]))
-        same = "".join("".join(old).split()) == "".join("".join(new).split())
-        if same or not words:
-            continue
-        if shared(asked, words):
-            named = True
-        elif other < 0 and old:
-            other = start
-    is_doubtful = named and other >= 0
-    return [f"line {other + 1} changed, too, and what it says was not named"] * is_doubtful
+    units = [
+        (start, shared(asked, words_of("\n".join(old))), words_of("\n".join([*old, *new])))
+        for start, old, new in _units(hunks)
+        if "".join("".join(old).split()) != "".join("".join(new).split())
+    ]
+    is_at_old = any(at_old for _, at_old, _ in units)  # else the words of the new lines count, too
+    named = [at_old if is_at_old else shared(asked, words) for _, at_old, words in units]
+    for (start, _, words), own in zip(units, named, strict=True):
+        if words and any(own < other for other in named) and not own:
+            return [f"line {start + 1} changed, too, and what it says was not named"]
+    return []
 
 
 def _units(hunks: Sequence[Hunk]) -> Iterator[tuple[int, Sequence[str], Sequence[str]]]:
-    """Yield the changes; those of items and rows line by line."""
+    """Yield the changes of old lines; those of items and rows line by line."""
     for hunk in hunks:
         is_listed = len(hunk.old) == len(hunk.new) and all(map(_ITEM.match, hunk.old))
-        if not is_listed:
+        if not is_listed and any(map(str.strip, hunk.old)):
             yield hunk.start, hunk.old, hunk.new
         for i, pair in enumerate(zip(hunk.old, hunk.new, strict=True) if is_listed else ()):
             yield hunk.start + i, pair[:1], pair[1:]
@@ -288,7 +285,7 @@ def _code(lines: Sequence[str], mark: str) -> list[str]:
 def _more_than_added(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection to lines that were replaced elsewhere, where only something was added."""
     new = [one for one in hunks if not any(line.strip() for line in one.old)]
-    if not ADDS.match(reading.instruction) or not new:
+    if not ADDS.match(reading.instruction) or not (new or reading.suffix in PROSE):
         return []
     for one in hunks:
         if one not in new and not extends(one):
@@ -317,6 +314,7 @@ _NEW_VALUE = re.compile(
           | is | are | now | use | uses | write | put | add | insert | append | auf ) \s+ {_NOUNS.replace(" ", "[ ]")}
       | (?P<other> 改成 | 改为 | 改為 | 设为 | 設為 | 换成 | = | -> | → ) \s* )
     (?P<value> {_TEXT} | {_ADDRESS} | {_FIGURE} )
+  | (?<![\w.]) (?P<instead> {_ADDRESS} | {_FIGURE} ) (?= \s+ (?: instead\s+of | rather\s+than )\b )
   | (?<![\w-]) (?P<adds> add | insert | append | put ) \s+ (?:(?!in\b|on\b|to\b|at\b|of\b|for\b|about\b|after\b|before\b|above
       \b|below\b|from\b|under\b|that\b|which\b|like\b|behind\b|beside\b)\w+\s+){{1,4}} (?P<text> {_TEXT} )
     """
@@ -325,7 +323,7 @@ _NO_VALUE = re.compile(
     r"(?i)(?:\b(?:lines?|sections?|steps?|chapters?|pages?|rows?|columns?|items?|parts?|figures?|"
     r"points?|below|above|over|under|than|least|most|up|down|between|if|when|after|before|like|same|"
     r"similar|compared|according|due|related|belongs?|links?|refers?|next|close|equal|identical|not|"
-    r"never|longer|without|that|which|who|would|could|may|might)|n't)\s*(?:\d+\s*)?$"
+    r"never|longer|without|would|could|may|might)|n't)\s*(?:\d+\s*)?$"
 )
 _GOES_THERE = re.compile(
     r"(?i)\s*(?:please\s+)?(?:add|insert|append|move|put|copy|attach|assign|apply|give|prepend|link)\b"
@@ -357,7 +355,7 @@ def _new_values(instruction: str) -> Iterator[str]:
     text = instruction[:2000]
     for found in _NEW_VALUE.finditer(text):
         before, behind = text[: found.start()], text[found.end() :]
-        value, link = found["value"] or found["text"], (found["link"] or "").lower()
+        value, link = found["value"] or found["text"] or found["instead"], (found["link"] or "").lower()
         is_quoted = value[0] in "`\"“'「"
         is_figure = not is_quoted and not re.search(r"[@/]|[a-z]\.", value) and value[0] != "#"
         is_no_value = (
@@ -381,7 +379,9 @@ def _is_written(value: str, old: str, new: str, whole: str) -> bool:
     """
     text, shown = _folded(value), _folded(new)
     if re.search(r"[^\W\d_]{3}|@|[^\W\d_].*\.|[^\d\s.,:/+%-]{2}|^#|^/", text):
-        return text in shown or text in _folded(whole) or text.strip(".!?,:;") in shown
+        text = text.strip(".!?,:; ")
+        pattern = rf"(?<![\w@]){re.escape(text)}(?![\w@]|[./-]\w|/$|/[\s)])"
+        return any(re.search(pattern, one) for one in (shown, *([] if _is_address(value) else [_folded(whole)])))
     wanted = _numbers(text)
     there, were = _numbers(shown), _numbers(_folded(old))
     for one in wanted:
@@ -390,6 +390,10 @@ def _is_written(value: str, old: str, new: str, whole: str) -> bool:
         if n_new <= n_old and _AS_WORDS.get(int(one), "-") not in shown:
             return False
     return True
+
+
+def _is_address(value: str) -> bool:
+    return re.search(r"\s", value) is None and re.search(r"[@/]|\.\w|^#", value) is not None
 
 
 def _numbers(text: str) -> list[float]:
@@ -460,7 +464,8 @@ def _is_changed_in(name: str, hunks: Sequence[Hunk], reading: Reading) -> bool:
     if not places:
         places = [(i, i + 1) for i, line in enumerate(reading.lines) if name in line]
     for hunk in hunks:
-        if any(start <= hunk.end and hunk.start < max(end, start + 1) for start, end in places):
+        n_new = len(hunk.new) > len(hunk.old)  # lines beside a part may belong to it
+        if any(start < hunk.end + n_new and hunk.start < end + n_new for start, end in places):
             return True
         if any(name in line for line in (*hunk.old, *hunk.new)):
             return True

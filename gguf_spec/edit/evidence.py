@@ -13,8 +13,9 @@ import re
 from collections.abc import Collection, Sequence
 
 from .by_code import KEYED
-from .hunks import Hunk, change_of, is_move, is_of_several, is_table
+from .hunks import MOVES, WORDING, Hunk, change_of, is_move, is_of_several, is_table
 from .instruction import Reading
+from .parts import Part
 from .structure import PROSE, cells_of, tables_of
 
 _NEAR = 2  # lines beside a change, blank ones not counted
@@ -37,15 +38,68 @@ COMMON = frozenset({
     "while", "who", "will", "with", "without", "would", "write", "you", "your",
 })  # fmt: skip
 _VALUE = re.compile(
-    r"(?<!\w)[rbf]{0,2}(?:\"[^\"]*\"|'[^']*')(?!\s*:)"
+    r"\b\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}\b|(?<!\w)[rbf]{0,2}(?:\"[^\"]*\"|'[^']*')(?!\s*:)"
     r"|#[0-9a-fA-F]{3,8}\b|(?<![\w.])\.?\d[\w.%:/]*"
 )
+_LISTED = {*"-*+|0123456789 \t"}
 _TOKEN = r"\w+|[^\w\s]"
 _OTHERS = r"\b(?:except|besides|excluding|(?:other|rather)\s+than|apart\s+from|all\s+but)\b"
 _ONLY = re.compile(
     r"(?i)\b(?:only|just)\s+(?P<behind>(?:in|for|at|of|on|under|the)\b[^,;.]*)"
     r"|\b(?P<before>(?:in|for|at|of|on|under)\s[^,;.]*?)\s+only\b"
 )
+
+
+_LONG = 60  # lines of a text that is not written whole, if the words name one of its blocks
+_BLOCKS = {"heading", "section", "key", "item"}
+_OF_TABLE = re.compile(r"(?i)\b(?:tables?|rows?|columns?|cells?)\b")
+_NEW_BLOCK = re.compile(
+    r"(?i)\b(?:add|insert|append|write|put)\b[^.;]{0,40}\b(?:sections?|headings?|chapters?|paragraphs?|tables?|"
+    r"title|introduction|summary|top|end|bottom|beginning|start)\b"
+)
+_WHERE = re.compile(r"(?i)\b(?:in|into|to|within|under|from|inside)\s+(?:the\s+)?(?P<where>[^,;.]+)")
+_STRUCTURE = frozenset("table tables row rows column columns cell cells list lists item items section entry key heading chapter box boxes".split())  # fmt: skip
+
+
+def likely_block(reading: Reading) -> Part | None:
+    """Return the table, section or entry of a long text that alone has the words of an instruction.
+
+    None, where that is not certain: the place of the change must be in it.
+    """
+    instruction, lines, suffix = reading.instruction, reading.lines, reading.suffix
+    is_new = _NEW_BLOCK.search(re.sub(r"(?i)\b(?:to|in|into|of)\s+the\s+(?:table|section)\b", " ", instruction))  # fmt: skip
+    is_free = reading.is_everywhere or MOVES.search(instruction) or WORDING.search(instruction)
+    if len(lines) < _LONG or reading.scope or is_new or is_free:
+        return None
+    tables = [Part("", "lines", one.start, one.end) for one in tables_of(lines, suffix)]
+    if suffix not in PROSE:
+        tables = []
+    blocks = tables if tables and _OF_TABLE.search(instruction) else [
+        *tables, *(one for one in reading.parts if one.kind in _BLOCKS and one.end - one.start > 2)
+    ]  # fmt: skip
+    texts = [words_of("\n".join([*_titles(one, reading), *lines[one.start : one.end]])) for one in blocks]  # fmt: skip
+    whole = words_of("\n".join(lines))
+    where = _WHERE.findall(instruction)
+    for asked in (words_of(" ".join(where)), words_of(instruction)):
+        words = {one for one in asked - COMMON - _STRUCTURE if not one[0].isdigit()}
+        found = shared(words, whole)
+        fitting = [one for one, text in zip(blocks, texts, strict=True) if shared(found, text) == found]  # fmt: skip
+        if found and fitting:
+            best = min(fitting, key=lambda one: one.end - one.start)
+            inner = all(one == best or one.holds(best) or _same(one, best) for one in fitting)
+            is_certain = len(found) > 1 or shared(found, words_of(" ".join([*_titles(best, reading), lines[best.start]])))  # fmt: skip
+            return best if inner and is_certain else None
+    return blocks[0] if len(blocks) == 1 and tables else None
+
+
+def _same(one: Part, other: Part) -> bool:
+    return (one.start, one.end) == (other.start, other.end)
+
+
+def _titles(part: Part, reading: Reading) -> list[str]:
+    around = [one for one in reading.parts if one.kind in _BLOCKS and one.holds(part)]
+    inner = max(around, key=lambda one: one.start, default=None)
+    return [inner.name] if inner else []
 
 
 def without_look_alikes(hunks: Sequence[Hunk], reading: Reading) -> list[Hunk]:
@@ -98,6 +152,9 @@ class _Places:
         self._asked = words_of(reading.instruction) - COMMON
         only = _ONLY.search(reading.instruction)
         self._only = (only["behind"] or only["before"]).strip() if only else ""
+        self._tables = tables_of(self._lines, reading.suffix)
+        # Words that the text has: they may say where; the others are what is to be written.
+        self._places = shared(self._asked, words_of("\n".join(self._lines)))
 
     def far_away(self, hunks: Sequence[Hunk]) -> list[str]:
         """Return an objection if words of the instruction stand in one line, and no change is near.
@@ -114,6 +171,8 @@ class _Places:
             for word in words & set(re.findall(r"\w+", line.lower())):
                 places.setdefault(word, set()).add(i)
         rare = {word: min(at) for word, at in places.items() if len(at) == 1}
+        heads = {one.start for one in self._tables}  # the name of a column is not beside its cells
+        rare = {word: i for word, i in rare.items() if i not in heads}
         n_near = 0 if is_table(reading.name) else _NEAR_WORD
         for i in rare.values():
             around = [one for one in reading.parts if one.start <= i < one.end]
@@ -140,9 +199,17 @@ class _Places:
         if block and not self._is_prose:
             first, last = max(first, block.start), min(last, max(block.end, end))
         heads = [self._lines[one.start] for one in around]
+        heads += [self._lines[one.start] for one in self._tables if one.start < start <= one.end]
+        heads += self._introduced(start) if self._is_prose else []
         names = [".".join(one.path) for one in around]
         near = [self._lines[i] for i in range(first, last) if i not in changed or start <= i < end]
         return shared(self._asked, words_of("\n".join([*near, *heads, *names])))
+
+    def _introduced(self, at: int) -> list[str]:
+        """Return the line above a list or a table that a line is in or behind."""
+        while at > 0 and (self._lines[at - 1][:1] in _LISTED or not self._lines[at - 1].strip()):
+            at -= 1
+        return self._lines[at - 1 : at] if at else []
 
     def _beside(self, at: int, step: int) -> int:
         n = 0
@@ -164,7 +231,8 @@ class _Places:
     def _doubt_about(self, hunk: Hunk, changed: Collection[int]) -> str:
         here = self.named_at(hunk.start, hunk.end)
         own = self.named_at(hunk.start, hunk.end, range(len(self._lines)))
-        if not self._is_of_several and not (own if hunk.old else here):
+        is_free = not any(map(str.strip, hunk.old)) and not self._places
+        if not self._is_of_several and not is_free and not (own if hunk.old else here):
             return f"nothing in line {hunk.start + 1} or beside it was named"
         only = words_of(self._only) - COMMON
         if only and not only & here:
@@ -222,6 +290,7 @@ class _Places:
 
         Nothing, if the instruction has the value, or the word before it.
         """
+        old, new = (re.sub(r"\"{2,3}|'{2,3}", " ", line) for line in (old, new))  # no values
         before, after = _VALUE.findall(old), _VALUE.findall(new)
         is_same = _VALUE.sub("", old) == _VALUE.sub("", new) and len(before) == len(after)
         gone = [i for i, (one, to) in enumerate(zip(before, after, strict=False)) if one != to]
@@ -242,7 +311,7 @@ class _Places:
     def _changed_column(self, old: str, new: str, at: int) -> str:
         """Return the name of the column of a table in which one cell of a row changed."""
         suffix = self._reading.suffix
-        for table in tables_of(self._lines, suffix):
+        for table in self._tables:
             if table.start < at < table.end:
                 before, after = cells_of(old, suffix), cells_of(new, suffix)
                 cells = zip(table.columns, before, after, strict=False)

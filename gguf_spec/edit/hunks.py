@@ -188,6 +188,13 @@ _OWN_NAME = re.compile(
 )
 
 
+WORDING = re.compile(
+    r"(?i)\b(?:spell\w*|misspell\w*|grammar|grammatic\w*|typos?|wording|punctuation|proof-?read\w*|"
+    r"mistakes?|style|tone|polite\w*|formal\w*|rephras\w*|reword\w*|translat\w*|language|orthograph\w*|"
+    r"rechtschreib\w*|tippfehler)\b|错别字|拼写|错字|翻译|誤字|脱字"
+)
+
+
 def is_of_several(instruction: str) -> bool:
     """Return whether an instruction speaks of several things; a name such as `items` is one."""
     return bool(_PLURAL.search(_OWN_NAME.sub(" ", instruction)))
@@ -287,7 +294,8 @@ def _too_many_places(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     n_rows = sum(max(len(one.old), len(one.new)) for one in hunks)
     if is_table(reading.name) and n_rows > 1 and not is_of_several(instruction):
         return [f"{n_rows} rows are changed"]
-    if len(set(changes)) < len(changes) and not ADDS.match(instruction):
+    is_many = bool(ADDS.match(instruction) or WORDING.search(instruction))
+    if len(set(changes)) < len(changes) and not is_many:
         n = max(changes.count(one) for one in changes)
         return [f"the same change is made at {n} places"]
     places = {_outer(one, reading.parts) for one in hunks}
@@ -404,6 +412,8 @@ def _undefined(text: str) -> set[str]:
 
 def counted(hunks: Sequence[Hunk], text: str, name: str) -> str:
     """Return a line such as `3 lines changed, 0 removed, 1 place, still valid Python`."""
+    if not hunks:
+        return "nothing was changed"
     n_both = sum(min(len(one.old), len(one.new)) for one in hunks)
     n_new = sum(max(0, len(one.new) - len(one.old)) for one in hunks)
     n_gone = sum(max(0, len(one.old) - len(one.new)) for one in hunks)

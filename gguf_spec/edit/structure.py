@@ -133,7 +133,8 @@ def tree_of(text: str, name: str) -> Any:
         import yaml
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        return [_of_yaml(one, set()) for one in yaml.compose_all(text, loader)]
+        found = [_of_yaml(one, set()) for one in yaml.compose_all(text, loader)]
+        return found[0] if len(found) == 1 else found
     if kind == "TOML":
         tomllib = import_module("tomllib")  # from Python 3.11 on
 
