@@ -13,7 +13,17 @@ from collections.abc import Iterator, Sequence
 
 from .evidence import COMMON, doubtful_places, shared, words_of
 from .hunks import (
-    ADDS, MOVES, REMOVES, WORDING, Hunk, apply, extends, has_entries, is_move, is_of_several, objections,
+    ADDS,
+    MOVES,
+    REMOVES,
+    WORDING,
+    Hunk,
+    apply,
+    extends,
+    has_entries,
+    is_move,
+    is_of_several,
+    objections,
 )  # fmt: skip
 from .instruction import QUOTED, Reading
 from .parts import BRACES, without_texts
@@ -21,7 +31,6 @@ from .structure import (
     PROSE,
     Atom,
     Change,
-    Item,
     Number,
     Order,
     atoms_of,
@@ -63,7 +72,9 @@ def _as_structure(hunks: Sequence[Hunk], reading: Reading) -> Sequence[Hunk]:
 
 
 _TYPES = re.compile(r"(?i)\b(?:numbers?|strings?|texts?|quot\w+|integers?|booleans?|types?)\b")
-_NOT_NEEDED = re.compile(r"(?i)\b(?:no longer|not|no|without|any ?more|needless|omit|exclude|off)\b")
+_NOT_NEEDED = re.compile(
+    r"(?i)\b(?:no longer|not|no|without|any ?more|needless|omit|exclude|off)\b"
+)
 _ANY_ORDER = re.compile(r"(?i)\b(?:alphabetic\w*|first|last|top|bottom|before|after|above|below)\b")
 _COMMENTS = re.compile(r"(?i)\bcomment\w*|\buncomment\w*|\bnotes?\b|注释|コメント")
 _NUMBER = re.compile(r"[+-]?\d[\d_.,:eE+-]*")
@@ -79,7 +90,9 @@ def _of_entries(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     except Exception:  # it is no longer valid, which is an objection of its own
         return []
     asked = _Asked(reading)
-    is_removal = bool(REMOVES.search(reading.instruction) or _NOT_NEEDED.search(reading.instruction))  # fmt: skip
+    is_removal = bool(
+        REMOVES.search(reading.instruction) or _NOT_NEEDED.search(reading.instruction)
+    )
     is_sorted = bool(MOVES.search(reading.instruction))
     found = [
         f"the order of the keys of {one.label} changed"
@@ -193,7 +206,7 @@ _HTML = {".html", ".htm"}
 
 
 def _of_prose(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
-    """Return objections to what is no prose, and to lines that were not named, where others were."""
+    """Return objections to what is no prose, and to lines without a word of the instruction."""
     if reading.suffix in _HTML:
         return _other_lines(hunks, reading)
     if reading.suffix not in PROSE:
@@ -263,7 +276,9 @@ _COMMENTED = re.compile(r"(?i)\b(?:comments?|docstrings?|documentation)\b")
 
 def _of_code(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection if code changed, and only the wording was to be corrected."""
-    is_wording = re.search(r"(?i)\b(?:spell\w*|misspell\w*|typos?|grammar|proof-?read\w*)\b", reading.instruction)  # fmt: skip
+    is_wording = re.search(
+        r"(?i)\b(?:spell\w*|misspell\w*|typos?|grammar|proof-?read\w*)\b", reading.instruction
+    )
     mark = "//" if reading.suffix in BRACES else "#" if reading.suffix in {".py", ".sh"} else ""
     if not is_wording or not mark:
         return []
@@ -308,16 +323,19 @@ _NOUNS = (
     r"link|path|file|colou?r|title|heading|name|phone|telephone|string|type|host|size|price|about|"
     r"exactly|around|only|now|just|at)\s+){0,3}"
 )
+_LINKS = (
+    "to|into|with|becomes?|be|says?|saying|called|named|cost|costs|is|are|now|use|uses|write|put|add|"
+    "insert|append|auf"
+)
+_PREPOSITION = (
+    "in|on|to|at|of|for|about|after|before|above|below|from|under|that|which|like|behind|beside"
+)
 _NEW_VALUE = re.compile(
-    rf"""(?ix)
-    (?: (?<![\w-]) (?P<link> to | into | with | becomes? | be | says? | saying | called | named | cost | costs
-          | is | are | now | use | uses | write | put | add | insert | append | auf ) \s+ {_NOUNS.replace(" ", "[ ]")}
-      | (?P<other> 改成 | 改为 | 改為 | 设为 | 設為 | 换成 | = | -> | → ) \s* )
-    (?P<value> {_TEXT} | {_ADDRESS} | {_FIGURE} )
-  | (?<![\w.]) (?P<instead> {_ADDRESS} | {_FIGURE} ) (?= \s+ (?: instead\s+of | rather\s+than )\b )
-  | (?<![\w-]) (?P<adds> add | insert | append | put ) \s+ (?:(?!in\b|on\b|to\b|at\b|of\b|for\b|about\b|after\b|before\b|above
-      \b|below\b|from\b|under\b|that\b|which\b|like\b|behind\b|beside\b)\w+\s+){{1,4}} (?P<text> {_TEXT} )
-    """
+    rf"(?i)(?:(?<![\w-])(?P<link>{_LINKS})\s+{_NOUNS}|(?:改成|改为|改為|设为|設為|换成|=|->|→)\s*)"
+    rf"(?P<value>{_TEXT}|{_ADDRESS}|{_FIGURE})"
+    rf"|(?<![\w.])(?P<instead>{_ADDRESS}|{_FIGURE})(?=\s+(?:instead\s+of|rather\s+than)\b)"
+    r"|(?<![\w-])(?:add|insert|append|put)\s+"
+    rf"(?:(?!(?:{_PREPOSITION})\b)\w+\s+){{1,4}}(?P<text>{_TEXT})"
 )
 _NO_VALUE = re.compile(
     r"(?i)(?:\b(?:lines?|sections?|steps?|chapters?|pages?|rows?|columns?|items?|parts?|figures?|"
@@ -328,20 +346,26 @@ _NO_VALUE = re.compile(
 _GOES_THERE = re.compile(
     r"(?i)\s*(?:please\s+)?(?:add|insert|append|move|put|copy|attach|assign|apply|give|prepend|link)\b"
 )
-_HAS_WITH = re.compile(r"(?i)\s*(?:please\s+)?(?:add|insert|append|replace|create|fill|start|begin|end)\b")  # fmt: skip
+_HAS_WITH = re.compile(
+    r"(?i)\s*(?:please\s+)?(?:add|insert|append|replace|create|fill|start|begin|end)\b"
+)
 _IS_COUNT = re.compile(
     r"(?i)\s+(?!(?:and|in|for|on|of|at|instead|as|so|everywhere|not|but|only|now|when|if|euros?|"
     r"dollars?|percent)\b)[a-z]"
 )
 _NOW = re.compile(r"(?i)\s*(?:\w+\s+)?now\b|\s*(?:from|as of)\s+now")
 _FACTORS = {1, 60, 3600, 24, 7, 86400, 100, 1000, 1024, 1_000_000, 1024**2, 1024**3}
-_AS_WORDS = dict(enumerate("zero one two three four five six seven eight nine ten eleven twelve".split()))  # fmt: skip
+_AS_WORDS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve",
+]  # fmt: skip
 
 
 def _not_written(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection if a value that the instruction names as the new one is nowhere."""
     old, new = (
-        "\n".join(line for hunk in hunks for line in getattr(hunk, which)) for which in ("old", "new")
+        "\n".join(line for hunk in hunks for line in getattr(hunk, which))
+        for which in ("old", "new")
     )
     whole = "\n".join(reading.lines)
     for value in _new_values(reading.instruction):
@@ -355,7 +379,10 @@ def _new_values(instruction: str) -> Iterator[str]:
     text = instruction[:2000]
     for found in _NEW_VALUE.finditer(text):
         before, behind = text[: found.start()], text[found.end() :]
-        value, link = found["value"] or found["text"] or found["instead"], (found["link"] or "").lower()
+        value, link = (
+            found["value"] or found["text"] or found["instead"],
+            (found["link"] or "").lower(),
+        )
         is_quoted = value[0] in "`\"“'「"
         is_figure = not is_quoted and not re.search(r"[@/]|[a-z]\.", value) and value[0] != "#"
         is_no_value = (
@@ -381,13 +408,16 @@ def _is_written(value: str, old: str, new: str, whole: str) -> bool:
     if re.search(r"[^\W\d_]{3}|@|[^\W\d_].*\.|[^\d\s.,:/+%-]{2}|^#|^/", text):
         text = text.strip(".!?,:; ")
         pattern = rf"(?<![\w@]){re.escape(text)}(?![\w@]|[./-]\w|/$|/[\s)])"
-        return any(re.search(pattern, one) for one in (shown, *([] if _is_address(value) else [_folded(whole)])))
+        return any(
+            re.search(pattern, one)
+            for one in (shown, *([] if _is_address(value) else [_folded(whole)]))
+        )
     wanted = _numbers(text)
     there, were = _numbers(shown), _numbers(_folded(old))
     for one in wanted:
         forms = {one * n for n in _FACTORS} | {one / n for n in _FACTORS}
         n_new, n_old = (sum(number in forms for number in some) for some in (there, were))
-        if n_new <= n_old and _AS_WORDS.get(int(one), "-") not in shown:
+        if n_new <= n_old and not (one < len(_AS_WORDS) and _AS_WORDS[int(one)] in shown):
             return False
     return True
 
@@ -448,7 +478,7 @@ def _left_out(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
 
 
 def _things(text: str, reading: Reading) -> Iterator[tuple[int, int, str]]:
-    """Yield start and end of what an instruction names and the text has: parts, and quoted texts."""
+    """Yield start, end and name of the parts and quoted texts that an instruction names."""
     whole = "\n".join(reading.lines)
     for found in QUOTED.finditer(text):
         name = next(filter(None, found.groups()))

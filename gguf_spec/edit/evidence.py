@@ -57,8 +57,13 @@ _NEW_BLOCK = re.compile(
     r"(?i)\b(?:add|insert|append|write|put)\b[^.;]{0,40}\b(?:sections?|headings?|chapters?|paragraphs?|tables?|"
     r"title|introduction|summary|top|end|bottom|beginning|start)\b"
 )
-_WHERE = re.compile(r"(?i)\b(?:in|into|to|within|under|from|inside)\s+(?:the\s+)?(?P<where>[^,;.]+)")
-_STRUCTURE = frozenset("table tables row rows column columns cell cells list lists item items section entry key heading chapter box boxes".split())  # fmt: skip
+_WHERE = re.compile(
+    r"(?i)\b(?:in|into|to|within|under|from|inside)\s+(?:the\s+)?(?P<where>[^,;.]+)"
+)
+_STRUCTURE = frozenset({
+    "table", "tables", "row", "rows", "column", "columns", "cell", "cells", "list", "lists", "item",
+    "items", "section", "entry", "key", "heading", "chapter", "box", "boxes",
+})  # fmt: skip
 
 
 def likely_block(reading: Reading) -> Part | None:
@@ -67,7 +72,9 @@ def likely_block(reading: Reading) -> Part | None:
     None, where that is not certain: the place of the change must be in it.
     """
     instruction, lines, suffix = reading.instruction, reading.lines, reading.suffix
-    is_new = _NEW_BLOCK.search(re.sub(r"(?i)\b(?:to|in|into|of)\s+the\s+(?:table|section)\b", " ", instruction))  # fmt: skip
+    is_new = _NEW_BLOCK.search(
+        re.sub(r"(?i)\b(?:to|in|into|of)\s+the\s+(?:table|section)\b", " ", instruction)
+    )
     is_free = reading.is_everywhere or MOVES.search(instruction) or WORDING.search(instruction)
     if len(lines) < _LONG or reading.scope or is_new or is_free:
         return None
@@ -77,17 +84,23 @@ def likely_block(reading: Reading) -> Part | None:
     blocks = tables if tables and _OF_TABLE.search(instruction) else [
         *tables, *(one for one in reading.parts if one.kind in _BLOCKS and one.end - one.start > 2)
     ]  # fmt: skip
-    texts = [words_of("\n".join([*_titles(one, reading), *lines[one.start : one.end]])) for one in blocks]  # fmt: skip
+    texts = [
+        words_of("\n".join([*_titles(one, reading), *lines[one.start : one.end]])) for one in blocks
+    ]
     whole = words_of("\n".join(lines))
     where = _WHERE.findall(instruction)
     for asked in (words_of(" ".join(where)), words_of(instruction)):
         words = {one for one in asked - COMMON - _STRUCTURE if not one[0].isdigit()}
         found = shared(words, whole)
-        fitting = [one for one, text in zip(blocks, texts, strict=True) if shared(found, text) == found]  # fmt: skip
+        fitting = [
+            one for one, text in zip(blocks, texts, strict=True) if shared(found, text) == found
+        ]
         if found and fitting:
             best = min(fitting, key=lambda one: one.end - one.start)
             inner = all(one == best or one.holds(best) or _same(one, best) for one in fitting)
-            is_certain = len(found) > 1 or shared(found, words_of(" ".join([*_titles(best, reading), lines[best.start]])))  # fmt: skip
+            is_certain = len(found) > 1 or shared(
+                found, words_of(" ".join([*_titles(best, reading), lines[best.start]]))
+            )
             return best if inner and is_certain else None
     return blocks[0] if len(blocks) == 1 and tables else None
 
@@ -307,7 +320,6 @@ class _Places:
         kinds = [_form(one) if one[0] != "#" else "#" for one in before]
         return value if kinds.count(kinds[gone[0]]) > 1 else ""
 
-
     def _changed_column(self, old: str, new: str, at: int) -> str:
         """Return the name of the column of a table in which one cell of a row changed."""
         suffix = self._reading.suffix
@@ -332,10 +344,14 @@ def _has_like(line: str, others: Sequence[str]) -> bool:
 
 # Scripts without blanks between words; a word is every two letters, or three of those of sounds.
 _UNSPACED = re.compile(
-    r"[\u3400-\u9fff\uf900-\ufaff\u3040-\u30ff\u3005\U00020000-\U0003ffff]+|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]+"
+    r"[\u3400-\u9fff\uf900-\ufaff\u3040-\u30ff\u3005\U00020000-\U0003ffff]+"
+    r"|[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]+"
 )
 _SYLLABLES = re.compile(r"[\u3040-\u309f]+")  # most often endings
-_COMMON_PAIRS = frozenset("一个 这个 那个 改成 改为 添加 增加 删除 修改 请把 请将 需要 应该 文件 一行 追加 変更 修正 削除 してく".split())  # fmt: skip
+_COMMON_PAIRS = frozenset({
+    "一个", "这个", "那个", "改成", "改为", "添加", "增加", "删除", "修改", "请把", "请将", "需要", "应该", "文件",
+    "一行", "追加", "変更", "修正", "削除", "してく",
+})  # fmt: skip
 
 
 def words_of(text: str) -> set[str]:

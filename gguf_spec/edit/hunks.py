@@ -323,7 +323,9 @@ def change_of(hunk: Hunk) -> tuple[str, ...]:
     old, new = (
         re.findall(r"\w+|[^\w\s]", "\n".join(lines))[:_MANY] for lines in (hunk.old, hunk.new)
     )
-    return tuple(f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in changed_runs(old, new))
+    return tuple(
+        f"{' '.join(old[i:j])}->{' '.join(new[k:m])}" for i, j, k, m in changed_runs(old, new)
+    )
 
 
 def _outer(hunk: Hunk, parts: Sequence[Part]) -> Part | int:

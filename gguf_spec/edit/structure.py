@@ -21,7 +21,16 @@ from typing import Any
 
 _MANY = 500  # lines
 _ITEM_NAMES = ("name", "id", "key", "title", "host", "label", "path", "url")
-_SETTINGS = {".ini", ".cfg", ".conf", ".properties", ".env", ".editorconfig", ".service", ".desktop"}  # fmt: skip
+_SETTINGS = {
+    ".ini",
+    ".cfg",
+    ".conf",
+    ".properties",
+    ".env",
+    ".editorconfig",
+    ".service",
+    ".desktop",
+}
 _KINDS = {
     ".json": "JSON", ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".csv": "CSV", ".tsv": "CSV",
     ".xml": "XML", ".svg": "XML",
@@ -169,7 +178,9 @@ def _of_yaml(node: Any, seen: set[int]) -> Any:
         return (str if node.tag.endswith(":str") else Number)(node.value)
     seen.add(id(node))
     if kind == "MappingNode":
-        return Pairs((str(getattr(key, "value", key)), _of_yaml(one, seen)) for key, one in node.value)  # fmt: skip
+        return Pairs(
+            (str(getattr(key, "value", key)), _of_yaml(one, seen)) for key, one in node.value
+        )
     return [_of_yaml(one, seen) for one in node.value]
 
 
@@ -201,8 +212,8 @@ _SETTING = re.compile(r"(\s*)((?:export\s+)?[^\s=:#;\[][^=:]{0,200}?)\s*(?:[=:]\
 
 def _settings(text: str) -> Pairs:
     found = top = Pairs()
-    for line in text.split("\n"):
-        line = re.sub(r"(?:^|\s)[#;].*", "", line).rstrip()
+    for raw in text.split("\n"):
+        line = re.sub(r"(?:^|\s)[#;].*", "", raw).rstrip()
         if head := _SECTION.match(line):
             found = Pairs()
             top.append((head[1], found))
@@ -219,7 +230,9 @@ def doubled_key(tree: Any) -> str:
     while waiting:
         one = waiting.pop()
         if isinstance(one, Pairs) and not isinstance(one, Row):
-            twice = [key for key, n in Counter(key for key, _ in one).items() if n > 1 and key != "<<"]  # fmt: skip
+            twice = [
+                key for key, n in Counter(key for key, _ in one).items() if n > 1 and key != "<<"
+            ]
             if twice:
                 return twice[0]
         if isinstance(one, list):
@@ -263,7 +276,9 @@ def _of_items(path: tuple[str, ...], old: list[Any], new: list[Any]) -> Iterator
             item = new[other] if one is None else old[one]
             words = item.words() if isinstance(item, Pairs) else ""
             inner = (*path, Item(words or f"item {at + 1}"))
-            if is_same_length or (one is not None and other is not None and _is_like(old[one], new[other])):  # fmt: skip
+            if is_same_length or (
+                one is not None and other is not None and _is_like(old[one], new[other])
+            ):
                 yield from _differences(inner, old[one], new[other])
             else:
                 yield from [Change(inner, old[one], None)] if one is not None else []
@@ -316,7 +331,7 @@ _RULE = re.compile(r"[\s|:+-]*-[\s|:+-]*$")
 
 
 def bare_line(line: str, suffix: str) -> str:
-    """Return a line without what others beside it decide: a comma, padding, the number of an item."""
+    """Return a line without what others beside it decide: a comma, padding, an item's number."""
     if suffix not in _LISTED:
         return line
     if suffix in PROSE:
@@ -394,19 +409,17 @@ _ENDINGS = (
     "rb|php|sql|xml|pdf|png|jpe?g|svg|gif|zip|gz|tar|log|exe|lock|env|docx?|xlsx?|gguf"
 )
 # The order counts: what is a part of an address is no path, and so on.
+_WORD = r"(?<![\w.-])[\w-]{1,60}"
 _ATOMS = re.compile(
-    r"""(?x)
-      (?P<code> (?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`) )
-    | (?P<link> (?<=\]\()[^)\s]+ | (?<=\]:\s)\S+ | \bhttps?://[^\s<>"')\]]*[\w/] | \bwww\.[\w./-]*\w )
-    | (?P<address> (?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+ )
-    | (?P<tag> <[A-Za-z/!][^<>]*> | \{\{[^{}]*\}\} | \{%[^{}]*%\} | \$\{?\w+\}? | %\(?\w+\)?s\b | \{\w+\} )
-    | (?P<path> (?<![\w/])(?:~|\.{1,2})?/(?:[\w.-]+/)*[\w.-]*\w | (?<![\w-])[\w-]{1,60}(?:/[\w.-]+){2,}
-        | (?<![\w-])[\w-]{1,60}/[\w-]{1,60}\.\w+ | (?<![\w.-])[\w-]{1,60}(?:\.[\w-]{1,60}){0,3}\.(?:"""
-    + _ENDINGS
-    + r""")\b )
-    | (?P<name> \b\w+\(\) | \b\w*[^\W_]_\w+ | \b[a-z]+[A-Z]\w* | (?<![\w-])--?[a-z][\w-]+ | \b\w+::\w+ )
-    | (?P<number> \bv?\d[\w.,:/-]*\w | \d )
-    """
+    r"(?P<code>(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
+    r"|(?P<link>(?<=\]\()[^)\s]+|(?<=\]:\s)\S+|\bhttps?://[^\s<>\"')\]]*[\w/]|\bwww\.[\w./-]*\w)"
+    r"|(?P<address>(?<![\w.+-])[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+)"
+    r"|(?P<tag><[A-Za-z/!][^<>]*>|\{\{[^{}]*\}\}|\{%[^{}]*%\}|\$\{?\w+\}?|%\(?\w+\)?s\b|\{\w+\})"
+    r"|(?P<path>(?<![\w/])(?:~|\.{1,2})?/(?:[\w.-]+/)*[\w.-]*\w"
+    rf"|{_WORD}(?:/[\w.-]+){{2,}}|{_WORD}/[\w-]{{1,60}}\.\w+"
+    rf"|{_WORD}(?:\.[\w-]{{1,60}}){{0,3}}\.(?:{_ENDINGS})\b)"
+    r"|(?P<name>\b\w+\(\)|\b\w*[^\W_]_\w+|\b[a-z]+[A-Z]\w*|(?<![\w-])--?[a-z][\w-]+|\b\w+::\w+)"
+    r"|(?P<number>\bv?\d[\w.,:/-]*\w|\d)"
 )
 _KEY_COLUMN = re.compile(
     r"(?i)(?:key|option|setting|name|field|variable|parameter|flag|argument|command|property|attribute|"
@@ -449,7 +462,9 @@ def _kinds_of_lines(lines: Sequence[str], suffix: str) -> Iterator[tuple[str, st
             fence = "" if fence and mark[1].startswith(fence) else fence or mark[1]
         is_deep = line.startswith(("    ", "\t"))
         if line.strip() and not is_deep:
-            literal = suffix == ".rst" and (line.rstrip().endswith("::") or (literal and line.startswith(" ")))  # fmt: skip
+            literal = suffix == ".rst" and (
+                line.rstrip().endswith("::") or (literal and line.startswith(" "))
+            )
         elif is_deep and suffix == ".md" and not literal:
             literal = not before.strip() and not re.match(r"\s+([-*+]|\d+[.)])\s", line)
         is_code = fence or mark or (literal and line.startswith(("  ", "\t")))

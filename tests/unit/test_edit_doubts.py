@@ -19,7 +19,7 @@ CONFIG = {
 KEYS = "# Options\n\nTeh options of the programm. Set `colour_mod` to `none` wiht care.\n\n| key | meaning |\n|---|---|\n| adress | where it listens |\n| retrys | how often it trys |\n\nSee [teh guide](https://example.org/teh-guide) and docs/instal.md.\n\n```\nrun --colour-mod none  # teh usual\n```\n"
 TODO = "# Trip\n\n- [ ] book the train\n- [x] pay the hotel\n- [ ] pack the bags\n\n1. Monday: museum\n2. Tuesday: beach\n3. Wednesday: market\n"
 PRICES = "# Menu\n\n| dish | price | kcal |\n|------|-------|------|\n| Soup | 4 | 200 |\n| Rice | 5 | 400 |\n| Cake | 3 | 350 |\n\nWrite to shop@example.com or see https://example.com/menu before 2025-03-01.\n"
-STORE = 'class Store:\n    def __init__(self, items):\n        self.items = items\n\n    def total(self):\n        return sum(self.items)\n\n\ndef average(items):\n    return sum(items) / len(items)\n\n\ndef main():\n    store = Store([1, 2])\n    print(store.total())\n'
+STORE = "class Store:\n    def __init__(self, items):\n        self.items = items\n\n    def total(self):\n        return sum(self.items)\n\n\ndef average(items):\n    return sum(items) / len(items)\n\n\ndef main():\n    store = Store([1, 2])\n    print(store.total())\n"
 CHINESE = "# 旅行计划\n\n第一天参观博物馆。\n\n第二天去海滩。\n\n第三天回家。\n"
 JAPANESE = "# 予定\n\n月曜日は会議があります。\n\n火曜日は休みです。\n"
 THAI = "วันจันทร์ไปพิพิธภัณฑ์\n\nวันอังคารไปชายหาด\n"
