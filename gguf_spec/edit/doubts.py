@@ -300,7 +300,8 @@ def _code(lines: Sequence[str], mark: str) -> list[str]:
 def _more_than_added(hunks: Sequence[Hunk], reading: Reading) -> list[str]:
     """Return an objection to lines that were replaced elsewhere, where only something was added."""
     new = [one for one in hunks if not any(line.strip() for line in one.old)]
-    if not ADDS.match(reading.instruction) or not (new or reading.suffix in PROSE):
+    is_plural = is_of_several(reading.instruction) and reading.suffix not in PROSE
+    if is_plural or not ADDS.match(reading.instruction) or not (new or reading.suffix in PROSE):
         return []
     for one in hunks:
         if one not in new and not extends(one):
@@ -390,12 +391,24 @@ def _new_values(instruction: str) -> Iterator[str]:
             or re.match(r"[\w-]|\s*[-–]\s*\d|\s*[ap]\.?m\b|\(", behind)
             or (link in {"to", "into"} and _GOES_THERE.match(text))
             or (link == "with" and not _HAS_WITH.match(text))
+            or (
+                found["instead"] and re.search(r"(?i)(?<!u)s\s+$|\bis\s", before)
+            )  # what it does now
+            or (is_figure and link == "to" and _is_range(before))
             or (link in {"is", "are"} and not _NOW.match(behind))
             or (is_figure and link in {"add", "insert", "append", "put", "write"})
             or (is_figure and link not in {"to", "be"} and _IS_COUNT.match(behind))
         )
         if not is_no_value:
             yield value[1:-1] if is_quoted else value
+
+
+def _is_range(before: str) -> bool:
+    """Return whether a number is the end of a range such as `0 to 9`."""
+    verbs = (
+        r"(?i)\b(?:change|increase|raise|lower|reduce|set|bump|update|from|replace|correct|make)\b"
+    )
+    return bool(re.search(r"\d\s*$", before)) and not re.search(verbs, before)
 
 
 def _is_written(value: str, old: str, new: str, whole: str) -> bool:

@@ -252,9 +252,18 @@ class _Places:
             return f"line {hunk.start + 1} is not {self._only}"
         for i in range(hunk.start, hunk.end):
             for j in {*_look_alikes(self._lines, i, hunk), *self._named_alike(i)}:
-                if j not in changed and not here - self.named_at(j, j + 1, changed):
+                if (
+                    j not in changed
+                    and not self._is_exactly(i, j)
+                    and not here - self.named_at(j, j + 1, changed)
+                ):
                     return f"line {j + 1} is like line {i + 1}, and which one is meant is not clear"
         return ""
+
+    def _is_exactly(self, at: int, other: int) -> bool:
+        """Return whether a row has a word of the instruction that another one has not as it is."""
+        own, others = (words_of(self._lines[i]) for i in (at, other))
+        return is_table(self._reading.name) and bool((self._asked & own) - others)
 
     def _named_alike(self, at: int) -> list[int]:
         """Return the lines with a value that have the words of the instruction that a line has."""
@@ -349,8 +358,8 @@ _UNSPACED = re.compile(
 )
 _SYLLABLES = re.compile(r"[\u3040-\u309f]+")  # most often endings
 _COMMON_PAIRS = frozenset({
-    "一个", "这个", "那个", "改成", "改为", "添加", "增加", "删除", "修改", "请把", "请将", "需要", "应该", "文件",
-    "一行", "追加", "変更", "修正", "削除", "してく",
+    "一个", "这个", "那个", "改成", "改为", "添加", "增加", "删除", "修改", "请把",
+    "请将", "需要", "应该", "文件", "一行", "追加", "変更", "修正", "削除", "してく",
 })  # fmt: skip
 
 

@@ -138,7 +138,8 @@ def objections(hunks: Sequence[Hunk], bare: Sequence[Hunk], reading: Reading) ->
     loses_end = any(one.end == n_old and len(one.old) > len(one.new) for one in bare)
     if n_old > 5 and not is_small_removal and loses_end:
         found.append("the end of the text is gone")
-    if not is_removal and removed and not is_data:
+    is_reworded = WORDING.search(instruction) and n_gone <= 0
+    if not (is_removal or is_data or is_reworded) and removed:
         found.append(f"{counted_noun(len(removed), 'line')} removed: {removed[0].strip()[:60]}")
     if ADDS.match(instruction) and hunks and n_gone >= 0 and not any(map(extends, bare)):
         found.append("no line was added")

@@ -20,6 +20,7 @@ from pathlib import PurePath
 from typing import Any
 
 _MANY = 500  # lines
+_DEEPEST = 100  # mappings and lists in each other
 _ITEM_NAMES = ("name", "id", "key", "title", "host", "label", "path", "url")
 _SETTINGS = {
     ".ini",
@@ -139,11 +140,7 @@ def tree_of(text: str, name: str) -> Any:
         options: Any = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), Number)
         return _plain(json.loads(text, object_pairs_hook=Pairs, **options))
     if kind == "YAML":
-        import yaml
-
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        found = [_of_yaml(one, set()) for one in yaml.compose_all(text, loader)]
-        return found[0] if len(found) == 1 else found
+        return _of_yaml(text)
     if kind == "TOML":
         tomllib = import_module("tomllib")  # from Python 3.11 on
 
@@ -170,18 +167,40 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str) else Number(json.dumps(value, default=str).strip('"'))
 
 
-def _of_yaml(node: Any, seen: set[int]) -> Any:
-    if id(node) in seen:  # an alias; what it means is compared where it stands first
-        return Number("*")
-    kind = type(node).__name__
-    if kind == "ScalarNode":
-        return (str if node.tag.endswith(":str") else Number)(node.value)
-    seen.add(id(node))
-    if kind == "MappingNode":
-        return Pairs(
-            (str(getattr(key, "value", key)), _of_yaml(one, seen)) for key, one in node.value
-        )
-    return [_of_yaml(one, seen) for one in node.value]
+def _of_yaml(text: str) -> Any:
+    """Read YAML by its events; the function of the parser that makes nodes overflows its stack."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    documents = list[Any]()
+    open_ones: list[tuple[list[Any], list[str]]] = [(documents, [])]  # and the key of a value
+
+    def add(value: Any) -> None:
+        inner, keys = open_ones[-1]
+        if not isinstance(inner, Pairs):
+            inner.append(value)
+        elif keys:
+            inner.append((keys.pop(), value))
+        else:
+            keys.append(value if isinstance(value, str) else "?")
+
+    while loader.check_event():
+        event = loader.get_event()
+        kind = type(event).__name__
+        if kind == "ScalarEvent":
+            tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+            add((str if tag.endswith(":str") else Number)(event.value))
+        elif kind == "AliasEvent":
+            add(Number(f"*{event.anchor}"))
+        elif kind in {"MappingStartEvent", "SequenceStartEvent"}:
+            found = Pairs() if kind == "MappingStartEvent" else list[Any]()
+            add(found)
+            open_ones.append((found, []))
+            if len(open_ones) > _DEEPEST:
+                raise ValueError("it is too deep")
+        elif kind in {"MappingEndEvent", "SequenceEndEvent"}:
+            open_ones.pop()
+    return documents[0] if len(documents) == 1 else documents
 
 
 def _of_xml(element: Any) -> Pairs:
