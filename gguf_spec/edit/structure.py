@@ -327,7 +327,8 @@ def values_of(tree: Any) -> Iterator[str]:
             yield str(one)
 
 
-_QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
+# A text that nothing closes ends with its line, so that each character is read once.
+_QUOTED = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"?|(?<!\w)'[^'\n]*'?")
 _COMMENT = re.compile(r"(?:^|(?<=\s))[#;]\s*(\S.*?)\s*$", re.MULTILINE)
 _XML_COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 

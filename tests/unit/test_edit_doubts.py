@@ -193,3 +193,34 @@ VALUES = [
 @pytest.mark.parametrize(("ask", "values"), VALUES)
 def test_the_new_values_of_an_instruction(ask, values):
     assert [*_new_values(ask)] == values
+
+
+LONG = "# Tool\n\n" + "".join(
+    f"## About {one}\n\nSome words on {one}.\n\n- one {one}\n- two\n\n"
+    for one in ("apples", "pears", "plums", "grapes", "nuts", "figs", "limes")
+)
+LONG += "## Options\n\n| option | meaning |\n|---|---|\n| --fast | quick |\n\n## Keys\n\n| key | action |\n|---|---|\n| q | quit |\n"
+
+
+@pytest.mark.parametrize(("ask", "first"), [
+    ("add a row --quiet, no output, to the table of options", "| option | meaning |"), ("add a row for x, exit, to the table of keys", "| key | action |"),
+    ("add 'three' to the list about pears", "## About pears"), ("say that plums are sweet", "## About plums"),
+    ("add a row", ""), ("add a section on cherries", ""), ("fix the spelling", ""), ("say more about all fruits", ""), ("some words are wrong", ""),
+])  # fmt: skip
+def test_the_part_of_a_long_text_that_is_written_again(ask, first):
+    plan = EditPlan(LONG, ask, name="a.md")
+    assert (plan.lines[plan.part.start] if plan.part else "") == first
+    assert not plan.reading.scope
+
+
+def test_a_deep_or_odd_data_file_is_no_crash():
+    for name, text in (
+        ("a.yaml", "[" * 70_000),
+        ("a.yaml", "&a [*a]\n"),
+        ("a.xml", "<!DOCTYPE a><a/>"),
+        ("a.json", "[" * 70_000),
+    ):
+        edit = EditPlan(text, "say b", name=name).result(
+            f"{text}b", SimpleNamespace(stats=None, seed=0)
+        )
+        assert edit.hunks
